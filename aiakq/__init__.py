@@ -1,0 +1,32 @@
+"""aiakq: quantize a Hugging Face model, check it, serve it, measure it.
+
+``from aiakq import LLM, SamplingParams`` is the offline API; importing this package alone loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from aiakq.runtime.llm import LLM
+    from aiakq.runtime.outputs import CompletionOutput, RequestOutput
+    from aiakq.runtime.sampling import SamplingParams
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+
+_LAZY = {
+    "LLM": "aiakq.runtime.llm",
+    "SamplingParams": "aiakq.runtime.sampling",
+    "RequestOutput": "aiakq.runtime.outputs",
+    "CompletionOutput": "aiakq.runtime.outputs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'aiakq' has no attribute {name!r}")

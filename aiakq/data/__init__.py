@@ -1,0 +1,12 @@
+"""Texts that ship with aiakq, so that calibration and evaluation work without a network.
+
+``calibration.txt`` and ``heldout.txt`` are disjoint blocks of public-domain English prose (Austen, Bryant, Burgess,
+Carroll, Chesterton, Edgeworth, Melville, Doyle), one paragraph or chapter a line.
+"""
+
+from importlib.resources import files
+
+
+def text(name: str) -> str:
+    """The bundled text ``calibration`` or ``heldout``."""
+    return (files(__name__) / f"{name}.txt").read_text(encoding="utf-8")

@@ -1,0 +1,216 @@
+"""The one registry of errors: what went wrong, in one sentence, and what to do about it.
+
+Every failure a user can cause is an entry here, with the exit code of the command line and the HTTP status of
+the server. Raise one with ``raise error("model_missing", path=path)``; the fields fill the two templates.
+Anything else that escapes is a bug in aiakq (exit code 1, HTTP 500).
+
+Standard library only: the command line imports this module before anything heavy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+# Exit codes of the command line. 0 is success, 130 and 143 are the signals INT and TERM.
+BUG = 1
+USAGE = 2
+BAD_INPUT = 3
+UNSAFE = 4
+RESOURCES = 5
+CONFLICT = 6
+ENVIRONMENT = 7
+NUMERIC = 8
+WORKER = 9
+GATE = 10
+
+
+@dataclass(frozen=True)
+class ErrorKind:
+    """One row of the registry. ``message`` and ``remedy`` are ``str.format`` templates over the same fields."""
+
+    message: str
+    remedy: str
+    exit_code: int = BAD_INPUT
+    http_status: int = 400
+    type: str = "invalid_request_error"
+
+
+class AiakqError(Exception):
+    """A failure with an entry in ``REGISTRY``. Its text is one line: the sentence, then the remedy."""
+
+    def __init__(self, id: str, **fields: Any) -> None:
+        kind = REGISTRY[id]
+        self.id = id
+        self.kind = kind
+        self.fields = fields
+        self.param: str | None = fields.get("param")
+        self.message = kind.message.format(**fields)
+        self.remedy = kind.remedy.format(**fields)
+        self.exit_code = kind.exit_code
+        self.http_status = kind.http_status
+        super().__init__(f"{self.message} {self.remedy}".rstrip())
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body of an HTTP answer, in the shape OpenAI clients parse."""
+        return {
+            "error": {
+                "message": str(self),
+                "type": self.kind.type,
+                "param": self.param,
+                "code": self.id,
+            }
+        }
+
+
+def error(id: str, **fields: Any) -> AiakqError:
+    """Build (not raise) the error ``id``. Raises KeyError for an id that is not in the registry."""
+    return AiakqError(id, **fields)
+
+
+REGISTRY: dict[str, ErrorKind] = {
+    # --- the command line -------------------------------------------------------------------------------------
+    "usage": ErrorKind("{reason}", "{hint}", USAGE),
+    "bad_option": ErrorKind("{option} is {value!r}, which is not {expected}.", "{hint}", USAGE),
+    # --- model folders ----------------------------------------------------------------------------------------
+    "model_missing": ErrorKind(
+        "There is no model at '{path}'.",
+        "Give a folder with config.json and *.safetensors, or a hub name (org/name) while online.",
+    ),
+    "model_incomplete": ErrorKind(
+        "The model folder '{path}' is incomplete: {missing}.",
+        "Copy or download it again; aiakq reads config.json and every shard its index names.",
+    ),
+    "model_malformed": ErrorKind(
+        "{file} cannot be read: {reason}.", "The file is damaged or not what its name says; fetch it again."
+    ),
+    "model_unsupported": ErrorKind(
+        "The architecture {architecture} is not supported: {reason}.",
+        "Native families: {known}; any other decoder-only model that transformers can run with a replaceable "
+        "attention works through --model-impl transformers.",
+    ),
+    "model_hub": ErrorKind(
+        "'{name}' is not a local folder and could not be fetched from the hub: {reason}.",
+        "Check the name and the network, or give a local folder.",
+        ENVIRONMENT,
+    ),
+    "tensor_mismatch": ErrorKind(
+        "The checkpoint '{path}' does not fit its config: {reason}.",
+        "Check that config.json and the weights belong together.",
+    ),
+    "format_unsupported": ErrorKind(
+        "The checkpoint is quantized in a way aiakq does not read: {reason}.",
+        "Supported are GPTQ, AWQ (gemm) and compressed-tensors with 8-bit or 4-bit integers.",
+    ),
+    "quantization_mismatch": ErrorKind(
+        "--quantization is {wanted} but the checkpoint holds {found}.",
+        "Leave --quantization away to use what the checkpoint says.",
+        USAGE,
+    ),
+    "remote_code": ErrorKind(
+        "The model '{path}' wants to run its own Python code.",
+        "Read that code; if you trust it, repeat with --trust-remote-code.",
+        UNSAFE,
+    ),
+    # --- quantize ---------------------------------------------------------------------------------------------
+    "output_exists": ErrorKind(
+        "The output '{path}' already exists and is not empty.",
+        "Choose another folder, or add --overwrite to replace it.",
+        CONFLICT,
+    ),
+    "output_is_input": ErrorKind(
+        "The output '{path}' is the input folder, or lies inside it, or holds it.",
+        "Choose a folder of its own; aiakq never writes into a model it reads.",
+        CONFLICT,
+    ),
+    "output_locked": ErrorKind(
+        "Another aiakq is writing to '{path}'.", "Wait for it to end, or choose another folder.", CONFLICT
+    ),
+    "output_failed": ErrorKind(
+        "Writing '{path}' failed: {reason}.", "Nothing was left behind; free the cause and repeat.", RESOURCES
+    ),
+    "already_quantized": ErrorKind(
+        "The model '{path}' is quantized already ({found}).",
+        "Quantize from the original 16- or 32-bit checkpoint: a second rounding only adds error.",
+    ),
+    "group_size": ErrorKind(
+        "A group of {group_size} does not divide the {k} inputs of {layer}.",
+        "Group sizes that work for every layer of this model: {choices}.",
+        USAGE,
+    ),
+    "tensor_parallel": ErrorKind(
+        "This model cannot be cut {tp} ways: {reason}.", "Values of -tp that work: {choices}.", USAGE
+    ),
+    "option_conflict": ErrorKind("{option} does not go with {other}: {reason}.", "{hint}", USAGE),
+    "no_smoothing_map": ErrorKind(
+        "{method} does not know which layers feed each other in {architecture}.",
+        "Use -quant_type gptq or weight_only_int8, which need no such map.",
+    ),
+    "calibration": ErrorKind("The calibration data {source} cannot be used: {reason}.", "{hint}"),
+    "not_finite": ErrorKind("{what} holds values that are not finite.", "{hint}", NUMERIC, 500, "server_error"),
+    # --- the runtime ------------------------------------------------------------------------------------------
+    "device": ErrorKind("The device {device} cannot be used: {reason}.", "{hint}", ENVIRONMENT),
+    "no_memory": ErrorKind(
+        "There is no memory for the KV cache: {available} free, {needed} needed for one request of "
+        "{max_model_len} tokens.",
+        "Lower --max-model-len (at most {fits} fits) or free memory.",
+        RESOURCES,
+    ),
+    "port_in_use": ErrorKind(
+        "Port {port} on {host} is in use.", "Choose another with --port, or 0 for any free one.", ENVIRONMENT
+    ),
+    "engine_dead": ErrorKind(
+        "The engine process ended: {reason}.",
+        "Its own last lines are above; start the server again.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+    "engine_start": ErrorKind("The engine process could not start: {reason}.", "{hint}", WORKER),
+    # --- requests ---------------------------------------------------------------------------------------------
+    "value_out_of_range": ErrorKind("{param} is {value!r}; allowed is {allowed}.", "", USAGE),
+    "invalid_type": ErrorKind("{param} has the wrong type: {reason}.", "", USAGE),
+    "invalid_json": ErrorKind("The request body is not valid JSON: {reason}.", "", USAGE),
+    "unknown_field": ErrorKind("The request field {param} is not known.", "Remove it, or check its spelling.", USAGE),
+    "unsupported_parameter": ErrorKind("{param} is not supported: {reason}.", "", USAGE),
+    "invalid_token_id": ErrorKind(
+        "{param} holds the token id {value}, outside 0..{last}.", "Use ids of this model's vocabulary.", USAGE
+    ),
+    "empty_prompt": ErrorKind("The prompt is empty.", "Send at least one token.", USAGE),
+    "too_many_prompts": ErrorKind(
+        "The request asks for {value} sequences; at most {limit} are allowed.", "Split it.", USAGE
+    ),
+    "context_length_exceeded": ErrorKind(
+        "The prompt has {prompt} tokens and asks for {wanted} more; the context holds {limit}.",
+        "Shorten the prompt or lower max_tokens.",
+        USAGE,
+    ),
+    "unknown_model": ErrorKind(
+        "The model {name!r} is not served here.", "Served: {known}.", USAGE, 404, "invalid_request_error"
+    ),
+    "not_found": ErrorKind("There is no route {path}.", "See /docs.", USAGE, 404),
+    "method_not_allowed": ErrorKind("{path} does not take {method}.", "See /docs.", USAGE, 405),
+    "no_chat_template": ErrorKind(
+        "The model has no chat template.", "Start the server with --chat-template FILE, or use /v1/completions."
+    ),
+    "chat_template": ErrorKind("The chat template refused the messages: {reason}.", ""),
+    "request_failed": ErrorKind("The request failed: {reason}.", "", BUG, 500, "server_error"),
+    "shutting_down": ErrorKind(
+        "The server is shutting down.",
+        "Send the request to another server.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+    # --- bench ------------------------------------------------------------------------------------------------
+    "bad_gate": ErrorKind(
+        "The gate {gate!r} cannot be read: {reason}.",
+        "Write it like 'tpot_ms.p50>50': a key of the JSON result, an operator, a number.",
+        USAGE,
+    ),
+    "gate_failed": ErrorKind("{failed} of {total} gates failed: {gates}.", "", GATE),
+    "server_unreachable": ErrorKind(
+        "No server answers at {url}: {reason}.", "Start one with: aiakq serve --model DIR", ENVIRONMENT
+    ),
+    "bench_failed": ErrorKind("{failed} of {total} requests failed; the first: {reason}.", "", WORKER),
+}

@@ -1,0 +1,205 @@
+"""What goes into the engine and what comes out of it: plain records, encodable without pickle.
+
+``RequestSpec`` is the engine's only way in. ``admit`` is the only place that makes one: it checks every field
+against the limits of the loaded model, so that nothing inside the engine can fail because of a request's values.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+from aiakq.errors import error
+from aiakq.runtime.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """The bounds every request is checked against.
+
+    vocab_size    width of the logits: every token id is in 0 .. vocab_size - 1.
+    max_model_len tokens of prompt plus output.
+    max_kv_tokens tokens the whole page pool holds; a request that needs more could never run.
+    max_logprobs  most log-probabilities per position a client may ask for.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    max_kv_tokens: int
+    max_logprobs: int = 20
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """One sequence to generate, every field checked. Made by ``admit`` only.
+
+    max_tokens       tokens to generate at most; 0 scores the prompt and stops.
+    stop_token_ids   end the sequence, reported as ``stop_reason``.
+    eos_token_ids    end the sequence, ``stop_reason`` None; empty with ignore_eos.
+    seed             drawn when the user gave none, so that a preempted request repeats itself.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    max_tokens: int
+    seed: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop_token_ids: list[int] = field(default_factory=list)
+    eos_token_ids: list[int] = field(default_factory=list)
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+
+
+def admit(
+    request_id: str,
+    prompt_token_ids: list[int],
+    params: SamplingParams,
+    limits: ModelLimits,
+    index: int = 0,
+) -> RequestSpec:
+    """Check one request against ``limits`` and freeze it. ``index`` counts the sequences of an n > 1 request.
+
+    Raises AiakqError: empty_prompt, invalid_token_id, context_length_exceeded, value_out_of_range.
+    """
+    if not prompt_token_ids:
+        raise error("empty_prompt", param="prompt")
+    _check_ids("prompt", prompt_token_ids, limits.vocab_size)
+    _check_ids("stop_token_ids", params.stop_token_ids or (), limits.vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab_size)
+    _check_ids("logit_bias", params.logit_bias or (), limits.vocab_size)
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        # -1 asks for the whole vocabulary.
+        if wanted is not None and (limits.vocab_size if wanted == -1 else wanted) > limits.max_logprobs:
+            raise error("value_out_of_range", param=name, value=wanted, allowed=f"at most {limits.max_logprobs}")
+    longest = min(limits.max_model_len, limits.max_kv_tokens)
+    room = longest - len(prompt_token_ids)
+    max_tokens = room if params.max_tokens is None else params.max_tokens
+    if room < max(0 if params.max_tokens == 0 else 1, max_tokens):
+        raise error(
+            "context_length_exceeded",
+            param="max_tokens" if room > 0 else "prompt",
+            prompt=len(prompt_token_ids),
+            wanted=max(1, max_tokens),
+            limit=longest,
+        )
+    seed = secrets.randbits(63) if params.seed is None else params.seed + index
+    return RequestSpec(
+        request_id=request_id,
+        prompt_token_ids=list(prompt_token_ids),
+        max_tokens=max_tokens,
+        seed=seed,
+        min_tokens=params.min_tokens,
+        temperature=0.0 if params.greedy else float(params.temperature),
+        top_p=float(params.top_p),
+        top_k=max(params.top_k, 0),
+        min_p=float(params.min_p),
+        presence_penalty=float(params.presence_penalty),
+        frequency_penalty=float(params.frequency_penalty),
+        repetition_penalty=float(params.repetition_penalty),
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        stop_token_ids=list(params.stop_token_ids or ()),
+        eos_token_ids=[] if params.ignore_eos else list(limits.eos_token_ids),
+        logit_bias=params.logit_bias,
+        allowed_token_ids=params.allowed_token_ids,
+    )
+
+
+def _check_ids(param: str, ids, vocab_size: int) -> None:
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise error("invalid_type", param=param, reason=f"token ids are integers, not {token!r:.64}")
+        if not 0 <= token < vocab_size:
+            raise error("invalid_token_id", param=param, value=token, last=vocab_size - 1)
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Stop a request and give its pages back; unknown or finished ids are ignored."""
+
+    request_id: str
+
+
+#: What ``Engine.step`` takes, in order.
+Inbox = list[RequestSpec | Abort]
+
+
+@dataclass
+class TokenLogprobs:
+    """Log-probabilities at one position: the chosen token first, then the most likely ones, best first."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    chosen_rank: int
+
+
+@dataclass
+class RequestTimes:
+    """Seconds on the engine's clock (the ``now`` passed to step)."""
+
+    arrived: float
+    scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+
+@dataclass
+class TokenOutput:
+    """News of one request after a step.
+
+    token_ids         generated in this step.
+    token_logprobs    of the generated tokens, raw (before temperature and penalties); same length.
+    logprobs          per generated token, only if the request asked.
+    prompt_logprobs   for the whole prompt, once, with the first news; the first entry is None.
+    finish_reason     "stop", "length", "abort" or "error" with the last news, else None.
+    stop_reason       the stop token id that ended it; None for end of sequence.
+    num_cached_tokens prompt tokens taken from the prefix cache.
+    """
+
+    request_id: str
+    token_ids: list[int] = field(default_factory=list)
+    token_logprobs: list[float] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    times: RequestTimes | None = None
+    error: str | None = None
+
+
+@dataclass
+class EngineStats:
+    """The engine after a step: gauges now, and counters since the start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_pages: int = 0
+    num_free_pages: int = 0
+    num_scheduled_tokens: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+
+
+@dataclass
+class StepOutput:
+    """Everything one ``Engine.step`` has to say."""
+
+    outputs: list[TokenOutput] = field(default_factory=list)
+    stats: EngineStats = field(default_factory=EngineStats)

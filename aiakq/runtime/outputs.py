@@ -1,0 +1,70 @@
+"""What users get back: RequestOutput and CompletionOutput, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Logprob:
+    """One token's natural-log probability, from the logits before temperature and penalties.
+
+    rank           1 for the most likely token of the vocabulary.
+    decoded_token  its text, or None when the request is not detokenized.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+#: Per position: token id -> Logprob, for the chosen token and the most likely ones.
+PositionLogprobs = dict[int, Logprob]
+
+
+@dataclass
+class CompletionOutput:
+    """One generated sequence.
+
+    cumulative_logprob  sum over the generated tokens; always filled.
+    finish_reason       "stop", "length", "abort" or "error"; None while it runs.
+    stop_reason         the stop string or stop token id that ended it; None for end of sequence.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass
+class RequestMetrics:
+    """Times of one request in seconds, all from the engine's own clock; None where it did not get so far."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+
+
+@dataclass
+class RequestOutput:
+    """A prompt and everything generated for it so far."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+    error: str | None = field(default=None)

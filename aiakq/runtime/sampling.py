@@ -1,0 +1,170 @@
+"""SamplingParams: how a request's next token is chosen. Names and defaults follow vLLM; no torch here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiakq.errors import error
+
+#: Below this a temperature is greedy: dividing logits by it would overflow (documented in docs/serving.md).
+GREEDY_BELOW = 1e-5
+
+# (name, smallest, largest, smallest is allowed, allowed in words)
+_FLOAT_RANGES = (
+    ("presence_penalty", -2.0, 2.0, True, "-2 to 2"),
+    ("frequency_penalty", -2.0, 2.0, True, "-2 to 2"),
+    ("repetition_penalty", 0.0, 1e4, False, "above 0"),
+    ("temperature", 0.0, 1e4, True, "0 or more"),
+    ("top_p", 0.0, 1.0, False, "above 0, at most 1"),
+    ("min_p", 0.0, 1.0, True, "0 to 1"),
+)
+_COUNT_RANGES = (
+    ("n", 1, 16, "1 to 16"),
+    ("min_tokens", 0, 2**31, "0 or more"),
+    ("max_tokens", 0, 2**31, "0 or more"),
+    ("top_k", -1, 2**31, "-1 or 0 (off), or 1 and more"),
+    ("logprobs", -1, 2**31, "0 or more, or -1 for the whole vocabulary"),
+    ("prompt_logprobs", -1, 2**31, "0 or more, or -1 for the whole vocabulary"),
+    ("seed", -(2**63), 2**63 - 1, "a 64-bit integer"),
+)
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_LOGIT_BIAS = 1024
+
+
+@dataclass
+class SamplingParams:
+    """Sampling settings of one request; vLLM's names, defaults and meaning.
+
+    n                    sequences returned for the prompt.
+    presence_penalty     subtracted once from the logit of every token already generated.
+    frequency_penalty    subtracted per occurrence of a token already generated.
+    repetition_penalty   divides (or multiplies, if negative) the logits of tokens in the prompt and output.
+    temperature          0 is greedy.
+    top_p, top_k, min_p  keep the smallest set reaching top_p; the top_k best; those above min_p of the best.
+    seed                 gives the same tokens whatever else is in the batch; None draws one per request.
+    stop                 strings that end the text; returned only with ``include_stop_str_in_output``.
+    stop_token_ids       ids that end the text.
+    ignore_eos           go on past the model's own end-of-sequence token.
+    max_tokens           None means: up to the end of the context. 0 only scores the prompt.
+    min_tokens           end tokens are masked until so many were generated.
+    logprobs             return this many most likely tokens per position, beside the chosen one.
+    prompt_logprobs      the same for the prompt; the first position has none.
+    logit_bias           token id -> value added to its logit, -100..100.
+    allowed_token_ids    only these ids may be generated.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    stop_strings: tuple[str, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_stops()
+        if self.seed == -1:
+            self.seed = None
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise error(
+                "value_out_of_range",
+                param="min_tokens",
+                value=self.min_tokens,
+                allowed=f"at most max_tokens, {self.max_tokens}",
+            )
+        if self.logit_bias is not None:
+            self.logit_bias = _checked_bias(self.logit_bias)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise error("value_out_of_range", param="allowed_token_ids", value=[], allowed="at least one id")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> SamplingParams:
+        """Like the constructor, but None means the default; for callers that pass optional fields through."""
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+    def _check_numbers(self) -> None:
+        for name, low, high, closed, allowed in _FLOAT_RANGES:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise error("invalid_type", param=name, reason=f"a number is expected, not {value!r:.64}")
+            # Written so that NaN fails: every comparison with it is False.
+            if not ((low <= value if closed else low < value) and value <= high):
+                raise error("value_out_of_range", param=name, value=value, allowed=allowed)
+        for name, least, most, allowed in _COUNT_RANGES:
+            value = getattr(self, name)
+            if value is None and name in ("max_tokens", "logprobs", "prompt_logprobs", "seed"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise error("invalid_type", param=name, reason=f"an integer is expected, not {value!r:.64}")
+            if not least <= value <= most:
+                raise error("value_out_of_range", param=name, value=value, allowed=allowed)
+
+    def _check_stops(self) -> None:
+        stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        if len(stops) > MAX_STOP_STRINGS:
+            raise error(
+                "value_out_of_range",
+                param="stop",
+                value=f"{len(stops)} strings",
+                allowed=f"at most {MAX_STOP_STRINGS}",
+            )
+        for text in stops:
+            if not isinstance(text, str):
+                raise error("invalid_type", param="stop", reason="strings are expected")
+            if not 1 <= len(text) <= MAX_STOP_CHARS:
+                raise error(
+                    "value_out_of_range",
+                    param="stop",
+                    value=text[:64],
+                    allowed=f"strings of 1 to {MAX_STOP_CHARS} characters",
+                )
+        if stops and not self.detokenize:
+            raise error("unsupported_parameter", param="stop", reason="it needs detokenize=True")
+        self.stop_strings = tuple(stops)
+
+
+def _checked_bias(bias: dict[Any, float]) -> dict[int, float]:
+    """Integer keys (JSON gives strings), values clamped to -100..100 as the OpenAI API documents."""
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise error(
+            "value_out_of_range",
+            param="logit_bias",
+            value=f"{len(bias)} entries",
+            allowed=f"at most {MAX_LOGIT_BIAS}",
+        )
+    checked: dict[int, float] = {}
+    for key, value in bias.items():
+        try:
+            token = int(key)
+        except (TypeError, ValueError):
+            raise error(
+                "invalid_type", param="logit_bias", reason=f"the key {str(key)[:64]!r} is no token id"
+            ) from None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+            raise error("invalid_type", param="logit_bias", reason=f"the value of {token} is no number")
+        checked[token] = min(100.0, max(-100.0, float(value)))
+    return checked

@@ -1,0 +1,70 @@
+"""Kernels: whose code computes a scheme. Imported as ``aiakq.kernels``; imports nothing from aiakq.
+
+``IMPLEMENTATIONS`` lists the candidates, fastest first, as lazy module paths. A module offers
+
+    supports(problem) -> None, or one sentence why not
+    prepare(weight, problem) -> state        the implementation's private layout, made once at load
+    run(x, state) -> y                       x [M, K] float -> y [M, N] of the same dtype
+
+Adding one is a new module and one line here; ``tests/kernels`` runs every entry over the same tables.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from aiakq.kernels.types import LinearProblem, QWeight
+
+__version__ = "0.1.0"  # transformers looks for a package named "kernels"; a version keeps it from stumbling
+
+#: name -> module, in order of preference.
+IMPLEMENTATIONS: dict[str, str] = {
+    "dequantized": "aiakq.kernels.dequantized",
+    "reference": "aiakq.kernels.reference",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The implementation bound to a problem, and why each better one was passed over."""
+
+    name: str
+    passed_over: tuple[tuple[str, str], ...]
+
+
+@dataclass
+class BoundLinear:
+    """A quantized weight in its implementation's layout, ready to run."""
+
+    choice: Choice
+    module: ModuleType
+    state: Any
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.module.run(x, self.state)
+
+
+def explain(problem: LinearProblem, exclude: frozenset[str] = frozenset()) -> Choice:
+    """Which implementation would run ``problem``, and why not a faster one; binds nothing."""
+    passed_over: list[tuple[str, str]] = []
+    for name, path in IMPLEMENTATIONS.items():
+        if name in exclude:
+            passed_over.append((name, "not wanted"))
+            continue
+        reason = importlib.import_module(path).supports(problem)
+        if reason is None:
+            return Choice(name, tuple(passed_over))
+        passed_over.append((name, reason))
+    raise AssertionError(f"reference must accept every problem, but refused {problem}")
+
+
+def bind(weight: QWeight, problem: LinearProblem, exclude: frozenset[str] = frozenset()) -> BoundLinear:
+    """Choose an implementation for ``problem`` and hand it ``weight``; the canonical copy may then be dropped."""
+    choice = explain(problem, exclude)
+    module = importlib.import_module(IMPLEMENTATIONS[choice.name])
+    return BoundLinear(choice, module, module.prepare(weight, problem))
