@@ -98,6 +98,17 @@ REGISTRY: dict[str, ErrorKind] = {
         "The checkpoint '{path}' does not fit its config: {reason}.",
         "Check that config.json and the weights belong together.",
     ),
+    "pickle_refused": ErrorKind(
+        "The model folder '{path}' holds its weights as pickles only, which can run code when they are opened.",
+        "Fetch the safetensors variant, or convert it where you trust it: transformers' from_pretrained, then "
+        "save_pretrained.",
+        UNSAFE,
+    ),
+    "path_outside_model": ErrorKind(
+        "The model folder '{path}' names a weight file outside itself: {file!r}.",
+        "Do not trust this folder; fetch the model again from its source.",
+        UNSAFE,
+    ),
     "format_unsupported": ErrorKind(
         "The checkpoint is quantized in a way aiakq does not read: {reason}.",
         "Supported are GPTQ, AWQ (gemm) and compressed-tensors with 8-bit or 4-bit integers.",
@@ -118,6 +129,11 @@ REGISTRY: dict[str, ErrorKind] = {
         "Choose another folder, or add --overwrite to replace it.",
         CONFLICT,
     ),
+    "output_not_model": ErrorKind(
+        "The output '{path}' holds files but no model, so --overwrite does not delete it.",
+        "Choose another folder, or remove that one yourself.",
+        CONFLICT,
+    ),
     "output_is_input": ErrorKind(
         "The output '{path}' is the input folder, or lies inside it, or holds it.",
         "Choose a folder of its own; aiakq never writes into a model it reads.",
@@ -128,6 +144,11 @@ REGISTRY: dict[str, ErrorKind] = {
     ),
     "output_failed": ErrorKind(
         "Writing '{path}' failed: {reason}.", "Nothing was left behind; free the cause and repeat.", RESOURCES
+    ),
+    "no_space": ErrorKind(
+        "Writing '{path}' needs about {needed}, but {available} are free there.",
+        "Free space, or choose a folder on another disk.",
+        RESOURCES,
     ),
     "already_quantized": ErrorKind(
         "The model '{path}' is quantized already ({found}).",

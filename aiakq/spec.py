@@ -165,7 +165,17 @@ def _read_gptq(config: Mapping[str, Any]) -> QuantSpec:
         symmetric=bool(_first(config, "sym", default=not config.get("zero_point", False))),
         desc_act=bool(config.get("desc_act", False)),
         ignore=() if config.get("lm_head") else ("lm_head",),
+        notes=_quantizer_note(config),
     )
+
+
+def _quantizer_note(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Which tool wrote the file, where it says so: asymmetric GPTQ v1 zeros cannot be read without knowing."""
+    meta = config.get("meta")
+    written_by = meta.get("quantizer") if isinstance(meta, Mapping) else None
+    if isinstance(written_by, list) and written_by:
+        written_by = written_by[0]
+    return {"quantizer": written_by} if isinstance(written_by, str) else {}
 
 
 def _read_awq(config: Mapping[str, Any]) -> QuantSpec:

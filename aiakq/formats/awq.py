@@ -1,0 +1,88 @@
+"""AWQ on disk, AutoAWQ's GEMM layout.
+
+For one linear with N outputs, K inputs and ng groups, always 4 bits:
+
+    qweight  [K, N/8] int32   codes packed along N, interleaved
+    qzeros   [ng, N/8] int32  zero points, same interleave, stored as they are
+    scales   [ng, N] float16
+    bias     [N]              optional
+
+Field i of word c holds output ``8*c + ORDER[i]``. ``W[n, k] = (q[k, n] - zero[g, n]) * scales[g, n]``, g = k // G.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from aiakq.formats.checks import derive_group_size, finite, mismatch, need, read_bias, shaped
+from aiakq.kernels.packing import pack, unpack
+from aiakq.kernels.types import QWeight
+from aiakq.spec import QuantSpec
+
+SUFFIXES = ("qweight", "qzeros", "scales", "bias")
+
+#: Which of 8 neighbouring outputs each 4-bit field of a word holds, and the inverse.
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+INVERSE = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
+    """One linear from its tensors (suffix -> tensor). Raises ``tensor_mismatch`` and ``not_finite``."""
+    qweight = need(tensors, "qweight", name, 2, torch.int32)
+    scales = need(tensors, "scales", name, 2, torch.float16, torch.bfloat16, torch.float32)
+    k, n = qweight.shape[0], qweight.shape[1] * 8
+    groups = scales.shape[0]
+    shaped(scales, (groups, n), "scales", name)
+    finite(scales, "scales", name)
+    group_size = derive_group_size(k, groups, spec.group_size, "scales", name)
+    zeros: Tensor | None = None
+    if "qzeros" in tensors:
+        qzeros = need(tensors, "qzeros", name, 2, torch.int32)
+        zeros = _unpack(shaped(qzeros, (groups, n // 8), "qzeros", name)).T.contiguous()
+        if bool((zeros == 8).all()):
+            zeros = None
+    elif not spec.symmetric:
+        raise mismatch(name, "qzeros is missing")
+    return QWeight(
+        scheme="w4a16",
+        codes=_unpack(qweight).T.contiguous(),
+        scales=scales.T.contiguous(),
+        zeros=zeros,
+        bias=read_bias(tensors, n, name),
+        group_size=group_size,
+    )
+
+
+def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of one linear. Scales are float16 whatever ``dtype`` is. Raises ``not_finite`` on overflow."""
+    if weight.bits != 4 or weight.perm is not None:
+        raise mismatch("linear", f"weight is {weight.scheme} with its own input order; AWQ files hold neither")
+    if weight.n % 8 or weight.k % weight.group_size:
+        raise mismatch(
+            "linear",
+            f"weight is {weight.n} x {weight.k}; AWQ files need outputs in eights and whole groups of "
+            f"{weight.group_size} inputs",
+        )
+    groups = weight.scales.shape[1]
+    zeros = weight.zeros.T if weight.zeros is not None else torch.full((groups, weight.n), 8, dtype=torch.uint8)
+    tensors = {
+        "qweight": _pack(weight.codes.T),
+        "qzeros": _pack(zeros),
+        "scales": finite(weight.scales.T.to(torch.float16).contiguous(), "scales (as float16)", "linear"),
+    }
+    if weight.bias is not None:
+        tensors["bias"] = weight.bias.to(dtype)
+    return {suffix: tensor.cpu().contiguous() for suffix, tensor in tensors.items()}
+
+
+def _unpack(words: Tensor) -> Tensor:
+    """int32 [R, N/8] -> uint8 [R, N] in natural order."""
+    return unpack(words, 4).unflatten(-1, (-1, 8))[..., list(INVERSE)].flatten(-2)
+
+
+def _pack(codes: Tensor) -> Tensor:
+    """[R, N] codes in natural order -> int32 [R, N/8]."""
+    return pack(codes.unflatten(-1, (-1, 8))[..., list(ORDER)].flatten(-2), 4)

@@ -1,0 +1,261 @@
+"""Checkpoint folders: found, checked from their headers alone, and read tensor by tensor.
+
+Nothing here executes anything from the folder: no pickle, no Python, no path that leaves it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from torch import Tensor
+
+from aiakq import formats
+from aiakq.errors import AiakqError, error
+from aiakq.formats.safetensors_file import TensorInfo, read_header
+from aiakq.kernels.types import QWeight
+from aiakq.spec import QuantSpec
+
+MANIFEST = "aiakq_manifest.json"
+#: Part of the name of every folder that is still being written.
+PARTIAL_MARK = ".aiakq-partial-"
+INDEX = "model.safetensors.index.json"
+#: What is fetched from the hub: weights in safetensors, config, tokenizer, templates; never pickles.
+HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_MAX_JSON_BYTES = 64 << 20
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """The folder of a model: the local one, else a snapshot fetched from the hub.
+
+    Raises ``model_missing`` for something that looks like a path, ``model_hub`` when the hub could not deliver.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise error("model_malformed", file=str(name_or_path), reason="a model is a folder, this is a file")
+    name = str(name_or_path)
+    if not _HUB_NAME.fullmatch(name) or name.endswith((".", "-")) or ".." in name:
+        raise error("model_missing", path=name)
+    import huggingface_hub
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=HUB_PATTERNS, ignore_patterns=["*/*"]
+        )
+    except Exception as problem:
+        # The hub client raises many kinds (HTTP, offline, validation, disk); the first line says which.
+        lines = str(problem).strip().splitlines()
+        reason = (lines[0] if lines else type(problem).__name__).rstrip(".")
+        raise error("model_hub", name=name, reason=reason) from problem
+    return Path(folder)
+
+
+def read_json(path: Path, file: str) -> dict[str, Any]:
+    """A JSON object from a file of bounded size. Raises ``model_malformed`` naming ``file``."""
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES or not path.is_file():
+            raise error("model_malformed", file=file, reason="it is too large or not a regular file")
+        value = json.loads(path.read_bytes())
+    except OSError as problem:
+        raise error("model_malformed", file=file, reason=problem.strerror or str(problem)) from None
+    except (ValueError, RecursionError) as problem:
+        raise error("model_malformed", file=file, reason=f"it is not JSON ({problem})") from None
+    if not isinstance(value, dict):
+        raise error("model_malformed", file=file, reason="it is not a JSON object")
+    return value
+
+
+class Checkpoint:
+    """A model folder whose headers were read and checked; tensors are mapped in when asked for."""
+
+    def __init__(self, path: Path, config: dict[str, Any], inventory: dict[str, TensorInfo]) -> None:
+        self.path = path
+        self.config = config
+        self.inventory = inventory
+        self._handles: dict[str, Any] = {}
+
+    @classmethod
+    def open(cls, path: str | Path) -> Checkpoint:
+        """Read config.json and every shard's header.
+
+        Raises ``model_missing``, ``model_incomplete``, ``model_malformed``, ``pickle_refused``, ``path_outside_model``.
+        """
+        folder = Path(path)
+        if not folder.is_dir():
+            raise error("model_missing", path=str(path))
+        if not (folder / "config.json").exists():
+            missing = "it is an unfinished write by aiakq" if PARTIAL_MARK in folder.name else "config.json is missing"
+            raise error("model_incomplete", path=str(path), missing=missing)
+        config = read_json(folder / "config.json", str(folder / "config.json"))
+        shards = _shard_files(folder)
+        _check_manifest(folder, config)
+        inventory: dict[str, TensorInfo] = {}
+        for file, listed in shards.items():
+            found = read_header(_inside(folder, file), file)
+            for name, info in found.items():
+                # A tensor may be in a second shard too; the index says which one counts.
+                if listed is None or name in listed:
+                    if name in inventory:
+                        raise error("model_malformed", file=file, reason=f"tensor {name} is in two files")
+                    inventory[name] = info
+            absent = sorted(set(listed or ()) - set(found))
+            if absent:
+                raise error(
+                    "model_incomplete",
+                    path=str(path),
+                    missing=f"{file} does not hold {_some(absent)} as its index says",
+                )
+        if not inventory:
+            raise error("model_incomplete", path=str(path), missing="it holds no tensor")
+        return cls(folder, config, inventory)
+
+    @cached_property
+    def spec(self) -> QuantSpec | None:
+        """How the checkpoint is quantized, or None. Raises ``format_unsupported``."""
+        found = self.config.get("quantization_config")
+        if found is None:
+            for file, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
+                if (self.path / file).is_file():
+                    found = {"quant_method": method, **read_json(self.path / file, file)}
+                    break
+        if not found:
+            return None
+        if not isinstance(found, dict):
+            raise error("format_unsupported", reason="quantization_config is not an object")
+        return QuantSpec.from_config(found)
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor on the CPU, mapped from its file. KeyError for a name outside the inventory."""
+        info = self.inventory[name]
+        handle = self._handles.get(info.file)
+        if handle is None:
+            try:
+                handle = safetensors.safe_open(_inside(self.path, info.file), framework="pt", device="cpu")
+            except (OSError, safetensors.SafetensorError) as problem:
+                raise error("model_malformed", file=info.file, reason=str(problem)) from None
+            self._handles[info.file] = handle
+        return handle.get_tensor(name)
+
+    def names(self, prefix: str) -> Iterator[str]:
+        """The tensors whose name starts with ``prefix``."""
+        return (name for name in self.inventory if name.startswith(prefix))
+
+    @cached_property
+    def _linears(self) -> list[str]:
+        found = []
+        for name, info in self.inventory.items():
+            prefix, _, suffix = name.rpartition(".")
+            packed = suffix in ("qweight", "weight_packed")
+            if packed or (suffix == "weight" and info.dtype == "I8" and f"{prefix}.weight_scale" in self.inventory):
+                found.append(prefix)
+        return sorted(found)
+
+    def quantized_linears(self) -> list[str]:
+        """The modules that own quantized weights, by what is in the files, whatever the config says."""
+        return list(self._linears)
+
+    def linear_tensors(self, prefix: str) -> dict[str, str]:
+        """suffix -> full name of the tensors that the quantized linear ``prefix`` owns."""
+        assert self.spec is not None, "an unquantized checkpoint has no quantized linears"
+        suffixes = formats.load(self.spec.format).SUFFIXES
+        return {suffix: f"{prefix}.{suffix}" for suffix in suffixes if f"{prefix}.{suffix}" in self.inventory}
+
+    def read_linear(self, prefix: str) -> QWeight:
+        """One quantized linear, bias included. Raises ``tensor_mismatch`` and ``not_finite`` naming the tensor."""
+        assert self.spec is not None, "an unquantized checkpoint has no quantized linears"
+        tensors = {suffix: self.tensor(name) for suffix, name in self.linear_tensors(prefix).items()}
+        try:
+            return formats.load(self.spec.format).read(tensors, self.spec, prefix)
+        except AiakqError as problem:
+            if problem.id == "tensor_mismatch":
+                raise error("tensor_mismatch", **{**problem.fields, "path": str(self.path)}) from None
+            raise
+
+    def close(self) -> None:
+        """Drop the file handles; tensors already handed out stay valid."""
+        self._handles.clear()
+
+
+def _shard_files(folder: Path) -> dict[str, frozenset[str] | None]:
+    """shard file -> the tensors its index puts there, or None for a single file without an index."""
+    index = folder / INDEX
+    if not index.exists():
+        others = sorted(path.name for path in folder.glob("*.safetensors.index.json"))
+        if len(others) == 1:
+            index = folder / others[0]
+    if index.exists():
+        weight_map = read_json(index, index.name).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+            raise error("model_malformed", file=index.name, reason="it has no weight_map of names to files")
+        shards: dict[str, set[str]] = {}
+        for name, file in weight_map.items():
+            shards.setdefault(file, set()).add(name)
+        for file in shards:
+            if file != Path(file).name or file in ("", ".", "..") or not file.endswith(".safetensors"):
+                raise error("path_outside_model", path=str(folder), file=file)
+        absent = sorted(file for file in shards if not (folder / file).exists())
+        if absent:
+            raise error("model_incomplete", path=str(folder), missing=f"{_some(absent)} of its index")
+        return {file: frozenset(names) for file, names in sorted(shards.items())}
+    if (folder / "model.safetensors").exists():
+        return {"model.safetensors": None}
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    if len(files) == 1:
+        return {files[0]: None}
+    if files:
+        raise error(
+            "model_incomplete", path=str(folder), missing=f"{INDEX}, which says what its {len(files)} shards hold"
+        )
+    if any(next(folder.glob(pattern), None) for pattern in _PICKLES):
+        raise error("pickle_refused", path=str(folder))
+    raise error("model_incomplete", path=str(folder), missing="it holds no *.safetensors")
+
+
+def _inside(folder: Path, file: str) -> Path:
+    """The real path of a shard, which must stay in the folder or in the hub cache the folder belongs to."""
+    real = Path(os.path.realpath(folder / file))
+    roots = [Path(os.path.realpath(folder))]
+    # The hub cache links snapshots/<revision>/<file> to blobs/<hash>.
+    if roots[0].parent.name == "snapshots":
+        roots.append(roots[0].parent.parent / "blobs")
+    if not any(real.is_relative_to(root) for root in roots):
+        raise error("path_outside_model", path=str(folder), file=file)
+    return real
+
+
+def _check_manifest(folder: Path, config: dict[str, Any]) -> None:
+    """Refuse a folder of ours that was never finished, or whose weights were cut off since."""
+    path = folder / MANIFEST
+    if not path.exists():
+        if "aiakq" in config:
+            raise error(
+                "model_incomplete", path=str(folder), missing=f"{MANIFEST}, which aiakq writes last, is missing"
+            )
+        return
+    files = read_json(path, MANIFEST).get("files")
+    if not isinstance(files, dict):
+        raise error("model_malformed", file=MANIFEST, reason="it lists no files")
+    for file, entry in files.items():
+        # Only weights: people may edit a config or a template, and should.
+        if not file.endswith(".safetensors") or not isinstance(entry, dict):
+            continue
+        real = folder / Path(file).name
+        if not real.exists():
+            raise error("model_incomplete", path=str(folder), missing=f"{file} of its manifest")
+        if real.stat().st_size != entry.get("size"):
+            raise error("model_malformed", file=file, reason="its size is not the one in the manifest")
+
+
+def _some(names: list[str]) -> str:
+    """At most five names of a list, for a message."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,82 @@
+"""Checks that every format shares: shapes, group maps, finite scales. Failures name the tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from aiakq.errors import AiakqError, error
+
+
+def mismatch(name: str, reason: str) -> AiakqError:
+    """A ``tensor_mismatch`` about the linear ``name``; ``Checkpoint`` puts the folder's path in."""
+    return error("tensor_mismatch", path=name, reason=f"{name}.{reason}")
+
+
+def need(tensors: Mapping[str, Tensor], suffix: str, name: str, dims: int, *dtypes: torch.dtype) -> Tensor:
+    """The tensor ``suffix``, which must exist with ``dims`` dimensions and one of ``dtypes``."""
+    tensor = tensors.get(suffix)
+    if tensor is None:
+        raise mismatch(name, f"{suffix} is missing")
+    if tensor.dim() != dims or 0 in tensor.shape:
+        raise mismatch(name, f"{suffix} has shape {list(tensor.shape)}, not {dims} dimensions")
+    if tensor.dtype not in dtypes:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise mismatch(name, f"{suffix} is {str(tensor.dtype).removeprefix('torch.')}, not {wanted}")
+    return tensor
+
+
+def shaped(tensor: Tensor, shape: tuple[int, ...], suffix: str, name: str) -> Tensor:
+    """``tensor`` itself, whose shape must be exactly ``shape``."""
+    if tuple(tensor.shape) != shape:
+        raise mismatch(name, f"{suffix} has shape {list(tensor.shape)}, expected {list(shape)}")
+    return tensor
+
+
+def finite(tensor: Tensor, suffix: str, name: str) -> Tensor:
+    """``tensor`` itself, which must hold no NaN and no infinity."""
+    if not bool(torch.isfinite(tensor).all()):
+        raise error("not_finite", what=f"{name}.{suffix}", hint="The checkpoint is damaged; fetch or make it again.")
+    return tensor
+
+
+def read_bias(tensors: Mapping[str, Tensor], n: int, name: str) -> Tensor | None:
+    """The bias [N] of the linear, checked, or None."""
+    bias = tensors.get("bias")
+    if bias is None:
+        return None
+    return finite(shaped(bias, (n,), "bias", name), "bias", name)
+
+
+def derive_group_size(k: int, groups: int, wanted: int, suffix: str, name: str) -> int:
+    """G from the number of groups, preferring the config's where it fits (per-layer overrides make it lie)."""
+    if groups == 1:
+        return k
+    if wanted > 0 and -(-k // wanted) == groups:
+        return wanted
+    if k % groups == 0:
+        return k // groups
+    raise mismatch(name, f"{suffix} holds {groups} groups, which do not divide {k} inputs")
+
+
+def order_from_groups(g_idx: Tensor, k: int, groups: int, group_size: int, suffix: str, name: str) -> Tensor | None:
+    """The order that makes a scrambled group index contiguous.
+
+    g_idx [K] integer, the group of each input channel -> perm [K] int64 with ``g_idx[perm[j]] == j // G``, or None
+    when the order is natural already. Every group but the last must own exactly G channels.
+    """
+    shaped(g_idx, (k,), suffix, name)
+    index = g_idx.to(torch.int64)
+    lowest, highest = int(index.min()), int(index.max())
+    if lowest < 0 or highest >= groups:
+        bad = lowest if lowest < 0 else highest
+        raise mismatch(name, f"{suffix} points to group {bad}, outside 0..{groups - 1}")
+    natural = torch.arange(k, device=index.device) // group_size
+    if torch.equal(index, natural):
+        return None
+    perm = torch.argsort(index, stable=True)
+    if not torch.equal(index[perm], natural):
+        raise mismatch(name, f"{suffix} does not give every group {group_size} channels")
+    return perm

@@ -1,0 +1,187 @@
+"""The safetensors container: headers read without weights, and files written so that they survive a crash.
+
+Layout: 8 bytes of header length (little-endian), a JSON header ``name -> {dtype, shape, data_offsets}``, the data.
+The reading half trusts nothing; the official package reads the data itself (``Checkpoint.tensor``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from aiakq.errors import AiakqError, error
+
+#: Bytes per element of every dtype a checkpoint may hold.
+DTYPE_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "I64": 8,
+    "U64": 8,
+    "F64": 8,
+}
+DTYPE_NAMES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int32: "I32",
+    torch.float32: "F32",
+    torch.int64: "I64",
+    torch.float64: "F64",
+}
+#: A header beyond this is refused: the largest real ones stay below 5 MiB, and parsing costs 50 times the size.
+MAX_HEADER_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a header says about one tensor; ``file`` is the name of the shard inside the folder."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
+    """Every tensor of one file, from its header; ``file`` is its name in messages and in the result.
+
+    Raises ``model_malformed`` for anything that is not a whole, well-formed safetensors file.
+    """
+
+    def bad(reason: str) -> AiakqError:
+        return error("model_malformed", file=file, reason=reason)
+
+    # O_NONBLOCK: opening a named pipe must not wait for a writer that never comes.
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as problem:
+        raise bad(problem.strerror or str(problem)) from None
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise bad("it is not a regular file")
+        prefix = stream.read(8)
+        if prefix.startswith(b"version "):
+            raise bad("it is a git-lfs pointer, not the weights (run git lfs pull)")
+        if len(prefix) < 8:
+            raise bad("it is shorter than a header")
+        length = int.from_bytes(prefix, "little")
+        if length > MAX_HEADER_BYTES:
+            raise bad(f"its header claims {length} bytes")
+        if length + 8 > status.st_size:
+            raise bad("it is cut off inside the header")
+        raw = stream.read(length)
+    try:
+        header = json.loads(raw, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as problem:
+        raise bad(f"its header is not JSON ({problem})") from None
+    if not isinstance(header, dict):
+        raise bad("its header is not a JSON object")
+    header.pop("__metadata__", None)
+    infos: dict[str, TensorInfo] = {}
+    spans: list[tuple[int, int]] = []
+    for name, entry in header.items():
+        if not name.isprintable() or ".." in name or "/" in name:
+            raise bad(f"it holds a tensor with the name {name!r}")
+        infos[name] = TensorInfo(*_entry(name, entry, bad), file)
+        start, end = entry["data_offsets"]
+        if end - start != infos[name].nbytes:
+            raise bad(f"tensor {name} has {end - start} bytes, its shape needs {infos[name].nbytes}")
+        spans.append((start, end))
+    position = 0
+    for start, end in sorted(spans):
+        if start != position:
+            raise bad("its tensors overlap or leave holes")
+        position = end
+    missing = 8 + length + position - status.st_size
+    if missing:
+        raise bad(f"it is cut off, {missing} bytes are missing" if missing > 0 else f"it has {-missing} bytes too many")
+    return infos
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys appear once; parsers disagree about which duplicate wins."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a name appears twice")
+    return result
+
+
+def _sizes(value: Any) -> TypeGuard[list[int]]:
+    """Whether ``value`` is a list of plain integers that could be sizes in memory (True and 1.0 are not)."""
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**48 for item in value)
+
+
+def _entry(name: str, entry: Any, bad: Any) -> tuple[str, tuple[int, ...]]:
+    """The checked dtype and shape of one header entry, whose offsets are checked to be two integers."""
+    if not isinstance(entry, dict):
+        raise bad(f"the entry of tensor {name} is no object")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if dtype not in DTYPE_BYTES:
+        raise bad(f"tensor {name} has the dtype {dtype!r}, which aiakq does not read")
+    if not (_sizes(shape) and _sizes(offsets) and len(offsets) == 2):
+        raise bad(f"tensor {name} has the shape {shape!r} and offsets {offsets!r}")
+    return dtype, tuple(shape)
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
+    """Write one safetensors file, synced to disk, readable as the umask allows.
+
+    Tensors are ordered by element size, then name, so that the same tensors give the same bytes and stay aligned.
+    Returns the size in bytes and the sha256 of the file. Raises OSError.
+    """
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name in order:
+        tensor = tensors[name]
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [position, position + size],
+        }
+        position += size
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    digest = hashlib.sha256()
+    with open(path, "xb") as stream:
+        for piece in (len(raw).to_bytes(8, "little"), raw):
+            digest.update(piece)
+            stream.write(piece)
+        for name in order:
+            tensor = tensors[name].detach().cpu().contiguous()
+            if not tensor.numel():
+                continue
+            data = tensor.reshape(-1).view(torch.uint8).numpy().data
+            digest.update(data)
+            stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return 8 + len(raw) + position, digest.hexdigest()

@@ -1,0 +1,77 @@
+"""Bit packing in torch: codes of b bits in 32-bit words, as one little-endian bit stream along a dimension.
+
+Code i occupies bits [i*b, (i+1)*b) of the stream; word w holds bits [32*w, 32*(w+1)). For 2, 4 and 8 bits that is
+32/b fields a word, lowest first; for 3 bits codes straddle words (32 codes in 3 words). This is the field order of
+GPTQ, AWQ (before its interleave) and compressed-tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor
+
+SUPPORTED_BITS = (2, 3, 4, 8)
+
+assert sys.byteorder == "little", "words are assembled through byte views, which need a little-endian machine"
+
+
+def words_for(count: int, bits: int) -> int:
+    """The int32 words that ``count`` codes of ``bits`` bits need, the last one padded."""
+    return -(-count * bits // 32)
+
+
+def pack(codes: Tensor, bits: int, dim: int = -1) -> Tensor:
+    """Pack codes into words along ``dim``.
+
+    codes [..., L, ...] of any integer dtype, each in 0 .. 2**bits - 1 (not checked) -> int32 [..., ceil(L*b/32), ...].
+    The unused high bits of the last word are zero.
+    """
+    assert bits in SUPPORTED_BITS, bits
+    rows = codes.to(torch.uint8).movedim(dim, -1)
+    count = rows.shape[-1]
+    # Whole words only: 8 codes of 3 bits fill 3 bytes, so 32 codes end on a word; the others end sooner.
+    step = 32 if bits == 3 else 32 // bits
+    padding = -count % step
+    if padding:
+        rows = torch.nn.functional.pad(rows, (0, padding))
+    if bits == 8:
+        stream = rows.contiguous()
+    elif bits == 4:
+        stream = rows[..., 0::2] | (rows[..., 1::2] << 4)
+    elif bits == 2:
+        stream = rows[..., 0::4] | (rows[..., 1::4] << 2) | (rows[..., 2::4] << 4) | (rows[..., 3::4] << 6)
+    else:
+        shifts = torch.arange(0, 24, 3, dtype=torch.int32, device=rows.device)
+        triples = (rows.unflatten(-1, (-1, 8)).to(torch.int32) << shifts).sum(-1, dtype=torch.int32)
+        stream = torch.stack((triples, triples >> 8, triples >> 16), dim=-1).to(torch.uint8).flatten(-2)
+    words = stream.contiguous().view(torch.int32)[..., : words_for(count, bits)]
+    return words.movedim(-1, dim).contiguous()
+
+
+def unpack(words: Tensor, bits: int, dim: int = -1, count: int | None = None) -> Tensor:
+    """The inverse of ``pack``.
+
+    words int32 [..., W, ...] -> uint8 [..., count, ...]; ``count`` defaults to every whole code in the words.
+    """
+    assert bits in SUPPORTED_BITS, bits
+    assert words.dtype == torch.int32, words.dtype
+    rows = words.movedim(dim, -1).contiguous()
+    available = rows.shape[-1] * 32 // bits
+    count = available if count is None else count
+    assert count <= available, (count, available)
+    if bits == 3 and rows.shape[-1] % 3:
+        rows = torch.nn.functional.pad(rows, (0, -rows.shape[-1] % 3))
+    stream = rows.view(torch.uint8)
+    if bits == 8:
+        codes = stream
+    elif bits == 3:
+        parts = stream.unflatten(-1, (-1, 3)).to(torch.int32)
+        triples = parts[..., 0] | (parts[..., 1] << 8) | (parts[..., 2] << 16)
+        shifts = torch.arange(0, 24, 3, dtype=torch.int32, device=rows.device)
+        codes = ((triples.unsqueeze(-1) >> shifts) & 7).to(torch.uint8).flatten(-2)
+    else:
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=rows.device)
+        codes = ((stream.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)
+    return codes[..., :count].movedim(-1, dim).contiguous()
