@@ -192,6 +192,7 @@ REGISTRY: dict[str, ErrorKind] = {
     "value_out_of_range": ErrorKind("{param} is {value!r}; allowed is {allowed}.", "", USAGE),
     "invalid_type": ErrorKind("{param} has the wrong type: {reason}.", "", USAGE),
     "invalid_json": ErrorKind("The request body is not valid JSON: {reason}.", "", USAGE),
+    "missing_field": ErrorKind("The request field {param} is missing.", "", USAGE),
     "unknown_field": ErrorKind("The request field {param} is not known.", "Remove it, or check its spelling.", USAGE),
     "unsupported_parameter": ErrorKind("{param} is not supported: {reason}.", "", USAGE),
     "invalid_token_id": ErrorKind(
@@ -215,6 +216,14 @@ REGISTRY: dict[str, ErrorKind] = {
         "The model has no chat template.", "Start the server with --chat-template FILE, or use /v1/completions."
     ),
     "chat_template": ErrorKind("The chat template refused the messages: {reason}.", ""),
+    "request_too_large": ErrorKind("The request body is larger than {limit} bytes.", "Split it.", USAGE, 413),
+    "overloaded": ErrorKind(
+        "{waiting} sequences are waiting already; at most {limit} may.",
+        "Try again in a moment, or raise --max-num-queued-reqs.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
     "request_failed": ErrorKind("The request failed: {reason}.", "", BUG, 500, "server_error"),
     "shutting_down": ErrorKind(
         "The server is shutting down.",

@@ -149,6 +149,14 @@ ARGUMENTS: tuple[Argument, ...] = (
         "chat_template", str, None, "Jinja template, as a file or one line; the tokenizer's own if not given.", "server"
     ),
     Argument("response_role", str, "assistant", "Role of chat answers.", "server"),
+    Argument(
+        "max_num_queued_reqs",
+        int,
+        1024,
+        "Sequences that may wait for their first step; beyond it a request is answered 503 at once.",
+        "server",
+        low=1,
+    ),
     Argument("shutdown_timeout", float, 30.0, "Seconds to finish running requests after SIGTERM.", "server", low=0),
     Argument(
         "uvicorn_log_level",
