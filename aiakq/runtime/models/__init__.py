@@ -1,0 +1,19 @@
+"""Model families: ``ARCHITECTURES`` maps a config.json architecture to the module that builds it.
+
+A family is one short file with ``build(config, weights) -> Decoder``: it names the tensors and picks the blocks.
+Adding one is that file and one line here; the tests run over this table.
+"""
+
+from __future__ import annotations
+
+#: Architecture name in config.json -> module.
+ARCHITECTURES: dict[str, str] = {
+    "LlamaForCausalLM": "aiakq.runtime.models.llama",
+    "MistralForCausalLM": "aiakq.runtime.models.mistral",
+    "Qwen2ForCausalLM": "aiakq.runtime.models.qwen2",
+    "Qwen3ForCausalLM": "aiakq.runtime.models.qwen3",
+    "OPTForCausalLM": "aiakq.runtime.models.opt",
+}
+
+#: Names for error messages.
+FAMILIES = ", ".join(sorted(name.removesuffix("ForCausalLM") for name in ARCHITECTURES))

@@ -1,0 +1,199 @@
+"""The engine: a state machine with one transition, ``step(now, inbox) -> StepOutput``.
+
+A step takes what arrived, schedules, runs the model once and commits the tokens. There is no clock, thread, socket or
+random source in here, so a run can be repeated exactly. ``serve`` keeps an engine in a process of its own; ``LLM``
+calls it directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiakq.runtime.config import EngineConfig
+from aiakq.runtime.messages import (
+    Abort,
+    EngineStats,
+    Inbox,
+    ModelLimits,
+    RequestSpec,
+    RequestTimes,
+    StepOutput,
+    TokenOutput,
+)
+from aiakq.runtime.runner import Runner, RunResult
+from aiakq.runtime.scheduler import Scheduled, Scheduler
+from aiakq.runtime.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One finished part of the start-up: what, how long, and a fact about it."""
+
+    name: str
+    seconds: float
+    detail: str
+
+
+class Engine:
+    """Continuous batching over a paged KV cache.
+
+    limits  what requests are checked against (``messages.admit``).
+    facts   what the start-up table shows: dtype and why, kernels per layer kind, pages.
+    stats   after the last step.
+    """
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, limits: ModelLimits, facts: dict[str, str]) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.limits = limits
+        self.facts = facts
+        self.stats = EngineStats(num_pages=scheduler.pool.num_usable, num_free_pages=scheduler.pool.num_free)
+        self._sequences: dict[str, Sequence] = {}
+        self._arrivals = 0
+        self._prompt_tokens = 0
+
+    @staticmethod
+    def load(config: EngineConfig, on_phase: Callable[[Phase], None] | None = None) -> Engine:
+        """Load the model and size the page pool; see aiakq/runtime/loading.py."""
+        from aiakq.runtime.loading import load_engine
+
+        return load_engine(config, on_phase or (lambda phase: None))
+
+    def has_work(self) -> bool:
+        """Whether a step would compute anything."""
+        return bool(self._sequences)
+
+    def step(self, now: float, inbox: Inbox) -> StepOutput:
+        """Take ``inbox``, run the model once, and return the news. ``now`` is in seconds on the caller's clock."""
+        outputs: list[TokenOutput] = []
+        for message in inbox:
+            if isinstance(message, RequestSpec):
+                self._add(message, now)
+            else:
+                self._abort(message, outputs)
+        items = self.scheduler.schedule()
+        for item in items:
+            if item.sequence.times.scheduled is None:
+                item.sequence.times.scheduled = now
+        if items:
+            results = self.runner.run(items)
+            for item, result in zip(items, results, strict=True):
+                self._commit(item, result, now, outputs)
+        self._count(items, outputs)
+        return StepOutput(outputs, self.stats)
+
+    def abort_all(self) -> list[TokenOutput]:
+        """Abort every request and return their last news."""
+        outputs: list[TokenOutput] = []
+        for request_id in list(self._sequences):
+            self._abort(Abort(request_id), outputs)
+        self._count([], outputs)
+        return outputs
+
+    def reset_prefix_cache(self) -> None:
+        """Forget which pages hold known prefixes."""
+        self.scheduler.pool.forget_all()
+
+    def check(self) -> None:
+        """Assert the invariants that hold between steps: no page lost, held twice or crossed."""
+        self.scheduler.check()
+
+    def _add(self, spec: RequestSpec, now: float) -> None:
+        assert spec.request_id not in self._sequences, f"request {spec.request_id} was added twice"
+        sequence = Sequence(spec, self._arrivals, RequestTimes(arrived=now))
+        self._arrivals += 1
+        self._sequences[spec.request_id] = sequence
+        self.scheduler.add(sequence)
+
+    def _abort(self, message: Abort, outputs: list[TokenOutput]) -> None:
+        sequence = self._sequences.get(message.request_id)
+        if sequence is not None:
+            news = self._news(sequence)
+            self._finish(sequence, news, "abort")
+            outputs.append(news)
+
+    def _commit(self, item: Scheduled, result: RunResult, now: float, outputs: list[TokenOutput]) -> None:
+        """Take over what one sequence's part of the step produced."""
+        sequence = item.sequence
+        if result.prompt_logprobs is not None:
+            self._keep_prompt_logprobs(sequence, result)
+        failure = result.sampled.error if result.sampled else None
+        if failure is not None:
+            # What this sequence wrote may not be finite: nobody may find or inherit it.
+            self.runner.clear(self.scheduler.pool.forget(sequence.pages))
+            news = self._news(sequence)
+            news.error = failure
+            self._finish(sequence, news, "error")
+            outputs.append(news)
+            return
+        self.scheduler.computed(item)
+        if not sequence.prompt_done and sequence.num_computed >= sequence.num_prompt:
+            # What a preemption repeats does not count again.
+            sequence.prompt_done = True
+            self._prompt_tokens += sequence.num_prompt
+        if result.sampled is not None:
+            outputs.append(self._append(sequence, result, now))
+        elif sequence.spec.max_tokens == 0 and sequence.num_missing == 0:
+            news = self._news(sequence)
+            self._finish(sequence, news, "length")
+            outputs.append(news)
+
+    def _keep_prompt_logprobs(self, sequence: Sequence, result: RunResult) -> None:
+        if sequence.num_computed == 0:
+            sequence.prompt_logprobs = [None]
+        if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) < sequence.num_prompt:
+            sequence.prompt_logprobs += result.prompt_logprobs or []
+
+    def _append(self, sequence: Sequence, result: RunResult, now: float) -> TokenOutput:
+        sampled = result.sampled
+        assert sampled is not None
+        sequence.token_ids.append(sampled.token)
+        times = sequence.times
+        if times.first_token is None:
+            times.first_token = now
+        times.last_token = now
+        news = self._news(sequence)
+        news.token_ids = [sampled.token]
+        news.token_logprobs = [sampled.logprob]
+        news.logprobs = [sampled.logprobs] if sampled.logprobs else None
+        reason, stop_reason = sequence.finish_reason(sampled.token)
+        if reason is not None:
+            self._finish(sequence, news, reason)
+            news.stop_reason = stop_reason
+        return news
+
+    def _news(self, sequence: Sequence) -> TokenOutput:
+        """A report on ``sequence``; prompt log-probabilities travel once, with the first."""
+        news = TokenOutput(
+            request_id=sequence.id,
+            num_cached_tokens=sequence.num_cached or 0,
+            num_preemptions=sequence.num_preemptions,
+            times=sequence.times,
+        )
+        if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) == sequence.num_prompt:
+            if sequence.num_outputs <= 1:
+                news.prompt_logprobs = sequence.prompt_logprobs
+        return news
+
+    def _finish(self, sequence: Sequence, news: TokenOutput, reason: str) -> None:
+        news.finish_reason = reason
+        self.scheduler.remove(sequence)
+        del self._sequences[sequence.id]
+
+    def _count(self, items: list[Scheduled], outputs: list[TokenOutput]) -> None:
+        """Refresh ``stats``."""
+        old, scheduler = self.stats, self.scheduler
+        self.stats = EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_pages=scheduler.pool.num_usable,
+            num_free_pages=scheduler.pool.num_free,
+            num_scheduled_tokens=sum(item.count for item in items),
+            preemptions=scheduler.num_preemptions,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=old.generation_tokens + sum(len(output.token_ids) for output in outputs),
+            steps=old.steps + bool(items),
+        )

@@ -1,0 +1,183 @@
+"""LLM: the engine from Python, in the calling process. Names and result shapes follow vLLM's offline API."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence as SequenceType
+from typing import Any
+
+from aiakq.errors import error
+from aiakq.runtime.config import EngineConfig
+from aiakq.runtime.engine import Engine
+from aiakq.runtime.messages import Abort, Inbox
+from aiakq.runtime.output_processor import Delta, OutputProcessor
+from aiakq.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from aiakq.runtime.sampling import SamplingParams
+from aiakq.runtime.tokenizer import Tokenizer
+
+#: A prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids".
+Prompt = str | list[int] | dict[str, Any]
+
+
+class LLM:
+    """A loaded model. ``LLM(model="folder", **arguments)``; the arguments are those of docs/arguments.md.
+
+    Raises AiakqError when the model or an argument is not usable.
+    """
+
+    def __init__(self, model: str, **arguments: Any) -> None:
+        self.config = EngineConfig.from_args({"model": model, **arguments})
+        self.tokenizer = Tokenizer.load(self.config.tokenizer, self.config.trust_remote_code)
+        self.engine = Engine.load(self.config)
+        self._processor = OutputProcessor(self.tokenizer, self.engine.limits)
+        self._ids = itertools.count()
+
+    def get_tokenizer(self) -> Any:
+        """The transformers tokenizer."""
+        return self.tokenizer.hf
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests without their own SamplingParams use: generation_config.json over the defaults."""
+        return SamplingParams.from_optional(**self.config.sampling)
+
+    def generate(
+        self,
+        prompts: Prompt | SequenceType[Prompt] | None = None,
+        sampling_params: SamplingParams | SequenceType[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        prompt_token_ids: list[int] | list[list[int]] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for every prompt; results come in the order of the prompts.
+
+        sampling_params  one for all, or one per prompt; the model's defaults if not given.
+        use_tqdm         show a progress bar on stderr.
+        prompt_token_ids prompts as ids, instead of ``prompts``.
+        Raises AiakqError for a prompt that cannot be served, before anything is generated.
+        """
+        if prompts is None:
+            if prompt_token_ids is None:
+                raise error("empty_prompt", param="prompts")
+            ids: Any = prompt_token_ids
+            prompts = [ids] if isinstance(ids[0], int) else ids
+        elif isinstance(prompts, str | dict) or (prompts and isinstance(prompts[0], int)):
+            prompts = [prompts]  # type: ignore[list-item]
+        params = self._params_for(prompts, sampling_params)
+        read = [self._read(prompt) for prompt in prompts]  # type: ignore[arg-type]
+        return self._run(read, params, use_tqdm)
+
+    def chat(
+        self,
+        messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
+        sampling_params: SamplingParams | SequenceType[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, through the model's chat template."""
+        conversations: Any = [messages] if messages and isinstance(messages[0], dict) else messages
+        prompts = [
+            self.tokenizer.chat_prompt(
+                conversation,
+                chat_template,
+                add_generation_prompt=add_generation_prompt,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in conversations
+        ]
+        # The template writes the special tokens itself.
+        read = [(prompt, self.tokenizer.encode(prompt, add_special_tokens=False)) for prompt in prompts]
+        return self._run(read, self._params_for(prompts, sampling_params), use_tqdm)
+
+    def _params_for(
+        self, prompts: Any, given: SamplingParams | SequenceType[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [given] * len(prompts)
+        if len(given) != len(prompts):
+            raise error(
+                "usage",
+                reason=f"There are {len(prompts)} prompts but {len(given)} sampling_params.",
+                hint="Give one for all, or one for each.",
+            )
+        return list(given)
+
+    def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, dict):
+            ids = prompt.get("prompt_token_ids")
+            if ids is not None:
+                return prompt.get("prompt"), list(ids)
+            prompt = prompt["prompt"]
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        return None, list(prompt)
+
+    def _run(
+        self, prompts: list[tuple[str | None, list[int]]], params: list[SamplingParams], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        results: dict[str, RequestOutput] = {}
+        inbox: Inbox = []
+        try:
+            for (text, ids), wanted in zip(prompts, params, strict=True):
+                request_id = str(next(self._ids))
+                inbox += self._processor.add(request_id, text, ids, wanted)
+                results[request_id] = _empty(request_id, text, ids, wanted)
+            self._drive(inbox, results, use_tqdm)
+        except BaseException:
+            # Nothing of a failed or interrupted call may go on running in the next one.
+            for request_id in results:
+                self._processor.cancel(request_id)
+            self.engine.abort_all()
+            raise
+        return list(results.values())
+
+    def _drive(self, inbox: Inbox, results: dict[str, RequestOutput], use_tqdm: bool) -> None:
+        from tqdm import tqdm
+
+        with tqdm(total=len(results), desc="Processed prompts", disable=not use_tqdm) as bar:
+            while inbox or self.engine.has_work():
+                step = self.engine.step(time.monotonic(), inbox)
+                inbox = []
+                for output in step.outputs:
+                    deltas, aborts = self._processor.process(output)
+                    inbox += [Abort(id) for id in aborts]
+                    for delta in deltas:
+                        result = results[delta.request_id]
+                        _apply(delta, result)
+                        bar.update(result.finished)
+
+
+def _empty(request_id: str, prompt: str | None, ids: list[int], params: SamplingParams) -> RequestOutput:
+    wants_logprobs = params.logprobs is not None
+    outputs = [CompletionOutput(index, "", [], 0.0, [] if wants_logprobs else None) for index in range(params.n)]
+    return RequestOutput(request_id, prompt, ids, outputs, finished=False)
+
+
+def _apply(delta: Delta, result: RequestOutput) -> None:
+    """Add what one step brought to a result."""
+    output = result.outputs[delta.index]
+    output.text += delta.text
+    output.token_ids += delta.token_ids
+    output.cumulative_logprob = delta.cumulative_logprob
+    if delta.logprobs is not None and output.logprobs is not None:
+        output.logprobs += delta.logprobs
+    if delta.prompt_logprobs is not None:
+        result.prompt_logprobs = delta.prompt_logprobs
+    result.num_cached_tokens = max(result.num_cached_tokens, delta.num_cached_tokens)
+    result.error = delta.error or result.error
+    if delta.finish_reason is not None:
+        output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
+        result.finished = all(other.finished() for other in result.outputs)
+    if delta.times is not None:
+        times = delta.times
+        result.metrics = RequestMetrics(
+            arrival_time=times.arrived,
+            first_scheduled_time=times.scheduled,
+            first_token_time=times.first_token,
+            last_token_time=times.last_token,
+            finished_time=times.last_token if result.finished else None,
+            num_preemptions=delta.num_preemptions,
+        )

@@ -1,0 +1,176 @@
+"""The blocks every native family is made of, and the decoder that runs them over one step's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from aiakq.errors import error
+from aiakq.kernels.types import AttentionContext
+from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.layers.attention import Attention, LayerCache
+from aiakq.runtime.layers.linear import AnyLinear
+from aiakq.runtime.layers.norm import AnyNorm
+from aiakq.runtime.layers.rotary import Rotary
+
+
+@dataclass
+class ModelInput:
+    """One step's tokens, flattened.
+
+    token_ids   [T] int64.
+    positions   [T] int64.
+    context     where their keys and values live.
+    logit_rows  [R] int64, the rows of T whose logits are wanted.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    context: AttentionContext
+    logit_rows: Tensor
+
+
+class Weights(Protocol):
+    """Where a family's ``build`` pulls its tensors from; see aiakq/runtime/loading.py."""
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """A tensor in the activation dtype; its shape is checked."""
+
+    def linear(self, name: str, n: int, k: int, *, bias: bool = False) -> AnyLinear:
+        """The linear layer ``name`` with N outputs and K inputs, dense or quantized as the checkpoint holds it."""
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds the tensor ``name``."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+
+class Model(Protocol):
+    """What the runner needs of a model, native or through transformers.
+
+    kv_shape    (layers, key-value heads, head size) of the cache.
+    vocab_size  width of the logits.
+    """
+
+    kv_shape: tuple[int, int, int]
+    vocab_size: int
+
+    def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
+        """Logits [R, V] float32 of ``step.logit_rows``; writes the step's keys and values into ``caches``."""
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function a config calls ``name``. Raises ``model_unsupported``."""
+    known: dict[str, Callable[[Tensor], Tensor]] = {
+        "silu": F.silu,
+        "swish": F.silu,
+        "relu": F.relu,
+        "gelu": F.gelu,
+        "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+        "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    }
+    if name not in known:
+        raise error(
+            "model_unsupported", architecture=f"activation {name}", reason="it is not known", known=", ".join(known)
+        )
+    return known[name]
+
+
+@dataclass
+class GatedMLP:
+    """down(act(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
+
+    gate: AnyLinear
+    up: AnyLinear
+    down: AnyLinear
+    act: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.gate(x)) * self.up(x))
+
+
+@dataclass
+class PlainMLP:
+    """second(act(first(x)))."""
+
+    first: AnyLinear
+    second: AnyLinear
+    act: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.second(self.act(self.first(x)))
+
+
+@dataclass
+class Block:
+    """One transformer layer: attention and MLP, each with a residual, normalized before (or after: OPT-350m)."""
+
+    attention_norm: AnyNorm
+    attention: Attention
+    mlp_norm: AnyNorm
+    mlp: GatedMLP | PlainMLP
+    norm_first: bool = True
+
+    def __call__(
+        self, x: Tensor, angles: tuple[Tensor, Tensor] | None, cache: LayerCache, context: AttentionContext
+    ) -> Tensor:
+        if self.norm_first:
+            x = x + self.attention(self.attention_norm(x), angles, cache, context)
+            return x + self.mlp(self.mlp_norm(x))
+        x = self.attention_norm(x + self.attention(x, angles, cache, context))
+        return self.mlp_norm(x + self.mlp(x))
+
+
+@dataclass
+class Decoder:
+    """A decoder-only language model: embedding, blocks, final norm, head.
+
+    embedding        [V, D].
+    positions        learned positions [max + offset, D] and the offset, or None with rotary.
+    project_in, out  between the embedding's width and the blocks' (OPT-350m), or None.
+    """
+
+    config: ModelConfig
+    embedding: Tensor
+    blocks: list[Block]
+    norm: AnyNorm | None
+    head: AnyLinear
+    rotary: Rotary | None = None
+    positions: tuple[Tensor, int] | None = None
+    project_in: AnyLinear | None = None
+    project_out: AnyLinear | None = None
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        return self.config.num_layers, self.config.num_kv_heads, self.config.head_dim
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
+        """See Model.forward."""
+        x = F.embedding(step.token_ids, self.embedding)
+        if self.project_in is not None:
+            x = self.project_in(x)
+        if self.positions is not None:
+            table, offset = self.positions
+            x = x + table[step.positions + offset]
+        angles = self.rotary.at(step.positions) if self.rotary is not None else None
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block(x, angles, cache, step.context)
+        x = x[step.logit_rows]
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.project_out is not None:
+            x = self.project_out(x)
+        return self.head(x).float()

@@ -1,0 +1,79 @@
+"""Llama, and the builder its relatives share: they differ in biases, head norms and windows only."""
+
+from __future__ import annotations
+
+from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.layers.attention import Attention
+from aiakq.runtime.layers.linear import Linear
+from aiakq.runtime.layers.norm import RMSNorm
+from aiakq.runtime.layers.rotary import Rotary
+from aiakq.runtime.models.decoder import Block, Decoder, GatedMLP, Weights, activation
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """LlamaForCausalLM from ``weights``."""
+    attention_bias = bool(config.raw.get("attention_bias", False))
+    return build_llama_like(
+        config,
+        weights,
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=bool(config.raw.get("mlp_bias", False)),
+    )
+
+
+def build_llama_like(
+    config: ModelConfig,
+    weights: Weights,
+    *,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    head_norms: bool = False,
+) -> Decoder:
+    """A decoder with RMS norms before attention and a gated MLP, under Llama's tensor names."""
+    D, F, H, Hkv, head_dim = (
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+    )
+    rotary = Rotary(config.rope, head_dim, config.max_position, weights.dtype, weights.device)
+
+    def norm(name: str, size: int = D) -> RMSNorm:
+        return RMSNorm(weights.tensor(f"{name}.weight", size), config.norm_eps)
+
+    def block(layer: int) -> Block:
+        at = f"model.layers.{layer}"
+        attention = Attention(
+            query=weights.linear(f"{at}.self_attn.q_proj", H * head_dim, D, bias=qkv_bias),
+            key=weights.linear(f"{at}.self_attn.k_proj", Hkv * head_dim, D, bias=qkv_bias),
+            value=weights.linear(f"{at}.self_attn.v_proj", Hkv * head_dim, D, bias=qkv_bias),
+            output=weights.linear(f"{at}.self_attn.o_proj", D, H * head_dim, bias=output_bias),
+            num_heads=H,
+            num_kv_heads=Hkv,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            sliding_window=config.sliding_windows[layer],
+            rotary=rotary,
+            q_norm=norm(f"{at}.self_attn.q_norm", head_dim) if head_norms else None,
+            k_norm=norm(f"{at}.self_attn.k_norm", head_dim) if head_norms else None,
+        )
+        mlp = GatedMLP(
+            gate=weights.linear(f"{at}.mlp.gate_proj", F, D, bias=mlp_bias),
+            up=weights.linear(f"{at}.mlp.up_proj", F, D, bias=mlp_bias),
+            down=weights.linear(f"{at}.mlp.down_proj", D, F, bias=mlp_bias),
+            act=activation(config.activation),
+        )
+        return Block(norm(f"{at}.input_layernorm"), attention, norm(f"{at}.post_attention_layernorm"), mlp)
+
+    embedding = weights.tensor("model.embed_tokens.weight", config.vocab_size, D)
+    return Decoder(
+        config=config,
+        embedding=embedding,
+        blocks=[block(layer) for layer in range(config.num_layers)],
+        norm=norm("model.norm"),
+        head=Linear(embedding) if config.tie_word_embeddings else weights.linear("lm_head", config.vocab_size, D),
+        rotary=rotary,
+    )

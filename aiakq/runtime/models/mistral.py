@@ -1,0 +1,12 @@
+"""Mistral: Llama without biases, with a sliding window (ModelConfig.sliding_windows)."""
+
+from __future__ import annotations
+
+from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.models.decoder import Decoder, Weights
+from aiakq.runtime.models.llama import build_llama_like
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """MistralForCausalLM from ``weights``."""
+    return build_llama_like(config, weights)

@@ -1,0 +1,62 @@
+"""OPT: layer norms, learned positions, plain ReLU MLP, biases everywhere (Zhang et al. 2022, arXiv:2205.01068)."""
+
+from __future__ import annotations
+
+from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.layers.attention import Attention
+from aiakq.runtime.layers.linear import AnyLinear, Linear
+from aiakq.runtime.layers.norm import LayerNorm
+from aiakq.runtime.models.decoder import Block, Decoder, PlainMLP, Weights, activation
+
+#: Rows before position 0 in the table of learned positions.
+POSITION_OFFSET = 2
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """OPTForCausalLM from ``weights``."""
+    raw = config.raw
+    D, F, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    width = raw.get("word_embed_proj_dim", D)
+    bias = bool(raw.get("enable_bias", True))
+    norm_first = bool(raw.get("do_layer_norm_before", True))
+
+    def norm(name: str) -> LayerNorm:
+        return LayerNorm(weights.tensor(f"{name}.weight", D), weights.tensor(f"{name}.bias", D), config.norm_eps)
+
+    def block(layer: int) -> Block:
+        at = f"model.decoder.layers.{layer}"
+
+        def projection(name: str) -> AnyLinear:
+            return weights.linear(f"{at}.self_attn.{name}", D, D, bias=bias)
+
+        attention = Attention(
+            query=projection("q_proj"),
+            key=projection("k_proj"),
+            value=projection("v_proj"),
+            output=projection("out_proj"),
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+        )
+        mlp = PlainMLP(
+            first=weights.linear(f"{at}.fc1", F, D, bias=bias),
+            second=weights.linear(f"{at}.fc2", D, F, bias=bias),
+            act=activation(config.activation),
+        )
+        return Block(norm(f"{at}.self_attn_layer_norm"), attention, norm(f"{at}.final_layer_norm"), mlp, norm_first)
+
+    embedding = weights.tensor("model.decoder.embed_tokens.weight", config.vocab_size, width)
+    positions = weights.tensor("model.decoder.embed_positions.weight", config.max_position + POSITION_OFFSET, D)
+    narrow = width != D
+    final_norm = norm_first and not raw.get("_remove_final_layer_norm", False)
+    return Decoder(
+        config=config,
+        embedding=embedding,
+        blocks=[block(layer) for layer in range(config.num_layers)],
+        norm=norm("model.decoder.final_layer_norm") if final_norm else None,
+        head=Linear(embedding) if config.tie_word_embeddings else weights.linear("lm_head", config.vocab_size, width),
+        positions=(positions, POSITION_OFFSET),
+        project_in=weights.linear("model.decoder.project_in", D, width) if narrow else None,
+        project_out=weights.linear("model.decoder.project_out", width, D) if narrow else None,
+    )

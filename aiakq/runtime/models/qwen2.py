@@ -1,0 +1,12 @@
+"""Qwen2 and Qwen2.5: Llama with biases on query, key and value."""
+
+from __future__ import annotations
+
+from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.models.decoder import Decoder, Weights
+from aiakq.runtime.models.llama import build_llama_like
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """Qwen2ForCausalLM from ``weights``."""
+    return build_llama_like(config, weights, qkv_bias=True)

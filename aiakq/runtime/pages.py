@@ -1,0 +1,128 @@
+"""The page pool: fixed-size pages of KV memory, shared between requests with equal prompt beginnings.
+
+A page holds P positions of keys and values for every layer. Page 0 is scratch for padding and never handed out. Full
+pages are known by the hash of everything up to their end, so a new prompt can take over the pages of an equal
+beginning. A page nobody holds keeps its contents and its hash until it is needed for something else, least recently
+used first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence as SequenceType
+
+#: Hash of the empty prefix.
+ROOT = b""
+
+
+def page_hash(parent: bytes, token_ids: SequenceType[int]) -> bytes:
+    """16 bytes that stand for ``token_ids`` following the prefix that ``parent`` stands for."""
+    digest = hashlib.blake2b(parent, digest_size=16)
+    for token in token_ids:
+        digest.update(token.to_bytes(4, "little"))
+    return digest.digest()
+
+
+class PagePool:
+    """Hands out pages, counts their holders and finds pages of known prefixes. Knows nothing of requests."""
+
+    def __init__(self, num_pages: int, page_size: int, caching: bool = True) -> None:
+        assert num_pages >= 2, "page 0 is scratch, so a pool needs at least two"
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.caching = caching
+        self._holders = [0] * num_pages
+        self._hashes: list[bytes | None] = [None] * num_pages
+        self._by_hash: dict[bytes, int] = {}
+        # Pages nobody holds, least recently used first.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_pages))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_usable(self) -> int:
+        return self.num_pages - 1
+
+    def allocate(self, count: int) -> list[int] | None:
+        """``count`` pages for one holder, contents undefined; None (and no change) if there are not enough."""
+        if count > len(self._free):
+            return None
+        pages = []
+        for _ in range(count):
+            page, _ = self._free.popitem(last=False)
+            self._forget(page)
+            self._holders[page] = 1
+            pages.append(page)
+        return pages
+
+    def match(self, hashes: SequenceType[bytes]) -> list[int]:
+        """The pages of the longest known beginning of ``hashes``; nothing is taken yet."""
+        pages = []
+        for value in hashes if self.caching else ():
+            page = self._by_hash.get(value)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def hold(self, pages: SequenceType[int]) -> None:
+        """Add a holder to each of ``pages``, as found by ``match``."""
+        for page in pages:
+            if self._holders[page] == 0:
+                del self._free[page]
+            self._holders[page] += 1
+
+    def num_idle(self, pages: SequenceType[int]) -> int:
+        """How many of ``pages`` nobody holds, so that holding them takes them from the free ones."""
+        return sum(self._holders[page] == 0 for page in pages)
+
+    def release(self, pages: SequenceType[int]) -> None:
+        """Drop one holder of each page. The last pages of a sequence are reused first, its beginning last."""
+        for page in reversed(pages):
+            self._holders[page] -= 1
+            assert self._holders[page] >= 0, f"page {page} was released more often than held"
+            if self._holders[page] == 0:
+                self._free[page] = None
+                if self._hashes[page] is None:
+                    self._free.move_to_end(page, last=False)
+
+    def publish(self, page: int, value: bytes) -> None:
+        """Make a full, held page findable under its hash; an equal page published earlier stays the one found."""
+        if self.caching and value not in self._by_hash and self._hashes[page] is None:
+            self._by_hash[value] = page
+            self._hashes[page] = value
+
+    def forget(self, pages: SequenceType[int]) -> list[int]:
+        """Make those of ``pages`` that have one holder unfindable, and return them; the others belong to more."""
+        own = [page for page in pages if self._holders[page] == 1]
+        for page in own:
+            self._forget(page)
+        return own
+
+    def forget_all(self) -> None:
+        """Forget every hash: nothing is shared with what was computed before."""
+        for page in range(self.num_pages):
+            self._forget(page)
+
+    def _forget(self, page: int) -> None:
+        value = self._hashes[page]
+        if value is not None:
+            del self._by_hash[value]
+            self._hashes[page] = None
+
+    def check(self, held: SequenceType[SequenceType[int]]) -> None:
+        """Assert that the pool agrees with ``held``, the page lists of all live sequences."""
+        counts = [0] * self.num_pages
+        for pages in held:
+            for page in pages:
+                counts[page] += 1
+        assert counts == self._holders, "holders and sequences disagree"
+        assert counts[0] == 0, "the scratch page was handed out"
+        free = {page for page in range(1, self.num_pages) if counts[page] == 0}
+        assert free == set(self._free), "free list and holders disagree"
+        for value, page in self._by_hash.items():
+            assert self._hashes[page] == value, "hash tables disagree"
+        assert sum(value is not None for value in self._hashes) == len(self._by_hash), "a hash is lost"

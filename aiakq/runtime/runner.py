@@ -1,0 +1,140 @@
+"""The runner: this step's sequences -> tensors -> model -> logits -> tokens. Holds the KV cache; decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.types import AttentionContext
+from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.messages import TokenLogprobs
+from aiakq.runtime.models.decoder import Model, ModelInput
+from aiakq.runtime.sampler import Sampled, prompt_logprobs, sample
+from aiakq.runtime.scheduler import Scheduled
+from aiakq.runtime.sequence import Sequence
+
+#: Token and logit rows are padded to a multiple of this. On a CPU, BLAS sums in another order for fewer than four
+#: rows; with the padding a row's result does not depend on how many others there are (docs/decisions/0003).
+ROW_MULTIPLE = 4
+
+
+@dataclass
+class RunResult:
+    """Per scheduled item: the sampled token (None while the prompt is not complete) and prompt log-probabilities."""
+
+    sampled: Sampled | None
+    prompt_logprobs: list[TokenLogprobs] | None
+
+
+class Runner:
+    """A model, its KV cache, and the tensors of one step."""
+
+    def __init__(self, model: Model, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        layers, kv_heads, head_dim = model.kv_shape
+        shape = (num_pages, page_size, kv_heads, head_dim)
+        self.model = model
+        self.page_size = page_size
+        self.device = device
+        self.caches: list[LayerCache] = [
+            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+            for _ in range(layers)
+        ]
+
+    @torch.inference_mode()
+    def run(self, items: list[Scheduled]) -> list[RunResult]:
+        """Run one step. ``items`` with one token come first."""
+        step, rows = self._inputs(items)
+        logits = self.model.forward(step, self.caches)
+        completing = [item for item in items if item.completes and item.sequence.spec.max_tokens > 0]
+        tokens = iter(self._sample(logits, rows, items, completing))
+        results = []
+        for item, item_rows in zip(items, rows, strict=True):
+            sampled = next(tokens) if item in completing else None
+            results.append(RunResult(sampled, self._prompt_logprobs(logits, item, item_rows)))
+        return results
+
+    def clear(self, pages: list[int]) -> None:
+        """Zero pages that may hold values that are not finite, before anyone else gets them."""
+        for keys, values in self.caches:
+            keys[pages] = 0
+            values[pages] = 0
+
+    def _inputs(self, items: list[Scheduled]) -> tuple[ModelInput, list[range]]:
+        """The step's tensors, and for each item the rows of its logits."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        logit_rows: list[int] = []
+        rows: list[range] = []
+        starts = [0]
+        lengths = []
+        P = self.page_size
+        for item in items:
+            sequence = item.sequence
+            first, end = sequence.num_computed, sequence.num_computed + item.count
+            token_ids += sequence.token_ids[first:end]
+            positions += range(first, end)
+            slots += [sequence.pages[at // P] * P + at % P for at in range(first, end)]
+            wanted = _wanted_logits(item)
+            rows.append(range(len(logit_rows), len(logit_rows) + len(wanted)))
+            logit_rows += [starts[-1] + at - first for at in wanted]
+            starts.append(starts[-1] + item.count)
+            lengths.append(end)
+        padding = -len(token_ids) % ROW_MULTIPLE
+        for column in (token_ids, positions, slots):
+            column += [0] * padding
+        logit_rows += [0] * (-len(logit_rows) % ROW_MULTIPLE)
+        width = max(-(-length // P) for length in lengths)
+        table = [sequence_pages(item.sequence, width) for item in items]
+        context = AttentionContext(
+            query_start=self._tensor(starts, torch.int32),
+            kv_len=self._tensor(lengths, torch.int32),
+            slots=self._tensor(slots),
+            page_table=self._tensor(table, torch.int32),
+            num_decodes=sum(item.count == 1 for item in items),
+            query_start_list=starts,
+            kv_len_list=lengths,
+        )
+        return (
+            ModelInput(self._tensor(token_ids), self._tensor(positions), context, self._tensor(logit_rows)),
+            rows,
+        )
+
+    def _tensor(self, values: list, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)
+
+    def _sample(
+        self, logits: Tensor, rows: list[range], items: list[Scheduled], completing: list[Scheduled]
+    ) -> list[Sampled]:
+        if not completing:
+            return []
+        last = [item_rows[-1] for item, item_rows in zip(items, rows, strict=True) if item in completing]
+        return sample(logits[last], [item.sequence for item in completing])
+
+    def _prompt_logprobs(self, logits: Tensor, item: Scheduled, rows: range) -> list[TokenLogprobs] | None:
+        """Of the prompt tokens that this step's rows predict; rows that only sample are left out."""
+        count = item.sequence.spec.prompt_logprobs
+        if count is None:
+            return None
+        first = item.sequence.num_computed
+        targets = item.sequence.token_ids[first + 1 : min(first + item.count + 1, item.sequence.num_prompt)]
+        if not targets:
+            return []
+        return prompt_logprobs(logits[rows.start : rows.start + len(targets)], targets, count)
+
+
+def sequence_pages(sequence: Sequence, width: int) -> list[int]:
+    """The first ``width`` pages of a sequence, padded with the scratch page."""
+    pages = sequence.pages[:width]
+    return pages + [0] * (width - len(pages))
+
+
+def _wanted_logits(item: Scheduled) -> range:
+    """Positions of this step whose logits are needed: the last if it completes, all for prompt log-probabilities."""
+    sequence = item.sequence
+    first, end = sequence.num_computed, sequence.num_computed + item.count
+    if sequence.wants_prompt_logprobs and first < sequence.num_prompt:
+        return range(first, end)
+    return range(end - 1, end) if item.completes else range(0)

@@ -1,0 +1,211 @@
+"""From logits to tokens, for all rows of a step at once.
+
+Randomness is stateless: the uniform number of a token is a hash of its request's seed and its position. So a request
+repeats itself whatever else is in the batch, and after a preemption, without any generator to keep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aiakq.runtime.messages import RequestSpec, TokenLogprobs
+from aiakq.runtime.sequence import Sequence
+
+#: Candidates looked at first for top-k, top-p and min-p; a row whose cut lies beyond is sorted whole. A constant, so
+#: that a row's candidates do not depend on its neighbours.
+CANDIDATES = 1024
+
+
+@dataclass
+class Sampled:
+    """The next token of one sequence; ``logprob`` is of the raw logits. ``error`` names a row that is not finite."""
+
+    token: int
+    logprob: float
+    logprobs: TokenLogprobs | None = None
+    error: str | None = None
+
+
+def sample(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
+    """Choose one token per row of ``logits`` [R, V] float32, which is modified where penalties apply."""
+    specs = [sequence.spec for sequence in sequences]
+    # Log-probabilities are those of the model, before anything the request asks for is applied.
+    normalizer = torch.logsumexp(logits, dim=-1)
+    tops = _top_logprobs(logits, normalizer, specs)
+    changed = [row for row, sequence in enumerate(sequences) if _changes_logits(sequence)]
+    if changed:
+        raw, logits = logits, logits.clone()
+        _apply_changes(logits, changed, sequences)
+    else:
+        raw = logits
+    tokens = logits.argmax(dim=-1)
+    random = [row for row, spec in enumerate(specs) if spec.temperature > 0]
+    if random:
+        rows = torch.tensor(random, device=logits.device)
+        tokens[rows] = _draw(logits[rows], [sequences[row] for row in random])
+    chosen = (raw.gather(1, tokens.unsqueeze(1)).squeeze(1) - normalizer).tolist()
+    finite = torch.isfinite(normalizer).tolist()
+    results = []
+    for row, (token, logprob) in enumerate(zip(tokens.tolist(), chosen, strict=True)):
+        if not finite[row]:
+            results.append(Sampled(token, logprob, error="the model's output is not finite (overflow)"))
+            continue
+        top = tops.get(row)
+        if top is not None:
+            rank = int((raw[row] > raw[row, token]).sum()) + 1
+            top = TokenLogprobs([token, *top.token_ids], [logprob, *top.logprobs], rank)
+        results.append(Sampled(token, logprob, top))
+    return results
+
+
+def prompt_logprobs(logits: Tensor, targets: list[int], count: int) -> list[TokenLogprobs]:
+    """Log-probabilities of prompt tokens: row i of ``logits`` [R, V] float32 predicts ``targets[i]``."""
+    normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
+    target = torch.tensor(targets, device=logits.device).unsqueeze(1)
+    of_target = logits.gather(1, target)
+    ranks = ((logits > of_target).sum(dim=-1) + 1).tolist()
+    chosen = (of_target - normalizer).squeeze(1).tolist()
+    wanted = logits.shape[1] if count == -1 else count
+    values, ids = (logits - normalizer).topk(wanted, dim=-1)
+    return [
+        TokenLogprobs([token, *row_ids], [logprob, *row_values], rank)
+        for token, logprob, rank, row_ids, row_values in zip(
+            targets, chosen, ranks, ids.tolist(), values.tolist(), strict=True
+        )
+    ]
+
+
+def _top_logprobs(logits: Tensor, normalizer: Tensor, specs: list[RequestSpec]) -> dict[int, TokenLogprobs]:
+    """The most likely tokens of each row that asked for them."""
+    tops = {}
+    for row, spec in enumerate(specs):
+        if spec.logprobs is not None:
+            count = logits.shape[1] if spec.logprobs == -1 else spec.logprobs
+            values, ids = (logits[row] - normalizer[row]).topk(count)
+            tops[row] = TokenLogprobs(ids.tolist(), values.tolist(), 0)
+    return tops
+
+
+def _masks_stops(sequence: Sequence) -> bool:
+    return sequence.num_outputs < sequence.spec.min_tokens
+
+
+def _changes_logits(sequence: Sequence) -> bool:
+    spec = sequence.spec
+    return (
+        _masks_stops(sequence)
+        or spec.presence_penalty != 0
+        or spec.frequency_penalty != 0
+        or spec.repetition_penalty != 1
+        or spec.logit_bias is not None
+        or spec.allowed_token_ids is not None
+    )
+
+
+def _apply_changes(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
+    """Penalties, biases and masks, in vLLM's order; modifies the given rows of ``logits``."""
+    for row in rows:
+        sequence, values = sequences[row], logits[row]
+        spec = sequence.spec
+        if spec.allowed_token_ids is not None:
+            allowed = torch.zeros_like(values, dtype=torch.bool)
+            allowed[torch.tensor(spec.allowed_token_ids, device=values.device)] = True
+            values.masked_fill_(~allowed, float("-inf"))
+        if spec.logit_bias:
+            ids = torch.tensor(list(spec.logit_bias), device=values.device)
+            values[ids] += torch.tensor(list(spec.logit_bias.values()), device=values.device)
+        if _masks_stops(sequence):
+            ends = [*sequence.stop_ids, *sequence.eos_ids]
+            values[torch.tensor(ends, dtype=torch.long, device=values.device)] = float("-inf")
+        if spec.repetition_penalty != 1:
+            seen = torch.tensor(sequence.token_ids, device=values.device).unique()
+            of_seen = values[seen]
+            factor = spec.repetition_penalty
+            values[seen] = torch.where(of_seen > 0, of_seen / factor, of_seen * factor)
+        outputs = sequence.token_ids[sequence.num_prompt :]
+        if outputs and (spec.frequency_penalty or spec.presence_penalty):
+            ids, counts = torch.tensor(outputs, device=values.device).unique(return_counts=True)
+            values[ids] -= spec.frequency_penalty * counts + spec.presence_penalty
+
+
+def _draw(logits: Tensor, sequences: list[Sequence]) -> Tensor:
+    """Random tokens [R] for rows with a temperature, by inverting the cumulative distribution."""
+    device = logits.device
+    specs = [sequence.spec for sequence in sequences]
+    uniform = torch.tensor([uniform_at(s.spec.seed, len(s.token_ids)) for s in sequences], dtype=torch.float64)
+    uniform = uniform.to(device).unsqueeze(1)
+    scaled = logits / torch.tensor([spec.temperature for spec in specs], device=device).unsqueeze(1)
+    tokens = torch.empty(len(specs), dtype=torch.long, device=device)
+    cut = [spec.top_k > 0 or spec.top_p < 1 or spec.min_p > 0 for spec in specs]
+    plain = torch.tensor([row for row, is_cut in enumerate(cut) if not is_cut], dtype=torch.long, device=device)
+    if len(plain):
+        weights = torch.softmax(scaled[plain], dim=-1).double()
+        tokens[plain] = _invert(weights, uniform[plain])
+    filtered = [row for row, is_cut in enumerate(cut) if is_cut]
+    if filtered:
+        rows = torch.tensor(filtered, device=device)
+        tokens[rows] = _draw_filtered(scaled[rows], uniform[rows], [specs[row] for row in filtered])
+    return tokens
+
+
+def _draw_filtered(scaled: Tensor, uniform: Tensor, specs: list[RequestSpec]) -> Tensor:
+    """Random tokens [R] among those that min-p, top-k and top-p leave."""
+    vocab = scaled.shape[1]
+    normalizer = torch.logsumexp(scaled, dim=-1, keepdim=True)
+    values, ids = scaled.topk(min(CANDIDATES, vocab), dim=-1)
+    weights, complete = _kept_weights(values, normalizer, specs, vocab)
+    tokens = ids.gather(1, _invert(weights, uniform).unsqueeze(1)).squeeze(1)
+    late = [row for row, done in enumerate(complete) if not done]
+    if late:
+        rows = torch.tensor(late, device=scaled.device)
+        values, ids = scaled[rows].sort(dim=-1, descending=True, stable=True)
+        weights, _ = _kept_weights(values, normalizer[rows], [specs[row] for row in late], vocab)
+        tokens[rows] = ids.gather(1, _invert(weights, uniform[rows]).unsqueeze(1)).squeeze(1)
+    return tokens
+
+
+def _kept_weights(
+    values: Tensor, normalizer: Tensor, specs: list[RequestSpec], vocab: int
+) -> tuple[Tensor, list[bool]]:
+    """Probabilities of candidates ``values`` [R, C], best first, with 0 where cut off; and whether C was enough."""
+    device = values.device
+    width = values.shape[1]
+    top_k = torch.tensor([spec.top_k or vocab for spec in specs], device=device).unsqueeze(1)
+    top_p = torch.tensor([spec.top_p for spec in specs], dtype=torch.float64, device=device).unsqueeze(1)
+    min_p = torch.tensor([spec.min_p for spec in specs], dtype=torch.float64, device=device).unsqueeze(1)
+    weights = torch.exp((values - normalizer).double())
+    kept = weights >= min_p * weights[:, :1]
+    kept &= torch.arange(width, device=device) < top_k
+    # Without a cut by min-p or top-k inside the candidates, what lies beyond them counts in the total too.
+    ends_inside = ~kept[:, -1:] | (top_k <= width)
+    weights = weights * kept
+    total = torch.where(ends_inside, weights.sum(dim=-1, keepdim=True), torch.ones_like(min_p))
+    before = weights.cumsum(dim=-1) - weights
+    kept &= before < top_p * total
+    complete = ends_inside.squeeze(1) | ~kept[:, -1] | torch.tensor(width == vocab, device=device)
+    return weights * kept, complete.tolist()
+
+
+def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Per row, the first index whose cumulative weight exceeds uniform x total; weights [R, C] float64."""
+    cumulative = weights.cumsum(dim=-1)
+    index = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True).squeeze(1)
+    # Rounding may point past the last weight that is not 0.
+    last = weights.shape[1] - 1 - (weights.flip(-1) > 0).to(torch.uint8).argmax(dim=-1)
+    return torch.minimum(index, last)
+
+
+_MASK = (1 << 64) - 1
+
+
+def uniform_at(seed: int, position: int) -> float:
+    """A number in [0, 1) from ``seed`` and ``position``: two rounds of SplitMix64 (Steele et al. 2014)."""
+    value = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & _MASK
+    for _ in range(2):
+        value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+        value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+        value ^= value >> 31
+    return (value >> 11) / (1 << 53)

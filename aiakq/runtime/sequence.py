@@ -1,0 +1,83 @@
+"""Sequence: one request inside the engine, from waiting to finished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aiakq.runtime.messages import RequestSpec, RequestTimes, TokenLogprobs
+from aiakq.runtime.pages import ROOT, page_hash
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request's tokens, its pages, and how far its keys and values are computed.
+
+    token_ids       prompt, then generated tokens.
+    num_computed    tokens whose keys and values are in ``pages``.
+    pages           KV pages in order; covers at least num_computed tokens.
+    hashes          of the full pages' tokens, as far as computed by ``page_hashes``.
+    """
+
+    spec: RequestSpec
+    arrival: int
+    times: RequestTimes
+    token_ids: list[int] = field(init=False)
+    num_prompt: int = field(init=False)
+    num_computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+    num_cached: int | None = None
+    num_preemptions: int = 0
+    prompt_done: bool = False
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.spec.prompt_token_ids)
+        self.num_prompt = len(self.token_ids)
+        self.stop_ids = frozenset(self.spec.stop_token_ids)
+        self.eos_ids = frozenset(self.spec.eos_token_ids)
+
+    @property
+    def id(self) -> str:
+        return self.spec.request_id
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens whose keys and values are not computed yet."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.spec.prompt_logprobs is not None
+
+    def page_hashes(self, page_size: int, count: int) -> list[bytes]:
+        """Chained hashes of the first ``count`` full pages; computed once each."""
+        while len(self.hashes) < count:
+            at = len(self.hashes) * page_size
+            parent = self.hashes[-1] if self.hashes else ROOT
+            self.hashes.append(page_hash(parent, self.token_ids[at : at + page_size]))
+        return self.hashes[:count]
+
+    def reset(self) -> list[int]:
+        """Forget everything computed, for a preemption; returns the pages to release."""
+        pages, self.pages = self.pages, []
+        self.num_computed = 0
+        self.num_published = 0
+        self.num_preemptions += 1
+        return pages
+
+    def finish_reason(self, token: int) -> tuple[str | None, int | None]:
+        """Whether the sequence ends with ``token`` just appended: (finish_reason, stop_reason)."""
+        if self.num_outputs >= self.spec.min_tokens:
+            if token in self.eos_ids:
+                return "stop", None
+            if token in self.stop_ids:
+                return "stop", token
+        if self.num_outputs >= self.spec.max_tokens:
+            return "length", None
+        return None, None

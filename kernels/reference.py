@@ -1,0 +1,124 @@
+"""Quantized linear layers in plain torch: accepts every problem; the oracle of every other implementation.
+
+Weights stay packed; ``run`` unpacks them at each call, so this is the smallest in memory and the slowest.
+w8a8 multiplies integers exactly (int32 accumulation), on the CPU with torch's own int8 product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from aiakq.kernels import packing
+from aiakq.kernels.types import LinearProblem, QWeight
+
+
+def supports(problem: LinearProblem) -> str | None:
+    """None: every problem runs here."""
+    return None
+
+
+def dequantize(weight: QWeight, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The float weight [N, K] in the natural input order (``perm`` undone), computed in float32."""
+    return _scaled(weight.codes, weight.scales, weight.zeros, weight.perm, weight.group_size, weight.bits).to(dtype)
+
+
+def _scaled(
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, perm: Tensor | None, group_size: int, bits: int
+) -> Tensor:
+    """codes [N, K] uint8 -> float32 [N, K]; the one formula of QWeight."""
+    n, k = codes.shape
+    groups = scales.shape[1]
+    values = codes.to(torch.float32)
+    padding = groups * group_size - k
+    if padding:
+        values = F.pad(values, (0, padding))
+    values = values.view(n, groups, group_size)
+    if zeros is None:
+        values -= 1 << (bits - 1)
+    else:
+        values -= zeros.to(torch.float32).unsqueeze(-1)
+    values *= scales.to(torch.float32).unsqueeze(-1)
+    values = values.view(n, groups * group_size)[:, :k]
+    if perm is not None:
+        natural = torch.empty_like(values)
+        natural[:, perm] = values
+        return natural
+    return values
+
+
+@dataclass
+class PackedLinear:
+    """A weight as the reference keeps it: codes packed into int32 words along K, the rest as in QWeight."""
+
+    words: Tensor
+    weight: QWeight  # without codes
+    k: int
+
+    def codes(self) -> Tensor:
+        return packing.unpack(self.words, self.weight.bits, count=self.k)
+
+
+@dataclass
+class IntegerLinear:
+    """A w8a8 weight: codes [N, K] int8 (signed), scales [N] float32, input_scale scalar or None."""
+
+    codes: Tensor
+    scales: Tensor
+    bias: Tensor | None
+    input_scale: Tensor | None
+
+
+def prepare(weight: QWeight, problem: LinearProblem) -> PackedLinear | IntegerLinear:
+    """Pack the codes (or, for w8a8, make them signed). ``weight`` is not modified."""
+    bias = None if weight.bias is None else weight.bias.to(problem.dtype)
+    if weight.scheme == "w8a8":
+        assert weight.group_size == weight.k and weight.zeros is None, "w8a8 weights are symmetric, per channel"
+        signed = (weight.codes.to(torch.int16) - 128).to(torch.int8)
+        return IntegerLinear(signed, weight.scales[:, 0].to(torch.float32), bias, weight.input_scale)
+    words = packing.pack(weight.codes, weight.bits)
+    rest = QWeight(weight.scheme, weight.codes[:0], weight.scales, weight.zeros, weight.perm, bias, weight.group_size)
+    return PackedLinear(words, rest, weight.k)
+
+
+def run(x: Tensor, state: PackedLinear | IntegerLinear) -> Tensor:
+    """x [M, K] -> [M, N], both of the activation dtype."""
+    if isinstance(state, IntegerLinear):
+        return _run_integer(x, state)
+    w = state.weight
+    dense = _scaled(state.codes(), w.scales, w.zeros, w.perm, w.group_size, w.bits)
+    return F.linear(x, dense.to(x.dtype), w.bias)
+
+
+def quantize_activations(x: Tensor, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Symmetric int8 activations: codes [M, K] int8 and scales [M, 1] float32.
+
+    Dynamic: scale = max|x| / 127 per token (row), at least the smallest normal float. Static: the given scale.
+    """
+    values = x.to(torch.float32)
+    if input_scale is None:
+        scale = values.abs().amax(dim=-1, keepdim=True).div_(127.0).clamp_(min=torch.finfo(torch.float32).tiny)
+    else:
+        scale = input_scale.to(torch.float32).reshape(1, 1).expand(x.shape[0], 1)
+    return (values / scale).round_().clamp_(-128, 127).to(torch.int8), scale
+
+
+def _run_integer(x: Tensor, state: IntegerLinear) -> Tensor:
+    codes, scale = quantize_activations(x, state.input_scale)
+    y = integer_matmul(codes, state.codes).to(torch.float32)
+    y *= scale
+    y *= state.scales
+    if state.bias is not None:
+        y += state.bias
+    return y.to(x.dtype)
+
+
+def integer_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a [M, K] int8 times b [N, K] int8 transposed -> int32 [M, N], exact."""
+    if a.device.type == "cpu":
+        return torch._int_mm(a, b.t())
+    # CUDA's int8 product wants at least 17 rows and multiples of 8; float64 is exact for any K below 2**38.
+    return (a.double() @ b.double().t()).to(torch.int32)
