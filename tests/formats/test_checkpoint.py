@@ -1,0 +1,255 @@
+"""Opening checkpoint folders: whole ones from their headers alone, damaged and hostile ones by name."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from aiakq.errors import UNSAFE, AiakqError
+from aiakq.formats.checkpoint import INDEX, MANIFEST, Checkpoint, resolve_model
+from aiakq.formats.safetensors_file import read_header, write_file
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small model in two shards with an index."""
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text('{"model_type": "llama"}')
+    shards = {
+        "model-00001-of-00002.safetensors": {"a.weight": torch.ones(2, 3), "b.weight": torch.zeros(4).half()},
+        "model-00002-of-00002.safetensors": {"c.weight": torch.arange(5)},
+    }
+    for file, tensors in shards.items():
+        save_file(tensors, path / file, metadata={"format": "pt"})
+    weight_map = {name: file for file, tensors in shards.items() for name in tensors}
+    (path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    return path
+
+
+def refused(path: Path) -> AiakqError:
+    with pytest.raises(AiakqError) as caught:
+        Checkpoint.open(path)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_inventory_and_tensors(folder: Path) -> None:
+    checkpoint = Checkpoint.open(folder)
+    assert checkpoint.config == {"model_type": "llama"}
+    assert checkpoint.spec is None
+    assert checkpoint.quantized_linears() == []
+    info = checkpoint.inventory["a.weight"]
+    assert (info.dtype, info.shape, info.file, info.nbytes) == ("F32", (2, 3), "model-00001-of-00002.safetensors", 24)
+    assert torch.equal(checkpoint.tensor("c.weight"), torch.arange(5))
+
+
+def test_quantized_linears_come_from_the_files(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    for name, count in (("gq-desc", 1), ("lc-sq", 1), ("lc-w8a16", 1), ("aawq", 1)):
+        path = tmp_path / name
+        path.mkdir()
+        with safe_open(FIXTURES / f"{name}.safetensors", framework="pt") as file:
+            tensors = {f"m.k_proj.{key}": file.get_tensor(key) for key in file.keys()}
+            config = json.loads(file.metadata()["quantization_config"])
+        tensors["m.k_proj.bias"] = torch.ones(128)
+        tensors["m.norm.weight"] = torch.ones(256)
+        save_file(tensors, path / "model.safetensors")
+        (path / "config.json").write_text(json.dumps({"quantization_config": config}))
+        checkpoint = Checkpoint.open(path)
+        assert checkpoint.quantized_linears() == ["m.k_proj"]
+        assert len(checkpoint.quantized_linears()) == count
+        weight = checkpoint.read_linear("m.k_proj")
+        assert (weight.n, weight.k) == (128, 256)
+        assert weight.bias is not None
+
+
+def test_an_error_names_folder_and_tensor(tmp_path: Path) -> None:
+    save_file(
+        {"x.qweight": torch.zeros(4, 32, dtype=torch.int32), "x.scales": torch.ones(1, 32)},
+        tmp_path / "model.safetensors",
+    )
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq", "bits": 4}}')
+    with pytest.raises(AiakqError) as caught:
+        Checkpoint.open(tmp_path).read_linear("x")
+    assert str(tmp_path) in str(caught.value)
+    assert "x.qzeros is missing" in str(caught.value)
+
+
+def test_older_tools_keep_the_quantization_in_a_file_of_its_own(tmp_path: Path) -> None:
+    save_file({"x.weight": torch.ones(2)}, tmp_path / "gptq_model-4bit-128g.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "quantize_config.json").write_text('{"bits": 4, "group_size": 128, "sym": true, "desc_act": false}')
+    spec = Checkpoint.open(tmp_path).spec
+    assert spec is not None
+    assert (spec.format, spec.bits, spec.group_size) == ("gptq", 4, 128)
+
+
+def test_missing_parts(folder: Path, tmp_path: Path) -> None:
+    assert refused(tmp_path / "nowhere").id == "model_missing"
+    shard = folder / "model-00002-of-00002.safetensors"
+    shard.rename(tmp_path / "kept")
+    problem = refused(folder)
+    assert problem.id == "model_incomplete"
+    assert shard.name in str(problem)
+    save_file({"d.weight": torch.ones(1)}, shard)
+    problem = refused(folder)
+    assert problem.id == "model_incomplete"
+    assert "c.weight" in str(problem)
+    (folder / INDEX).unlink()
+    assert "index" in str(refused(folder))
+    (folder / "config.json").unlink()
+    assert refused(folder).id == "model_incomplete"
+
+
+def test_pickles_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    problem = refused(tmp_path)
+    assert (problem.id, problem.exit_code) == ("pickle_refused", UNSAFE)
+
+
+@pytest.mark.parametrize(
+    "file", ["../outside.safetensors", "/etc/outside.safetensors", "sub/x.safetensors", "..", "x.bin"]
+)
+def test_an_index_may_not_leave_the_folder(folder: Path, file: str) -> None:
+    save_file({"a": torch.ones(1)}, folder.parent / "outside.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": file}}))
+    assert refused(folder).id == "path_outside_model"
+
+
+def test_links_stay_in_the_folder_or_the_hub_cache(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(1)}, tmp_path / "secret.safetensors")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").symlink_to(tmp_path / "secret.safetensors")
+    assert refused(folder).id == "path_outside_model"
+
+    cache = tmp_path / "models--org--name"
+    snapshot = cache / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (cache / "blobs").mkdir()
+    save_file({"a": torch.ones(1)}, cache / "blobs" / "abcd")
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/abcd")
+    assert torch.equal(Checkpoint.open(snapshot).tensor("a"), torch.ones(1))
+
+
+def test_a_named_pipe_does_not_block(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    os.mkfifo(tmp_path / "model.safetensors")
+    assert refused(tmp_path).id == "model_malformed"
+
+
+def container(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(raw) if length is None else length).to_bytes(8, "little") + raw + data
+
+
+def entry(start: int, end: int, shape: Any = (1,), dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x01\x02",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+        b"<!DOCTYPE html><html></html>",
+        container({}, length=2**63),
+        container({"a": entry(0, 4)}, b"\0" * 3),  # half written
+        container({"a": entry(0, 4)}, b"\0" * 5),
+        container({"a": entry(4, 8)}, b"\0" * 8),  # a hole
+        container({"a": entry(0, 4), "b": entry(2, 6)}, b"\0" * 6),  # an overlap
+        container({"a": entry(0, 4, (2,))}, b"\0" * 4),
+        container({"a": entry(0, 4, (-1,))}, b"\0" * 4),
+        container({"a": entry(0, 4, (True,))}, b"\0" * 4),
+        container({"a": entry(0, 0, (0, 2**62))}),
+        container({"a": entry(0, 4, dtype="F5")}, b"\0" * 4),
+        container({"../a": entry(0, 4)}, b"\0" * 4),
+        container({"a\nb": entry(0, 4)}, b"\0" * 4),
+        container({"a": 5}),
+        container([1]),
+        container(b'{"a": ' + b"[" * 100_000),
+        container(b'{"a": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}, "a": {}}', b"\0" * 4),
+    ],
+)
+def test_malformed_files(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(content)
+    problem = refused(tmp_path)
+    assert problem.id == "model_malformed"
+    assert "model.safetensors" in str(problem)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "nul", '{"a": NaN', "[" * 100_000])
+def test_malformed_config(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    assert refused(folder).id == "model_malformed"
+
+
+def test_a_folder_of_ours_without_its_manifest_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text('{"aiakq": {}}')
+    problem = refused(folder)
+    assert problem.id == "model_incomplete"
+    assert MANIFEST in str(problem)
+    size = (folder / "model-00001-of-00002.safetensors").stat().st_size
+    files = {"model-00001-of-00002.safetensors": {"size": size}}
+    (folder / MANIFEST).write_text(json.dumps({"files": files}))
+    Checkpoint.open(folder)
+    files["model-00001-of-00002.safetensors"]["size"] += 1
+    (folder / MANIFEST).write_text(json.dumps({"files": files}))
+    assert refused(folder).id == "model_malformed"
+
+
+def test_resolve(folder: Path) -> None:
+    assert resolve_model(str(folder)) == folder
+    for name in ("./nothing", "/no/such/folder", "a/b/c", "../up", "org/na me"):
+        with pytest.raises(AiakqError) as caught:
+            resolve_model(name)
+        assert caught.value.id == "model_missing"
+    with pytest.raises(AiakqError) as caught:
+        resolve_model(folder / "config.json")
+    assert caught.value.id == "model_malformed"
+
+
+def test_a_hub_that_cannot_be_reached_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(AiakqError) as caught:
+        resolve_model("some-org/some-model-nobody-has")
+    assert caught.value.id == "model_hub"
+    assert "\n" not in str(caught.value)
+
+
+def test_written_files_are_read_by_the_official_package(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    tensors = {
+        "a": torch.randn(3, 5).bfloat16(),
+        "b": torch.arange(7, dtype=torch.int64),
+        "c": torch.zeros(0, 4),
+        "d": torch.tensor(3.5),
+        "e": torch.randn(4, 6).T,
+        "f": torch.randint(-5, 5, (9,), dtype=torch.int8),
+    }
+    size, digest = write_file(tmp_path / "x.safetensors", tensors)
+    import hashlib
+
+    content = (tmp_path / "x.safetensors").read_bytes()
+    assert (len(content), hashlib.sha256(content).hexdigest()) == (size, digest)
+    read = load_file(tmp_path / "x.safetensors")
+    assert set(read) == set(tensors)
+    assert all(torch.equal(read[name], tensors[name]) for name in tensors)
+    assert set(read_header(tmp_path / "x.safetensors", "x")) == set(tensors)

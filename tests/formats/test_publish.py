@@ -1,0 +1,233 @@
+"""Publishing: whole or absent, whatever happens on the way."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aiakq.errors import AiakqError
+from aiakq.formats import publish
+from aiakq.formats.checkpoint import MANIFEST, Checkpoint
+from aiakq.formats.publish import CheckpointWriter, check_output
+
+
+def fill(writer: CheckpointWriter, value: float = 1.0) -> None:
+    writer.add("a.weight", torch.full((4, 8), value))
+    writer.add("b.weight", torch.full((16,), value).half())
+    writer.add_json("config.json", {"model_type": "llama", "aiakq": {}})
+
+
+def make(output: Path, value: float = 1.0, **options: Any) -> Path:
+    with CheckpointWriter(output, **options) as writer:
+        fill(writer, value)
+        return writer.publish()
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_one_shard(tmp_path: Path) -> None:
+    output = make(tmp_path / "deep" / "er" / "out")
+    assert listing(output) == [MANIFEST, "config.json", "model.safetensors"]
+    assert listing(output.parent) == ["out"]
+    assert torch.equal(Checkpoint.open(output).tensor("a.weight"), torch.ones(4, 8))
+    manifest = json.loads((output / MANIFEST).read_text())
+    assert manifest["files"]["model.safetensors"]["size"] == (output / "model.safetensors").stat().st_size
+    mask = os.umask(0)
+    os.umask(mask)
+    assert (output / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_many_shards_have_an_index(tmp_path: Path) -> None:
+    output = make(tmp_path / "out", max_shard_bytes=64)
+    assert "model-00002-of-00002.safetensors" in listing(output)
+    assert set(Checkpoint.open(output).inventory) == {"a.weight", "b.weight"}
+    from transformers.utils.hub import get_checkpoint_shard_files
+
+    files, _ = get_checkpoint_shard_files(str(output), str(output / "model.safetensors.index.json"))
+    assert len(files) == 2
+
+
+def test_same_tensors_same_bytes(tmp_path: Path) -> None:
+    first, second = make(tmp_path / "one"), make(tmp_path / "two")
+    for name in listing(first):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_a_sealed_folder_is_a_checkpoint_and_may_still_grow(tmp_path: Path) -> None:
+    with CheckpointWriter(tmp_path / "out") as writer:
+        fill(writer)
+        assert len(Checkpoint.open(writer.seal()).inventory) == 2
+        writer.add_json("report.json", {"perplexity": 1.0})
+        output = writer.publish()
+    assert "report.json" in json.loads((output / MANIFEST).read_text())["files"]
+    Checkpoint.open(output)
+
+
+@pytest.mark.parametrize("problem", [ValueError("boom"), KeyboardInterrupt(), SystemExit(143)])
+def test_nothing_stays_behind_an_exception(tmp_path: Path, problem: BaseException) -> None:
+    with pytest.raises(type(problem)), CheckpointWriter(tmp_path / "new" / "out", max_shard_bytes=64) as writer:
+        fill(writer)
+        writer.seal()
+        raise problem
+    assert listing(tmp_path) == []
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename", "mkdir"])
+def test_a_full_disk_leaves_nothing_and_keeps_the_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    old = make(tmp_path / "out", 1.0)
+    before = {name: (old / name).read_bytes() for name in listing(old)}
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    target: Any = {"write": publish, "fsync": os, "rename": os, "mkdir": Path}[call]
+    monkeypatch.setattr(target, {"write": "write_file"}.get(call, call), fail)
+    with pytest.raises(AiakqError) as caught:
+        make(tmp_path / "out", 2.0, overwrite=True)
+    assert caught.value.id == "output_failed"
+    assert "No space left" in str(caught.value)
+    monkeypatch.undo()
+    assert listing(tmp_path) == ["out"]
+    assert {name: (old / name).read_bytes() for name in listing(old)} == before
+
+
+def test_existing_output(tmp_path: Path) -> None:
+    output = make(tmp_path / "out", 1.0)
+    with pytest.raises(AiakqError) as caught:
+        make(output, 2.0)
+    assert caught.value.id == "output_exists"
+    make(output, 2.0, overwrite=True)
+    assert float(Checkpoint.open(output).tensor("a.weight")[0, 0]) == 2.0
+    assert listing(tmp_path) == ["out"]
+    (tmp_path / "empty").mkdir()
+    make(tmp_path / "empty")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(AiakqError) as caught:
+        make(tmp_path / "file", overwrite=True)
+    assert caught.value.id == "output_exists"
+
+
+def test_overwrite_spares_what_is_no_model(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "diary.txt").write_text("dear")
+    with pytest.raises(AiakqError) as caught:
+        make(home, overwrite=True)
+    assert caught.value.id == "output_not_model"
+    assert listing(home) == ["diary.txt"]
+
+
+def test_overwrite_without_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = make(tmp_path / "out", 1.0)
+    monkeypatch.setattr(publish.ctypes, "CDLL", lambda *_, **__: object())
+    make(output, 2.0, overwrite=True)
+    assert float(Checkpoint.open(output).tensor("a.weight")[0, 0]) == 2.0
+    assert listing(tmp_path) == ["out"]
+
+
+def test_output_and_input_must_differ(tmp_path: Path) -> None:
+    source = make(tmp_path / "source")
+    (tmp_path / "link").symlink_to(source)
+    (tmp_path / "inner").symlink_to(source / "sub")
+    for output in (
+        source,
+        tmp_path / "link",
+        source / "sub",
+        tmp_path / "inner",
+        tmp_path,
+        tmp_path / "x" / ".." / "source",
+    ):
+        for given in (source, tmp_path / "link"):
+            with pytest.raises(AiakqError) as caught:
+                check_output(output, [given], overwrite=True)
+            assert caught.value.id == "output_is_input", output
+    assert check_output(tmp_path / "source2", [source]) == tmp_path / "source2"
+
+
+def test_a_second_writer_is_refused_at_once(tmp_path: Path) -> None:
+    with CheckpointWriter(tmp_path / "out") as writer:
+        with pytest.raises(AiakqError) as caught, CheckpointWriter(tmp_path / "out"):
+            pass
+        assert caught.value.id == "output_locked"
+        fill(writer)
+        writer.publish()
+    assert listing(tmp_path) == ["out"]
+
+
+def test_too_little_space_is_known_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(AiakqError) as caught, CheckpointWriter(tmp_path / "out", expected_bytes=10**18):
+        pass
+    assert caught.value.id == "no_space"
+    assert listing(tmp_path) == []
+
+
+@pytest.mark.parametrize("moment", ["entered", "sealed", "published"])
+def test_kill_minus_nine(tmp_path: Path, moment: str) -> None:
+    """After SIGKILL the output is absent or whole, and the next run cleans up."""
+    script = textwrap.dedent(
+        """
+        import os, signal, sys, torch
+        from aiakq.formats.publish import CheckpointWriter
+        def die(now):
+            if now == sys.argv[2]:
+                os.kill(os.getpid(), signal.SIGKILL)
+        with CheckpointWriter(sys.argv[1], max_shard_bytes=64) as writer:
+            writer.add("a.weight", torch.ones(4, 8))
+            writer.add("b.weight", torch.ones(4, 8))
+            die("entered")
+            writer.add_json("config.json", {"aiakq": {}})
+            writer.seal()
+            die("sealed")
+            writer.publish()
+            die("published")
+        """
+    )
+    output = tmp_path / "out"
+    ended = subprocess.run([sys.executable, "-c", script, str(output), moment], timeout=120)
+    assert ended.returncode == -signal.SIGKILL
+    assert output.exists() == (moment == "published")
+    if moment == "published":
+        Checkpoint.open(output)
+    else:
+        remains = [path for path in tmp_path.iterdir() if path.is_dir()]
+        assert len(remains) == 1
+        if moment == "entered":
+            with pytest.raises(AiakqError, match="unfinished"):
+                Checkpoint.open(remains[0])
+    make(output, 3.0, overwrite=True)
+    assert listing(tmp_path) == ["out"]
+    assert float(Checkpoint.open(output).tensor("a.weight")[0, 0]) == 3.0
+
+
+def test_an_old_output_moved_aside_is_put_back(tmp_path: Path) -> None:
+    """A crash between the two renames of the fallback must not lose the old output."""
+    make(tmp_path / "out", 1.0)
+    (tmp_path / "out").rename(tmp_path / f".out{publish._OLD_MARK}0123")
+    with pytest.raises(AiakqError) as caught:
+        make(tmp_path / "out", 2.0)
+    assert caught.value.id == "output_exists"
+    assert listing(tmp_path) == ["out"]
+    assert float(Checkpoint.open(tmp_path / "out").tensor("a.weight")[0, 0]) == 1.0
+
+
+def test_files_of_the_source_are_copied_verbatim(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"\xff{ not json")
+    (tmp_path / "tokenizer.json").symlink_to(tmp_path / "real")
+    with CheckpointWriter(tmp_path / "out") as writer:
+        fill(writer)
+        writer.copy_file(tmp_path / "tokenizer.json")
+        output = writer.publish()
+    assert (output / "tokenizer.json").read_bytes() == b"\xff{ not json"
+    assert not (output / "tokenizer.json").is_symlink()
