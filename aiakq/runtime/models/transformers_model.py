@@ -1,0 +1,183 @@
+"""Any other decoder-only architecture, through its transformers class with attention bound to our paged cache.
+
+transformers lets a model's attention be replaced by name. We register one function per loaded model, which writes the
+step's keys and values into the pages of its layer and attends over them; everything else of the model runs as it is.
+Models whose attention cannot be replaced, or that keep other state between tokens, are refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aiakq.errors import error
+from aiakq.kernels.attention import paged_attention, write_kv
+from aiakq.kernels.types import AttentionContext
+from aiakq.runtime.config import EngineConfig
+from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.layers.linear import QLinear
+from aiakq.runtime.models import FAMILIES
+from aiakq.runtime.models.decoder import Model, ModelInput
+
+_numbers = itertools.count()
+
+
+class _PagedAttention:
+    """The attention function of one loaded model; ``bind`` says where the current step's tokens live."""
+
+    def __init__(self) -> None:
+        self._caches: list[LayerCache] = []
+        self._context: AttentionContext | None = None
+
+    def bind(self, caches: list[LayerCache], context: AttentionContext | None) -> None:
+        self._caches, self._context = caches, context
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """query [1, H, T, D], key and value [1, Hkv, T, D] -> [1, T, H, D]."""
+        assert self._context is not None, "the model was called outside a step"
+        layer = module.layer_idx
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        write_kv(k, v, *self._caches[layer], self._context.slots)
+        scale = scaling if scaling is not None else q.shape[-1] ** -0.5
+        out = paged_attention(q.contiguous(), *self._caches[layer], self._context, scale, sliding_window)
+        return out.unsqueeze(0), None
+
+
+class TransformersModel:
+    """A transformers causal language model as the runner wants it (see decoder.Model)."""
+
+    def __init__(self, hf: Any, attention: _PagedAttention, config: EngineConfig) -> None:
+        text = config.hf
+        self.hf = hf
+        self.vocab_size = hf.get_output_embeddings().weight.shape[0]
+        self.kv_shape = (text.num_layers, text.num_kv_heads, text.head_dim)
+        self._attention = attention
+
+    def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
+        """See Model.forward."""
+        self._attention.bind(caches, step.context)
+        try:
+            out = self.hf(
+                input_ids=step.token_ids.unsqueeze(0),
+                position_ids=step.positions.unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=step.logit_rows,
+            )
+        finally:
+            self._attention.bind([], None)
+        return out.logits[0].float()
+
+
+class _QuantizedModule(nn.Module):
+    """A QLinear in the place of an nn.Linear."""
+
+    def __init__(self, linear: QLinear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+def load_transformers_model(config: EngineConfig) -> tuple[Model, str]:
+    """Load the architecture of ``config`` through transformers; returns it and a line about its linear layers.
+
+    Raises ``model_unsupported`` when its attention cannot be replaced, ``remote_code`` when it needs its own Python.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    name = f"aiakq_paged_{next(_numbers)}"
+    attention = _PagedAttention()
+    _register(name, attention)
+    try:
+        hf_config = AutoConfig.from_pretrained(config.model, trust_remote_code=config.trust_remote_code)
+    except ValueError as failure:
+        raise _unsupported(config, str(failure).splitlines()[0]) from None
+    hf_config._attn_implementation = name
+    quantized = config.spec is not None
+    if quantized:
+        del hf_config.quantization_config
+    try:
+        if quantized or config.load_format == "dummy":
+            torch.manual_seed(config.seed)
+            hf = AutoModelForCausalLM.from_config(
+                hf_config, dtype=config.dtype, attn_implementation=name, trust_remote_code=config.trust_remote_code
+            )
+        else:
+            hf = AutoModelForCausalLM.from_pretrained(
+                config.model,
+                config=hf_config,
+                dtype=config.dtype,
+                attn_implementation=name,
+                trust_remote_code=config.trust_remote_code,
+                local_files_only=True,
+                use_safetensors=True,
+            )
+    except ValueError as failure:
+        raise _unsupported(config, str(failure).strip().splitlines()[0]) from None
+    if not _attention_replaceable(hf):
+        raise _unsupported(config, "transformers offers no way to replace its attention")
+    kinds = f"{sum(isinstance(m, nn.Linear) for m in hf.modules())} x w16: torch (through transformers)"
+    if quantized and config.load_format != "dummy":
+        kinds = _fill_quantized(hf, config)
+    return TransformersModel(hf.to(config.device).eval(), attention, config), kinds
+
+
+def _register(name: str, attention: _PagedAttention) -> None:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(name, attention)
+    # The pages know who may see whom; no mask is made.
+    AttentionMaskInterface.register(name, lambda *args, **kwargs: None)
+
+
+def _attention_replaceable(hf: Any) -> bool:
+    """Whether the class takes its attention from the registry, for every layer."""
+    supported = getattr(hf, "_supports_attention_backend", False)
+    layers = [module for module in hf.modules() if hasattr(module, "layer_idx")]
+    return bool(supported and layers)
+
+
+def _unsupported(config: EngineConfig, reason: str) -> Exception:
+    return error("model_unsupported", architecture=config.hf.architecture, reason=reason.rstrip("."), known=FAMILIES)
+
+
+def _fill_quantized(hf: Any, config: EngineConfig) -> str:
+    """Put a quantized checkpoint into a freshly made model: linears become QLinears, the rest is copied in."""
+    from aiakq.runtime.loading import describe_kinds, open_weights
+
+    weights = open_weights(config)
+    names = set(weights.quantized)
+    prefix = f"{hf.base_model_prefix}."
+    for name, module in list(hf.named_modules()):
+        stored = name if name in names else name.removeprefix(prefix)
+        if stored in names and isinstance(module, nn.Linear):
+            linear = weights.linear(stored, module.out_features, module.in_features, bias=module.bias is not None)
+            assert isinstance(linear, QLinear)
+            hf.set_submodule(name, _QuantizedModule(linear))
+    dense: Counter[str] = Counter()
+    for name, parameter in [*hf.named_parameters(), *hf.named_buffers()]:
+        stored = name if weights.has(name) else name.removeprefix(prefix)
+        if weights.has(stored):
+            parameter.data.copy_(weights.tensor(stored, *parameter.shape))
+            dense[name] += 1
+        elif isinstance(parameter, nn.Parameter):
+            raise error("tensor_mismatch", path=config.model, reason=f"the tensor {name} is missing")
+    if unused := weights.unused():
+        raise error("tensor_mismatch", path=config.model, reason=f"there is no place for {unused[0]}")
+    return describe_kinds(weights.kinds) + f"; {len(dense)} other tensors in transformers' own layers"

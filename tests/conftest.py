@@ -1,0 +1,127 @@
+"""Shared fixtures. Tests reach helpers through them: under importlib mode the tests folder is not importable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+try:
+    import aiakq.kernels  # noqa: F401
+except ModuleNotFoundError as failure:
+    raise pytest.UsageError("aiakq is not installed: run pip install -e '.[test]' first (see README)") from failure
+
+# gptqmodel divides a pool of CPU workers and cannot divide one; and tests never reach for a network.
+os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: What makes each tiny model unlike the others; sizes that divide by 32 and 128 so that every format can hold them.
+_COMMON = {"vocab_size": 320, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+_LLAMA_LIKE = {
+    **_COMMON,
+    "intermediate_size": 256,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+TINY: dict[str, tuple[str, dict[str, Any]]] = {
+    "LlamaForCausalLM": ("llama", {**_LLAMA_LIKE, "tie_word_embeddings": False}),
+    "MistralForCausalLM": ("mistral", {**_LLAMA_LIKE, "sliding_window": 24, "head_dim": 32}),
+    "Qwen2ForCausalLM": ("qwen2", {**_LLAMA_LIKE, "tie_word_embeddings": True}),
+    "Qwen3ForCausalLM": ("qwen3", {**_LLAMA_LIKE, "head_dim": 48, "tie_word_embeddings": True}),
+    "OPTForCausalLM": (
+        "opt",
+        {
+            **_COMMON,
+            "ffn_dim": 256,
+            "max_position_embeddings": 512,
+            "word_embed_proj_dim": 128,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "pad_token_id": 2,
+        },
+    ),
+    "GPTNeoXForCausalLM": (
+        "gpt_neox",
+        {
+            **_COMMON,
+            "intermediate_size": 256,
+            "max_position_embeddings": 512,
+            "rotary_pct": 0.25,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def example_model() -> Path:
+    """The trained example model, 5.8 M parameters."""
+    return ROOT / "examples" / "tinybooks"
+
+
+@pytest.fixture(scope="session")
+def heldout_text() -> str:
+    """Text of a book the example model never saw."""
+    return (ROOT / "examples" / "heldout.txt").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> Callable[..., Path]:
+    """``tiny_model(architecture, **config)`` -> folder of a small random model, made once per session."""
+    made: dict[tuple, Path] = {}
+
+    def make(architecture: str, **changes: Any) -> Path:
+        key = (architecture, tuple(sorted((name, repr(value)) for name, value in changes.items())))
+        if key not in made:
+            made[key] = _save_tiny(architecture, changes, tmp_path_factory.mktemp(architecture))
+        return made[key]
+
+    return make
+
+
+def _save_tiny(architecture: str, changes: dict[str, Any], folder: Path) -> Path:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kind, numbers = TINY[architecture]
+    config = AutoConfig.for_model(kind, **{**numbers, **changes})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    # Weights as spread as trained ones are: the library's own are so small that every logit is nearly equal.
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0.0, 1.5 / parameter.shape[1] ** 0.5)
+            elif name.endswith("bias"):
+                parameter.normal_(0.0, 0.1)
+    model.save_pretrained(folder)
+    _byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def _byte_tokenizer() -> Any:
+    """A tokenizer of single bytes with three special tokens, which needs no file."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<s>", "</s>", "<pad>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: index for index, token in enumerate([*special, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
+    )
