@@ -9,8 +9,12 @@ one, or decoded next to any other sequences.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from aiakq.kernels.types import AttentionContext
 
@@ -37,94 +41,135 @@ def paged_attention(
     The step's own keys must be in the cache already (``write_kv``). sliding_window W lets a query see itself and the
     W - 1 positions before it.
     """
+    layout = _Layout(query.shape[1], *k_cache.shape[1:3], sliding_window)
     out = torch.zeros_like(query)
     if context.num_decodes:
         rows = slice(0, context.num_decodes)
-        out[rows] = _decode(query[rows], k_cache, v_cache, context, scale, sliding_window)
+        out[rows] = _decode(query[rows], k_cache, v_cache, context, scale, layout)
     starts = context.query_start_list
     for s in range(context.num_decodes, len(starts) - 1):
         rows = slice(starts[s], starts[s + 1])
-        pages = context.page_table[s : s + 1]
-        out[rows] = _prefill(query[rows], k_cache, v_cache, pages, context.kv_len_list[s], scale, sliding_window)
+        out[rows] = _prefill(query[rows], k_cache, v_cache, context, s, scale, layout)
     return out
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """What a layer's plan depends on besides the step: heads, page size, key-value heads, window."""
+
+    heads: int
+    page_size: int
+    kv_heads: int
+    window: int | None
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+
+@dataclass
+class _Chunk:
+    """One chunk of positions, the same for all layers of a step.
+
+    rows    [S * Hkv * C] rows of the cache seen as [pages * P * Hkv, D].
+    hidden  [S, 1, R, C] bool, True where a query row may not look.
+    """
+
+    rows: Tensor
+    hidden: Tensor
+
+
+def _planned(context: AttentionContext, key: tuple, make: Callable[[], list[_Chunk]]) -> list[_Chunk]:
+    """A plan of this step, made by the first layer that needs it."""
+    plan = context.plans.get(key)
+    if plan is None:
+        plan = context.plans[key] = make()
+    return plan
+
+
 def _decode(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, context: AttentionContext, scale: float, window: int | None
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, context: AttentionContext, scale: float, layout: _Layout
 ) -> Tensor:
     """One query per sequence, all sequences at once: query [S, H, D] -> [S, H, D]."""
     S, H, D = query.shape
-    Hkv = k_cache.shape[2]
-    group = H // Hkv
-    q = query.float().mul(scale).view(S, Hkv, group, D)
-    q = torch.nn.functional.pad(q, (0, 0, 0, -group % ROWS))
-    position = (context.kv_len[:S] - 1).view(S, 1, 1)
-    longest = max(context.kv_len_list[:S])
-    state = _SoftmaxState(q)
-    for keys, values, start in _chunks(k_cache, v_cache, context.page_table[:S], longest):
-        state.add(q, keys, values, start, position, window)
-    return state.result()[:, :, :group].reshape(S, H, D).to(query.dtype)
+    group = layout.group
+    q = query.float().mul(scale).view(S * layout.kv_heads, group, D)
+    q = F.pad(q, (0, 0, 0, -group % ROWS))
+
+    def make() -> list[_Chunk]:
+        position = (context.kv_len[:S] - 1).view(S, 1, 1)
+        return _chunks(context.page_table[:S], max(context.kv_len_list[:S]), position, layout)
+
+    out = _attend(q, k_cache, v_cache, _planned(context, (layout, "decode"), make), layout)
+    return out[:, :group].reshape(S, H, D).to(query.dtype)
 
 
 def _prefill(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, pages: Tensor, kv_len: int, scale: float, window: int | None
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, context: AttentionContext, s: int, scale: float, layout: _Layout
 ) -> Tensor:
-    """The last L positions of one sequence: query [L, H, D] -> [L, H, D]."""
+    """The last L positions of sequence s: query [L, H, D] -> [L, H, D]."""
     L, H, D = query.shape
-    Hkv = k_cache.shape[2]
-    group = H // Hkv
+    group, kv_heads = layout.group, layout.kv_heads
     padded = L + -L % ROWS
-    q = torch.nn.functional.pad(query.float().mul(scale), (0, 0, 0, 0, 0, padded - L))
-    q = q.view(padded, Hkv, group, D).permute(1, 0, 2, 3).reshape(1, Hkv, padded * group, D)
-    first = kv_len - L
-    position = torch.arange(first, first + padded, device=query.device).repeat_interleave(group).view(1, -1, 1)
-    state = _SoftmaxState(q)
-    for keys, values, start in _chunks(k_cache, v_cache, pages, kv_len):
-        state.add(q, keys, values, start, position, window)
-    rows = state.result().view(Hkv, padded, group, D).permute(1, 0, 2, 3)
-    return rows.reshape(padded, H, D)[:L].to(query.dtype)
+    q = F.pad(query.float().mul(scale), (0, 0, 0, 0, 0, padded - L))
+    q = q.view(padded, kv_heads, group, D).transpose(0, 1).reshape(kv_heads, padded * group, D)
+
+    def make() -> list[_Chunk]:
+        kv_len = context.kv_len_list[s]
+        first = kv_len - L
+        position = torch.arange(first, first + padded, device=query.device).repeat_interleave(group)
+        return _chunks(context.page_table[s : s + 1], kv_len, position.view(1, -1, 1), layout)
+
+    out = _attend(q, k_cache, v_cache, _planned(context, (layout, s), make), layout)
+    return out.view(kv_heads, padded, group, D).transpose(0, 1).reshape(padded, H, D)[:L].to(query.dtype)
 
 
-def _chunks(k_cache: Tensor, v_cache: Tensor, page_table: Tensor, length: int):
-    """Yield (keys [S, Hkv, D, C], values [S, Hkv, C, D], first position) in float32 over ``length`` positions."""
-    P, Hkv, D = k_cache.shape[1:]
+def _chunks(page_table: Tensor, length: int, position: Tensor, layout: _Layout) -> list[_Chunk]:
+    """The plan for sequences [S] over ``length`` positions; ``position`` [S, R or 1, 1] is each query row's own."""
+    P, kv_heads = layout.page_size, layout.kv_heads
     per_chunk = max(1, CHUNK // P)
-    S, width = page_table.shape
-    for first in range(0, -(-length // P), per_chunk):
-        table = page_table[:, first : first + per_chunk]
-        if table.shape[1] < per_chunk:  # page 0 is a scratch page: masked below, always finite
-            table = torch.nn.functional.pad(table, (0, per_chunk - table.shape[1]))
-        table = table.long()
-        keys = k_cache[table].view(S, per_chunk * P, Hkv, D).permute(0, 2, 3, 1).float()
-        values = v_cache[table].view(S, per_chunk * P, Hkv, D).permute(0, 2, 1, 3).float()
-        yield keys, values, first * P
-
-
-class _SoftmaxState:
-    """Running maximum, sum and weighted values of an online softmax over [S, Hkv, R, .]."""
-
-    def __init__(self, q: Tensor) -> None:
-        S, Hkv, R, D = q.shape
-        self.maximum = q.new_full((S, Hkv, R, 1), float("-inf"))
-        self.total = q.new_zeros((S, Hkv, R, 1))
-        self.weighted = q.new_zeros((S, Hkv, R, D))
-
-    def add(self, q: Tensor, keys: Tensor, values: Tensor, start: int, position: Tensor, window: int | None) -> None:
-        """Take in one chunk. ``position`` [S, R or 1, 1] is each row's own position."""
-        scores = torch.matmul(q, keys)
-        at = torch.arange(start, start + keys.shape[-1], device=q.device)
+    device = page_table.device
+    count = -(-length // (P * per_chunk))
+    missing = count * per_chunk - page_table.shape[1]
+    table = F.pad(page_table, (0, missing)) if missing > 0 else page_table  # page 0 is scratch: hidden, always finite
+    heads = torch.arange(kv_heads, device=device).view(1, kv_heads, 1)
+    offsets = torch.arange(P, device=device)
+    chunks = []
+    for index in range(count):
+        pages = table[:, index * per_chunk : (index + 1) * per_chunk].long()
+        slots = (pages.unsqueeze(-1) * P + offsets).flatten(1)
+        rows = (slots.unsqueeze(1) * kv_heads + heads).flatten()
+        at = torch.arange(index * per_chunk * P, (index + 1) * per_chunk * P, device=device)
         hidden = at > position
-        if window is not None:
-            hidden |= at <= position - window
-        scores.masked_fill_(hidden.unsqueeze(1), float("-inf"))
-        maximum = torch.maximum(self.maximum, scores.amax(dim=-1, keepdim=True))
-        # A row that has seen nothing yet keeps -inf; subtracting 0 instead avoids inf - inf.
-        base = maximum.masked_fill(maximum == float("-inf"), 0.0)
-        weights = torch.exp(scores - base)
-        decay = torch.exp(self.maximum - base)
-        self.total = self.total * decay + weights.sum(dim=-1, keepdim=True)
-        self.weighted = self.weighted * decay + torch.matmul(weights, values)
-        self.maximum = maximum
+        if layout.window is not None:
+            hidden |= at <= position - layout.window
+        chunks.append(_Chunk(rows, hidden.unsqueeze(1)))
+    return chunks
 
-    def result(self) -> Tensor:
-        return self.weighted / self.total.clamp_min(torch.finfo(torch.float32).tiny)
+
+def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: list[_Chunk], layout: _Layout) -> Tensor:
+    """Online softmax over ``chunks``: q [S * Hkv, R, D] float32 -> [S * Hkv, R, D]."""
+    B, R, D = q.shape
+    k_rows, v_rows = k_cache.view(-1, D), v_cache.view(-1, D)
+    maximum = total = weighted = None
+    for chunk in chunks:
+        C = chunk.hidden.shape[-1]
+        keys = k_rows.index_select(0, chunk.rows).view(B, C, D).float()
+        values = v_rows.index_select(0, chunk.rows).view(B, C, D).float()
+        scores = torch.bmm(q, keys.transpose(1, 2))
+        scores.view(-1, layout.kv_heads, R, C).masked_fill_(chunk.hidden, float("-inf"))
+        highest = scores.amax(dim=-1, keepdim=True)
+        if maximum is not None:
+            highest = torch.maximum(maximum, highest)
+        # A row that has seen nothing yet keeps -inf; subtracting 0 instead avoids inf - inf.
+        base = highest if layout.window is None else highest.masked_fill(highest == float("-inf"), 0.0)
+        weights = scores.sub_(base).exp_()
+        fresh, added = weights.sum(dim=-1, keepdim=True), torch.bmm(weights, values)
+        if maximum is None:
+            total, weighted = fresh, added
+        else:
+            decay = torch.exp(maximum - base)
+            total, weighted = total * decay + fresh, weighted * decay + added
+        maximum = highest
+    assert weighted is not None and total is not None
+    return weighted / total.clamp_min(torch.finfo(torch.float32).tiny)

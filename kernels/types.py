@@ -6,7 +6,8 @@ H heads, D head size, P page size in tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,6 +119,7 @@ class AttentionContext:
     slots         [T] int64, page * P + offset where each token's key and value are written.
     page_table    [S, max pages] int32, padded with 0.
     num_decodes   the first ``num_decodes`` sequences have exactly one query token.
+    plans         what an implementation works out once per step and shares among layers; its own business.
     """
 
     query_start: Tensor
@@ -127,3 +129,4 @@ class AttentionContext:
     num_decodes: int
     query_start_list: list[int]
     kv_len_list: list[int]
+    plans: dict[Any, Any] = field(default_factory=dict)
