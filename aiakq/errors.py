@@ -159,6 +159,11 @@ REGISTRY: dict[str, ErrorKind] = {
         "Group sizes that work for every layer of this model: {choices}.",
         USAGE,
     ),
+    "layer_shape": ErrorKind(
+        "The layer {layer} with {n} outputs and {k} inputs cannot be written: {reason}.",
+        "-quant_type weight_only_int8 and smooth_quant take any shape.",
+        USAGE,
+    ),
     "tensor_parallel": ErrorKind(
         "This model cannot be cut {tp} ways: {reason}.", "Values of -tp that work: {choices}.", USAGE
     ),
@@ -176,6 +181,13 @@ REGISTRY: dict[str, ErrorKind] = {
         "{max_model_len} tokens.",
         "Lower --max-model-len (at most {fits} fits) or free memory.",
         RESOURCES,
+    ),
+    "out_of_memory": ErrorKind(
+        "There is not enough memory: {reason}.",
+        "Use a smaller model or batch, or free memory; --debug shows where it happened.",
+        RESOURCES,
+        500,
+        "server_error",
     ),
     "port_in_use": ErrorKind(
         "Port {port} on {host} is in use.", "Choose another with --port, or 0 for any free one.", ENVIRONMENT
@@ -225,6 +237,9 @@ REGISTRY: dict[str, ErrorKind] = {
         "service_unavailable_error",
     ),
     "request_failed": ErrorKind("The request failed: {reason}.", "", BUG, 500, "server_error"),
+    "loading": ErrorKind(
+        "The model is still loading.", "Try again in a moment.", WORKER, 503, "service_unavailable_error"
+    ),
     "shutting_down": ErrorKind(
         "The server is shutting down.",
         "Send the request to another server.",

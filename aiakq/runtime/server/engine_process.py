@@ -9,17 +9,15 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
-import select
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from typing import TYPE_CHECKING
 
 from aiakq.errors import WORKER, AiakqError, error
-from aiakq.runtime.messages import Abort, Inbox
+from aiakq.runtime.messages import Abort, Inbox, StepOutput
 from aiakq.runtime.server.wire import (
     Cancel,
     Configured,
@@ -31,6 +29,7 @@ from aiakq.runtime.server.wire import (
     Stepped,
     Submit,
     failed,
+    on_hangup,
 )
 
 if TYPE_CHECKING:
@@ -47,8 +46,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
-    end_with_peer(int(sys.argv[1]), LAST_STEP_SECONDS)
-    link = EngineLink(socket.socket(fileno=int(sys.argv[1])))
+    peer = socket.socket(fileno=int(sys.argv[1]))
+    # The main thread may be deep in loading or in a step when the HTTP process goes.
+    on_hangup(peer, _end_soon)
+    link = EngineLink(peer)
     try:
         code = _run(link)
     except ConnectionError:  # the HTTP process went away while we were sending
@@ -58,20 +59,9 @@ def main() -> None:
     os._exit(code)
 
 
-def end_with_peer(fd: int, patience: float) -> None:
-    """End this process at the latest ``patience`` seconds after the other end of socket ``fd`` is closed.
-
-    A thread waits for the hang-up, because the main thread may be deep in loading or in a step.
-    """
-
-    def wait() -> None:
-        poll = select.poll()
-        poll.register(fd, 0)  # hang-up and error are always reported
-        poll.poll()
-        time.sleep(patience)
-        os._exit(0)
-
-    threading.Thread(target=wait, name="peer-watch", daemon=True).start()
+def _end_soon() -> None:
+    time.sleep(LAST_STEP_SECONDS)
+    os._exit(0)
 
 
 def _run(link: EngineLink) -> int:
@@ -144,7 +134,20 @@ def _serve(link: EngineLink, engine: Engine) -> None:
                 inbox.extend(Abort(request_id) for request_id in record.request_ids)
         if busy or inbox:
             # Every step is told, also those without a token: the gauges and the histogram of step sizes stay exact.
-            link.send(Stepped(engine.step(time.monotonic(), inbox)))
+            link.send(Stepped(_step(engine, inbox)))
+
+
+def _step(engine: Engine, inbox: Inbox) -> StepOutput:
+    """One step, its tokens dated to when they exist: the engine, having no clock, dates them to the step's begin."""
+    began = time.monotonic()
+    output = engine.step(began, inbox)
+    ended = time.monotonic()
+    for news in output.outputs:
+        if news.times is not None and news.token_ids:
+            news.times.last_token = ended
+            if news.times.first_token == began:
+                news.times.first_token = ended
+    return output
 
 
 def _settings(config: EngineConfig) -> dict[str, str]:

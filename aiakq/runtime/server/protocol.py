@@ -115,7 +115,9 @@ class GenerationRequest(_Strict):
     def check_combinations(self) -> None:
         """Raise ``unsupported_parameter`` for fields that do not go together."""
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise error("unsupported_parameter", param="best_of", reason="every sequence is returned, so it must equal n")
+            raise error(
+                "unsupported_parameter", param="best_of", reason="every sequence is returned, so it must equal n"
+            )
         if self.stream_options is not None and not self.stream:
             raise error("unsupported_parameter", param="stream_options", reason="it needs stream=true")
         if self.stream and self.prompt_logprobs is not None:

@@ -6,8 +6,11 @@ a record can only become one of the types below, whoever wrote the bytes.
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -122,6 +125,18 @@ def failed(failure: AiakqError) -> Failed:
 def rebuilt(record: Failed) -> AiakqError:
     """The error a ``Failed`` frame stands for."""
     return error(record.id, **record.fields)
+
+
+def on_hangup(sock: socket.socket, call: Callable[[], None]) -> None:
+    """Call ``call`` in a thread of its own once the other end of ``sock`` is closed, also by the death of its owner."""
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(sock, 0)  # hang-up and error are always reported
+        poll.poll()
+        call()
+
+    threading.Thread(target=wait, name="hangup", daemon=True).start()
 
 
 class EngineLink:

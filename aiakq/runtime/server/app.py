@@ -1,0 +1,302 @@
+"""The HTTP routes. Every answer that is not 2xx has the shape of ``AiakqError.body``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import aiakq
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.sampling import SamplingParams
+from aiakq.runtime.server.answers import Answer
+from aiakq.runtime.server.chat import ChatAnswer
+from aiakq.runtime.server.completions import CompletionAnswer
+from aiakq.runtime.server.engine_client import as_failure
+from aiakq.runtime.server.generation import Prompt
+from aiakq.runtime.server.metrics import CONTENT_TYPE
+from aiakq.runtime.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeRequest,
+    parse,
+)
+from aiakq.runtime.server.service import Service, Ticket
+from aiakq.runtime.server.streaming import (
+    ClientGone,
+    EventStream,
+    JSONAnswer,
+    NoAnswer,
+    error_answer,
+    unless_gone,
+)
+
+logger = logging.getLogger("aiakq.server")
+
+#: How a kind of request is read: body -> (class of its answer, request, prompts, params).
+Read = Callable[[Service, bytes], Awaitable[tuple[type[Answer], Any, list[Prompt], SamplingParams]]]
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application that serves ``service``."""
+    app = FastAPI(title="aiakq", version=aiakq.__version__, redoc_url=None, redirect_slashes=False)
+    app.add_middleware(RequestIds)
+    app.add_exception_handler(AiakqError, _on_aiakq_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientGone, _on_client_gone)
+    app.add_exception_handler(ClientDisconnect, _on_client_gone)
+    app.add_exception_handler(Exception, _on_bug)
+    _add_generation_routes(app, service)
+    _add_token_routes(app, service)
+    _add_state_routes(app, service)
+    return app
+
+
+def _add_generation_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions", openapi_extra=_body(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        """Continue a text."""
+        return await _generate(service, request, _read_completion)
+
+    @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation."""
+        return await _generate(service, request, _read_chat)
+
+
+def _add_token_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize", openapi_extra=_body(TokenizeRequest, TokenizeChatRequest))
+    async def tokenize(request: Request) -> Response:
+        """The token ids of a text, or of a conversation in the model's chat template."""
+        body = await _read_body(request, service.body_limit)
+        asked: TokenizeRequest | TokenizeChatRequest
+        if _has_messages(body):
+            asked = parse(TokenizeChatRequest, body)
+            service.check_model(asked.model)
+            ids = (await service.chat_prompt(asked, bool(asked.add_special_tokens))).token_ids
+        else:
+            asked = parse(TokenizeRequest, body)
+            service.check_model(asked.model)
+            ids = await service.encode(asked.prompt, asked.add_special_tokens is not False)
+        texts = [service.token_text(token) for token in ids] if asked.return_token_strs else None
+        answer = {"count": len(ids), "max_model_len": service.limits.max_model_len, "tokens": ids, "token_strs": texts}
+        return JSONAnswer(answer)
+
+    @app.post("/detokenize", openapi_extra=_body(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids."""
+        asked = parse(DetokenizeRequest, await _read_body(request, service.body_limit))
+        service.check_model(asked.model)
+        last = service.limits.vocab_size - 1
+        for token in asked.tokens:
+            if not 0 <= token <= last:
+                raise error("invalid_token_id", param="tokens", value=token, last=last)
+        return JSONAnswer({"prompt": await service.decode(asked.tokens)})
+
+
+def _add_state_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models")
+    async def models() -> Response:
+        """The served model, once per name."""
+        return JSONAnswer({"object": "list", "data": [_card(service, name) for name in service.names]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        """One served name."""
+        service.check_model(name)
+        return JSONAnswer(_card(service, name))
+
+    @app.get("/health")
+    async def health() -> Response:
+        """200 while requests are answered, else 503 with the reason."""
+        service.check_open()
+        return Response()
+
+    @app.api_route("/ping", methods=["GET", "POST"])
+    async def ping() -> Response:
+        """The same under the name some platforms ask for."""
+        service.check_open()
+        return Response()
+
+    @app.get("/version")
+    async def version() -> Response:
+        """aiakq's version."""
+        return JSONAnswer({"version": aiakq.__version__})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus metrics."""
+        return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+async def _generate(service: Service, request: Request, read: Read) -> Response:
+    """Admit, run and answer one request to generate, as JSON or as a stream."""
+    ticket = Ticket(service)
+    try:
+        service.check_open()
+        body = await _read_body(request, service.body_limit)
+        return await unless_gone(request, _run(service, request, read, body, ticket))
+    except (ClientGone, ClientDisconnect):
+        ticket.close("abort")
+        raise
+    except BaseException:
+        ticket.close("error")
+        raise
+
+
+async def _run(service: Service, request: Request, read: Read, body: bytes, ticket: Ticket) -> Response:
+    kind, asked, prompts, params = await read(service, body)
+    service.check_open()  # tokenizing took a while
+    answer = kind(service, asked, request.state.request_id, prompts, params)
+    generation = service.table.start(answer.id, prompts, params, ticket.arrived)
+    news = aiter(generation)
+    try:
+        if asked.stream:
+            # Everything that fails before the first news is told with its own HTTP status.
+            return EventStream(generation, await anext(news), news, answer, ticket)
+        whole = await answer.whole(news)
+    except BaseException:
+        generation.close()
+        raise
+    generation.close()
+    ticket.close(answer.reason)
+    return JSONAnswer(whole)
+
+
+async def _read_completion(
+    service: Service, body: bytes
+) -> tuple[type[Answer], CompletionRequest, list[Prompt], SamplingParams]:
+    asked = parse(CompletionRequest, body)
+    service.check_model(asked.model)
+    asked.check_combinations()
+    params = asked.sampling(service.sampling)
+    prompts = await service.prompts(asked.prompts(), asked.add_special_tokens is not False)
+    return CompletionAnswer, asked, prompts, params
+
+
+async def _read_chat(service: Service, body: bytes) -> tuple[type[Answer], ChatRequest, list[Prompt], SamplingParams]:
+    asked = parse(ChatRequest, body)
+    service.check_model(asked.model)
+    asked.check_combinations()
+    params = asked.sampling(service.sampling)
+    # The template writes the special tokens itself.
+    prompt = await service.chat_prompt(asked, bool(asked.add_special_tokens))
+    return ChatAnswer, asked, [prompt], params
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises ``request_too_large``, before reading it where its length is announced."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit:
+        raise error("request_too_large", limit=limit)
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > limit:
+            raise error("request_too_large", limit=limit)
+    return bytes(body)
+
+
+def _has_messages(body: bytes) -> bool:
+    """Which of the two forms of /tokenize a body is; one that is no object is left to ``parse``."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and "messages" in value
+
+
+def _card(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "aiakq",
+        "root": service.model,
+        "parent": None,
+        "max_model_len": service.limits.max_model_len,
+        "vocab_size": service.limits.vocab_size,
+        "default_sampling": service.sampling,
+    }
+
+
+def _body(*models: type[BaseModel]) -> dict[str, Any]:
+    """The request body for the API page; bodies are parsed from raw bytes, so FastAPI cannot know it."""
+    schemas = [model.model_json_schema(ref_template="#/components/schemas/{model}") for model in models]
+    for schema in schemas:
+        _inline(schema, schema.pop("$defs", {}))
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _inline(node: Any, definitions: dict[str, Any]) -> None:
+    """Put definitions in the place of references to them; ``node`` is modified."""
+    if isinstance(node, list):
+        for entry in node:
+            _inline(entry, definitions)
+    elif isinstance(node, dict):
+        name = node.get("$ref", "").rpartition("/")[2] if isinstance(node.get("$ref"), str) else ""
+        if name:
+            del node["$ref"]
+            node.update(definitions[name])
+        for entry in list(node.values()):
+            _inline(entry, definitions)
+
+
+async def _on_aiakq_error(request: Request, failure: Exception) -> Response:
+    assert isinstance(failure, AiakqError)
+    return error_answer(failure)
+
+
+async def _on_http_exception(request: Request, failure: Exception) -> Response:
+    """What the router refuses: an unknown route or a method that a route does not take."""
+    assert isinstance(failure, HTTPException)
+    path = request.scope["path"][:64]
+    if failure.status_code == 404:
+        refusal = error("not_found", path=path)
+    elif failure.status_code == 405:
+        refusal = error("method_not_allowed", path=path, method=request.method[:16])
+    else:
+        refusal = error("request_failed", reason=f"HTTP status {failure.status_code}")
+    return error_answer(refusal, failure.headers)
+
+
+async def _on_client_gone(request: Request, failure: Exception) -> Response:
+    return NoAnswer()
+
+
+async def _on_bug(request: Request, failure: Exception) -> Response:
+    """An exception nobody expected: told without its details; the HTTP server logs it."""
+    return error_answer(as_failure(failure))
+
+
+class RequestIds:
+    """Gives every request an id of the server's own, in ``request.state.request_id`` and the header x-request-id."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = secrets.token_hex(16)
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        await self.app(scope, receive, with_id)

@@ -1,0 +1,143 @@
+"""What every route works with: the model's names and limits, the tokenizer, the running generations, the state."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import aiakq
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.messages import ModelLimits
+from aiakq.runtime.server.generation import GenerationTable, Prompt
+from aiakq.runtime.server.metrics import Metrics
+from aiakq.runtime.server.protocol import ChatFields
+from aiakq.runtime.tokenizer import Tokenizer
+
+#: Threads that tokenize: one long prompt must not hold up a short one.
+TOKENIZE_THREADS = 2
+#: Smallest limit of a request body; long contexts get more.
+MIN_BODY_LIMIT = 4 << 20
+
+
+class Service:
+    """One served model.
+
+    names        what clients may call it; the first is what answers say.
+    sampling     default sampling values, from the model's generation_config.json.
+    fingerprint  the same for the same model, dtype and version.
+    in_flight    requests that asked to generate and are not answered yet.
+    closing      why no new request is taken; None while open.
+    """
+
+    def __init__(
+        self,
+        *,
+        names: Sequence[str],
+        model: str,
+        dtype: str,
+        limits: ModelLimits,
+        sampling: Mapping[str, Any],
+        tokenizer: Tokenizer,
+        table: GenerationTable,
+        metrics: Metrics,
+        chat_template: str | None,
+        response_role: str,
+    ) -> None:
+        self.names = tuple(names)
+        self.model = model
+        self.limits = limits
+        self.sampling = dict(sampling)
+        self.tokenizer = tokenizer
+        self.table = table
+        self.metrics = metrics
+        self.chat_template = chat_template
+        self.response_role = response_role
+        self.created = int(time.time())
+        self.fingerprint = fingerprint(self.names[0], Path(model), dtype)
+        self.body_limit = max(MIN_BODY_LIMIT, 8 * limits.max_model_len)
+        self.in_flight = 0
+        self.closing: AiakqError | None = None
+        self._threads = ThreadPoolExecutor(TOKENIZE_THREADS, "tokenize")
+
+    def check_open(self) -> None:
+        """Raise why nothing can be generated now: ``engine_dead`` or ``shutting_down``."""
+        failure = self.table.failure or self.closing
+        if failure is not None:
+            raise failure
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ``unknown_model`` unless ``name`` is served; no name means the only model there is."""
+        if name is not None and name not in self.names:
+            raise error("unknown_model", param="model", name=name[:64], known=", ".join(self.names))
+
+    async def prompts(self, given: Sequence[str | list[int]], add_special_tokens: bool) -> list[Prompt]:
+        """Tokenize the prompts that are text; off the event loop, which keeps answering meanwhile."""
+        return [
+            Prompt(one, await self.encode(one, add_special_tokens)) if isinstance(one, str) else Prompt(None, one)
+            for one in given
+        ]
+
+    async def chat_prompt(self, chat: ChatFields, add_special_tokens: bool) -> Prompt:
+        """The prompt of a conversation. Raises ``no_chat_template`` or ``chat_template``."""
+        messages, arguments = chat.conversation(), chat.template_arguments()
+        text = await self._in_thread(self._render, messages, arguments)
+        return Prompt(text, await self.encode(text, add_special_tokens))
+
+    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of ``text``."""
+        return await self._in_thread(self.tokenizer.encode, text, add_special_tokens)
+
+    async def decode(self, token_ids: list[int]) -> str:
+        """The text of ``token_ids``, special tokens included."""
+        return await self._in_thread(self.tokenizer.decode, token_ids, False)
+
+    def token_text(self, token_id: int) -> str:
+        """One token's own text."""
+        return self.tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def _render(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
+        return self.tokenizer.chat_prompt(messages, template=self.chat_template, **arguments)
+
+    async def _in_thread(self, function: Any, *arguments: Any) -> Any:
+        def guarded() -> Any:
+            # A panic in the Rust tokenizer is no Exception; it must fail this request, not the thread's owner.
+            try:
+                return function(*arguments)
+            except Exception:
+                raise
+            except BaseException as panic:
+                raise error("request_failed", reason="the tokenizer failed on this text") from panic
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, guarded)
+
+
+class Ticket:
+    """One request to generate, from arrival to its end; what ``in_flight`` and the request counters count."""
+
+    def __init__(self, service: Service) -> None:
+        self.arrived = time.monotonic()
+        self._service = service
+        self._open = True
+        service.in_flight += 1
+        service.metrics.received.inc()
+
+    def close(self, reason: str) -> None:
+        """The request ended; ``reason`` is one of ``metrics.REASONS``. Only the first call counts."""
+        if self._open:
+            self._open = False
+            self._service.in_flight -= 1
+            self._service.metrics.request_ended(reason, time.monotonic() - self.arrived)
+
+
+def fingerprint(name: str, model: Path, dtype: str) -> str:
+    """``aiakq-<version>-<8 hex digits>``, changing with the model's name, its config.json, the dtype or the version."""
+    digest = hashlib.sha256(f"{name}\0{dtype}\0".encode())
+    config = model / "config.json"
+    if config.is_file():
+        digest.update(config.read_bytes())
+    return f"aiakq-{aiakq.__version__}-{digest.hexdigest()[:8]}"
