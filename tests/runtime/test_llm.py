@@ -1,0 +1,213 @@
+"""The offline API: vLLM's names and shapes, text, stop strings, log-probabilities, errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from aiakq import LLM, CompletionOutput, RequestOutput, SamplingParams
+from aiakq.errors import AiakqError
+
+
+@pytest.fixture(scope="module")
+def llm(example_model) -> LLM:
+    return LLM(model=str(example_model), dtype="float32")
+
+
+def test_a_vllm_script_runs_with_its_import_line_changed(example_model):
+    script = f"""
+from aiakq import LLM, SamplingParams
+prompts = ["Hello, my name is", "The capital of France is"]
+sampling_params = SamplingParams(temperature=0.8, top_p=0.95, seed=1)
+llm = LLM(model={str(example_model)!r})
+outputs = llm.generate(prompts, sampling_params)
+for output in outputs:
+    prompt = output.prompt
+    generated_text = output.outputs[0].text
+    print(f"Prompt: {{prompt!r}}, Generated text: {{generated_text!r}}")
+print(llm.get_tokenizer().decode(outputs[0].outputs[0].token_ids) == outputs[0].outputs[0].text)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Prompt:") == 2 and done.stdout.rstrip().endswith("True")
+
+
+def test_results_have_vllms_shapes(llm):
+    params = SamplingParams(temperature=0, max_tokens=5, logprobs=2, prompt_logprobs=1, n=2)
+    result = llm.generate("Once upon a time", params, use_tqdm=False)[0]
+    assert isinstance(result, RequestOutput) and result.finished and result.prompt == "Once upon a time"
+    assert len(result.outputs) == 2 and isinstance(result.outputs[0], CompletionOutput)
+    output = result.outputs[0]
+    assert output.finish_reason == "length" and output.index == 0 and len(output.token_ids) == 5
+    assert len(output.logprobs) == 5
+    for token, position in zip(output.token_ids, output.logprobs, strict=True):
+        assert next(iter(position)) == token and position[token].rank == 1
+        assert 2 <= len(position) <= 3
+        assert position[token].decoded_token == llm.get_tokenizer().decode([token])
+    assert output.cumulative_logprob == pytest.approx(
+        sum(position[token].logprob for token, position in zip(output.token_ids, output.logprobs, strict=True)),
+        abs=1e-4,
+    )
+    assert result.prompt_logprobs[0] is None
+    assert len(result.prompt_logprobs) == len(result.prompt_token_ids)
+    for token, position in zip(result.prompt_token_ids[1:], result.prompt_logprobs[1:], strict=True):
+        assert token in position
+    assert result.metrics.first_token_time >= result.metrics.arrival_time
+
+
+def test_prompt_logprobs_match_transformers_however_the_prompt_is_cut(example_model, heldout_text):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    small = LLM(model=str(example_model), dtype="float32", max_num_batched_tokens=7)
+    result = small.generate(heldout_text[:400], SamplingParams(max_tokens=0, prompt_logprobs=0), use_tqdm=False)[0]
+    assert result.outputs[0].token_ids == [] and result.outputs[0].finish_reason == "length"
+    ids = torch.tensor([result.prompt_token_ids])
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(example_model, dtype=torch.float32)(ids).logits[0]
+    wanted = logits.log_softmax(-1)[:-1].gather(1, ids[0, 1:, None]).squeeze(1)
+    found = [next(iter(position.values())).logprob for position in result.prompt_logprobs[1:]]
+    assert torch.allclose(torch.tensor(found), wanted, atol=1e-4)
+
+
+def test_stop_strings_end_the_text_wherever_they_fall(llm):
+    params = SamplingParams(temperature=0, max_tokens=40)
+    full = llm.generate("Alice was", params, use_tqdm=False)[0].outputs[0]
+    for start in (3, 10, 21):
+        stop = full.text[start : start + 7]
+        cut = full.text[: full.text.find(stop)]
+        result = llm.generate("Alice was", SamplingParams(temperature=0, max_tokens=40, stop=stop), use_tqdm=False)
+        output = result[0].outputs[0]
+        assert (output.text, output.finish_reason, output.stop_reason) == (cut, "stop", stop)
+        assert output.token_ids == full.token_ids[: len(output.token_ids)]
+        included = SamplingParams(temperature=0, max_tokens=40, stop=[stop], include_stop_str_in_output=True)
+        assert llm.generate("Alice was", included, use_tqdm=False)[0].outputs[0].text == cut + stop
+    llm.engine.check()
+    assert not llm.engine.has_work()
+
+
+def test_stop_token_is_returned_but_not_shown(llm):
+    params = SamplingParams(temperature=0, max_tokens=40)
+    full = llm.generate("Alice was", params, use_tqdm=False)[0].outputs[0]
+    token = full.token_ids[4]
+    first = full.token_ids.index(token)
+    stopped = SamplingParams(temperature=0, max_tokens=40, stop_token_ids=[token])
+    output = llm.generate("Alice was", stopped, use_tqdm=False)[0].outputs[0]
+    assert output.token_ids == full.token_ids[: first + 1]
+    assert output.finish_reason == "stop" and output.stop_reason == token
+    assert output.text == llm.tokenizer.decode(full.token_ids[:first])
+
+
+def test_seeded_sampling_repeats_alone_and_in_a_crowd(llm):
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=11, max_tokens=20, n=3)
+    alone = llm.generate("The sea", params, use_tqdm=False)[0]
+    crowd = llm.generate(
+        ["A dog"] * 5 + ["The sea"], [SamplingParams(seed=4, max_tokens=9)] * 5 + [params], use_tqdm=False
+    )
+    assert [o.token_ids for o in crowd[-1].outputs] == [o.token_ids for o in alone.outputs]
+    assert len({tuple(o.token_ids) for o in alone.outputs}) == 3, "n sequences are n draws"
+    assert len({tuple(r.outputs[0].token_ids) for r in crowd[:5]}) == 1
+
+
+def test_text_pieces_join_to_the_whole(llm):
+    from aiakq.runtime.detokenizer import Detokenizer
+
+    text = "naïve café — 你好, 🙂🙃 end"
+    ids = llm.tokenizer.encode(text)
+    stream = Detokenizer(llm.tokenizer, llm.tokenizer.encode("It was"), True)
+    pieces = [stream.push(token) for token in ids] + [stream.flush()]
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_bad_calls_leave_the_engine_clean(llm):
+    with pytest.raises(AiakqError) as caught:
+        llm.generate(["fine", {"prompt_token_ids": [99999]}], use_tqdm=False)
+    assert caught.value.id == "invalid_token_id"
+    with pytest.raises(AiakqError) as caught:
+        llm.generate({"prompt_token_ids": [5] * 2000}, use_tqdm=False)
+    assert caught.value.id == "context_length_exceeded" and "1024" in str(caught.value)
+    with pytest.raises(AiakqError):
+        llm.generate(["a", "b"], [SamplingParams()], use_tqdm=False)
+    with pytest.raises(AiakqError):
+        llm.generate([[]], use_tqdm=False)
+    assert not llm.engine.has_work()
+    assert llm.generate("still works", SamplingParams(max_tokens=2), use_tqdm=False)[0].finished
+
+
+def test_chat_uses_the_template(llm):
+    result = llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=3), use_tqdm=False)[0]
+    assert result.prompt == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+
+
+def _copy(example_model, folder, **changes):
+    import shutil
+
+    shutil.copytree(example_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config.update(changes)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "arguments, id",
+    [
+        ({"nonsense": 1}, "usage"),
+        ({"dtype": "int3"}, "bad_option"),
+        ({"max_num_seqs": 0}, "bad_option"),
+        ({"max_model_len": 5000}, "bad_option"),
+        ({"quantization": "awq"}, "quantization_mismatch"),
+        ({"quantization": "foo"}, "bad_option"),
+        ({"max_num_batched_tokens": 10, "enable_chunked_prefill": False}, "option_conflict"),
+        ({"device": "cuda"}, "device"),
+    ],
+)
+def test_wrong_arguments_are_refused(example_model, arguments, id):
+    import torch
+
+    if id == "device" and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(AiakqError) as caught:
+        LLM(model=str(example_model), **arguments)
+    assert caught.value.id == id
+
+
+@pytest.mark.parametrize(
+    "changes, id",
+    [
+        ({"architectures": ["NoSuchForCausalLM"], "model_type": "nosuch"}, "model_unsupported"),
+        ({"hidden_size": 128}, "tensor_mismatch"),
+        ({"num_hidden_layers": 7}, "tensor_mismatch"),
+        ({"num_hidden_layers": 5}, "tensor_mismatch"),
+        ({"num_hidden_layers": 2**40}, "model_malformed"),
+        ({"num_key_value_heads": 3}, "model_malformed"),
+        ({"hidden_act": "magic"}, "model_unsupported"),
+        ({"rope_parameters": {"rope_type": "odd", "rope_theta": 1e4}}, "model_unsupported"),
+        ({"quantization_config": {"quant_method": "odd"}}, "format_unsupported"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_configs_that_lie_are_refused_by_name(example_model, tmp_path, changes, id):
+    with pytest.raises(AiakqError) as caught:
+        LLM(model=str(_copy(example_model, tmp_path / "model", **changes)))
+    assert caught.value.id == id
+
+
+def test_missing_and_half_written_models(example_model, tmp_path):
+    with pytest.raises(AiakqError) as caught:
+        LLM(model=str(tmp_path / "nothing"))
+    assert caught.value.id == "model_missing"
+    folder = _copy(example_model, tmp_path / "model")
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(AiakqError) as caught:
+        LLM(model=str(folder))
+    assert caught.value.id in ("model_malformed", "model_incomplete")
+    (folder / "config.json").write_text("{ not json")
+    with pytest.raises(AiakqError) as caught:
+        LLM(model=str(folder))
+    assert caught.value.id == "model_malformed"
