@@ -10,7 +10,7 @@ from typing import Any
 from aiakq.errors import error
 from aiakq.runtime.config import EngineConfig
 from aiakq.runtime.engine import Engine
-from aiakq.runtime.messages import Abort, Inbox
+from aiakq.runtime.messages import Abort, Inbox, TokenOutput
 from aiakq.runtime.output_processor import Delta, OutputProcessor
 from aiakq.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from aiakq.runtime.sampling import SamplingParams
@@ -139,9 +139,12 @@ class LLM:
 
         with tqdm(total=len(results), desc="Processed prompts", disable=not use_tqdm) as bar:
             while inbox or self.engine.has_work():
-                step = self.engine.step(time.monotonic(), inbox)
+                began = time.monotonic()
+                step = self.engine.step(began, inbox)
+                ended = time.monotonic()
                 inbox = []
                 for output in step.outputs:
+                    _date(output, began, ended)
                     deltas, aborts = self._processor.process(output)
                     inbox += [Abort(id) for id in aborts]
                     for delta in deltas:
@@ -154,6 +157,14 @@ def _empty(request_id: str, prompt: str | None, ids: list[int], params: Sampling
     wants_logprobs = params.logprobs is not None
     outputs = [CompletionOutput(index, "", [], 0.0, [] if wants_logprobs else None) for index in range(params.n)]
     return RequestOutput(request_id, prompt, ids, outputs, finished=False)
+
+
+def _date(output: TokenOutput, began: float, ended: float) -> None:
+    """Date the tokens of a step to when they exist: the engine, having no clock, dates them to the step's begin."""
+    if output.times is not None and output.token_ids:
+        output.times.last_token = ended
+        if output.times.first_token == began:
+            output.times.first_token = ended
 
 
 def _apply(delta: Delta, result: RequestOutput) -> None:

@@ -1,0 +1,202 @@
+"""The HTTP side of ``bench serve``: one streamed completion, timed token by token; what the server says of itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from aiakq.bench.workload import Request, vocab_size
+from aiakq.errors import error
+
+#: One line of the Prometheus text format: name, labels, value.
+_SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
+
+
+@dataclass
+class Timing:
+    """One request as the client saw it. Times are seconds of ``time.perf_counter``.
+
+    scheduled      when the workload wanted it sent; ``sent`` is later while ``--max-concurrency`` holds it back.
+    token_times    arrival of every chunk of the answer; the last one may bring only its end.
+    output_tokens  as the server counted them.
+    error          one line, None for a complete answer: every choice finished and the stream ended with [DONE].
+    """
+
+    scheduled: float
+    sent: float = 0.0
+    ended: float = 0.0
+    token_times: list[float] = field(default_factory=list)
+    input_tokens: int = 0
+    output_tokens: int = 0
+    finish_reason: str | None = None
+    text: str = ""
+    error: str | None = None
+
+    @property
+    def ttft(self) -> float:
+        """Time to the first token."""
+        return self.token_times[0] - self.sent
+
+    @property
+    def e2el(self) -> float:
+        """End-to-end latency: up to the last token."""
+        return self.token_times[-1] - self.sent
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token after the first; None for an answer of one token."""
+        return (self.e2el - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+    @property
+    def itl(self) -> list[float]:
+        """Inter-token latencies: the gap before every chunk but the first."""
+        return [later - earlier for earlier, later in zip(self.token_times, self.token_times[1:], strict=False)]
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What ``/v1/models`` and ``/version`` say. ``vocab_size`` is None where the server does not tell."""
+
+    name: str
+    vocab_size: int | None
+    max_model_len: int | None
+    server_version: str | None
+
+
+def open_client(base_url: str, api_key: str | None, timeout_s: float) -> httpx.AsyncClient:
+    """A client without limits of its own. Proxies of the environment are not used: they would be measured."""
+    return httpx.AsyncClient(
+        base_url=base_url,
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=httpx.Timeout(timeout_s, pool=None),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        trust_env=False,
+    )
+
+
+async def served_model(client: httpx.AsyncClient, wanted: str | None) -> ServedModel:
+    """Ask the server what it serves. Raises ``server_unreachable``; ``unknown_model`` if ``wanted`` is not served."""
+    try:
+        answer = await client.get("/v1/models")
+        answer.raise_for_status()
+        models = answer.json()["data"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as problem:
+        raise error("server_unreachable", url=client.base_url, reason=_one_line(problem)) from None
+    names = [model["id"] for model in models]
+    chosen = next((model for model in models if wanted is None or model["id"] == wanted), None)
+    if chosen is None:
+        raise error("unknown_model", name=wanted, known=", ".join(names) or "nothing")
+    size = chosen.get("vocab_size") or _local_vocab_size(chosen.get("root"))
+    return ServedModel(chosen["id"], size, chosen.get("max_model_len"), await _server_version(client))
+
+
+async def _server_version(client: httpx.AsyncClient) -> str | None:
+    try:
+        version = (await client.get("/version")).json().get("version")
+    except (httpx.HTTPError, ValueError, AttributeError):
+        return None
+    return version if isinstance(version, str) else None
+
+
+def _local_vocab_size(root: Any) -> int | None:
+    """The vocabulary of a server that names its model folder and runs on the same machine."""
+    try:
+        config = Path(root) / "config.json"
+        return vocab_size(json.loads(config.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError):
+        return None
+
+
+async def prefix_counters(client: httpx.AsyncClient) -> tuple[float | None, float | None]:
+    """Prompt tokens looked up in the prefix cache, and found there, since the server started; None if not told."""
+    try:
+        answer = await client.get("/metrics")
+        answer.raise_for_status()
+    except httpx.HTTPError:
+        return None, None
+    totals: dict[str, float] = {}
+    for line in answer.text.splitlines():
+        match = _SAMPLE.match(line)
+        if match is not None and match["name"].startswith("vllm:prefix_cache_"):
+            totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
+    return totals.get("vllm:prefix_cache_queries_total"), totals.get("vllm:prefix_cache_hits_total")
+
+
+async def complete(client: httpx.AsyncClient, model: str, request: Request, ignore_eos: bool, timing: Timing) -> None:
+    """Stream one greedy completion and fill ``timing``. A failure is written into it, not raised."""
+    body = {
+        "model": model,
+        "prompt": request.prompt,
+        "max_tokens": request.output_len,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if ignore_eos:
+        body["ignore_eos"] = True
+    complete_stream = False
+    timing.sent = time.perf_counter()
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            if answer.status_code != 200:
+                timing.error = _refusal(answer.status_code, await answer.aread())
+                return
+            async for data in _events(answer):
+                now = time.perf_counter()
+                if data == "[DONE]":
+                    complete_stream = True
+                    break
+                _take(json.loads(data), now, timing)
+    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as problem:
+        timing.error = _one_line(problem)
+    finally:
+        timing.ended = time.perf_counter()
+    if timing.error is None and not (complete_stream and timing.finish_reason and timing.token_times):
+        timing.error = "the stream ended before the answer was complete"
+
+
+async def _events(answer: httpx.Response) -> AsyncIterator[str]:
+    """The ``data:`` fields of a server-sent event stream."""
+    async for line in answer.aiter_lines():
+        if line.startswith("data:"):
+            yield line[5:].strip()
+
+
+def _take(event: dict[str, Any], now: float, timing: Timing) -> None:
+    """Add one event of a completion stream to ``timing``."""
+    if "error" in event:
+        timing.error = _message(event)
+        return
+    if usage := event.get("usage"):
+        timing.input_tokens = usage["prompt_tokens"]
+        timing.output_tokens = usage["completion_tokens"]
+    for choice in event.get("choices") or ():
+        # Also without text: a token may end in the middle of a character, or be the end of the sequence.
+        timing.token_times.append(now)
+        timing.text += choice.get("text") or ""
+        timing.finish_reason = choice.get("finish_reason") or timing.finish_reason
+
+
+def _refusal(status: int, body: bytes) -> str:
+    try:
+        return f"HTTP {status}: {_message(json.loads(body))}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"HTTP {status}: {body[:200].decode('utf-8', 'replace')}"
+
+
+def _message(event: dict[str, Any]) -> str:
+    problem = event["error"]
+    return str(problem["message"] if isinstance(problem, dict) else problem)
+
+
+def _one_line(problem: Exception) -> str:
+    """An exception as one short line; httpx leaves some without any text."""
+    text = " ".join(str(problem).split()) or type(problem).__name__
+    return text.rstrip(".")[:200]

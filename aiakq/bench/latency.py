@@ -1,0 +1,104 @@
+"""``bench latency``: how long one batch of equal requests takes, from the prompts to the last token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from aiakq.bench import workload
+from aiakq.bench.offline import Engine, Progress
+from aiakq.bench.records import Record
+from aiakq.bench.summary import milliseconds, rate, summarize
+from aiakq.runtime.outputs import RequestOutput
+
+
+@dataclass(frozen=True)
+class LatencyOptions:
+    """``engine`` holds the engine arguments. ``seed`` None draws a new one."""
+
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    input_len: int = 32
+    output_len: int = 128
+    batch_size: int = 8
+    iterations: int = 10
+    warmups: int = 2
+    seed: int | None = None
+
+
+def run(options: LatencyOptions, progress: Progress) -> Record:
+    """Time ``iterations`` batches after ``warmups`` that are not counted.
+
+    Every batch has new random prompts: equal ones would be answered from the prefix cache.
+    """
+    seed = workload.new_seed() if options.seed is None else options.seed
+    rng = random.Random(seed)
+    progress("load", 0, 1)
+    engine = Engine(options.engine)
+
+    def batch() -> tuple[float, list[RequestOutput]]:
+        requests = workload.random_requests(
+            options.batch_size, options.input_len, options.output_len, engine.vocab_size, rng
+        )
+        return engine.generate(requests, ignore_eos=True)
+
+    for number in range(options.warmups):
+        progress("warm-up", number, options.warmups)
+        batch()
+    engine.forget_cache_counts()
+    durations: list[float] = []
+    outputs: list[RequestOutput] = []
+    for number in range(options.iterations):
+        progress("measure", number, options.iterations)
+        seconds, answers = batch()
+        durations.append(seconds)
+        outputs += answers
+    progress("measure", options.iterations, options.iterations)
+    metrics = measure(durations, outputs)
+    metrics["load_s"] = engine.load_s
+    metrics["prefix_cache"] = engine.cache_use()
+    notes = workload.cache_warning(True, metrics["prefix_cache"]["hit_rate"])
+    config = {key: value for key, value in asdict(options).items() if key != "seed"}
+    return Record("latency", seed, config, metrics, engine.environment(), tuple(notes))
+
+
+def measure(durations: Sequence[float], outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """The metrics of batches that took ``durations`` seconds; None where nothing was measured.
+
+    ``avg_latency``, ``latencies`` and ``percentiles`` are in seconds, as vLLM writes them; the rest in milliseconds.
+    """
+    summary = summarize(durations)
+    produced = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+    metrics: dict[str, Any] = {
+        "avg_latency": summary["mean"],
+        "latencies": list(durations),
+        "percentiles": {name[1:]: value for name, value in summary.items() if name.startswith("p")},
+        "output_throughput": rate(produced, sum(durations)),
+    }
+    metrics.update(milliseconds("latency", durations))
+    ttft, tpot = token_times(outputs)
+    metrics.update(milliseconds("ttft", ttft))
+    metrics.update(milliseconds("tpot", tpot))
+    return metrics
+
+
+def token_times(outputs: Sequence[RequestOutput]) -> tuple[list[float], list[float]]:
+    """Seconds to the first token, and per output token after it, of every answer whose times the engine kept."""
+    ttft, tpot = [], []
+    for output in outputs:
+        times = output.metrics
+        if times is None or times.first_token_time is None or times.last_token_time is None:
+            continue
+        ttft.append(times.first_token_time - times.arrival_time)
+        later = len(output.outputs[0].token_ids) - 1
+        if later > 0:
+            tpot.append((times.last_token_time - times.first_token_time) / later)
+    return ttft, tpot
+
+
+def template() -> dict[str, Any]:
+    """The document of a run without batches: every key that a gate may name."""
+    metrics = measure([], [])
+    metrics.update(load_s=None, prefix_cache={"queries": None, "hits": None, "hit_rate": None})
+    return Record("latency", 0, {}, metrics, {}).document()

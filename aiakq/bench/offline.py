@@ -1,0 +1,71 @@
+"""What ``latency`` and ``throughput`` share: an engine in this process, fed with prompts of known size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiakq.bench import workload
+from aiakq.bench.records import environment
+from aiakq.bench.workload import Request
+
+if TYPE_CHECKING:
+    from aiakq.runtime.llm import LLM
+    from aiakq.runtime.outputs import RequestOutput
+
+#: Called with what is going on, steps done, steps in all.
+Progress = Callable[[str, int, int], None]
+
+
+class Engine:
+    """An ``LLM`` under measurement: loading is timed, prefix-cache counters are read as differences.
+
+    arguments  engine arguments as in runtime/args.py; ``model`` is one of them.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        from aiakq.runtime.llm import LLM
+
+        started = time.perf_counter()
+        self.llm: LLM = LLM(**arguments)
+        self.load_s = time.perf_counter() - started
+        self._queries = self._hits = 0
+
+    @property
+    def vocab_size(self) -> int:
+        return self.llm.engine.limits.vocab_size
+
+    def generate(self, requests: Sequence[Request], ignore_eos: bool) -> tuple[float, list[RequestOutput]]:
+        """Answer all requests greedily; the seconds it took, and the answers in the order of ``requests``."""
+        from aiakq.runtime.sampling import SamplingParams
+
+        prompts = [
+            request.prompt if isinstance(request.prompt, str) else {"prompt_token_ids": request.prompt}
+            for request in requests
+        ]
+        params = [
+            SamplingParams(temperature=0.0, max_tokens=request.output_len, ignore_eos=ignore_eos)
+            for request in requests
+        ]
+        started = time.perf_counter()
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        return time.perf_counter() - started, outputs
+
+    def forget_cache_counts(self) -> None:
+        """Count prefix-cache use from here on."""
+        stats = self.llm.engine.stats
+        self._queries, self._hits = stats.prefix_queries, stats.prefix_hits
+
+    def cache_use(self) -> dict[str, float | None]:
+        """Prompt tokens looked up in the prefix cache and found there, since ``forget_cache_counts``."""
+        stats = self.llm.engine.stats
+        queries, hits = stats.prefix_queries - self._queries, stats.prefix_hits - self._hits
+        return {"queries": queries, "hits": hits, "hit_rate": workload.hit_rate(queries, hits)}
+
+    def environment(self) -> dict[str, Any]:
+        """Where it ran, with the engine's own account of dtype, kernels and pages under ``engine``."""
+        import torch
+
+        found = environment(str(self.llm.config.device), torch.get_num_threads())
+        return {**found, "engine": dict(self.llm.engine.facts)}

@@ -1,0 +1,150 @@
+"""Result records: what was measured, of what, where, and how to repeat it. One JSON document each."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import aiakq
+from aiakq.errors import error
+
+#: Raised when a key changes its meaning or goes away; new keys do not raise it.
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """One benchmark result.
+
+    kind         latency, throughput or serve.
+    seed         repeats the run: prompts, arrival times.
+    config       what was asked for, every option with the value used.
+    metrics      what was measured; the keys stand at the top level of the document.
+    environment  see ``environment``.
+    warnings     sentences a reader must see before trusting the numbers.
+    """
+
+    kind: str
+    seed: int
+    config: Mapping[str, Any]
+    metrics: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+    date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+
+    def document(self) -> dict[str, Any]:
+        """The record as JSON values. A number that is not finite becomes None, or its name as a string in config."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": self.kind,
+            "date": self.date,
+            "seed": self.seed,
+            **{key: _finite(value) for key, value in self.metrics.items()},
+            "warnings": list(self.warnings),
+            "config": _finite(self.config, by_name=True),
+            "environment": _finite(self.environment),
+        }
+
+
+def _finite(value: Any, by_name: bool = False) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value) if by_name else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item, by_name) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item, by_name) for item in value]
+    return value
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """JSON text of a document, with a newline at the end. A NaN in it is our own bug and raises ValueError."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_json(document: Mapping[str, Any], path: Path) -> None:
+    """Write a document so that ``path`` holds the old content or all of the new. Raises ``output_failed``."""
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            temporary = file.name
+            file.write(to_json(document))
+            file.flush()
+            os.fsync(file.fileno())
+        # A temporary file is private by default; the result gets what the user's umask gives any other file.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except OSError as problem:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise error("output_failed", path=path, reason=problem.strerror or problem) from None
+
+
+def environment(device: str | None = None, threads: int | None = None) -> dict[str, Any]:
+    """What a number depends on besides the options. ``device`` is cpu or cuda; None where nothing ran in here."""
+    return {
+        "aiakq": aiakq.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "transformers": _version("transformers"),
+        "platform": platform.platform(),
+        "device": device,
+        "device_name": _device_name(device),
+        "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": threads,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _device_name(device: str | None) -> str | None:
+    if device is None:
+        return None
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The commit of a source checkout, with ``-dirty`` when files differ from it; None for an installed package."""
+    root = Path(aiakq.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--match=", "--dirty"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip() or None

@@ -1,0 +1,279 @@
+"""``bench serve``: load on a running server over HTTP, measured from the client's side.
+
+Every request is timed as users see it: time to first token (TTFT), time per output token after the first (TPOT),
+gaps between tokens (ITL) and end-to-end latency (E2EL). Keys follow vLLM's benchmark, so that comparison scripts work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from aiakq.bench import client as http
+from aiakq.bench import workload
+from aiakq.bench.client import ServedModel, Timing
+from aiakq.bench.records import Record, environment
+from aiakq.bench.summary import milliseconds, rate
+from aiakq.bench.workload import Request
+from aiakq.errors import error
+
+#: Called with finished requests, all requests and failed requests.
+Progress = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What to send, and how fast.
+
+    model            name on the server; None takes the first it lists.
+    num_prompts      None: 100 random ones, or every prompt of the dataset once.
+    request_rate     requests per second; infinity sends all at once.
+    burstiness       shape of the gamma-distributed gaps; 1 is a Poisson process.
+    max_concurrency  most requests in flight; None for no limit.
+    vocab_size       for random prompts, where the server does not tell.
+    ignore_eos       None: yes for random prompts, no for a dataset.
+    goodput          metric (ttft, tpot, e2el) -> milliseconds a good request stays within.
+    seed             None draws a new one.
+    timeout_s        a request without any news for so long has failed.
+    save_detailed    keep the timings of every request in the record.
+    """
+
+    base_url: str
+    model: str | None = None
+    num_prompts: int | None = None
+    request_rate: float = float("inf")
+    burstiness: float = 1.0
+    max_concurrency: int | None = None
+    input_len: int = 256
+    output_len: int = 128
+    dataset: Path | None = None
+    vocab_size: int | None = None
+    ignore_eos: bool | None = None
+    goodput: Mapping[str, float] = field(default_factory=dict)
+    num_warmups: int = 1
+    seed: int | None = None
+    timeout_s: float = 600.0
+    api_key: str | None = None
+    save_detailed: bool = False
+
+
+def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
+    """``ttft:200 tpot:50`` (milliseconds) as a mapping. Raises ``bad_option``."""
+    limits: dict[str, float] = {}
+    for text in (part for given in texts for part in given.replace(",", " ").split()):
+        name, _, value = text.partition(":")
+        try:
+            limits[name] = float(value)
+        except ValueError:
+            limits[name] = -1.0
+        if name not in ("ttft", "tpot", "e2el") or not 0 < limits[name] < float("inf"):
+            raise error(
+                "bad_option",
+                option="--goodput",
+                value=text,
+                expected="a metric (ttft, tpot or e2el), a colon and milliseconds",
+                hint="Example: --goodput ttft:200 --goodput tpot:50",
+            )
+    return limits
+
+
+def run(options: ServeOptions, progress: Progress) -> Record:
+    """Send the workload and measure it. Requests that fail are counted in the record, with the first reason.
+
+    Raises ``server_unreachable``, ``unknown_model``, ``bench_failed`` when not even the warm-up is answered, and
+    what ``workload`` raises for a dataset.
+    """
+    return asyncio.run(_run(options, progress))
+
+
+async def _run(options: ServeOptions, progress: Progress) -> Record:
+    seed = workload.new_seed() if options.seed is None else options.seed
+    rng = random.Random(seed)
+    async with http.open_client(options.base_url, options.api_key, options.timeout_s) as client:
+        model = await http.served_model(client, options.model)
+        requests, repeated = _requests(options, model, rng)
+        ignore_eos = options.dataset is None if options.ignore_eos is None else options.ignore_eos
+        await _warm_up(client, model, requests[0], options, ignore_eos, rng)
+        before = await http.prefix_counters(client)
+        started = time.perf_counter()
+        timings = await _send_all(client, model.name, requests, options, ignore_eos, rng, progress)
+        duration = max(timing.ended for timing in timings) - started
+        after = await http.prefix_counters(client)
+
+    queries, hits = (None if x is None or y is None else y - x for x, y in zip(before, after, strict=True))
+    share = workload.hit_rate(queries, hits)
+    notes = workload.cache_warning(options.dataset is None, share)
+    if repeated:
+        notes.append(workload.REPEATED)
+    metrics = measure(timings, duration, options.goodput)
+    metrics["prefix_cache"] = {"queries": queries, "hits": hits, "hit_rate": share}
+    if options.save_detailed:
+        metrics["detailed"] = _detailed(timings, started)
+    config = {
+        **{key: value for key, value in asdict(options).items() if key not in ("api_key", "seed")},
+        "dataset": "random" if options.dataset is None else str(options.dataset),
+        "model": model.name,
+        "num_prompts": len(requests),
+        "vocab_size": options.vocab_size or model.vocab_size,
+        "ignore_eos": ignore_eos,
+        "server_version": model.server_version,
+    }
+    return Record("serve", seed, config, metrics, environment(), tuple(notes))
+
+
+def _requests(options: ServeOptions, model: ServedModel, rng: random.Random) -> tuple[list[Request], bool]:
+    if options.dataset is not None:
+        return workload.dataset_requests(options.dataset, options.num_prompts, options.output_len, rng)
+    return _random_requests(100 if options.num_prompts is None else options.num_prompts, options, model, rng), False
+
+
+def _random_requests(count: int, options: ServeOptions, model: ServedModel, rng: random.Random) -> list[Request]:
+    size = options.vocab_size or model.vocab_size
+    if size is None:
+        raise error(
+            "usage",
+            reason="Random prompts need the size of the vocabulary, which this server does not tell.",
+            hint="Give --vocab-size N (it is in the model's config.json), or --dataset FILE.",
+        )
+    return workload.random_requests(count, options.input_len, options.output_len, size, rng)
+
+
+async def _warm_up(
+    client: httpx.AsyncClient,
+    model: ServedModel,
+    like: Request,
+    options: ServeOptions,
+    ignore_eos: bool,
+    rng: random.Random,
+) -> None:
+    """Send requests that are not measured, one after the other. Random ones, so that they leave no useful prefix."""
+    for number in range(options.num_warmups):
+        request = like
+        if options.dataset is None:
+            request = _random_requests(1, options, model, rng)[0]
+        timing = Timing(scheduled=time.perf_counter())
+        await http.complete(client, model.name, request, ignore_eos, timing)
+        if timing.error:
+            raise error("bench_failed", failed=number + 1, total=options.num_warmups, reason=timing.error.rstrip("."))
+
+
+async def _send_all(
+    client: httpx.AsyncClient,
+    model: str,
+    requests: Sequence[Request],
+    options: ServeOptions,
+    ignore_eos: bool,
+    rng: random.Random,
+    progress: Progress,
+) -> list[Timing]:
+    """Send every request at its time and wait for all. The timings come back in the order of ``requests``."""
+    free = asyncio.Semaphore(options.max_concurrency or len(requests))
+    start = time.perf_counter()
+    offsets = workload.arrival_times(len(requests), options.request_rate, options.burstiness, rng)
+    timings = [Timing(scheduled=start + offset) for offset in offsets]
+    done = failed = 0
+    progress(0, len(requests), 0)
+
+    async def send(request: Request, timing: Timing) -> None:
+        nonlocal done, failed
+        # Sleeping until an absolute time: the delays of this loop do not add up and lower the rate.
+        await asyncio.sleep(max(0.0, timing.scheduled - time.perf_counter()))
+        async with free:
+            await http.complete(client, model, request, ignore_eos, timing)
+        done += 1
+        failed += timing.error is not None
+        progress(done, len(requests), failed)
+
+    async with asyncio.TaskGroup() as tasks:
+        for request, timing in zip(requests, timings, strict=True):
+            tasks.create_task(send(request, timing))
+    return timings
+
+
+def measure(timings: Sequence[Timing], duration: float, goodput: Mapping[str, float]) -> dict[str, Any]:
+    """The metrics of a run of ``duration`` seconds; the same keys for every run, None where nothing was measured.
+
+    ``queue_ms`` is the wait between a request's scheduled time and its sending (--max-concurrency, a slow client).
+    """
+    good = [timing for timing in timings if timing.error is None]
+    inputs = sum(timing.input_tokens for timing in good)
+    outputs = sum(timing.output_tokens for timing in good)
+    metrics: dict[str, Any] = {
+        "completed": len(good),
+        "failed": len(timings) - len(good),
+        "duration": duration,
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "request_throughput": rate(len(good), duration),
+        "request_goodput": rate(sum(_within(timing, goodput) for timing in good), duration) if goodput else None,
+        "output_throughput": rate(outputs, duration),
+        "total_token_throughput": rate(inputs + outputs, duration),
+        "max_output_tokens_per_s": _busiest_second(good),
+        "max_concurrent_requests": _most_at_once(timings),
+    }
+    metrics.update(milliseconds("ttft", [timing.ttft for timing in good]))
+    metrics.update(milliseconds("tpot", [timing.tpot for timing in good if timing.tpot is not None]))
+    metrics.update(milliseconds("itl", [gap for timing in good for gap in timing.itl]))
+    metrics.update(milliseconds("e2el", [timing.e2el for timing in good]))
+    metrics.update(milliseconds("queue", [timing.sent - timing.scheduled for timing in timings if timing.sent]))
+    metrics["first_error"] = next((timing.error for timing in timings if timing.error), None)
+    return metrics
+
+
+def template() -> dict[str, Any]:
+    """The document of a run without requests: every key that a gate may name."""
+    metrics = measure([], 0.0, {})
+    metrics["prefix_cache"] = {"queries": None, "hits": None, "hit_rate": None}
+    return Record("serve", 0, {}, metrics, {}).document()
+
+
+def _within(timing: Timing, goodput: Mapping[str, float]) -> bool:
+    measured = {"ttft": timing.ttft, "tpot": timing.tpot or 0.0, "e2el": timing.e2el}
+    return all(1000 * measured[name] <= limit for name, limit in goodput.items())
+
+
+def _busiest_second(timings: Sequence[Timing]) -> float | None:
+    """Most output tokens that arrived within one whole second of the run."""
+    if not timings:
+        return None
+    start = min(timing.sent for timing in timings)
+    seconds: dict[int, float] = {}
+    for timing in timings:
+        # A chunk may hold several tokens; the answer's tokens are spread evenly over its chunks.
+        share = timing.output_tokens / len(timing.token_times)
+        for moment in timing.token_times:
+            second = int(moment - start)
+            seconds[second] = seconds.get(second, 0.0) + share
+    return max(seconds.values())
+
+
+def _most_at_once(timings: Sequence[Timing]) -> int:
+    changes = [(timing.sent, 1) for timing in timings if timing.sent]
+    changes += [(timing.ended, -1) for timing in timings if timing.sent]
+    most = now = 0
+    for _, change in sorted(changes):
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _detailed(timings: Sequence[Timing], started: float) -> dict[str, list[Any]]:
+    """The timings request by request, in seconds, under the names of vLLM's --save-detailed."""
+    return {
+        "input_lens": [timing.input_tokens for timing in timings],
+        "output_lens": [timing.output_tokens for timing in timings],
+        "start_times": [timing.sent - started for timing in timings],
+        "queue_times": [timing.sent - timing.scheduled for timing in timings],
+        "ttfts": [timing.ttft if timing.token_times else None for timing in timings],
+        "itls": [timing.itl for timing in timings],
+        "latencies": [timing.e2el if timing.token_times else None for timing in timings],
+        "generated_texts": [timing.text for timing in timings],
+        "errors": [timing.error or "" for timing in timings],
+    }

@@ -1,0 +1,112 @@
+"""``bench throughput``: how fast many requests are answered when all are there from the start."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiakq.bench import workload
+from aiakq.bench.latency import token_times
+from aiakq.bench.offline import Engine, Progress
+from aiakq.bench.records import Record
+from aiakq.bench.summary import milliseconds, rate
+from aiakq.runtime.outputs import RequestOutput
+
+#: Prompts of a run on random ones, if not given.
+RANDOM_PROMPTS = 100
+
+
+@dataclass(frozen=True)
+class ThroughputOptions:
+    """``engine`` holds the engine arguments. ``num_prompts`` None: 100 random ones, or the whole dataset once.
+
+    ignore_eos  None: yes for random prompts, no for a dataset.
+    """
+
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    num_prompts: int | None = None
+    input_len: int = 256
+    output_len: int = 128
+    dataset: Path | None = None
+    ignore_eos: bool | None = None
+    warmups: int = 1
+    seed: int | None = None
+
+
+def run(options: ThroughputOptions, progress: Progress) -> Record:
+    """Answer all requests at once and time it, after ``warmups`` single requests that are not counted."""
+    seed = workload.new_seed() if options.seed is None else options.seed
+    rng = random.Random(seed)
+    requests: list[workload.Request] = []
+    repeated = False
+    if options.dataset is not None:  # before the model, so that a wrong file costs no time
+        requests, repeated = workload.dataset_requests(options.dataset, options.num_prompts, options.output_len, rng)
+    progress("load", 0, 1)
+    engine = Engine(options.engine)
+    if options.dataset is None:
+        count = RANDOM_PROMPTS if options.num_prompts is None else options.num_prompts
+        requests = workload.random_requests(count, options.input_len, options.output_len, engine.vocab_size, rng)
+    ignore_eos = options.dataset is None if options.ignore_eos is None else options.ignore_eos
+    for number in range(options.warmups):
+        progress("warm-up", number, options.warmups)
+        engine.generate(
+            workload.random_requests(1, options.input_len, min(options.output_len, 16), engine.vocab_size, rng), True
+        )
+    engine.forget_cache_counts()
+    progress("measure", 0, 1)
+    duration, outputs = engine.generate(requests, ignore_eos)
+    progress("measure", 1, 1)
+    metrics = measure(duration, outputs)
+    metrics["load_s"] = engine.load_s
+    metrics["prefix_cache"] = engine.cache_use()
+    notes = workload.cache_warning(options.dataset is None, metrics["prefix_cache"]["hit_rate"])
+    if repeated:
+        notes.append(workload.REPEATED)
+    config = {
+        **{key: value for key, value in asdict(options).items() if key != "seed"},
+        "dataset": "random" if options.dataset is None else str(options.dataset),
+        "num_prompts": len(requests),
+        "ignore_eos": ignore_eos,
+    }
+    return Record("throughput", seed, config, metrics, engine.environment(), tuple(notes))
+
+
+def measure(duration: float, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """The metrics of requests answered together in ``duration`` seconds; None where nothing was measured.
+
+    ``elapsed_time``, ``num_requests``, ``total_num_tokens``, ``requests_per_second`` and ``tokens_per_second`` repeat
+    other keys under the names of vLLM's offline benchmark.
+    """
+    inputs = sum(len(output.prompt_token_ids) for output in outputs)
+    produced = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+    good = sum(output.error is None for output in outputs)
+    metrics: dict[str, Any] = {
+        "completed": good,
+        "failed": len(outputs) - good,
+        "duration": duration,
+        "total_input_tokens": inputs,
+        "total_output_tokens": produced,
+        "request_throughput": rate(good, duration),
+        "output_throughput": rate(produced, duration),
+        "total_token_throughput": rate(inputs + produced, duration),
+        "elapsed_time": duration,
+        "num_requests": len(outputs),
+        "total_num_tokens": inputs + produced,
+        "requests_per_second": rate(good, duration),
+        "tokens_per_second": rate(inputs + produced, duration),
+    }
+    metrics["first_error"] = next((output.error for output in outputs if output.error), None)
+    ttft, tpot = token_times(outputs)
+    metrics.update(milliseconds("ttft", ttft))
+    metrics.update(milliseconds("tpot", tpot))
+    return metrics
+
+
+def template() -> dict[str, Any]:
+    """The document of a run without requests: every key that a gate may name."""
+    metrics = measure(0.0, [])
+    metrics.update(load_s=None, prefix_cache={"queries": None, "hits": None, "hit_rate": None})
+    return Record("throughput", 0, {}, metrics, {}).document()

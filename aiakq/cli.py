@@ -1,0 +1,321 @@
+"""The command line: parse, make one call, render. ``main`` is the program.
+
+Importing this module loads Typer and rich only; everything heavy is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import aiakq
+from aiakq import console, server_log, tables
+from aiakq.cli_bench import bench
+from aiakq.cli_help import Command, Group
+from aiakq.cli_hints import check_spelling, usage_error
+from aiakq.cli_options import DeviceOption, JsonFlag, RevisionOption, TrustOption, with_arguments
+from aiakq.errors import BUG, AiakqError, error
+from aiakq.runtime.args import ARGUMENTS, checked
+
+#: What a shell reports for a program that a signal ended: 128 + SIGINT, SIGTERM, SIGPIPE.
+INTERRUPTED, TERMINATED, CLOSED_PIPE = 130, 143, 141
+
+app = typer.Typer(
+    name="aiakq",
+    cls=Group,
+    help="Quantize a Hugging Face model, check it, serve it, measure it.",
+    epilog="aiakq COMMAND --help shows the options of a command. --debug, anywhere on the line, shows tracebacks.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(bench)
+
+
+@app.callback(invoke_without_command=True)
+def _app(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"aiakq {aiakq.__version__}")
+        raise typer.Exit
+
+
+@app.command(cls=Command)
+def quantize(
+    source: Annotated[
+        str, typer.Option("-i", "--input", metavar="MODEL", help="The model: a folder, or a hub name (org/name).")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for the quantized model.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            "-quant_type", "--quant-type", metavar="METHOD", help="weight_only_int8, smooth_quant, awq or gptq."
+        ),
+    ],
+    tp: Annotated[
+        int,
+        typer.Option(
+            "-tp", "--tensor-parallel", metavar="N", help="GPUs it will be served on; checks that it can be cut so."
+        ),
+    ] = 1,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "-t", "--dtype", metavar="fp16|bf16|fp32", help="Of what is not quantized; the source's own if not given."
+        ),
+    ] = None,
+    smooth_alpha: Annotated[
+        float | None,
+        typer.Option(
+            "-sq",
+            "--smooth-alpha",
+            metavar="X",
+            help="smooth_quant: strength, 0 to 1; by the model's family if not given.",
+        ),
+    ] = None,
+    token_ids: Annotated[
+        Path | None,
+        typer.Option(
+            "-token",
+            "--token-ids",
+            "--tokenids_path",
+            metavar="FILE",
+            help="Calibration samples as token ids: a line of numbers or a JSON list each.",
+        ),
+    ] = None,
+    multi_query_mode: Annotated[
+        bool,
+        typer.Option("--multi-query-mode", help="Insist that heads share keys and values; found out otherwise."),
+    ] = False,
+    bits: Annotated[
+        int | None, typer.Option("--bits", metavar="N", help="Bits per weight; the method's usual if not given.")
+    ] = None,
+    group_size: Annotated[
+        int | None,
+        typer.Option("--group-size", metavar="N", help="Inputs per scale; -1: one scale a row. 128 for awq and gptq."),
+    ] = None,
+    symmetric: Annotated[
+        bool | None,
+        typer.Option("--symmetric/--asymmetric", help="Whether zero is always the middle code.", show_default=False),
+    ] = None,
+    act_order: Annotated[
+        str,
+        typer.Option(
+            "--act-order", metavar="none|static|group", help="gptq: important inputs first, by row or within groups."
+        ),
+    ] = "none",
+    damp: Annotated[float, typer.Option("--damp", metavar="X", help="gptq: part of the mean diagonal to add.")] = 0.01,
+    calibration: Annotated[
+        str | None,
+        typer.Option("--calibration", metavar="TEXT", help="Text file or hub data set; bundled prose if not given."),
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Calibration samples.")] = 128,
+    seqlen: Annotated[int, typer.Option("--seqlen", metavar="N", min=1, help="Tokens per sample.")] = 512,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed gives the same bytes.")] = 0,
+    device: DeviceOption = "auto",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output folder if it exists.")] = False,
+    evaluate: Annotated[bool, typer.Option("--eval/--no-eval", help="Measure perplexity before and after.")] = True,
+    eval_text: Annotated[
+        str | None, typer.Option("--eval-text", metavar="FILE", help="Text for it; a bundled book if not given.")
+    ] = None,
+    trust_remote_code: TrustOption = False,
+    revision: RevisionOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Quantize a model: -i MODEL -o DIR -quant_type METHOD."""
+    from aiakq.spec import canonical_method
+
+    chosen = canonical_method(method)
+    from aiakq.quantizers.options import QuantizeOptions
+    from aiakq.quantizers.pipeline import quantize_checkpoint
+
+    options = QuantizeOptions(
+        input=source,
+        output=str(output),
+        method=chosen,
+        tp=tp,
+        dtype=dtype,
+        smooth_alpha=smooth_alpha,
+        token_ids=token_ids,
+        multi_query_mode=multi_query_mode,
+        bits=bits,
+        group_size=group_size,
+        calibration=calibration,
+        samples=samples,
+        seqlen=seqlen,
+        seed=seed,
+        device=device,
+        overwrite=overwrite,
+        act_order=act_order,
+        damp=damp,
+        symmetric=symmetric,
+        evaluate=evaluate,
+        eval_text=eval_text,
+        trust_remote_code=trust_remote_code,
+        revision=revision,
+    )
+    with console.Progress("quantize") as bars:
+        report = quantize_checkpoint(options, lambda p: bars.update(p.stage, p.done, p.total, p.detail))
+    tables.quantize_report(report)
+    if as_json:
+        console.emit(report.document())
+
+
+@app.command(cls=Command)
+@with_arguments(ARGUMENTS)
+def serve(engine: dict[str, Any]) -> int:
+    """Serve a model over HTTP with the OpenAI API."""
+    arguments = checked(engine, server=True)
+    if not arguments["model"]:
+        raise error("usage", reason="No model is given.", hint="Example: aiakq serve MODEL --port 8000")
+    from aiakq.runtime.server.launch import serve as launch
+
+    with server_log.ServerLog(arguments["model"]) as log:
+        return launch(arguments, log.event)
+
+
+@app.command(name="inspect", cls=Command)
+def inspect_command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, or hub name (org/name).")],
+    every: Annotated[bool, typer.Option("--all", help="A row for every layer; equal ones are joined without.")] = False,
+    device: DeviceOption = "auto",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="TEXT", help="Activations the implementations are asked about.")
+    ] = "auto",
+    revision: RevisionOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say what a checkpoint is, layer by layer, and which kernels would run it. Reads headers only."""
+    from aiakq.inspection import collapse, inspect_checkpoint
+
+    found = inspect_checkpoint(model, revision, device, dtype)
+    tables.inspection(found, found.layers if every else collapse(found.layers))
+    if as_json:
+        console.emit(found.document())
+
+
+# --- the program -------------------------------------------------------------------------------------------------
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived: unwind as for an interrupt, so that nothing half-written stays behind."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code (see the table in errors.py). Raises nothing."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = bool(os.environ.get("AIAKQ_DEBUG"))
+    if "--debug" in words[: words.index("--") if "--" in words else None]:
+        words.remove("--debug")
+        debug = True
+    try:
+        return _run(words)
+    except KeyboardInterrupt:
+        console.note("aiakq: interrupted")
+        return INTERRUPTED
+    except _Terminated:
+        console.note("aiakq: terminated")
+        return TERMINATED
+    except (console.ClosedOutput, BrokenPipeError):
+        return CLOSED_PIPE
+    except Exception as problem:
+        if debug:
+            traceback.print_exc()
+        known = problem if isinstance(problem, AiakqError) else _known(problem)
+        if known is not None:
+            console.failure(known)
+            return known.exit_code
+        console.bug(problem, _where(problem))
+        return BUG
+    finally:
+        _settle_stdout()
+
+
+def _run(words: list[str]) -> int:
+    program = typer.main.get_command(app)
+    command, name, rest = _find_command(program, words)
+    if not rest and hasattr(command, "commands"):
+        words = [*words, "--help"]
+    check_spelling(rest, _options(command))
+    previous = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        result = program.main(args=words, prog_name="aiakq", standalone_mode=False)
+    except SystemExit as end:
+        # Typer and rich end the program by themselves only when the reader of their output is gone.
+        raise console.ClosedOutput from end
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except Exception as problem:
+        if hasattr(problem, "format_message"):
+            raise usage_error(problem, name) from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    if result == INTERRUPTED:
+        raise KeyboardInterrupt
+    return result if isinstance(result, int) else 0
+
+
+def _terminate(signum: int, frame: object) -> None:
+    raise _Terminated
+
+
+def _find_command(program: Any, words: Sequence[str]) -> tuple[Any, str, list[str]]:
+    """The command that ``words`` name, its name as typed after "aiakq", and the words that are left for it."""
+    command: Any = program
+    names: list[str] = []
+    for position, word in enumerate(words):
+        below = getattr(command, "commands", None)
+        if below is None or word not in below:
+            return command, " ".join(names), list(words[position:])
+        command = below[word]
+        names.append(word)
+    return command, " ".join(names), []
+
+
+def _options(command: Any) -> dict[str, bool]:
+    """Every option of a command, and whether it takes a value."""
+    found = {"--help": False, "-h": False}
+    for parameter in command.params:
+        for option in (*parameter.opts, *parameter.secondary_opts):
+            if option.startswith("-"):
+                found[option] = not parameter.is_flag
+    return found
+
+
+def _known(problem: Exception) -> AiakqError | None:
+    """Failures of the machine that can strike anywhere, as errors of the registry."""
+    if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
+        first = str(problem).strip().splitlines()[:1]
+        return error("out_of_memory", reason=first[0].rstrip(".") if first else "an allocation failed")
+    if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return error("output_failed", path=problem.filename or "the output", reason=problem.strerror)
+    return None
+
+
+def _where(problem: BaseException) -> str:
+    """File and line inside aiakq where a failure came from, else the innermost ones."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    package = str(Path(aiakq.__file__).parent)
+    own = [frame for frame in frames if frame.filename.startswith(package)]
+    frame = (own or frames)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
+
+
+def _settle_stdout() -> None:
+    """Flush, and keep Python from complaining at exit about a stdout that nobody reads any more."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

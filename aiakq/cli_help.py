@@ -1,0 +1,127 @@
+"""Help pages that stay readable at 80 columns: every flag in full, its text beside or below it.
+
+Typer's own page squeezes five columns into the width and cuts long flags; this one has two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import typer.core
+from rich.console import Console
+from rich.text import Text
+
+#: A text column further right than this leaves too little room; longer labels stand on a line of their own.
+_LABEL_WIDTH = 24
+_MOST_WIDTH = 100
+
+
+class Command(typer.core.TyperCommand):
+    """A command with this module's help page."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _print_help(self, ctx)
+
+
+class Group(typer.core.TyperGroup):
+    """A group of commands with this module's help page."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _print_help(self, ctx)
+
+
+def _print_help(command: Any, ctx: Any) -> None:
+    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, width=min(console.width, _MOST_WIDTH))
+    shown = [parameter for parameter in command.get_params(ctx) if not getattr(parameter, "hidden", False)]
+    console.print(Text.assemble(("Usage: ", "bold"), _usage(command, ctx, shown)))
+    console.print()
+    _paragraph(console, command.help)
+    subcommands = getattr(command, "commands", {})
+    if subcommands:
+        rows = [(Text(name, "bold"), Text(_first_sentence(below.help))) for name, below in subcommands.items()]
+        _section(console, "Commands", rows)
+    panels: dict[str, list[tuple[Text, Text]]] = {}
+    for parameter in shown:
+        panels.setdefault(_panel(parameter), []).append((_label(parameter), Text(_description(parameter))))
+    for title, rows in panels.items():
+        _section(console, title, rows)
+    if command.epilog:
+        console.print()
+        _paragraph(console, command.epilog)
+
+
+def _paragraph(console: Console, text: str | None) -> None:
+    for line in Text(" ".join((text or "").split())).wrap(console, console.width):
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+
+
+def _usage(command: Any, ctx: Any, shown: Iterable[Any]) -> str:
+    words = [ctx.command_path]
+    for parameter in shown:
+        if parameter.param_type_name == "argument":
+            words.append(parameter.metavar or parameter.name.upper())
+        elif parameter.required:
+            words.append(f"{parameter.opts[0]} {parameter.metavar}")
+    words.append("COMMAND ..." if hasattr(command, "commands") else "[OPTIONS]")
+    return " ".join(words)
+
+
+def _section(console: Console, title: str, rows: list[tuple[Text, Text]]) -> None:
+    console.print()
+    console.print(Text(f"{title}:", "bold"))
+    indent = " " * (_LABEL_WIDTH + 4)
+    for label, text in rows:
+        lines = list(text.wrap(console, console.width - len(indent)))
+        if label.cell_len <= _LABEL_WIDTH and lines:
+            first = Text.assemble("  ", label, " " * (_LABEL_WIDTH + 2 - label.cell_len), lines.pop(0))
+        else:
+            first = Text.assemble("  ", label)
+        for line in (first, *(Text.assemble(indent, rest) for rest in lines)):
+            line.rstrip()
+            console.print(line, soft_wrap=True)
+
+
+def _panel(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return "Arguments"
+    return getattr(parameter, "rich_help_panel", None) or "Options"
+
+
+def _label(parameter: Any) -> Text:
+    if parameter.param_type_name == "argument":
+        return Text(parameter.metavar or parameter.name.upper(), "bold")
+    names = sorted(parameter.opts, key=len)
+    if [f"--no-{name.removeprefix('--')}" for name in names] == parameter.secondary_opts:
+        names = [f"--[no-]{names[0].removeprefix('--')}"]
+    else:
+        names += parameter.secondary_opts
+    label = Text(", ").join(Text(name, "bold cyan") for name in names)
+    if not parameter.is_flag:
+        label.append(f" {parameter.metavar or 'VALUE'}")
+    return label
+
+
+def _description(parameter: Any) -> str:
+    words = [" ".join((parameter.help or "").split())]
+    if parameter.required and parameter.param_type_name == "option":
+        words.append("Required.")
+    elif getattr(parameter, "show_default", False) and default_text(parameter.default):
+        words.append(default_text(parameter.default))
+    if getattr(parameter, "envvar", None):
+        words.append(f"(environment: {parameter.envvar})")
+    return " ".join(words)
+
+
+def default_text(value: Any) -> str:
+    """A default in words; nothing to say about None and about flags that are off."""
+    if value is None or value is False:
+        return ""
+    return f"(default: {'yes' if value is True else f'{value:g}' if isinstance(value, float) else value})"
+
+
+def _first_sentence(text: str | None) -> str:
+    sentence, stop, _ = " ".join((text or "").split()).partition(". ")
+    return sentence + ("." if stop else "")

@@ -1,0 +1,236 @@
+"""Everything people read on their terminal. Messages, tables and progress go to stderr, JSON documents to stdout.
+
+Only this module and cli.py print. Colours, bars and widths adapt: without a terminal the same words come as plain
+lines. ``NO_COLOR`` and ``TERM=dumb`` are respected by rich itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from aiakq.bench.records import to_json
+from aiakq.errors import AiakqError
+
+#: Columns of output that nobody watches on a terminal: wide enough that tables do not cut names.
+PIPE_WIDTH = 120
+#: Seconds between two lines of progress where there is no terminal.
+_PLAIN_INTERVAL_S = 10.0
+
+
+class ClosedOutput(Exception):
+    """The reader of stdout went away (``aiakq ... | head``)."""
+
+
+def err() -> Console:
+    """A console on the present stderr."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(stderr=True, highlight=False, width=PIPE_WIDTH)
+    return console
+
+
+def plain(text: object) -> str:
+    """One line without control characters, whatever a file or a user put into it."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in " ".join(str(text).split()))
+
+
+def line(*parts: str | tuple[str, str]) -> None:
+    """One line on stderr; a part is text, or text with a style. Never wrapped by us: logs keep it in one piece."""
+    err().print(Text.assemble(*parts), soft_wrap=True)
+
+
+def failure(problem: AiakqError) -> None:
+    """The one line that ends a failed command: what went wrong and what to do."""
+    line(
+        ("aiakq: ", "bold"),
+        (f"error[{problem.id}]", "bold red"),
+        ": ",
+        plain(problem.message),
+        " ",
+        (plain(problem.remedy), "cyan"),
+    )
+
+
+def bug(problem: BaseException, where: str) -> None:
+    """The one line for a failure that is our own fault."""
+    line(
+        ("aiakq: ", "bold"),
+        ("error[bug]", "bold red"),
+        ": This is a bug in aiakq: ",
+        plain(f"{type(problem).__name__}: {problem}"),
+        f" ({where}). ",
+        ("Repeat with --debug for the traceback, and report it.", "cyan"),
+    )
+
+
+def warning(text: str) -> None:
+    """Something to know before trusting a result; nothing failed."""
+    line(("aiakq: ", "bold"), ("warning", "bold yellow"), ": ", plain(text))
+
+
+def note(text: str) -> None:
+    line((plain(text), "dim"))
+
+
+def emit(document: Mapping[str, Any]) -> None:
+    """One JSON document on stdout. Raises ClosedOutput when nobody reads it, OSError when it cannot be written."""
+    if sys.stdout is None:
+        raise ClosedOutput
+    try:
+        sys.stdout.write(to_json(document))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ClosedOutput from None
+
+
+def show(drawn: RenderableType) -> None:
+    """Something drawn by rich, on stderr; without the padding at the ends of lines where a log may keep it."""
+    console = err()
+    if console.is_terminal:
+        console.print(drawn)
+        return
+    with console.capture() as captured:
+        console.print(drawn)
+    console.file.write("\n".join(text.rstrip() for text in captured.get().splitlines()) + "\n")
+
+
+def table(*columns: str, left: Sequence[int] = (0,)) -> Table:
+    """An empty table. Columns are aligned right, except those in ``left``, which fold where it is narrow."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, name in enumerate(columns):
+        # Numbers are never cut or wrapped; names fold, so that they can still be copied.
+        if index in left:
+            made.add_column(Text(name), overflow="fold")
+        else:
+            made.add_column(Text(name), justify="right", no_wrap=True)
+    return made
+
+
+def facts(title: str, rows: Mapping[str, object]) -> None:
+    """A heading and lines of ``name  value``; a value of None is left out."""
+    grid = Table(box=None, show_header=False, pad_edge=False)
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows.items():
+        if value is not None:
+            grid.add_row(Text(name), Text(plain(value)))
+    line((title, "bold"))
+    show(grid)
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number with ``digits`` significant ones, whole numbers in full; a dash for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e15):
+        return f"{int(value):,}"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    if 1e-3 <= abs(value):
+        return f"{value:#.{digits}g}".rstrip(".")
+    return f"{value:.{max(0, digits - 2)}e}"
+
+
+def size(num_bytes: float | None) -> str:
+    """Bytes in decimal units, as disks and model cards count."""
+    if num_bytes is None:
+        return "-"
+    value, unit = float(num_bytes), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(value) < 999.5 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration: 12 ms, 3.21 s, 2 min 05 s, 1 h 12 min."""
+    if value is None:
+        return "-"
+    if value < 1:
+        return f"{1000 * value:.3g} ms"
+    if value < 99.95:
+        return f"{value:.3g} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class Progress:
+    """Progress of long work in stages: a bar with the time left on a terminal, a line now and then elsewhere.
+
+    Use as a context manager and call ``update``. When a stage is followed by another one it counts as done.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._console = err()
+        self._stage: str | None = None
+        self._started = self._printed = time.monotonic()
+        self._bars: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            from rich import progress as rich_progress
+
+            self._bars = rich_progress.Progress(
+                rich_progress.TextColumn("{task.description:<10}"),
+                rich_progress.BarColumn(bar_width=20),
+                rich_progress.TextColumn("{task.completed:.0f}/{task.total:.0f}", justify="right"),
+                rich_progress.TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+                rich_progress.TextColumn("{task.fields[detail]}", style="dim", markup=False),
+                console=self._console,
+            )
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def update(self, stage: str, done: int, total: int, detail: str = "") -> None:
+        """``done`` of ``total`` steps of ``stage`` are finished; ``detail`` names the present one."""
+        if stage != self._stage:
+            self._begin(stage, total)
+        if self._bars is not None:
+            self._bars.update(self._task, completed=done, total=max(total, 1), detail=plain(detail))
+        else:
+            self._say(stage, done, total, detail)
+
+    def _begin(self, stage: str, total: int) -> None:
+        if self._bars is not None:
+            if self._task is not None:
+                whole = self._bars.tasks[self._task].total
+                self._bars.update(self._task, completed=whole, detail="")
+            self._task = self._bars.add_task(stage, total=max(total, 1), detail="")
+        self._stage = stage
+        self._started = time.monotonic()
+        self._printed = float("-inf")
+
+    def _say(self, stage: str, done: int, total: int, detail: str) -> None:
+        now = time.monotonic()
+        if done < total and now - self._printed < _PLAIN_INTERVAL_S:
+            return
+        self._printed = now
+        if total <= 1 and done:
+            return
+        words = f"{self._title}: {stage}"
+        if total > 1:
+            words += f" {done}/{total}"
+        if 0 < done < total:
+            words += f", about {seconds((now - self._started) / done * (total - done))} left"
+        if detail:
+            words += f"  {plain(detail)}"
+        self._console.print(Text(words), soft_wrap=True)

@@ -1,0 +1,70 @@
+"""What ``aiakq serve`` shows: one start-up table with times, the ready line, and the server's lines after it."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from aiakq import console
+from aiakq.console import err, facts, line, plain, seconds
+
+if TYPE_CHECKING:
+    from aiakq.runtime.server.events import ServerEvent
+
+
+class ServerLog:
+    """Renders server events. Use as a context manager; while the model loads, a terminal shows what is going on."""
+
+    def __init__(self, model: str | None) -> None:
+        self._model = model
+        self._started = time.monotonic()
+        self._phases: list[ServerEvent] = []
+        self._status: Any = None
+
+    def __enter__(self) -> ServerLog:
+        shown = err()
+        if shown.is_terminal and not shown.is_dumb_terminal:
+            self._status = shown.status(f"loading {plain(self._model or '')}")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._quiet()
+
+    def _quiet(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def event(self, event: ServerEvent) -> None:
+        """Show one event. May be called from any thread."""
+        if event.kind == "phase":
+            self._phases.append(event)
+            if self._status is not None:
+                self._status.update(f"loading {plain(self._model or '')}: {plain(event.name)} done")
+        elif event.kind == "ready":
+            self._quiet()
+            self._startup(event)
+        elif event.kind == "warning":
+            console.warning(event.message)
+        elif event.kind == "engine_dead":
+            line(("aiakq: ", "bold"), ("error[engine_dead]", "bold red"), ": ", plain(event.message))
+        elif event.kind in ("stats", "log"):
+            line((plain(event.message), "dim"))
+        elif event.kind != "listening":
+            line(plain(event.message))
+
+    def _startup(self, ready: ServerEvent) -> None:
+        drawn = console.table("start-up", "time", "", left=(0, 2))
+        for phase in self._phases:
+            drawn.add_row(plain(phase.name), seconds(phase.seconds), plain(phase.detail))
+        total = ready.seconds if ready.seconds is not None else time.monotonic() - self._started
+        drawn.add_row("all", seconds(total), "", style="bold")
+        console.show(drawn)
+        facts("serving", dict(ready.facts))
+        line("")
+        line(("ready", "bold green"), " at ", (ready.url, "bold"))
+        line(ready.curl)

@@ -1,0 +1,147 @@
+"""What results look like on a terminal: one function per kind of result, all drawn with console.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiakq import console
+from aiakq.console import facts, line, number, plain, show, size, table, warning
+
+if TYPE_CHECKING:
+    from aiakq.bench.gates import Outcome
+    from aiakq.inspection import Inspection, Layer
+
+#: Distributions of a benchmark, in the order they are read.
+_DURATIONS = {
+    "latency_ms": "batch latency",
+    "queue_ms": "wait before sending",
+    "ttft_ms": "time to first token",
+    "tpot_ms": "time per output token",
+    "itl_ms": "gap between tokens",
+    "e2el_ms": "whole request",
+}
+_RATES = {
+    "request_throughput": "requests/s",
+    "request_goodput": "good requests/s",
+    "output_throughput": "output tokens/s",
+    "total_token_throughput": "all tokens/s",
+    "max_output_tokens_per_s": "busiest second, tokens",
+    "max_concurrent_requests": "most requests at once",
+}
+
+
+def bench_result(document: Mapping[str, Any]) -> None:
+    """A benchmark's record: what ran, rates, distributions in milliseconds, warnings."""
+    config, environment = document["config"], document["environment"]
+    model = config.get("model") or config.get("engine", {}).get("model")
+    rows: dict[str, object] = {"model": model, "load": _load(document, config)}
+    if environment.get("device_name"):
+        rows["device"] = f"{environment['device_name']}, {environment['threads']} threads"
+        rows["dtype"] = environment.get("engine", {}).get("dtype")
+    if "completed" in document:
+        rows["requests"] = _requests(document)
+    if document.get("duration"):
+        rows["duration"] = console.seconds(document["duration"])
+    for key, name in _RATES.items():
+        if document.get(key) is not None:
+            rows[name] = number(document[key])
+    share = document["prefix_cache"]["hit_rate"]
+    rows["prefix-cache hits"] = "not told" if share is None else f"{share:.1%}"
+    rows["seed"] = document["seed"]
+    facts(f"bench {document['kind']}", rows)
+    drawn = table("milliseconds", "mean", "p50", "p90", "p95", "p99", "max")
+    for key, name in _DURATIONS.items():
+        summary = document.get(key)
+        if summary is None or summary["mean"] is None or (key == "queue_ms" and summary["max"] < 1):
+            continue
+        columns = ("mean", "p50", "p90", "p95", "p99", "max")
+        drawn.add_row(name, *(number(summary[column]) for column in columns))
+    show(drawn)
+    for text in document["warnings"]:
+        warning(text)
+
+
+def _load(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    lengths = f"{config['input_len']} tokens in, {config['output_len']} out"
+    if document["kind"] == "latency":
+        return f"{config['iterations']} batches of {config['batch_size']}, {lengths}"
+    source = f"random prompts, {lengths}" if config["dataset"] == "random" else config["dataset"]
+    text = f"{config['num_prompts']} requests: {source}"
+    if document["kind"] == "serve":
+        rate = config["request_rate"]
+        text += ", all at once" if rate == "inf" else f", {number(rate)} a second"
+        if config["max_concurrency"]:
+            text += f", at most {config['max_concurrency']} in flight"
+    return text
+
+
+def _requests(document: Mapping[str, Any]) -> str:
+    text = f"{document['completed']} answered"
+    if document["failed"]:
+        text += f", {document['failed']} failed"
+    return text + f"; {number(document['total_input_tokens'])} tokens in, {number(document['total_output_tokens'])} out"
+
+
+def gate_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """One line per gate."""
+    for outcome in outcomes:
+        verdict = ("failed", "bold red") if outcome.failed else ("passed", "green")
+        line("gate ", verdict, "  ", plain(outcome.describe()))
+
+
+def inspection(found: Inspection, layers: Sequence[Layer]) -> None:
+    """A checkpoint: facts, then its layers (as given, collapsed or not), then why better kernels were passed over."""
+    spec = found.spec
+    facts(
+        "checkpoint",
+        {
+            "folder": found.path,
+            "architecture": f"{found.architecture}, {found.support}",
+            "written by": found.writer,
+            "quantization": "none" if spec is None else f"{spec.method}, {spec.describe()}, {spec.format} format",
+            "parameters": f"{number(found.parameters)} in {size(found.nbytes)}, {found.files} file(s)",
+            "bits per weight": _bits(found),
+            "context": None if found.context is None else f"{found.context} tokens",
+            "would run on": f"{found.device}, {found.dtype} ({found.dtype_reason})",
+        },
+    )
+    drawn = table("layer", "scheme", "N x K", "group", "size", "runs on")
+    narrow = console.err().width < 100
+    for layer in layers:
+        count = f"{layer.count} x " if layer.count > 1 else ""
+        drawn.add_row(
+            plain(_short(layer.name) if narrow else layer.name),
+            layer.scheme,
+            f"{count}{layer.n} x {layer.k}",
+            {None: "-", layer.k: "row"}.get(layer.group_size, str(layer.group_size)),
+            size(layer.nbytes * layer.count),
+            layer.implementation or "-",
+        )
+    show(drawn)
+    for text in _reasons(layers):
+        line((text, "dim"))
+
+
+def _bits(found: Inspection) -> str | None:
+    whole, quantized = found.bits_per_weight(), found.bits_per_weight(quantized_only=True)
+    if whole is None:
+        return None
+    return f"{whole:.2f}" if quantized is None else f"{quantized:.2f} in quantized layers, {whole:.2f} in all"
+
+
+def _short(name: str) -> str:
+    """A module name without the stem that every layer shares."""
+    for stem in ("model.decoder.layers.", "model.layers.", "transformer.h.", "model."):
+        if name.startswith(stem):
+            return name.removeprefix(stem)
+    return name
+
+
+def _reasons(layers: Sequence[Layer]) -> list[str]:
+    """Why each better implementation was passed over, once per scheme and reason."""
+    seen: dict[str, None] = {}
+    for layer in layers:
+        for name, reason in layer.passed_over:
+            seen[f"{layer.scheme}: not {name}, because {reason}"] = None
+    return list(seen)
