@@ -177,10 +177,13 @@ def open_weights(config: EngineConfig) -> CheckpointWeights:
 def _may_dequantize(config: EngineConfig, checkpoint: Checkpoint) -> bool:
     if config.dequantize != "auto" or config.spec is None:
         return config.dequantize != "never"
-    stored = sum(
-        info.num_bytes for name, info in checkpoint.inventory.items() if not name.endswith(("_scale", "scales"))
+    packed = sum(
+        checkpoint.inventory[name].nbytes
+        for prefix in checkpoint.quantized_linears()
+        for suffix in ("qweight", "weight_packed", "weight")
+        if (name := f"{prefix}.{suffix}") in checkpoint.inventory
     )
-    expanded = stored * config.dtype.itemsize * 8 / config.spec.bits
+    expanded = packed * 8 / config.spec.bits * config.dtype.itemsize
     return expanded < 0.25 * free_memory(config.device)
 
 

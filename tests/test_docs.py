@@ -1,0 +1,58 @@
+"""The documentation is true: generated pages are current, links lead somewhere, the structure page fits the tree."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def _generator():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["arguments.md", "errors.md", "cli.md"])
+def test_generated_pages_are_current(name):
+    assert (ROOT / "docs" / name).read_text() == _generator().PAGES[name](), "run make docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_structure_page_names_every_source_file_and_no_other():
+    text = (ROOT / "docs" / "structure.md").read_text()
+    named = set(re.findall(r"^\s*(?:- )?`([\w/.-]+\.py)`", text, re.MULTILINE))
+    tree = {
+        str(path.relative_to(ROOT))
+        for path in [*ROOT.glob("aiakq/**/*.py"), *ROOT.glob("kernels/**/*.py")]
+        if path.read_text().strip()
+    }
+    assert named == tree
+
+
+def test_commands_in_the_readme_exist():
+    text = (ROOT / "README.md").read_text()
+    targets = set(re.findall(r"^make (\w+)", text, re.MULTILINE))
+    known = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert targets and targets <= known
+    commands = set(re.findall(r"^(?:\$ )?aiakq (\w+)", text, re.MULTILINE))
+    assert commands <= {"quantize", "serve", "bench", "eval", "inspect"}
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/decisions/*.md")), ids=lambda page: page.stem)
+def test_decisions_are_short_and_whole(page):
+    text = page.read_text()
+    assert len(text.splitlines()) <= 20
+    for part in ("Context", "Decision", "Consequences", "Revisit when"):
+        assert f"**{part}**" in text
