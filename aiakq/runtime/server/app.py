@@ -159,7 +159,10 @@ async def _run(service: Service, request: Request, read: Read, body: bytes, tick
     kind, asked, prompts, params = await read(service, body)
     service.check_open()  # tokenizing took a while
     answer = kind(service, asked, request.state.request_id, prompts, params)
-    generation = service.table.start(answer.id, prompts, params, ticket.arrived)
+    try:
+        generation = service.table.start(answer.id, prompts, params, ticket.arrived)
+    except AiakqError as failure:
+        raise asked.as_spelled(failure) from None
     news = aiter(generation)
     try:
         if asked.stream:
@@ -189,7 +192,10 @@ async def _read_chat(service: Service, body: bytes) -> tuple[type[Answer], ChatR
     asked = parse(ChatRequest, body)
     service.check_model(asked.model)
     asked.check_combinations()
-    params = asked.sampling(service.sampling)
+    try:
+        params = asked.sampling(service.sampling)
+    except AiakqError as failure:
+        raise asked.as_spelled(failure) from None
     # The template writes the special tokens itself.
     prompt = await service.chat_prompt(asked, bool(asked.add_special_tokens))
     return ChatAnswer, asked, [prompt], params

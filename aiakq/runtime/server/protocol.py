@@ -123,6 +123,10 @@ class GenerationRequest(_Strict):
         if self.stream and self.prompt_logprobs is not None:
             raise error("unsupported_parameter", param="prompt_logprobs", reason="it needs stream=false")
 
+    def as_spelled(self, failure: AiakqError) -> AiakqError:
+        """``failure``, naming the field the client wrote where ours has another name."""
+        return failure
+
     @property
     def with_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -276,6 +280,14 @@ class ChatRequest(GenerationRequest, ChatFields):
         super().check_combinations()
         if self.top_logprobs is not None and self.top_logprobs != 0 and not self.logprobs:
             raise error("unsupported_parameter", param="top_logprobs", reason="it needs logprobs=true")
+
+    def as_spelled(self, failure: AiakqError) -> AiakqError:
+        names = {"logprobs": "top_logprobs", "prompt": "messages"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        if failure.param not in names:
+            return failure
+        return error(failure.id, **failure.fields | {"param": names[failure.param]})
 
     def sampling(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """Without a limit the answer may fill the context, as chat clients expect."""

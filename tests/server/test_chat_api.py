@@ -1,0 +1,132 @@
+"""/v1/chat/completions, /tokenize and /detokenize, /v1/models and the small routes."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+import aiakq
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who is there?"}]
+GREEDY = {"model": "tinybooks", "messages": MESSAGES, "temperature": 0, "max_tokens": 16}
+
+
+def test_answer_and_stream_are_the_same(client):
+    whole = client.chat.completions.create(**GREEDY)
+    choice = whole.choices[0]
+    assert whole.id.startswith("chatcmpl-") and whole.object == "chat.completion"
+    assert choice.message.role == "assistant" and choice.message.content
+    assert choice.sentence_length == whole.sentence_length == len(choice.message.content)
+    assert choice.cum_log_probs == whole.cum_log_probs < 0
+    chunks = list(client.chat.completions.create(**GREEDY, stream=True))
+    assert all(chunk.object == "chat.completion.chunk" for chunk in chunks)
+    assert chunks[0].choices[0].delta.role == "assistant" and chunks[0].choices[0].delta.content == ""
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
+    assert chunks[-1].choices[0].finish_reason == choice.finish_reason == "length"
+    assert chunks[-1].sentence_length == len(choice.message.content)
+
+
+def test_chat_is_the_template_completed(http):
+    """A chat answers as a completion of the templated text does."""
+    chat = http.post("/v1/chat/completions", json=GREEDY).json()
+    ids = http.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
+    text = http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    assert (
+        text
+        == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWho is there?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    completion = http.post("/v1/completions", json={"prompt": ids, "temperature": 0, "max_tokens": 16}).json()
+    assert completion["choices"][0]["text"] == chat["choices"][0]["message"]["content"]
+    assert chat["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_content_may_come_in_text_parts(http):
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Who is"}, {"type": "text", "text": "there?"}]}]
+    plain = [{"role": "user", "content": "Who is\nthere?"}]
+    counts = [http.post("/tokenize", json={"messages": messages}).json()["tokens"] for messages in (parts, plain)]
+    assert counts[0] == counts[1]
+
+
+def test_logprobs(client):
+    answer = client.chat.completions.create(**GREEDY, logprobs=True, top_logprobs=3)
+    content = answer.choices[0].logprobs.content
+    assert len(content) == 16 and "".join(entry.token for entry in content) == answer.choices[0].message.content
+    for entry in content:
+        assert bytes(entry.bytes).decode() == entry.token
+        tops = [top.logprob for top in entry.top_logprobs]
+        assert len(tops) == 3 and tops == sorted(tops, reverse=True) and tops[0] == entry.logprob
+    assert sum(entry.logprob for entry in content) == pytest.approx(answer.cum_log_probs, abs=1e-4)
+    bare = client.chat.completions.create(**GREEDY, logprobs=True).choices[0].logprobs.content
+    assert all(entry.top_logprobs == [] for entry in bare)
+    assert client.chat.completions.create(**GREEDY).choices[0].logprobs is None
+
+
+def test_n_choices_with_a_seed(client):
+    body = GREEDY | {"temperature": 1.0, "n": 3, "seed": 3}
+    first = client.chat.completions.create(**body)
+    texts = [choice.message.content for choice in first.choices]
+    assert len(set(texts)) == 3
+    pieces = ["", "", ""]
+    for chunk in client.chat.completions.create(**body, stream=True):
+        pieces[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert pieces == texts
+
+
+def test_max_completion_tokens_and_no_limit(http):
+    body = {name: value for name, value in GREEDY.items() if name != "max_tokens"}
+    short = http.post("/v1/chat/completions", json=body | {"max_completion_tokens": 2, "max_tokens": 9}).json()
+    assert short["usage"]["completion_tokens"] == 2
+    end = {"stop": [" "], "temperature": 1.0, "seed": 1}
+    assert http.post("/v1/chat/completions", json=body | end).json()["usage"]["completion_tokens"] > 0
+
+
+def test_continuing_the_last_message(http):
+    messages = [*MESSAGES, {"role": "assistant", "content": "It is"}]
+    body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    ids = http.post("/tokenize", json=body).json()["tokens"]
+    assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"].endswith("<|im_start|>assistant\nIt is")
+
+
+def test_usage_of_a_stream(http):
+    body = GREEDY | {"stream": True, "stream_options": {"include_usage": True}}
+    events = [line[6:] for line in http.post("/v1/chat/completions", json=body).text.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    last = json.loads(events[-2])
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 16
+
+
+def test_models(client, http):
+    cards = client.models.list().data
+    assert [card.id for card in cards] == ["tinybooks", "alias/name"]
+    assert cards[0].max_model_len == 1024 and cards[0].vocab_size == 4096
+    assert client.models.retrieve("alias/name").id == "alias/name"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nothing")
+    answer = http.post("/v1/chat/completions", json=GREEDY | {"model": "alias/name"}).json()
+    assert answer["model"] == "tinybooks"
+
+
+def test_small_routes(http):
+    assert http.get("/health").status_code == 200
+    assert http.get("/ping").status_code == http.post("/ping").status_code == 200
+    assert http.get("/version").json() == {"version": aiakq.__version__}
+    schema = http.get("/openapi.json").json()
+    body = schema["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert "messages" in body["properties"] and "$ref" not in json.dumps(body)
+    assert http.get("/docs").status_code == 200
+
+
+def test_tokenize_round_trip(http):
+    text = "Sing, O goddess — 𝄞 \u0000 naïve"
+    answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert answer["max_model_len"] == 1024
+    assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json()["prompt"] == text
+
+
+def test_answers_carry_an_id_of_the_servers_own(http):
+    first, second = (http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}) for _ in range(2))
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+    assert first.json()["id"] == "cmpl-" + first.headers["x-request-id"]

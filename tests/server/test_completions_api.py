@@ -1,0 +1,240 @@
+"""/v1/completions through the real openai client and over plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+PROMPT = "It was the best of times, it was"
+GREEDY = {"model": "tinybooks", "prompt": PROMPT, "temperature": 0, "max_tokens": 24}
+
+
+def streamed(http: httpx.Client, body: dict) -> list[dict]:
+    """The chunks of a stream that must end with [DONE]."""
+    answer = http.post("/v1/completions", json=body | {"stream": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    return [json.loads(event) for event in events[:-1]]
+
+
+def test_answer_has_every_field(client):
+    answer = client.completions.create(**GREEDY)
+    choice = answer.choices[0]
+    assert answer.id.startswith("cmpl-") and answer.object == "text_completion" and answer.model == "tinybooks"
+    assert choice.index == 0 and choice.text and choice.finish_reason == "length" and choice.logprobs is None
+    assert answer.system_fingerprint.startswith("aiakq-") and len(answer.system_fingerprint.rpartition("-")[2]) == 8
+    usage = answer.usage
+    assert usage.completion_tokens == 24 and usage.prompt_tokens > 0
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert usage.prompt_tokens_details.cached_tokens >= 0 and usage.completion_tokens_details.reasoning_tokens == 0
+    assert choice.sentence_length == answer.sentence_length == len(choice.text)
+    assert choice.cum_log_probs == answer.cum_log_probs < 0
+
+
+def test_stream_equals_whole(http, client):
+    whole = client.completions.create(**GREEDY, logprobs=2)
+    chunks = streamed(http, GREEDY | {"logprobs": 2})
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(choice["text"] for choice in choices) == whole.choices[0].text
+    for name in ("tokens", "token_logprobs", "text_offset", "top_logprobs"):
+        joined = [entry for choice in choices for entry in choice["logprobs"][name]]
+        assert joined == getattr(whole.choices[0].logprobs, name)
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    last = chunks[-1]
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert last["sentence_length"] == last["choices"][0]["sentence_length"] == len(whole.choices[0].text)
+    assert last["cum_log_probs"] == pytest.approx(whole.choices[0].cum_log_probs)
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_openai_client_streams(client):
+    whole = client.completions.create(**GREEDY).choices[0].text
+    stream = client.completions.create(**GREEDY, stream=True, stream_options={"include_usage": True})
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 24
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_async_openai_clients_do_not_disturb_each_other(server, client):
+    """Eight concurrent streams give what each prompt gives alone."""
+    prompts = [f"{PROMPT} {word}" for word in "a the one my no his her our".split()]
+    alone = [client.completions.create(**GREEDY | {"prompt": prompt}).choices[0].text for prompt in prompts]
+
+    async def together() -> list[str]:
+        async with httpx.AsyncClient(trust_env=False) as plain:
+            openai = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=plain)
+
+            async def one(prompt: str) -> str:
+                stream = await openai.completions.create(**GREEDY | {"prompt": prompt}, stream=True)
+                return "".join([chunk.choices[0].text async for chunk in stream])
+
+            return await asyncio.gather(*map(one, prompts))
+
+    assert asyncio.run(together()) == alone
+
+
+def test_continuous_usage_counts_up(http):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = streamed(http, GREEDY | {"max_tokens": 5, "stream_options": options})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == 5 and chunks[-1]["choices"] == []
+
+
+def test_logprobs_have_openai_shape(http):
+    choice = http.post("/v1/completions", json=GREEDY | {"logprobs": 3}).json()["choices"][0]
+    logprobs = choice["logprobs"]
+    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == 24
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    assert logprobs["text_offset"][0] == 0 and logprobs["text_offset"][1] == len(logprobs["tokens"][0])
+    for token, chosen, top in zip(
+        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    ):
+        assert top[token] == chosen == max(top.values())  # greedy
+        assert 3 <= len(top) <= 4
+    assert sum(logprobs["token_logprobs"]) == pytest.approx(choice["cum_log_probs"], abs=1e-4)
+
+
+def test_zero_logprobs_give_the_chosen_token_only(http):
+    logprobs = http.post("/v1/completions", json=GREEDY | {"logprobs": 0}).json()["choices"][0]["logprobs"]
+    assert [list(top) for top in logprobs["top_logprobs"]] == [[token] for token in logprobs["tokens"]]
+
+
+def test_echo_scores_the_prompt(http):
+    """echo, logprobs and max_tokens 0: what evaluation harnesses send, here as token ids."""
+    ids = http.post("/tokenize", json={"prompt": PROMPT}).json()["tokens"]
+    body = {"model": "tinybooks", "prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 0, "temperature": 0}
+    answer = http.post("/v1/completions", json=body).json()
+    choice = answer["choices"][0]
+    assert choice["text"] == PROMPT and choice["finish_reason"] == "length"
+    assert choice["sentence_length"] == 0 and choice["cum_log_probs"] == 0
+    assert answer["usage"]["completion_tokens"] == 0
+    logprobs = choice["logprobs"]
+    assert len(logprobs["tokens"]) == len(ids) and "".join(logprobs["tokens"]) == PROMPT
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    assert all(value < 0 for value in logprobs["token_logprobs"][1:])
+    assert all(token in top for token, top in zip(logprobs["tokens"][1:], logprobs["top_logprobs"][1:], strict=True))
+
+
+def test_echo_comes_before_the_answer(http):
+    plain = http.post("/v1/completions", json=GREEDY | {"logprobs": 1}).json()["choices"][0]
+    echoed = http.post("/v1/completions", json=GREEDY | {"logprobs": 1, "echo": True}).json()["choices"][0]
+    assert echoed["text"] == PROMPT + plain["text"]
+    assert echoed["sentence_length"] == len(plain["text"])
+    count = len(echoed["logprobs"]["tokens"]) - 24
+    assert echoed["logprobs"]["token_logprobs"][count:] == pytest.approx(plain["logprobs"]["token_logprobs"], abs=1e-4)
+    assert echoed["logprobs"]["text_offset"][count] == len(PROMPT)
+    chunks = streamed(http, GREEDY | {"logprobs": 1, "echo": True})
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == echoed["text"]
+    tokens = [token for chunk in chunks for token in chunk["choices"][0]["logprobs"]["tokens"]]
+    assert tokens == echoed["logprobs"]["tokens"]
+
+
+def test_prompt_logprobs_as_in_vllm(http):
+    answer = http.post("/v1/completions", json=GREEDY | {"prompt_logprobs": 1, "max_tokens": 1}).json()
+    positions = answer["choices"][0]["prompt_logprobs"]
+    assert len(positions) == answer["usage"]["prompt_tokens"] and positions[0] is None
+    for position in positions[1:]:
+        assert all(set(entry) == {"logprob", "rank", "decoded_token"} for entry in position.values())
+        assert 1 in {entry["rank"] for entry in position.values()}
+
+
+def test_seed_repeats_and_choices_differ(http):
+    body = GREEDY | {"temperature": 1.0, "n": 2, "seed": 7, "best_of": 2}
+    first, second = (http.post("/v1/completions", json=body).json() for _ in range(2))
+    texts = [choice["text"] for choice in first["choices"]]
+    assert texts == [choice["text"] for choice in second["choices"]]
+    assert texts[0] != texts[1] and [choice["index"] for choice in first["choices"]] == [0, 1]
+    assert "sentence_length" not in first and "sentence_length" in first["choices"][1]
+    assert first["usage"]["completion_tokens"] == 48
+    pieces = {0: "", 1: ""}
+    for chunk in streamed(http, body):
+        pieces[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert [pieces[0], pieces[1]] == texts
+
+
+def test_many_prompts_of_both_kinds(http):
+    texts = ["Call me", PROMPT]
+    ids = [http.post("/tokenize", json={"prompt": text}).json()["tokens"] for text in texts]
+    alone = [http.post("/v1/completions", json=GREEDY | {"prompt": one}).json()["choices"][0]["text"] for one in texts]
+    for prompts in (texts, ids):
+        answer = http.post("/v1/completions", json=GREEDY | {"prompt": prompts}).json()
+        assert [choice["text"] for choice in answer["choices"]] == alone
+        assert answer["usage"]["prompt_tokens"] == sum(map(len, ids))
+    two_each = http.post("/v1/completions", json=GREEDY | {"prompt": texts, "n": 2}).json()
+    assert [choice["text"] for choice in two_each["choices"]] == [alone[0], alone[0], alone[1], alone[1]]
+
+
+def test_stop_strings_across_token_borders(http):
+    whole = http.post("/v1/completions", json=GREEDY | {"logprobs": 0, "max_tokens": 40}).json()["choices"][0]
+    tokens = whole["logprobs"]["tokens"]
+    at = next(i for i in range(8, 38) if len(tokens[i]) > 1 and len(tokens[i + 1]) > 2)
+    stop = tokens[at][-1:] + tokens[at + 1][:2]
+    before = whole["text"][: whole["text"].find(stop)]
+    body = GREEDY | {"max_tokens": 40, "stop": ["nowhere to be found", stop]}
+    choice = http.post("/v1/completions", json=body).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (before, "stop", stop)
+    assert choice["sentence_length"] == len(before)
+    chunks = streamed(http, body)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == before
+    assert chunks[-1]["choices"][0]["stop_reason"] == stop
+    kept = http.post("/v1/completions", json=body | {"include_stop_str_in_output": True}).json()["choices"][0]
+    assert kept["text"] == before + stop
+
+
+def test_stop_token_ids_and_token_ids(http):
+    full = http.post("/v1/completions", json=GREEDY | {"return_token_ids": True}).json()["choices"][0]
+    ids = full["token_ids"]
+    assert len(ids) == 24 and full["prompt_token_ids"]
+    last = next(i for i in range(3, 24) if ids[i] not in ids[:i])
+    body = GREEDY | {"return_token_ids": True, "stop_token_ids": [ids[last]]}
+    cut = http.post("/v1/completions", json=body).json()["choices"][0]
+    assert cut["finish_reason"] == "stop" and cut["stop_reason"] == ids[last]
+    assert cut["token_ids"] == ids[: last + 1]
+
+
+def test_logit_bias_and_token_names(http):
+    wanted = http.post("/tokenize", json={"prompt": " the"}).json()["tokens"][0]
+    body = GREEDY | {
+        "logit_bias": {str(wanted): 100},
+        "max_tokens": 3,
+        "logprobs": 1,
+        "return_tokens_as_token_ids": True,
+    }
+    choice = http.post("/v1/completions", json=body).json()["choices"][0]
+    assert choice["text"] == " the" * 3
+    assert choice["logprobs"]["tokens"] == [f"token_id:{wanted}"] * 3
+
+
+def test_cached_tokens_are_told(http):
+    body = GREEDY | {"prompt": "A prompt that nobody else sends. " * 12}
+    first, second = (http.post("/v1/completions", json=body).json() for _ in range(2))
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
+    assert first["choices"][0]["text"] == second["choices"][0]["text"]
+
+
+def test_fields_without_effect_are_taken(http):
+    extras = {"user": "u", "store": False, "metadata": {"a": "b"}, "service_tier": "auto", "suffix": None, "tools": []}
+    assert http.post("/v1/completions", json=GREEDY | extras).status_code == 200
+
+
+def test_ending_the_text_with_end_of_sequence(http):
+    """A chat answer may end by itself; with ignore_eos it goes on to max_tokens."""
+    end = http.post("/tokenize", json={"prompt": "<|endoftext|>"}).json()["tokens"]
+    assert len(end) == 1
+    body = GREEDY | {"logit_bias": {str(end[0]): 100}, "max_tokens": 6}
+    ended = http.post("/v1/completions", json=body).json()
+    assert ended["choices"][0]["finish_reason"] == "stop" and ended["choices"][0]["stop_reason"] is None
+    assert ended["choices"][0]["text"] == "" and ended["usage"]["completion_tokens"] == 1
+    went_on = http.post("/v1/completions", json=body | {"ignore_eos": True}).json()
+    assert went_on["choices"][0]["finish_reason"] == "length" and went_on["usage"]["completion_tokens"] == 6
+    held = http.post("/v1/completions", json=body | {"min_tokens": 4}).json()
+    assert held["usage"]["completion_tokens"] == 5

@@ -1,0 +1,116 @@
+"""/metrics: every promised name, spelled exactly, with exact counts."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+COUNTERS = """
+request_total request_process_success_total request_process_fail_total num_preemptions_total prompt_tokens_total
+generation_tokens_total prompt_tokens_cached_total prefix_cache_queries_total prefix_cache_hits_total
+""".split()
+GAUGES = "num_requests_running num_requests_waiting kv_cache_usage_perc gpu_cache_usage_perc".split()
+HISTOGRAMS = """
+e2e_request_latency_seconds inference_compute_infer_duration request_inference_time_seconds time_to_first_token_seconds
+time_per_output_token_seconds request_time_per_output_token_seconds inter_token_latency_seconds request_prompt_tokens
+request_generation_tokens request_max_num_generation_tokens request_params_n request_params_max_tokens
+request_queue_time_seconds request_prefill_time_seconds request_decode_time_seconds request_num_preemptions
+iteration_tokens_total
+""".split()
+
+
+@pytest.fixture
+def change(server, metrics_of):
+    """``change()`` -> what every sample grew by since the test began, once the server is idle."""
+    before = metrics_of(server.url)
+
+    def since() -> dict[str, float]:
+        for _ in range(100):
+            now = metrics_of(server.url)
+            if now["vllm:num_requests_running"] == 0:
+                break
+            time.sleep(0.05)
+        return {name: value - before[name] for name, value in now.items()}
+
+    return since
+
+
+def test_every_name_is_there_from_the_start(http, metrics_of, server):
+    samples = metrics_of(server.url)
+    for name in COUNTERS + GAUGES:
+        assert f"vllm:{name}" in samples
+    for name in HISTOGRAMS:
+        assert f"vllm:{name}_count" in samples and f"vllm:{name}_sum" in samples
+    for reason in ("stop", "length", "abort", "error"):
+        assert f"vllm:request_success_total{{finished_reason={reason}}}" in samples
+    text = http.get("/metrics").text
+    assert 'vllm:num_requests_running{engine="0",model_name="tinybooks"} ' in text
+    assert any(line.startswith("vllm:cache_config_info{") and 'block_size="16"' in line for line in text.splitlines())
+    assert http.get("/metrics").headers["content-type"].startswith("text/plain")
+
+
+def test_exact_counts(http, change):
+    body = {"prompt": "A story of counting.", "temperature": 0, "max_tokens": 6, "ignore_eos": True, "n": 2}
+    usage = http.post("/v1/completions", json=body).json()["usage"]
+    assert http.post("/v1/completions", json=body | {"stream": True, "n": 1, "max_tokens": 1}).status_code == 200
+    grown = change()
+
+    def value(name: str) -> float:
+        return grown[f"vllm:{name}"]
+
+    assert value("request_total") == value("request_process_success_total") == 2
+    assert value("request_success_total{finished_reason=length}") == 2
+    assert value("request_process_fail_total") == value("request_success_total{finished_reason=stop}") == 0
+    assert value("e2e_request_latency_seconds_count") == 2
+    assert (value("request_params_n_count"), value("request_params_n_sum")) == (2, 3)
+    # per sequence: two of six tokens, one of one
+    assert value("prompt_tokens_total") == value("request_prompt_tokens_sum") == 3 * usage["prompt_tokens"]
+    assert value("generation_tokens_total") == value("request_generation_tokens_sum") == 13
+    assert value("request_max_num_generation_tokens_sum") == 7
+    assert value("request_params_max_tokens_sum") == 13
+    for name in ("time_to_first_token_seconds", "request_generation_tokens", "request_queue_time_seconds"):
+        assert value(f"{name}_count") == 3
+    for name in ("request_prefill_time_seconds", "request_decode_time_seconds", "inference_compute_infer_duration"):
+        assert value(f"{name}_count") == 3 and value(f"{name}_sum") > 0
+    assert value("inter_token_latency_seconds_count") == 10
+    assert value("time_per_output_token_seconds_count") == 2  # one token has no time per token after the first
+    assert value("time_per_output_token_seconds_sum") > 0
+    assert value("prefix_cache_queries_total") == 3 * usage["prompt_tokens"]
+    assert value("kv_cache_usage_perc") == value("num_requests_waiting") == 0
+
+
+def test_latencies_fit_together(http, change):
+    body = {"prompt": "How long does it take?", "temperature": 0, "max_tokens": 20, "ignore_eos": True}
+    began = time.monotonic()
+    assert http.post("/v1/completions", json=body).status_code == 200
+    took = time.monotonic() - began
+    grown = change()
+    total = grown["vllm:e2e_request_latency_seconds_sum"]
+    first = grown["vllm:time_to_first_token_seconds_sum"]
+    between = grown["vllm:inter_token_latency_seconds_sum"]
+    assert 0 < first < total <= took
+    assert first + between <= total
+    per_token = grown["vllm:time_per_output_token_seconds_sum"]
+    assert per_token * 19 == pytest.approx(between, rel=1e-3)
+    inference = grown["vllm:inference_compute_infer_duration_sum"]
+    parts = grown["vllm:request_prefill_time_seconds_sum"] + grown["vllm:request_decode_time_seconds_sum"]
+    assert inference == pytest.approx(parts) and inference < total
+
+
+def test_refused_requests_are_counted(http, change):
+    for body in ({"prompt": []}, {"prompt": "a", "model": "other"}, {"prompt": "a", "n": 99}):
+        assert http.post("/v1/completions", json=body).status_code >= 400
+    assert http.post("/v1/chat/completions", content=b"{").status_code == 400
+    grown = change()
+    assert grown["vllm:request_total"] == grown["vllm:request_process_fail_total"] == 4
+    assert grown["vllm:request_success_total{finished_reason=error}"] == 4
+    assert grown["vllm:request_process_success_total"] == 0 and grown["vllm:prompt_tokens_total"] == 0
+
+
+def test_many_names_make_no_new_series(http, metrics_of, server):
+    before = set(metrics_of(server.url))
+    for i in range(30):
+        http.post("/v1/completions", json={"prompt": "a", "model": f"m{i}"})
+        http.get(f"/path{i}")
+    assert set(metrics_of(server.url)) == before

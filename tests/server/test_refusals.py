@@ -1,0 +1,199 @@
+"""Everything a client can do wrong has its status, its code, its parameter, and the one shape of errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+COMPLETION = {"model": "tinybooks", "prompt": "Once", "max_tokens": 2}
+CHAT = {"model": "tinybooks", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+
+
+def check(answer, status: int, code: str, param: str | None) -> None:
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json"), answer.text
+    failure = answer.json()["error"]
+    assert set(failure) == {"message", "type", "param", "code"}
+    assert (failure["code"], failure["param"]) == (code, param), failure["message"]
+    assert failure["message"] and "Traceback" not in failure["message"] and "pydantic" not in failure["message"]
+    assert "x-request-id" in answer.headers
+
+
+COMPLETIONS = [
+    ({"model": "gpt-4"}, 404, "unknown_model", "model"),
+    ({"model": "../../etc/passwd"}, 404, "unknown_model", "model"),
+    ({"model": 5}, 400, "invalid_type", "model"),
+    ({"prompt": 5}, 400, "invalid_type", "prompt"),
+    ({"prompt": None}, 400, "invalid_type", "prompt"),
+    ({"prompt": {"a": 1}}, 400, "invalid_type", "prompt"),
+    ({"prompt": []}, 400, "empty_prompt", "prompt"),
+    ({"prompt": ""}, 400, "empty_prompt", "prompt"),
+    ({"prompt": [[]]}, 400, "empty_prompt", "prompt"),
+    ({"prompt": ["a", 1]}, 400, "invalid_type", "prompt"),
+    ({"prompt": [1, "a"]}, 400, "invalid_type", "prompt"),
+    ({"prompt": [True]}, 400, "invalid_type", "prompt"),
+    ({"prompt": [[1.5]]}, 400, "invalid_type", "prompt"),
+    ({"prompt": [-1]}, 400, "invalid_token_id", "prompt"),
+    ({"prompt": [4096]}, 400, "invalid_token_id", "prompt"),
+    ({"prompt": [2**70]}, 400, "invalid_token_id", "prompt"),
+    ({"prompt": ["a"] * 33}, 400, "too_many_prompts", "prompt"),
+    ({"prompt": ["a"] * 5, "n": 16}, 400, "too_many_prompts", "n"),
+    ({"prompt": [1] * 1024}, 400, "context_length_exceeded", "prompt"),
+    ({"prompt": "word " * 3000}, 400, "context_length_exceeded", "prompt"),
+    ({"max_tokens": 1024}, 400, "context_length_exceeded", "max_tokens"),
+    ({"max_tokens": -1}, 400, "value_out_of_range", "max_tokens"),
+    ({"max_tokens": 2**63}, 400, "value_out_of_range", "max_tokens"),
+    ({"max_tokens": 1.5}, 400, "invalid_type", "max_tokens"),
+    ({"max_tokens": "1"}, 400, "invalid_type", "max_tokens"),
+    ({"max_tokens": True}, 400, "invalid_type", "max_tokens"),
+    ({"min_tokens": 3}, 400, "value_out_of_range", "min_tokens"),
+    ({"n": 0}, 400, "value_out_of_range", "n"),
+    ({"n": 17}, 400, "value_out_of_range", "n"),
+    ({"best_of": 2}, 400, "unsupported_parameter", "best_of"),
+    ({"temperature": -0.1}, 400, "value_out_of_range", "temperature"),
+    ({"temperature": "hot"}, 400, "invalid_type", "temperature"),
+    ({"temperature": float("nan")}, 400, "value_out_of_range", "temperature"),
+    ({"temperature": float("inf")}, 400, "value_out_of_range", "temperature"),
+    ({"top_p": 0}, 400, "value_out_of_range", "top_p"),
+    ({"top_p": 1.01}, 400, "value_out_of_range", "top_p"),
+    ({"top_k": -2}, 400, "value_out_of_range", "top_k"),
+    ({"min_p": 2}, 400, "value_out_of_range", "min_p"),
+    ({"presence_penalty": 2.5}, 400, "value_out_of_range", "presence_penalty"),
+    ({"repetition_penalty": 0}, 400, "value_out_of_range", "repetition_penalty"),
+    ({"seed": 2**64}, 400, "value_out_of_range", "seed"),
+    ({"stop": ""}, 400, "value_out_of_range", "stop"),
+    ({"stop": ["a"] * 17}, 400, "value_out_of_range", "stop"),
+    ({"stop": 5}, 400, "invalid_type", "stop"),
+    ({"stop": ["a", None]}, 400, "invalid_type", "stop"),
+    ({"stop_token_ids": [4096]}, 400, "invalid_token_id", "stop_token_ids"),
+    ({"stop_token_ids": ["a"]}, 400, "invalid_type", "stop_token_ids[0]"),
+    ({"logit_bias": {"-1": 1}}, 400, "invalid_token_id", "logit_bias"),
+    ({"logit_bias": {"abc": 1}}, 400, "invalid_type", "logit_bias"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, 400, "value_out_of_range", "logit_bias"),
+    ({"allowed_token_ids": []}, 400, "value_out_of_range", "allowed_token_ids"),
+    ({"logprobs": 21}, 400, "value_out_of_range", "logprobs"),
+    ({"logprobs": -1}, 400, "value_out_of_range", "logprobs"),
+    ({"logprobs": True}, 400, "invalid_type", "logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, 400, "unsupported_parameter", "prompt_logprobs"),
+    ({"stream_options": {"include_usage": True}}, 400, "unsupported_parameter", "stream_options"),
+    ({"stream": True, "stream_options": {"usage": 1}}, 400, "unknown_field", "stream_options.usage"),
+    ({"stream": "yes"}, 400, "invalid_type", "stream"),
+    ({"suffix": "end"}, 400, "unsupported_parameter", "suffix"),
+    ({"guided_json": {}}, 400, "unsupported_parameter", "guided_json"),
+    ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
+    ({"use_beam_search": True}, 400, "unsupported_parameter", "use_beam_search"),
+    ({"temprature": 0}, 400, "unknown_field", "temprature"),
+    ({"x" * 5000: 0}, 400, "unknown_field", "x" * 64),
+]
+
+CHATS = [
+    ({"messages": []}, 400, "value_out_of_range", "messages"),
+    ({"messages": "Hi"}, 400, "invalid_type", "messages"),
+    ({"messages": [{"content": "Hi"}]}, 400, "missing_field", "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 5}]}, 400, "invalid_type", "messages[0].content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
+        400,
+        "unsupported_parameter",
+        "messages[0].content[0].type",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
+        400,
+        "unsupported_parameter",
+        "messages[0].tool_calls",
+    ),
+    ({"messages": [{"role": "user", "content": "Hi", "colour": 1}]}, 400, "unknown_field", "messages[0].colour"),
+    ({"messages": [{"role": "user", "content": "word " * 3000}]}, 400, "context_length_exceeded", "messages"),
+    ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
+    ({"tool_choice": "required"}, 400, "unsupported_parameter", "tool_choice"),
+    ({"chat_template": "{{ x }}"}, 400, "unsupported_parameter", "chat_template"),
+    ({"chat_template_kwargs": {"tokenize": True}}, 400, "unsupported_parameter", "chat_template_kwargs.tokenize"),
+    ({"chat_template_kwargs": {"a": [1]}}, 400, "invalid_type", "chat_template_kwargs.a"),
+    ({"top_logprobs": 2}, 400, "unsupported_parameter", "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, 400, "value_out_of_range", "top_logprobs"),
+    ({"logprobs": 2}, 400, "invalid_type", "logprobs"),
+    ({"max_completion_tokens": 4096}, 400, "context_length_exceeded", "max_completion_tokens"),
+    ({"top_logprobs": -2, "logprobs": True}, 400, "value_out_of_range", "top_logprobs"),
+]
+
+
+@pytest.mark.parametrize(("change", "status", "code", "param"), COMPLETIONS, ids=lambda value: repr(value)[:40])
+def test_completions(http, change, status, code, param):
+    check(http.post("/v1/completions", content=json.dumps(COMPLETION | change)), status, code, param)
+
+
+@pytest.mark.parametrize(("change", "status", "code", "param"), CHATS, ids=lambda value: repr(value)[:40])
+def test_chats(http, change, status, code, param):
+    check(http.post("/v1/chat/completions", content=json.dumps(CHAT | change)), status, code, param)
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"\xff\xfe",
+        '{"prompt": "a"}'.encode("utf-16"),
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": ' + b"[" * 5000,
+        b'{"prompt": ' + b"1" * 5000 + b"}",
+    ],
+    ids=lambda body: repr(body)[:24],
+)
+def test_bodies_that_are_no_request(http, route, body):
+    answer = http.post(route, content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] in ("invalid_json", "invalid_type", "missing_field", "invalid_token_id")
+
+
+def test_missing_fields(http):
+    check(http.post("/v1/completions", json={}), 400, "missing_field", "prompt")
+    check(http.post("/v1/chat/completions", json={}), 400, "missing_field", "messages")
+    check(http.post("/tokenize", json={}), 400, "missing_field", "prompt")
+    check(http.post("/detokenize", json={}), 400, "missing_field", "tokens")
+    check(http.post("/detokenize", json={"tokens": [99999]}), 400, "invalid_token_id", "tokens")
+
+
+def test_a_body_that_is_too_large(http):
+    check(http.post("/v1/completions", content=b"x" * ((4 << 20) + 1)), 413, "request_too_large", None)
+
+    def pieces():
+        for _ in range(65):
+            yield b" " * (1 << 16)
+
+    check(http.post("/v1/completions", content=pieces()), 413, "request_too_large", None)
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v2/completions", "/health/", "//v1/models", "/v1/completions/"])
+def test_unknown_routes(http, path):
+    check(http.get(httpx_url(http, path)), 404, "not_found", None)
+
+
+def httpx_url(http, path: str) -> str:
+    return str(http.base_url).rstrip("/") + path
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/completions"),
+        ("PUT", "/v1/chat/completions"),
+        ("POST", "/health"),
+        ("DELETE", "/v1/models/tinybooks"),
+    ],
+)
+def test_wrong_methods(http, method, path):
+    answer = http.request(method, path)
+    check(answer, 405, "method_not_allowed", None)
+    assert "allow" in answer.headers
+
+
+def test_the_server_is_unharmed(http):
+    """Runs last in this file: after all of the above an ordinary request is answered."""
+    assert http.get("/health").status_code == 200
+    assert http.post("/v1/completions", json=COMPLETION).status_code == 200
