@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,9 +26,9 @@ LONG = {"prompt": "A very long story begins", "temperature": 0, "max_tokens": 90
 
 @pytest.fixture(scope="module")
 def victims(start_server) -> Iterator[Callable[[], RunningServer]]:
-    """``victims()`` -> a server of one's own to end; four are started at once, which is quicker than in turn."""
+    """``victims()`` -> a server of one's own to end; five are started at once, which is quicker than in turn."""
     with ThreadPoolExecutor() as pool:
-        started = [pool.submit(start_server) for _ in range(4)]
+        started = [pool.submit(start_server) for _ in range(5)]
         waiting = [one.result() for one in started]
     yield waiting.pop
     for server in waiting:
@@ -59,7 +61,10 @@ class Stream(threading.Thread):
         wait_until(lambda: len(self.events) > 3)
 
     def run(self) -> None:
-        with httpx.stream("POST", f"{self.url}/v1/completions", json=self.body, timeout=60, trust_env=False) as answer:
+        with (
+            contextlib.suppress(httpx.RemoteProtocolError),  # the server was killed
+            httpx.stream("POST", f"{self.url}/v1/completions", json=self.body, timeout=60, trust_env=False) as answer,
+        ):
             for line in answer.iter_lines():
                 if line.startswith("data: "):
                     self.events.append(line[6:])
@@ -155,9 +160,20 @@ def test_a_dead_engine_is_told_to_everyone(victims, metrics_of):
 
 def test_the_engine_does_not_outlive_its_server(victims):
     server = victims()
-    Stream(server.url)
+    stream = Stream(server.url)
     server.process.kill()
     wait_until(lambda: not exists(server.ready.engine_pid))
+    stream.join()
+    assert stream.events[-1] != "[DONE]"
+
+
+def test_a_background_server_does_not_outlive_its_starter(victims):
+    server = victims()
+    stream = Stream(server.url)
+    server._socket.shutdown(socket.SHUT_RDWR)  # what the death of the starting process does
+    assert server.process.wait(10) == 143
+    stream.join()
+    assert stream.failure["code"] == "shutting_down"
 
 
 def test_a_port_in_use_is_found_before_loading(server, start_server):
@@ -195,8 +211,6 @@ def test_term_while_loading(example_model):
         "args = checked({'model': sys.argv[1], 'port': 0}, server=True)\n"
         "sys.exit(serve(args, lambda event: print(event.kind, event.url, flush=True)))\n"
     )
-    import sys
-
     command = [sys.executable, "-P", "-c", code, str(example_model)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         kind, url = process.stdout.readline().split()

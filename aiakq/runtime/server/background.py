@@ -59,11 +59,10 @@ class RunningServer:
             failure = self._outcome.get(timeout=timeout)
         except queue.Empty:
             self.kill()
-            raise error(
-                "engine_start", reason=f"it was not ready after {timeout:g} s", hint="Allow more time."
-            ) from None
+            failure = error("engine_start", reason=f"it was not ready after {timeout:g} s", hint="Allow more time.")
         if failure is not None:
             self.process.wait()
+            self._socket.close()
             raise failure
 
     def stop(self, timeout: float = 60.0) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import ipaddress
 import json
 import logging
@@ -76,6 +77,9 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
                 return 128 + signals.received[0]
             service, facts = loading.result()
             front.app = create_app(service)
+            # What was made so far lives as long as the process: spare the collector, and the event loop its pauses.
+            gc.collect()
+            gc.freeze()
             on_event(_ready(service, facts, url, time.monotonic() - began, engine.pid))
             return await _run(service, engine, args, signals, server_task, on_event)
         finally:
@@ -163,8 +167,9 @@ async def _run(
 async def _drain(service: Service, timeout: float, signals: _Signals, on_event: OnEvent) -> bool:
     """Refuse new requests and wait for the running ones; whether a second signal cut it short."""
     service.closing = error("shutting_down")
-    text = f"Shutting down: {service.in_flight} requests are finished first, for at most {timeout:g} s."
-    on_event(ServerEvent("draining", text))
+    running = service.in_flight
+    text = f"Shutting down: {running} running requests are finished first, for at most {timeout:g} s."
+    on_event(ServerEvent("draining", text if running else "Shutting down."))
     deadline = time.monotonic() + timeout
     while service.in_flight and len(signals.received) < 2 and time.monotonic() < deadline:
         await asyncio.sleep(0.02)

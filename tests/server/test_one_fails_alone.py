@@ -1,0 +1,111 @@
+"""A request that fails inside the engine, a reader that stalls, a full queue: nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from aiakq.runtime.server.background import RunningServer
+
+GREEDY = {"prompt": "The old house", "temperature": 0, "max_tokens": 20, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def poison(example_model, tmp_path_factory) -> tuple[Path, int]:
+    """The example model with one token whose embedding is not a number; the folder and the token's id."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("poisoned")
+    shutil.copytree(example_model, folder, dirs_exist_ok=True)
+    tensors = load_file(folder / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    token = 4000
+    tensors["lm_head.weight"] = embedding.clone()
+    embedding[token] = torch.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    return folder, token
+
+
+@pytest.fixture(scope="module")
+def small(start_server, poison) -> Iterator[RunningServer]:
+    with start_server(model=str(poison[0]), max_num_queued_reqs=4) as running:
+        yield running
+
+
+@pytest.fixture
+def api(small) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=small.url, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def test_a_failure_before_the_first_token_has_a_status(api, poison):
+    alone = api.post("/v1/completions", json=GREEDY).json()["choices"][0]["text"]
+    for stream in (False, True):
+        answer = api.post("/v1/completions", json=GREEDY | {"prompt": [5, poison[1], 6], "stream": stream})
+        assert answer.status_code == 500
+        failure = answer.json()["error"]
+        assert (failure["code"], failure["type"]) == ("request_failed", "server_error")
+        assert "not finite" in failure["message"]
+    assert api.post("/v1/completions", json=GREEDY).json()["choices"][0]["text"] == alone
+
+
+def test_a_failure_after_the_first_token_is_an_event_without_done(api, poison):
+    body = GREEDY | {"logit_bias": {str(poison[1]): 100}, "stream": True}
+    answer = api.post("/v1/completions", json=body)
+    assert answer.status_code == 200
+    events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert len(events) == 2 and "[DONE]" not in events
+    assert json.loads(events[0])["choices"][0]["finish_reason"] is None
+    assert json.loads(events[1])["error"]["code"] == "request_failed"
+    assert api.get("/health").status_code == 200
+
+
+def test_one_bad_prompt_of_several_fails_the_request_and_frees_the_rest(api, small, poison, metrics_of):
+    prompts = [[5, 6, 7], [5, poison[1]]]
+    answer = api.post("/v1/completions", json=GREEDY | {"prompt": prompts, "max_tokens": 500})
+    assert answer.status_code == 500
+    deadline = time.monotonic() + 2
+    while metrics_of(small.url)["vllm:num_requests_running"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert metrics_of(small.url)["vllm:kv_cache_usage_perc"] == 0
+
+
+def test_a_full_queue_is_told_at_once(api):
+    answer = api.post("/v1/completions", json=GREEDY | {"n": 5})
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+    assert answer.json()["error"]["code"] == "overloaded"
+    assert api.post("/v1/completions", json=GREEDY | {"n": 4}).status_code == 200
+    assert api.post("/v1/completions", json=GREEDY | {"n": 4}).status_code == 200
+
+
+def test_a_reader_that_stalls_gets_everything_later(api, small):
+    """The answer outgrows every socket buffer; others are served meanwhile, and nothing of it is lost."""
+    wanted = {"n": 3, "max_tokens": 600, "logprobs": 20, "return_token_ids": True}
+    host, port = small.url.removeprefix("http://").split(":")
+    body = json.dumps(GREEDY | wanted | {"stream": True}).encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((host, int(port)))
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        whole = api.post("/v1/completions", json=GREEDY | wanted | {"n": 1, "logprobs": None}).json()
+        received = b"".join(iter(lambda: connection.recv(1 << 20), b""))
+    events = [line[6:] for line in received.decode().splitlines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    tokens: list[list[int]] = [[], [], []]
+    for event in events[:-1]:
+        choice = json.loads(event)["choices"][0]
+        tokens[choice["index"]] += choice["token_ids"]
+        assert len(choice["logprobs"]["tokens"]) == len(choice["token_ids"])
+    assert tokens == [whole["choices"][0]["token_ids"]] * 3

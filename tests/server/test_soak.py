@@ -1,0 +1,116 @@
+"""Many streaming clients for a while: every answer whole and equal to the same request alone, every page back.
+
+Ten seconds in the normal run; AIAKQ_SOAK_SECONDS=60 make test for longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import time
+
+import httpx
+import pytest
+
+from aiakq import LLM, SamplingParams
+from aiakq.runtime.server.background import start_in_background
+
+CLIENTS = 64
+SECONDS = float(os.environ.get("AIAKQ_SOAK_SECONDS", "10"))
+
+
+def _requests(text: str) -> list[dict]:
+    """48 different requests: greedy and seeded, short and long, with and without a stop string; some share prompts."""
+    draw = random.Random(3)
+    words = text.split()
+    shared = " ".join(words[:120])
+    requests = []
+    for index in range(48):
+        at = draw.randrange(len(words) - 300)
+        prompt = " ".join(words[at : at + draw.choice([1, 5, 40, 200])])
+        request = {
+            "prompt": shared + " " + prompt if index % 3 == 0 else prompt,
+            "max_tokens": draw.choice([1, 8, 33, 64]),
+        }
+        if index % 2:
+            request.update(temperature=0.9, top_p=0.95, seed=index)
+        else:
+            request["temperature"] = 0
+        if index % 5 == 0:
+            request["stop"] = [" the", "."]
+        requests.append(request)
+    return requests
+
+
+def _alone(folder, requests: list[dict]) -> list[tuple[str, str]]:
+    """(text, finish_reason) of every request, one at a time, in this process."""
+    llm = LLM(model=str(folder), dtype="float32", max_num_seqs=1, enable_prefix_caching=False)
+    answers = []
+    for request in requests:
+        params = SamplingParams(**{name: value for name, value in request.items() if name != "prompt"})
+        output = llm.generate(request["prompt"], params, use_tqdm=False)[0].outputs[0]
+        answers.append((output.text, output.finish_reason))
+    return answers
+
+
+async def _stream(client: httpx.AsyncClient, request: dict) -> tuple[str, str | None, bool]:
+    """Text, finish reason and whether the stream was complete."""
+    text, reason, done = "", None, False
+    async with client.stream("POST", "/v1/completions", json={"model": "tiny", "stream": True, **request}) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]":
+                done = True
+            elif line.startswith("data: "):
+                choice = json.loads(line[6:])["choices"][0]
+                text += choice["text"]
+                reason = choice["finish_reason"] or reason
+    return text, reason, done
+
+
+async def _soak(url: str, requests: list[dict], expected: list[tuple[str, str]]) -> int:
+    stop_at = time.monotonic() + SECONDS
+    answered = 0
+
+    async def client(number: int) -> None:
+        nonlocal answered
+        draw = random.Random(number)
+        async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+            while time.monotonic() < stop_at:
+                which = draw.randrange(len(requests))
+                text, reason, done = await _stream(http, requests[which])
+                assert done and (text, reason) == expected[which], requests[which]
+                answered += 1
+
+    await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+    return answered
+
+
+def _gauge(url: str, name: str) -> float:
+    text = httpx.get(f"{url}/metrics").text
+    return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("pages", [None, 400], ids=["roomy", "few_pages"])
+def test_64_streaming_clients_get_what_each_would_get_alone(example_model, heldout_text, pages):
+    requests = _requests(heldout_text)
+    expected = _alone(example_model, requests)
+    arguments = {"model": str(example_model), "served_model_name": ["tiny"], "dtype": "float32"}
+    if pages:
+        arguments["num_gpu_blocks_override"] = pages
+    with start_in_background(arguments) as server:
+        answered = asyncio.run(_soak(server.url, requests, expected))
+        assert answered >= CLIENTS
+        for _ in range(100):
+            if _gauge(server.url, "vllm:kv_cache_usage_perc") == 0:
+                break
+            time.sleep(0.05)
+        assert _gauge(server.url, "vllm:kv_cache_usage_perc") == 0, "every page is back"
+        assert _gauge(server.url, "vllm:num_requests_running") == 0
+        if pages:
+            assert _gauge(server.url, "vllm:num_preemptions_total") > 0, "few pages mean preemptions"
