@@ -173,6 +173,9 @@ REGISTRY: dict[str, ErrorKind] = {
         "Use -quant_type gptq or weight_only_int8, which need no such map.",
     ),
     "calibration": ErrorKind("The calibration data {source} cannot be used: {reason}.", "{hint}"),
+    "evaluation_text": ErrorKind(
+        "The text for evaluation cannot be used: {reason}.", "Give a UTF-8 text of at least a few hundred words."
+    ),
     "not_finite": ErrorKind("{what} holds values that are not finite.", "{hint}", NUMERIC, 500, "server_error"),
     # --- the runtime ------------------------------------------------------------------------------------------
     "device": ErrorKind("The device {device} cannot be used: {reason}.", "{hint}", ENVIRONMENT),

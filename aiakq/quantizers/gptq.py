@@ -1,0 +1,177 @@
+"""gptq: round one input column after the other, and let the columns not yet rounded make up for the error.
+
+Frantar et al. 2022 (arXiv:2210.17323), algorithm 1, with lazy updates in blocks. Inside a decoder block it is truly
+sequential: query, key and value first, then the attention output, then gate and up, then down, each from inputs that
+already passed through what was rounded before. What differs from the published code, and why:
+
+- Linears that share an input share one Hessian and are rounded as one matrix; rows do not depend on each other.
+- A group's range is taken from the columns as they are when the group begins. The published code looks at a copy that
+  is stale inside a block of 128 columns, so that groups smaller than 128 get ranges of weights that have moved since.
+- A scale is rounded to the dtype it is stored in before the first error is computed from it.
+- Codes leave the loop as they are; nothing is rounded a second time.
+- Inputs that were never active keep their rounded weight instead of losing it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aiakq.quantizers.rounding import codes_for, grouped, ranges, round_weight, scales_for
+from aiakq.quantizers.work import BlockWork
+
+#: Columns whose updates are collected before the rest of the matrix sees them.
+LAZY_COLUMNS = 128
+#: How often the damping is doubled before a layer is rounded plainly; 0.01 grows to 2.56.
+_DOUBLINGS = 8
+
+
+def quantize_block(work: BlockWork) -> None:
+    """Round the linears of the block, group by group in the order they run."""
+    options, spec = work.plan.options, work.plan.spec
+    for group in work.groups:
+        gram = work.grams(group[:1])[group[0]]
+        joined = torch.cat([work.weight(name) for name in group])
+        settings = Settings(
+            spec.bits, spec.group_size, spec.symmetric, work.plan.scales, options.act_order, options.damp
+        )
+        rounded = round_with_feedback(joined, gram, settings)
+        where = f"{work.prefix}.{group[0]}"
+        if rounded.damp is None:
+            work.warnings.append(f"The Hessian of {where} could not be factored; the layer was rounded plainly.")
+        elif rounded.damp > options.damp:
+            work.warnings.append(f"The Hessian of {where} needed a damping of {rounded.damp:g}.")
+        start = 0
+        for name in group:
+            rows = slice(start, start + work.linears[name].out_features)
+            work.finish(name, rounded.codes[rows].clone(), rounded.scales[rows].clone(), rounded.zeros[rows].clone())
+            start = rows.stop
+    for name in work.linears:
+        if name not in work.finished:
+            work.finish(
+                name, *round_weight(work.weight(name), spec.bits, spec.group_size, spec.symmetric, work.plan.scales)
+            )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to round. ``storage`` is the dtype scales are stored in; ``order`` one of none, static, group."""
+
+    bits: int
+    group_size: int
+    symmetric: bool
+    storage: torch.dtype
+    order: str = "none"
+    damp: float = 0.01
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Codes [N, K] uint8, scales and zeros [N, K / G] float32; the damping that was needed, None for plain rounding."""
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    damp: float | None
+
+
+def round_with_feedback(weight: Tensor, gram: Tensor, settings: Settings) -> Rounded:
+    """Round ``weight`` so that the error of its outputs, ``tr(D gram D^T)``, is small.
+
+    weight [N, K] float32; gram [K, K] float32, the second moment of the inputs in any scale. Neither is modified.
+    """
+    bits, symmetric, storage = settings.bits, settings.symmetric, settings.storage
+    n, k = weight.shape
+    size = k if settings.group_size == -1 else settings.group_size
+    order = column_order(gram.diagonal(), size, settings.order)
+    factor, damp = _factor(gram[order][:, order], settings.damp)
+    if factor is None:
+        return Rounded(*round_weight(weight, bits, size, symmetric, storage), damp=None)
+
+    scales = torch.empty(n, k // size, device=weight.device)
+    zeros = torch.empty_like(scales)
+    fixed = settings.order == "static"
+    if fixed:
+        scales, zeros = scales_for(*ranges(grouped(weight, size), symmetric), bits, symmetric, storage)
+    # Columns become rows, so that each step works on contiguous memory.
+    columns = weight[:, order].T.contiguous()
+    codes = torch.empty(k, n, dtype=torch.uint8, device=weight.device)
+    group_of = (order // size).tolist()
+    step = _lazy_columns(size, k)
+    for start in range(0, k, step):
+        stop = min(start + step, k)
+        block = columns[start:stop]
+        local = factor[start:stop, start:stop]
+        errors = torch.empty_like(block)
+        for i in range(stop - start):
+            column = start + i
+            group = group_of[column]
+            if not fixed and column % size == 0:
+                ahead = columns[column : column + size]
+                scale, zero = scales_for(*ranges(ahead.T, symmetric), bits, symmetric, storage)
+                scales[:, group], zeros[:, group] = scale, zero
+            elif fixed:
+                scale, zero = scales[:, group], zeros[:, group]
+            code = codes_for(block[i], scale, zero, bits)
+            codes[column] = code.to(torch.uint8)
+            error = (block[i] - (code - zero) * scale) / local[i, i]
+            errors[i] = error
+            block[i + 1 :].addr_(local[i, i + 1 :], error, alpha=-1)
+        columns[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1)
+    inverse = torch.argsort(order)
+    return Rounded(codes[inverse].T.contiguous(), scales, zeros, damp)
+
+
+def _lazy_columns(group_size: int, k: int) -> int:
+    """Columns per lazy block, such that a group never begins inside a block that later columns have not heard of."""
+    if group_size >= k:
+        return LAZY_COLUMNS
+    if group_size <= LAZY_COLUMNS:
+        return LAZY_COLUMNS // group_size * group_size
+    return next(step for step in range(LAZY_COLUMNS, 0, -1) if group_size % step == 0)
+
+
+def column_order(importance: Tensor, group_size: int, order: str) -> Tensor:
+    """The order [K] in which columns are rounded.
+
+    ``static`` is by importance, whatever the group. ``group`` (arXiv:2505.14638) keeps groups together: groups by their
+    most important column, columns by importance inside. Ties keep the natural order.
+    """
+    k = len(importance)
+    if order == "none":
+        return torch.arange(k, device=importance.device)
+    if order == "static":
+        return torch.argsort(importance, descending=True, stable=True)
+    groups = importance.unflatten(0, (-1, group_size))
+    inside = torch.argsort(groups, dim=1, descending=True, stable=True)
+    outside = torch.argsort(groups.amax(1), descending=True, stable=True)
+    first = torch.arange(0, k, group_size, device=importance.device).unsqueeze(1)
+    return (first + inside)[outside].flatten()
+
+
+def _factor(gram: Tensor, damp: float) -> tuple[Tensor | None, float | None]:
+    """The upper Cholesky factor of the inverse of the damped Hessian, and the damping it took; (None, None) if none.
+
+    float32 first, float64 when that fails, then more and more damping.
+    """
+    diagonal = gram.diagonal()
+    dead = diagonal <= 0
+    if not bool(torch.isfinite(diagonal).all()) or bool(dead.all()):
+        return None, None
+    mean = diagonal[~dead].mean()
+    base = gram.clone()
+    base.diagonal()[dead] = mean
+    attempts = [(torch.float32, damp), *((torch.float64, damp * 2**i) for i in range(_DOUBLINGS + 1))]
+    for dtype, amount in attempts:
+        damped = base.to(dtype, copy=True)
+        damped.diagonal().add_(mean.to(dtype), alpha=amount)
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if bool(failed):
+            continue
+        upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+        upper = upper.to(torch.float32)
+        if not bool(failed) and bool(torch.isfinite(upper).all()) and bool((upper.diagonal() > 0).all()):
+            return upper, amount
+    return None, None

@@ -1,0 +1,240 @@
+"""QuantizeOptions: what the user asked for, checked in one place, in two steps.
+
+``QuantizeOptions`` itself refuses what no model could satisfy; ``check_model`` refuses, before any calibration, what
+this model cannot. Standard library only: the command line builds the options before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiakq.errors import error
+from aiakq.spec import QuantSpec, canonical_method
+
+#: Spellings of -t, and the safetensors dtype each means.
+DTYPES = {
+    "fp16": "F16",
+    "float16": "F16",
+    "half": "F16",
+    "bf16": "BF16",
+    "bfloat16": "BF16",
+    "fp32": "F32",
+    "float32": "F32",
+}
+ACT_ORDERS = ("none", "static", "group")
+
+
+@dataclass(frozen=True)
+class MethodDefaults:
+    """What a method does when not told otherwise, and what it can be told."""
+
+    bits: tuple[int, ...]  # the first is the default
+    group_size: int
+    symmetric: tuple[bool, ...]  # the first is the default
+    format: str
+
+
+METHOD_DEFAULTS: dict[str, MethodDefaults] = {
+    "weight_only_int8": MethodDefaults((8,), -1, (True,), "compressed-tensors"),
+    "smooth_quant": MethodDefaults((8,), -1, (True,), "compressed-tensors"),
+    "awq": MethodDefaults((4,), 128, (False, True), "awq"),
+    "gptq": MethodDefaults((4, 8, 3, 2), 128, (True, False), "gptq"),
+}
+#: The strength of smoothing that is published for a model family; the rest takes the last entry.
+SMOOTH_ALPHA = {"opt": 0.5, "bloom": 0.5, "glm": 0.75, "glm4": 0.75, "chatglm": 0.75, "falcon": 0.65, "": 0.8}
+#: Group sizes offered when one does not divide; the ones kernels know, largest first.
+_GROUP_CHOICES = (256, 128, 64, 32)
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """Everything ``aiakq quantize`` can be told; None means the method's or the model's own choice.
+
+    input, output   a folder or hub name; a folder.
+    dtype           of everything not quantized; the source's if None.
+    smooth_alpha    0 .. 1, smooth_quant only.
+    token_ids       a file of calibration token ids; replaces ``calibration``.
+    calibration     a text file, or the name of a data set on the hub; the bundled text if None.
+    samples, seqlen how many calibration sequences, of how many tokens.
+    act_order       gptq: ``static`` processes inputs by importance, ``group`` inside and between groups; neither
+                    leaves a trace in the file.
+    damp            gptq: part of the mean diagonal added to the Hessian.
+    eval_text       a text file for perplexity before and after; the bundled held-out text if None.
+    """
+
+    input: str
+    output: str
+    method: str
+    tp: int = 1
+    dtype: str | None = None
+    smooth_alpha: float | None = None
+    token_ids: str | Path | None = None
+    multi_query_mode: bool = False
+    bits: int | None = None
+    group_size: int | None = None
+    calibration: str | Path | None = None
+    samples: int = 128
+    seqlen: int = 512
+    seed: int = 0
+    device: str = "auto"
+    overwrite: bool = False
+    act_order: str = "none"
+    damp: float = 0.01
+    symmetric: bool | None = None
+    evaluate: bool = True
+    eval_text: str | Path | None = None
+    trust_remote_code: bool = False
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ``bad_option`` and ``option_conflict``."""
+        object.__setattr__(self, "method", canonical_method(self.method))
+        self._check_values()
+        self._check_pairs()
+
+    def _check_values(self) -> None:
+        def need(fine: bool, option: str, value: Any, expected: str, hint: str = "") -> None:
+            if not fine:
+                raise error("bad_option", option=option, value=value, expected=expected, hint=hint)
+
+        defaults = METHOD_DEFAULTS[self.method]
+        need(1 <= self.tp <= 1024, "-tp", self.tp, "a number of GPUs", "Without it nothing is cut.")
+        need(self.dtype is None or self.dtype in DTYPES, "-t", self.dtype, "fp16 or bf16")
+        alpha = self.smooth_alpha
+        need(alpha is None or 0.0 <= alpha <= 1.0, "-sq", alpha, "between 0 and 1", "0.5 and 0.8 are usual.")
+        need(
+            self.bits is None or self.bits in defaults.bits,
+            "--bits",
+            self.bits,
+            f"one of {', '.join(map(str, sorted(defaults.bits)))}, which {self.method} offers",
+        )
+        size = self.group_size
+        need(size is None or size == -1 or size > 0, "--group-size", size, "a positive number, or -1 for whole rows")
+        need(self.samples >= 1, "--samples", self.samples, "at least 1")
+        need(self.seqlen >= 2, "--seqlen", self.seqlen, "at least 2")
+        need(0 <= self.seed < 2**63, "--seed", self.seed, "between 0 and 2^63")
+        need(self.act_order in ACT_ORDERS, "--act-order", self.act_order, "one of " + ", ".join(ACT_ORDERS))
+        need(0.0 < self.damp <= 1.0, "--damp", self.damp, "above 0 and at most 1", "0.01 is usual.")
+
+    def _check_pairs(self) -> None:
+        def conflict(option: str, other: str, reason: str, hint: str) -> None:
+            raise error("option_conflict", option=option, other=other, reason=reason, hint=hint)
+
+        method = f"-quant_type {self.method}"
+        if self.smooth_alpha is not None and self.method != "smooth_quant":
+            conflict("-sq", method, "only smooth_quant smooths", "Leave -sq away, or use -quant_type smooth_quant.")
+        if self.act_order != "none" and self.method != "gptq":
+            conflict("--act-order", method, "only gptq has an order", "Leave it away, or use -quant_type gptq.")
+        if self.method == "smooth_quant" and self.group_size not in (None, -1):
+            conflict("--group-size", method, "its kernels take one scale per row", "Leave --group-size away.")
+        if self.symmetric is not None and self.symmetric not in METHOD_DEFAULTS[self.method].symmetric:
+            conflict("--asymmetric", method, "its format is symmetric", "Leave it away, or use awq or gptq.")
+        if self.token_ids is not None and self.calibration is not None:
+            conflict("-token", "--calibration", "both say what to calibrate on", "Give one of them.")
+
+    def spec(self, version: str, ignore: Iterable[str] = ("lm_head",)) -> QuantSpec:
+        """The QuantSpec these options lead to; ``ignore`` names the linears that are left alone."""
+        defaults = METHOD_DEFAULTS[self.method]
+        symmetric = defaults.symmetric[0] if self.symmetric is None else self.symmetric
+        return QuantSpec(
+            method=self.method,
+            # Version 1 cannot say a zero point of 0 that every reader understands.
+            format="gptq_v2" if self.method == "gptq" and not symmetric else defaults.format,
+            bits=self.bits or defaults.bits[0],
+            group_size=self.group_size or defaults.group_size,
+            symmetric=symmetric,
+            activation_bits=8 if self.method == "smooth_quant" else None,
+            ignore=tuple(ignore),
+            notes={"version": version},
+        )
+
+    def alpha(self, model_type: str) -> float:
+        """The smoothing strength for a model family. 0 is a value like any other."""
+        if self.smooth_alpha is not None:
+            return self.smooth_alpha
+        return SMOOTH_ALPHA.get(model_type, SMOOTH_ALPHA[""])
+
+
+# --- against a model ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """One linear that will be quantized: its name, outputs N, inputs K, and whether tensor parallelism cuts its K."""
+
+    name: str
+    n: int
+    k: int
+    row_parallel: bool
+
+
+def check_model(options: QuantizeOptions, config: Mapping[str, Any], shapes: Iterable[LinearShape]) -> None:
+    """Refuse, before the work starts, what this model cannot be quantized to.
+
+    ``config`` is config.json. Raises ``group_size``, ``tensor_parallel``, ``layer_shape``, ``option_conflict``.
+    """
+    linears = list(shapes)
+    spec = options.spec("")
+    heads = int(config.get("num_attention_heads") or 0)
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    if options.multi_query_mode and heads and kv_heads == heads:
+        raise error(
+            "option_conflict",
+            option="--multi-query-mode",
+            other="this model",
+            reason=f"each of its {heads} heads has keys and values of its own",
+            hint="Leave it away: shared keys and values are found out from config.json.",
+        )
+    _check_layout(spec, linears)
+    _check_group(spec.group_size, linears)
+    if options.tp > 1:
+        reason = _why_not_cut(options.tp, heads, kv_heads, spec, linears)
+        if reason:
+            works = [tp for tp in (1, 2, 4, 8, 16) if not _why_not_cut(tp, heads, kv_heads, spec, linears)]
+            raise error("tensor_parallel", tp=options.tp, reason=reason, choices=", ".join(map(str, works)))
+
+
+def _check_group(group_size: int, linears: list[LinearShape]) -> None:
+    if group_size == -1:
+        return
+    for linear in linears:
+        if linear.k % group_size:
+            works = [str(size) for size in _GROUP_CHOICES if not any(other.k % size for other in linears)]
+            choices = ", ".join([*works, "-1 (one scale per row)"])
+            raise error("group_size", group_size=group_size, k=linear.k, layer=linear.name, choices=choices)
+
+
+def _check_layout(spec: QuantSpec, linears: list[LinearShape]) -> None:
+    """What the words on disk can hold."""
+    for linear in linears:
+        reason = None
+        if spec.format.startswith("gptq") and (linear.k % 32 or linear.n % 32):
+            reason = "GPTQ files hold multiples of 32 inputs and outputs"
+        elif spec.format == "awq" and linear.n % 8:
+            reason = "AWQ files hold multiples of 8 outputs"
+        if reason:
+            raise error("layer_shape", layer=linear.name, n=linear.n, k=linear.k, reason=reason)
+
+
+def _why_not_cut(tp: int, heads: int, kv_heads: int, spec: QuantSpec, linears: list[LinearShape]) -> str | None:
+    """Why the model cannot be cut ``tp`` ways, or None."""
+    if heads % tp:
+        return f"{heads} attention heads"
+    if kv_heads and kv_heads % tp and tp % kv_heads:
+        return f"{kv_heads} key-value heads"
+    per_word = 32 if spec.format.startswith("gptq") else 8
+    for linear in linears:
+        if linear.row_parallel:
+            share, rest = divmod(linear.k, tp)
+            if rest:
+                return f"{linear.k} inputs of {linear.name}"
+            if spec.group_size != -1 and share % spec.group_size:
+                return f"{share} inputs of {linear.name} on each GPU do not divide into groups of {spec.group_size}"
+        elif linear.n % tp or (spec.format != "compressed-tensors" and linear.n // tp % per_word):
+            # Key and value heads are copied, not cut, when there are fewer of them than GPUs.
+            if not (kv_heads and tp > kv_heads and linear.name.endswith(("k_proj", "v_proj"))):
+                return f"{linear.n} outputs of {linear.name}"
+    return None

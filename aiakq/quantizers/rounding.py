@@ -1,0 +1,94 @@
+"""Rounding to integers: ranges, scales, codes, and back.
+
+The range of a group becomes its scale first, the scale is rounded to the dtype it is stored in, and only then are
+codes computed: what is stored is what was optimized. Symmetric codes sit around the middle code 2**(b-1) with
+``scale = 2 * absmax / (2**b - 1)``; asymmetric ones span [min, max] widened to hold 0, with a zero point of b bits.
+These are the conventions of the published GPTQ code and of compressed-tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def grouped(weight: Tensor, group_size: int) -> Tensor:
+    """[N, K] -> a view [N, K / G, G]; K must be whole groups, and -1 means one group per row."""
+    return weight.unflatten(1, (-1, weight.shape[1] if group_size == -1 else group_size))
+
+
+def ranges(groups: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """The range each group spans, widened to hold 0, and to be even about 0 when ``symmetric``.
+
+    groups [..., G] -> low and high [...], both float.
+    """
+    low = groups.amin(-1).clamp(max=0)
+    high = groups.amax(-1).clamp(min=0)
+    if symmetric:
+        high = torch.maximum(-low, high)
+        low = -high
+    return low, high
+
+
+def scales_for(low: Tensor, high: Tensor, bits: int, symmetric: bool, storage: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Scale and zero point of each range.
+
+    low, high [...] -> scales [...] float32 holding values of ``storage``, and zeros [...] float32 holding integers.
+    An empty range (all weights 0) gets scale 1; a range too small for ``storage`` gets its smallest number, so that
+    no scale is ever 0.
+    """
+    top = 2**bits - 1
+    exact = (high - low) / top
+    scales = exact.to(storage).to(torch.float32)
+    info = torch.finfo(storage)
+    smallest = info.smallest_normal * (info.eps if storage == torch.float16 else 1.0)
+    scales = torch.where(scales < smallest, torch.full_like(scales, smallest), scales)
+    scales = torch.where(exact == 0, torch.ones_like(scales), scales)
+    if symmetric:
+        zeros = torch.full_like(scales, 2 ** (bits - 1))
+    else:
+        zeros = torch.round(-low / scales).clamp(0, top)
+    return scales, zeros
+
+
+def codes_for(values: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> Tensor:
+    """The nearest code of each value, as float: ``round(value / scale) + zero``, within 0 .. 2**b - 1."""
+    return (torch.round(values / scales) + zeros).clamp_(0, 2**bits - 1)
+
+
+def round_weight(
+    weight: Tensor,
+    bits: int,
+    group_size: int,
+    symmetric: bool,
+    storage: torch.dtype,
+    limits: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Round every weight to the nearest code of its group ("plain rounding").
+
+    weight [N, K] float32; ``limits`` [N, K / G] cuts the range of each group to +- that much. Returns codes [N, K]
+    uint8, scales [N, K / G] float32 (values of ``storage``) and zeros [N, K / G] float32.
+    """
+    groups = grouped(weight, group_size)
+    low, high = ranges(groups, symmetric)
+    if limits is not None:
+        low, high = torch.maximum(low, -limits), torch.minimum(high, limits)
+    scales, zeros = scales_for(low, high, bits, symmetric, storage)
+    codes = codes_for(groups, scales.unsqueeze(-1), zeros.unsqueeze(-1), bits)
+    return codes.flatten(1).to(torch.uint8), scales, zeros
+
+
+def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor, group_size: int) -> Tensor:
+    """The float32 weight [N, K] that codes [N, K], scales and zeros [N, K / G] stand for."""
+    groups = grouped(codes.to(torch.float32), group_size)
+    return ((groups - zeros.unsqueeze(-1)) * scales.unsqueeze(-1)).flatten(1)
+
+
+def round_activations(x: Tensor) -> Tensor:
+    """What 8-bit activations with one symmetric scale per token leave of x.
+
+    x [..., K] float -> the same shape: ``round(x / s) * s`` with ``s = absmax / 127`` per row.
+    """
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    return torch.round(x / scale).clamp_(-128, 127) * scale

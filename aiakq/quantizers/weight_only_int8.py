@@ -1,0 +1,17 @@
+"""weight_only_int8: every weight to the nearest of 256 levels, one scale per output row (or per group).
+
+Needs no calibration; 8 bits per row cost next to nothing, because the largest weight of a row is rarely far from the
+rest. The calibration pass only measures the error.
+"""
+
+from __future__ import annotations
+
+from aiakq.quantizers.rounding import round_weight
+from aiakq.quantizers.work import BlockWork
+
+
+def quantize_block(work: BlockWork) -> None:
+    """Round every linear of the block plainly."""
+    spec = work.plan.spec
+    for name in work.linears:
+        work.finish(name, *round_weight(work.weight(name), 8, spec.group_size, True, work.plan.scales))

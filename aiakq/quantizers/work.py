@@ -1,0 +1,240 @@
+"""BlockWork: one decoder block on the bench, with its calibration inputs and what a method may do with it.
+
+A method watches inputs (``gram``, ``observe``), may fold scales, and hands over every linear once with ``finish``,
+which puts the rounded weight into the block so that everything after it sees what it will see when served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aiakq.errors import error
+from aiakq.kernels.types import QWeight
+from aiakq.quantizers.groups import Heads, Pair, block_linears, fold, watching
+from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.rounding import dequantize, round_activations
+from aiakq.quantizers.source_model import Activations
+from aiakq.spec import QuantSpec
+
+#: Tokens whose outputs are compared to report a layer's error; more would not change the second digit.
+ERROR_TOKENS = 8192
+
+
+class _Enough(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is the same for every block.
+
+    storage  the dtype of what is not quantized in the output (norms, biases).
+    scales   the dtype scales are stored in.
+    pairs    where scales may be folded; empty for methods that do not.
+    """
+
+    options: QuantizeOptions
+    spec: QuantSpec
+    storage: torch.dtype
+    scales: torch.dtype
+    heads: Heads
+    pairs: tuple[Pair, ...] = ()
+    alpha: float = 0.0
+
+
+@dataclass
+class BlockWork:
+    """One block. ``groups`` are its linears in the groups that share an input, in the order they run.
+
+    finished  name inside the block -> its quantized weight.
+    changed   name inside the block -> a tensor that is not quantized but was changed by folding.
+    errors    name inside the block -> relative error of the output, ``||y_q - y|| / ||y||``, without bias.
+    dropped   tokens left out of the statistics because an input was not finite.
+    """
+
+    block: nn.Module
+    index: int
+    prefix: str
+    plan: Plan
+    groups: list[tuple[str, ...]]
+    inputs: Activations
+    warnings: list[str]
+    finished: dict[str, QWeight] = field(default_factory=dict)
+    changed: dict[str, Tensor] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    dropped: int = 0
+    _reference: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.linears: dict[str, nn.Linear] = block_linears(self.block)
+
+    # --- looking at inputs ----------------------------------------------------------------------------------------
+
+    def observe(self, see: Mapping[str, Callable[[Tensor], None]], batches: Iterable[int] | None = None) -> None:
+        """Run the block over calibration batches and show the inputs of some linears.
+
+        ``see[name]`` is called per batch with the finite rows of that linear's input, [T, K] float32. The pass ends
+        as soon as all of them were seen. Raises ``not_finite`` if a linear saw nothing finite in the whole run.
+        """
+        kept = dict.fromkeys(see, 0)
+        lost = dict.fromkeys(see, 0)
+        waiting: set[str] = set()
+
+        def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+            def show(module: nn.Module, args: tuple[Any, ...]) -> None:
+                rows = args[0].reshape(-1, args[0].shape[-1])
+                # One sum tells whether anything is wrong; only then look row by row.
+                if not bool(torch.isfinite(rows.sum())):
+                    fine = torch.isfinite(rows).all(dim=-1)
+                    lost[name] += int((~fine).sum())
+                    rows = rows[fine]
+                kept[name] += len(rows)
+                if len(rows):
+                    see[name](rows)
+                waiting.discard(name)
+                if not waiting:
+                    raise _Enough
+
+            return show
+
+        chosen = range(len(self.inputs.hidden)) if batches is None else batches
+        hooks: dict[nn.Module, Callable[..., Any]] = {self.linears[name]: hook(name) for name in see}
+        with watching(hooks), torch.inference_mode():
+            for batch in chosen:
+                waiting = set(see)
+                try:
+                    self.inputs.run(self.block, self.index, batch)
+                except _Enough:
+                    pass
+        self.dropped = max(self.dropped, *lost.values())
+        for name, rows in kept.items():
+            if not rows:
+                raise error(
+                    "not_finite",
+                    what=f"Every calibration input of {self.prefix}.{name}",
+                    hint="Calibrate on other text, and check that the source model computes sensible output.",
+                )
+
+    def grams(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The second moment of the inputs of each named linear, the mean of ``x x^T`` over tokens: [K, K] float32."""
+        sums: dict[str, Tensor] = {}
+        rows: dict[str, int] = {}
+
+        def add(name: str) -> Callable[[Tensor], None]:
+            def see(x: Tensor) -> None:
+                if name not in sums:
+                    sums[name] = torch.zeros(x.shape[1], x.shape[1], device=x.device)
+                    rows[name] = 0
+                sums[name].addmm_(x.T, x)
+                rows[name] += len(x)
+
+            return see
+
+        self.observe({name: add(name) for name in names})
+        return {name: total / rows[name] for name, total in sums.items()}
+
+    def some_batches(self, tokens: int) -> list[int]:
+        """The first calibration batches that together hold at least ``tokens`` tokens."""
+        chosen: list[int] = []
+        for number, hidden in enumerate(self.inputs.hidden):
+            if tokens <= 0:
+                break
+            chosen.append(number)
+            tokens -= hidden.shape[0] * hidden.shape[1]
+        return chosen
+
+    # --- changing the block ---------------------------------------------------------------------------------------
+
+    def fold(self, pair: Pair, scales: Tensor) -> Tensor:
+        """Move ``scales`` from the pair's source into its targets; the block's function stays.
+
+        Returns what the targets' columns were multiplied by, [K]: their inputs are now divided by it.
+        """
+        changed, columns = fold(self.block, pair, scales, self.plan.heads, self.plan.storage)
+        self.changed |= changed
+        return columns
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """The plan's pairs whose targets this block has."""
+        return [pair for pair in self.plan.pairs if all(name in self.linears for name in pair.targets)]
+
+    def weight(self, name: str) -> Tensor:
+        """The present float32 weight [N, K] of a linear."""
+        return self.linears[name].weight.data
+
+    def finish(self, name: str, codes: Tensor, scales: Tensor, zeros: Tensor) -> None:
+        """Hand over a linear: its codes and scales are what will be written, and what the block computes with now.
+
+        codes [N, K] uint8, scales and zeros [N, K / G] float32. Each linear once.
+        """
+        assert name not in self.finished, name
+        linear = self.linears[name]
+        spec = self.plan.spec
+        group_size = linear.in_features if spec.group_size == -1 else spec.group_size
+        self._reference[name] = linear.weight.data
+        linear.weight = nn.Parameter(dequantize(codes, scales, zeros, group_size), requires_grad=False)
+        self.finished[name] = QWeight(
+            scheme=spec.scheme,
+            codes=codes,
+            scales=scales,
+            zeros=None if spec.symmetric else zeros.to(torch.uint8),
+            bias=None if linear.bias is None else linear.bias.data,
+            group_size=group_size,
+        )
+        if spec.activation_bits:
+            linear.register_forward_pre_hook(lambda module, args: (round_activations(args[0]), *args[1:]))
+
+    # --- leaving --------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Replace the calibration inputs by the block's outputs, and measure the error of each linear on the way."""
+        assert set(self.finished) == set(self.linears), "a method must finish every linear"
+        difference = dict.fromkeys(self.linears, 0.0)
+        whole = dict.fromkeys(self.linears, 0.0)
+        seen: dict[str, Tensor] = {}
+
+        def before(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+            def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+                seen[name] = args[0]
+
+            return note
+
+        def after(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+            def compare(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+                wanted = nn.functional.linear(seen.pop(name), self._reference[name])
+                bias = self.linears[name].bias
+                got = output if bias is None else output - bias
+                gap = float((got - wanted).double().square().sum())
+                size = float(wanted.double().square().sum())
+                if gap < float("inf") and size < float("inf"):
+                    difference[name] += gap
+                    whole[name] += size
+
+            return compare
+
+        handles = []
+        for name, linear in self.linears.items():
+            # Before the hook that rounds activations: the reference must see them as they come.
+            handles.append(linear.register_forward_pre_hook(before(name), prepend=True))
+            handles.append(linear.register_forward_hook(after(name)))
+        measured = set(self.some_batches(ERROR_TOKENS))
+        with torch.inference_mode():
+            for batch in range(len(self.inputs.hidden)):
+                if batch not in measured:
+                    for handle in handles:
+                        handle.remove()
+                    handles = []
+                self.inputs.hidden[batch] = self.inputs.run(self.block, self.index, batch).to("cpu")
+        for handle in handles:
+            handle.remove()
+        self.errors = {name: (difference[name] / whole[name]) ** 0.5 for name in self.linears if whole[name] > 0}
+        for name in self.linears:
+            if self.inputs.hidden and not any(name in group for group in self.groups):
+                self.warnings.append(f"{self.prefix}.{name} saw no calibration token; it was rounded plainly.")
+        self._reference.clear()

@@ -1,0 +1,144 @@
+"""How good a model is on a text: perplexity, and how far a quantized model's predictions moved from the original's.
+
+A model here is anything with ``logits(ids)``: ids [B, T] int64 -> [B, T, V] float32. Windows do not overlap; each
+window predicts all of its tokens but the first.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from aiakq.errors import error
+
+#: Bytes of logits that one call may produce; windows are batched to stay below.
+_LOGIT_BYTES = 256 << 20
+#: Rows of logits turned into float32 probabilities at a time.
+_ROW_BYTES = 64 << 20
+
+OnWindow = Callable[[int, int], None]
+
+
+class Scorer(Protocol):
+    """What evaluation needs of a model."""
+
+    def logits(self, ids: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """``value = exp(mean negative log likelihood)`` over ``tokens`` predictions."""
+
+    value: float
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model against its original on the same windows.
+
+    kl              mean over predictions of KL(original || model), in nats.
+    top1_agreement  part of predictions whose most likely token is the same.
+    """
+
+    perplexity: float
+    perplexity_original: float
+    kl: float
+    top1_agreement: float
+    tokens: int
+
+
+def windows(token_ids: Sequence[int] | Tensor, length: int, limit: int | None = None) -> Tensor:
+    """Cut token ids into windows [W, length] int64, at most ``limit``; the rest at the end is left out.
+
+    A text shorter than one window gives one shorter window. Raises ``evaluation_text`` below two tokens.
+    """
+    ids = torch.as_tensor(token_ids, dtype=torch.int64).flatten()
+    if len(ids) < 2:
+        raise error("evaluation_text", reason=f"it has {len(ids)} tokens")
+    length = min(length, len(ids))
+    count = len(ids) // length
+    if limit is not None:
+        count = min(count, max(limit, 1))
+    return ids[: count * length].view(count, length)
+
+
+def perplexity(model: Scorer, windows: Tensor, on_window: OnWindow | None = None) -> Perplexity:
+    """The perplexity of ``model`` over windows [W, T]; ``on_window(done, total)`` reports progress."""
+    started = time.perf_counter()
+    total = torch.zeros((), dtype=torch.float64)
+    count = 0
+    for batch in _batches(windows, model, on_window):
+        logits, targets = batch.predictions()
+        for rows, wanted in _row_chunks(logits, targets):
+            total -= torch.log_softmax(rows.float(), dim=-1).gather(1, wanted.unsqueeze(1)).double().sum().cpu()
+        count += targets.numel()
+    return Perplexity(_exp(float(total) / count), count, time.perf_counter() - started)
+
+
+def compare(model: Scorer, original: Scorer, windows: Tensor, on_window: OnWindow | None = None) -> Comparison:
+    """Perplexity of both models, and how far their predictions are apart, over windows [W, T]."""
+    sums = torch.zeros(4, dtype=torch.float64)
+    count = 0
+    for batch in _batches(windows, model, on_window):
+        logits, targets = batch.predictions()
+        reference = original.logits(batch.ids)[:, :-1].flatten(0, 1).to(logits.device)
+        for (rows, wanted), (other, _) in zip(
+            _row_chunks(logits, targets), _row_chunks(reference, targets), strict=True
+        ):
+            ours, theirs = torch.log_softmax(rows.float(), -1), torch.log_softmax(other.float(), -1)
+            # Where the original gives no probability at all the term is 0, not 0 * infinity.
+            terms = torch.where(theirs.isneginf(), torch.zeros_like(theirs), theirs.exp() * (theirs - ours))
+            sums += torch.stack(
+                [
+                    -ours.gather(1, wanted.unsqueeze(1)).double().sum(),
+                    -theirs.gather(1, wanted.unsqueeze(1)).double().sum(),
+                    terms.double().sum(),
+                    (ours.argmax(-1) == theirs.argmax(-1)).double().sum(),
+                ]
+            ).cpu()
+        count += targets.numel()
+    mean = (sums / count).tolist()
+    return Comparison(_exp(mean[0]), _exp(mean[1]), max(mean[2], 0.0), mean[3], count)
+
+
+def _exp(value: float) -> float:
+    """exp that answers infinity or NaN where math.exp raises."""
+    return math.exp(value) if value < 700 else value * math.inf
+
+
+@dataclass
+class _Batch:
+    ids: Tensor
+    logits: Tensor
+
+    def predictions(self) -> tuple[Tensor, Tensor]:
+        """Logits [R, V] of every position that has a next token, and that token [R]."""
+        logits = self.logits[:, :-1].flatten(0, 1)
+        return logits, self.ids[:, 1:].flatten().to(logits.device)
+
+
+def _batches(windows: Tensor, model: Scorer, on_window: OnWindow | None) -> Any:
+    """Windows with their logits. The first goes alone and shows the vocabulary, which bounds the rest."""
+    done, total, size = 0, len(windows), 1
+    while done < total:
+        ids = windows[done : done + size]
+        with torch.inference_mode():
+            logits = model.logits(ids)
+        yield _Batch(ids, logits)
+        done += len(ids)
+        size = max(1, min(8, _LOGIT_BYTES // (logits.shape[1] * logits.shape[2] * 4)))
+        if on_window is not None:
+            on_window(done, total)
+
+
+def _row_chunks(logits: Tensor, targets: Tensor) -> Any:
+    step = max(1, _ROW_BYTES // (logits.shape[-1] * 4))
+    return zip(logits.split(step), targets.split(step), strict=True)
