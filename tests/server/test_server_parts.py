@@ -17,7 +17,8 @@ from aiakq.runtime.outputs import Logprob
 from aiakq.runtime.server import wire
 from aiakq.runtime.server.answers import LOWEST_LOGPROB, by_rank, finite
 from aiakq.runtime.server.generation import merged
-from aiakq.runtime.server.launch import bind, read_chat_template, url_of
+from aiakq.runtime.server.launch import read_chat_template
+from aiakq.runtime.server.listener import bind, url_of
 from aiakq.runtime.server.service import fingerprint
 
 SPEC = RequestSpec("r/0", [1, 2], 5, 2**63 - 1, logit_bias={7: -1.5}, stop_token_ids=[3])

@@ -96,7 +96,7 @@ def _gauge(url: str, name: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("pages", [None, 400], ids=["roomy", "few_pages"])
+@pytest.mark.parametrize("pages", [None, 160], ids=["roomy", "few_pages"])
 def test_64_streaming_clients_get_what_each_would_get_alone(example_model, heldout_text, pages):
     requests = _requests(heldout_text)
     expected = _alone(example_model, requests)

@@ -24,13 +24,13 @@ from aiakq.runtime.server.completions import CompletionAnswer
 from aiakq.runtime.server.engine_client import as_failure
 from aiakq.runtime.server.generation import Prompt
 from aiakq.runtime.server.metrics import CONTENT_TYPE
+from aiakq.runtime.server.parsing import parse
 from aiakq.runtime.server.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeChatRequest,
     TokenizeRequest,
-    parse,
 )
 from aiakq.runtime.server.service import Service, Ticket
 from aiakq.runtime.server.streaming import (

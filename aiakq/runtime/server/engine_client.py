@@ -142,6 +142,11 @@ class EngineClient:
         return f"it was ended by {name}"
 
 
+def again(failure: AiakqError) -> AiakqError:
+    """A fresh copy to raise: one instance raised for every request would drag all their tracebacks along."""
+    return error(failure.id, **failure.fields)
+
+
 def as_failure(failure: BaseException) -> AiakqError:
     """Any exception as an AiakqError: itself, or ``request_failed`` without its details."""
     if isinstance(failure, AiakqError):

@@ -12,7 +12,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.messages import EngineStats, ModelLimits, RequestSpec, StepOutput
 from aiakq.runtime.output_processor import Delta, OutputProcessor
 from aiakq.runtime.sampling import SamplingParams
-from aiakq.runtime.server.engine_client import EngineClient
+from aiakq.runtime.server.engine_client import EngineClient, again
 from aiakq.runtime.server.metrics import Metrics
 from aiakq.runtime.server.wire import Cancel, Submit
 
@@ -77,7 +77,7 @@ class Generation:
             await self._wake.wait()
             self._wake.clear()
             if self._failure is not None:
-                raise self._failure
+                raise again(self._failure)
             news, self._news = self._news, {}
             done = self.unfinished == 0
             if news:
@@ -158,7 +158,7 @@ class GenerationTable:
         request was started.
         """
         if self._failure is not None:
-            raise self._failure
+            raise again(self._failure)
         wanted = len(prompts) * params.n
         if len(prompts) > MAX_PROMPTS:
             raise error("too_many_prompts", param="prompt", value=len(prompts), limit=MAX_PROMPTS)
@@ -208,6 +208,7 @@ class GenerationTable:
     def on_engine_end(self, failure: AiakqError) -> None:
         """The engine is gone: fail what runs and refuse what comes."""
         self._failure = failure
+        self._metrics.engine_ended()
         self.fail_all(failure)
 
     def fail_all(self, failure: AiakqError) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
-import ipaddress
 import json
 import logging
-import resource
 import shlex
 import signal
 import socket
@@ -28,6 +25,7 @@ from aiakq.runtime.server.app import create_app
 from aiakq.runtime.server.engine_client import EngineClient
 from aiakq.runtime.server.events import OnEvent, ServerEvent
 from aiakq.runtime.server.generation import GenerationTable
+from aiakq.runtime.server.listener import BACKLOG, allow_many_connections, bind, is_loopback, url_of
 from aiakq.runtime.server.metrics import Metrics
 from aiakq.runtime.server.service import Service
 from aiakq.runtime.server.streaming import error_answer
@@ -39,8 +37,8 @@ logger = logging.getLogger("aiakq.server")
 STATS_SECONDS = 10.0
 #: Seconds that answers already written get to leave the machine.
 FLUSH_SECONDS = 2
-_BACKLOG = 2048
-_OPEN_FILES = 65536
+#: The service and the facts of the start-up table.
+Loaded = tuple[Service, dict[str, str]]
 
 
 def serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
@@ -52,7 +50,7 @@ def serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     and 9 when the engine had died. Raises the AiakqError that kept the server from starting: port_in_use, bad_option,
     engine_start and all that loading a model raises.
     """
-    _allow_many_connections()
+    allow_many_connections()
     prometheus_client.disable_created_metrics()
     with _logging_as_events(on_event):
         return asyncio.run(_serve(args, on_event))
@@ -63,7 +61,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     listener = bind(args["host"], args["port"])
     url = url_of(listener, args["host"])
     on_event(ServerEvent("listening", f"Listening on {url}; loading the model.", url=url))
-    if not _is_loopback(args["host"]):
+    if not is_loopback(args["host"]):
         text = f"Everyone who reaches {args['host']} can use this server: it asks for no key."
         on_event(ServerEvent("warning", text))
     front = Front()
@@ -75,7 +73,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
             if not await signals.before(loading):
                 engine.kill()
                 return 128 + signals.received[0]
-            service, facts = loading.result()
+            service, facts = _result_or_kill(loading, engine)
             front.app = create_app(service)
             # What was made so far lives as long as the process: spare the collector, and the event loop its pauses.
             gc.collect()
@@ -87,7 +85,16 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
             await asyncio.gather(engine.stop(), server_task, return_exceptions=True)
 
 
-async def _load(engine: EngineClient, args: Mapping[str, Any], on_event: OnEvent) -> tuple[Service, dict[str, str]]:
+def _result_or_kill(loading: asyncio.Task[Loaded], engine: EngineClient) -> Loaded:
+    """What was loaded; a failure ends the engine at once, which may be deep in reading weights."""
+    try:
+        return loading.result()
+    except BaseException:
+        engine.kill()
+        raise
+
+
+async def _load(engine: EngineClient, args: Mapping[str, Any], on_event: OnEvent) -> Loaded:
     """Wait for the engine, prepare the HTTP side meanwhile. Returns the service and the facts of the start-up table."""
     configured: asyncio.Future[Configured] = asyncio.get_running_loop().create_future()
 
@@ -252,7 +259,7 @@ def _start_http(
         server_header=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=FLUSH_SECONDS,
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
     )
     server = _HttpServer(config)
     return server, asyncio.create_task(server.serve(sockets=[listener]))
@@ -284,53 +291,6 @@ class _Signals:
     def _on_signal(self, number: int) -> None:
         self.received.append(number)
         self._first.set()
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ``port_in_use``, or ``bad_option`` for a host that is not of this machine."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as failure:
-        raise _bad_host(host, failure) from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        # Only listening claims the port against another server that has bound it but still loads.
-        listener.listen(_BACKLOG)
-    except OSError as failure:
-        listener.close()
-        if failure.errno == errno.EADDRINUSE:
-            raise error("port_in_use", host=host, port=port) from None
-        raise _bad_host(host, failure) from None
-    return listener
-
-
-def _bad_host(host: str, failure: OSError) -> AiakqError:
-    hint = "Use 127.0.0.1, or 0.0.0.0 for every address of this machine; ports below 1024 need privileges."
-    reason = failure.strerror or str(failure)
-    return error(
-        "bad_option", option="--host", value=host, expected=f"an address that can be used ({reason})", hint=hint
-    )
-
-
-def url_of(listener: socket.socket, host: str) -> str:
-    """The URL under which a client on this machine reaches ``listener``."""
-    address, port = listener.getsockname()[:2]
-    if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
-        address = "::1" if listener.family == socket.AF_INET6 else "127.0.0.1"
-    elif host == "localhost":
-        address = host
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_chat_template(given: str | None) -> str | None:
@@ -391,11 +351,3 @@ def _logging_as_events(on_event: OnEvent) -> Iterator[None]:
         for one, propagate in zip(loggers, before, strict=True):
             one.removeHandler(handler)
             one.propagate = propagate
-
-
-def _allow_many_connections() -> None:
-    """Raise the soft limit of open files, often 1024, as far as it may go."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

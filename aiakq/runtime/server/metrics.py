@@ -127,6 +127,11 @@ class Metrics:
         if stats.num_scheduled_tokens:
             self.step_tokens.observe(stats.num_scheduled_tokens)
 
+    def engine_ended(self) -> None:
+        """Nothing runs any more."""
+        for gauge in (self.running, self.waiting, *self.cache_usage):
+            gauge.set(0)
+
     def request_ended(self, reason: str, seconds: float) -> None:
         """One request is over; ``reason`` is one of ``REASONS``."""
         self.ended[reason].inc()

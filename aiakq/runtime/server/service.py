@@ -13,6 +13,7 @@ from typing import Any
 import aiakq
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.messages import ModelLimits
+from aiakq.runtime.server.engine_client import again
 from aiakq.runtime.server.generation import GenerationTable, Prompt
 from aiakq.runtime.server.metrics import Metrics
 from aiakq.runtime.server.protocol import ChatFields
@@ -68,7 +69,7 @@ class Service:
         """Raise why nothing can be generated now: ``engine_dead`` or ``shutting_down``."""
         failure = self.table.failure or self.closing
         if failure is not None:
-            raise failure
+            raise again(failure)
 
     def check_model(self, name: str | None) -> None:
         """Raise ``unknown_model`` unless ``name`` is served; no name means the only model there is."""
