@@ -1,0 +1,33 @@
+"""docs/serving.md says what the server does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from aiakq.runtime.server.generation import MAX_PROMPTS, MAX_SEQUENCES
+from aiakq.runtime.server.metrics import Metrics
+from aiakq.runtime.server.parsing import WITHOUT_EFFECT
+
+PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+
+
+def test_every_route_is_listed(http):
+    served = http.get("/openapi.json").json()["paths"]
+    assert served
+    for route in served:
+        assert f"{route}`" in PAGE or f"{route}`," in PAGE, route
+
+
+def test_every_metric_is_listed():
+    families = {family.name for family in Metrics("m", 100, {"a": "b"}).registry.collect()}
+    named = set(re.findall(r"`([a-z0-9_]+)(?:\{[a-z_]+\})?`", PAGE))
+    for family in families:
+        name = family.removeprefix("vllm:")
+        assert {name, f"{name}_total"} & named, name
+
+
+def test_fields_without_effect_are_listed():
+    for name in WITHOUT_EFFECT:
+        assert f"`{name}`" in PAGE, name
+    assert f"At most {MAX_PROMPTS} prompts" in PAGE and f"{MAX_SEQUENCES} sequences" in PAGE
