@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -25,6 +26,7 @@ from aiakq.runtime.server.wire import (
     rebuilt,
     split,
 )
+from aiakq.runtime.threads import wait_without_spinning
 
 #: ``-P`` keeps the current folder off the child's import path: a file there must not stand in for a library.
 _COMMAND = ("-P", "-c", "from aiakq.runtime.server.engine_process import main; main()")
@@ -49,12 +51,15 @@ class EngineClient:
     async def start(cls, arguments: Mapping[str, Any]) -> EngineClient:
         """Start the process and send it the engine's arguments. Raises ``engine_start`` if it cannot be started."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        environment = dict(os.environ)
+        wait_without_spinning(environment)
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *_COMMAND,
                 str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
+                env=environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=_STDERR,  # what a library prints there must not mix with our own standard output
                 process_group=0,  # a terminal's Ctrl-C reaches only us; the child follows when the socket closes

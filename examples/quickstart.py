@@ -1,0 +1,119 @@
+"""The whole line on the example model: quantize four ways, compare, serve, ask, measure. Run by ``make quickstart``.
+
+Every command is printed before it runs, so that each can be repeated by hand. Results go to out/quickstart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from openai import OpenAI
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+
+from aiakq.runtime.server.background import start_in_background
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = "examples/tinybooks"
+TEXT = "examples/heldout.txt"
+OUT = Path(os.environ.get("OUT", "out/quickstart"))
+METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
+
+console = Console(stderr=True)
+
+
+def main() -> None:
+    os.chdir(ROOT)
+    began = time.monotonic()
+    OUT.mkdir(parents=True, exist_ok=True)
+    console.print(Rule("1. Quantize the example model four ways"))
+    for method in METHODS:
+        aiakq(
+            "quantize", "-i", MODEL, "-o", str(OUT / method), "-quant_type", method, "-tp", "1", "-t", "bf16",
+            "--overwrite", "--no-eval",
+        )  # fmt: skip
+    console.print(Rule("2. Compare them with the original, on a book it never saw"))
+    show_quality([compare(method) for method in METHODS])
+    console.print(Rule("3. Serve one of them and ask it"))
+    command("aiakq", "serve", "--model", str(OUT / "awq"), "-q", "awq", "--port", "0")
+    with start_in_background({"model": str(OUT / "awq"), "quantization": "awq", "served_model_name": ["tiny"]}) as server:
+        console.print(f"ready at {server.url}")
+        ask(server.url)
+        console.print(Rule("4. Measure it"))
+        aiakq(
+            "bench", "serve", "--base-url", server.url, "--num-prompts", "64", "--max-concurrency", "16",
+            "--input-len", "64", "--output-len", "32", "--output", str(OUT / "bench.json"),
+        )  # fmt: skip
+    console.print(Rule(f"Done in {time.monotonic() - began:.0f} s. Results: {OUT}"))
+
+
+def command(*words: str) -> None:
+    """Print a command as one would type it."""
+    console.print(f"\n[bold]$ {shlex.join(words)}[/bold]", soft_wrap=True, highlight=False)
+
+
+def aiakq(*words: str) -> str:
+    """Print and run one aiakq command; returns what it wrote to standard output."""
+    command("aiakq", *words)
+    program = Path(sys.executable).with_name("aiakq")
+    done = subprocess.run([str(program), *words], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    return done.stdout
+
+
+def compare(method: str) -> dict:
+    """The result of ``aiakq eval`` of one checkpoint against the original."""
+    folder = OUT / method
+    result = json.loads(aiakq("eval", str(folder), "--original", MODEL, "--text", TEXT, "--limit", "16384", "--json"))
+    report = json.loads((folder / "aiakq_report.json").read_text())
+    return {"method": method, "report": report, "eval": result}
+
+
+def show_quality(rows: list[dict]) -> None:
+    """One table of all methods."""
+    table = Table(title="quality on a held-out book")
+    for name in ("method", "scheme", "bits/weight", "size", "perplexity", "change", "KL", "same top token"):
+        table.add_column(name, justify="left" if name in ("method", "scheme") else "right")
+    original = rows[0]["eval"]["perplexity_original"]
+    table.add_row("original", "w16", "16.00", "", f"{original:.3f}", "", "", "")
+    for row in rows:
+        report, result = row["report"], row["eval"]
+        table.add_row(
+            row["method"],
+            report["scheme"],
+            f"{report['bits_per_weight']:.2f}",
+            f"{report['size_after'] / 1e6:.1f} MB",
+            f"{result['perplexity']:.3f}",
+            f"{100 * (result['perplexity'] / original - 1):+.2f} %",
+            f"{result['kl']:.5f}",
+            f"{100 * result['top1_agreement']:.1f} %",
+        )
+    console.print(table)
+
+
+def ask(url: str) -> None:
+    """A completion, a chat answer and a stream, through the openai client."""
+    client = OpenAI(base_url=f"{url}/v1", api_key="none")
+    prompt = "It was a dark night , and the old man"
+    done = client.completions.create(model="tiny", prompt=prompt, max_tokens=24, temperature=0)
+    console.print(f"completion: {prompt}[bold]{done.choices[0].text}[/bold]")
+    messages = [{"role": "user", "content": "Tell me about the sea ."}]
+    answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=24, temperature=0)
+    console.print(f"chat: [bold]{answer.choices[0].message.content}[/bold]")
+    console.print("stream: ", end="")
+    stream = client.completions.create(model="tiny", prompt="Alice was", max_tokens=24, temperature=0, stream=True)
+    for chunk in stream:
+        console.print(chunk.choices[0].text, end="", style="bold")
+    console.print()
+
+
+if __name__ == "__main__":
+    main()
