@@ -197,7 +197,8 @@ class GenerationTable:
             try:
                 deltas, to_abort = self._processor.process(news)
             except BaseException as failure:  # the Rust tokenizer's panics are no Exceptions
-                self._fail_one(news.request_id, failure)
+                logger.exception("detokenizing %s failed", news.request_id, exc_info=failure)
+                self._fail_one(news.request_id)
                 continue
             met_stop += to_abort
             for delta in deltas:
@@ -239,9 +240,8 @@ class GenerationTable:
             del self._part_ids[engine_id]
         return part
 
-    def _fail_one(self, engine_id: str, failure: BaseException) -> None:
+    def _fail_one(self, engine_id: str) -> None:
         """One sequence's text could not be made: fail its request, and nobody else's."""
-        logger.error("detokenizing %s failed", engine_id, exc_info=failure)
         part = self._parts.get(self._part_ids.get(engine_id, ""))
         if part is not None:
             part.generation.fail(error("request_failed", reason="its tokens could not be turned into text"))
