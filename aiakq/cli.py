@@ -5,28 +5,43 @@ Importing this module loads Typer and rich only; everything heavy is imported by
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import aiakq
 from aiakq import console, server_log, tables
-from aiakq.cli_bench import bench
+from aiakq.cli_bench import bench, measure
 from aiakq.cli_help import Command, Group
 from aiakq.cli_hints import check_spelling, usage_error
-from aiakq.cli_options import DeviceOption, JsonFlag, RevisionOption, TrustOption, with_arguments
+from aiakq.cli_options import (
+    DeviceOption,
+    GateOption,
+    JsonFlag,
+    OutputOption,
+    RevisionOption,
+    TrustOption,
+    with_arguments,
+)
 from aiakq.errors import BUG, AiakqError, error
 from aiakq.runtime.args import ARGUMENTS, checked
+from aiakq.runtime.threads import wait_without_spinning
 
-#: What a shell reports for a program that a signal ended: 128 + SIGINT, SIGTERM, SIGPIPE.
-INTERRUPTED, TERMINATED, CLOSED_PIPE = 130, 143, 141
+if TYPE_CHECKING:
+    from aiakq.bench.records import Record
+
+#: What a shell reports for a program that a signal ended: 128 + SIGINT, 128 + SIGPIPE.
+INTERRUPTED, CLOSED_PIPE = 130, 141
 
 app = typer.Typer(
     name="aiakq",
@@ -168,7 +183,7 @@ def quantize(
         report = quantize_checkpoint(options, lambda p: bars.update(p.stage, p.done, p.total, p.detail))
     tables.quantize_report(report)
     if as_json:
-        console.emit(report.document())
+        console.emit({"schema_version": 1, "kind": "quantize", **report.document()})
 
 
 @app.command(cls=Command)
@@ -182,6 +197,43 @@ def serve(engine: dict[str, Any]) -> int:
 
     with server_log.ServerLog(arguments["model"]) as log:
         return launch(arguments, log.event)
+
+
+@app.command(name="eval", cls=Command)
+def evaluate_command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, or hub name (org/name).")],
+    original: Annotated[
+        str | None, typer.Option("--original", metavar="MODEL", help="Also compare its predictions with this model's.")
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option("--text", metavar="FILE", help="Text to predict; bundled held-out prose if not given."),
+    ] = None,
+    seqlen: Annotated[
+        int | None,
+        typer.Option("--seqlen", metavar="N", min=2, help="Tokens per window; 512, or the context if shorter."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=2, help="Most tokens of text.")] = 32768,
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="TEXT", help="Arithmetic of what is not quantized; auto as for serve.")
+    ] = "float32",
+    device: DeviceOption = "auto",
+    as_json: JsonFlag = False,
+    output: OutputOption = None,
+    fail_if: GateOption = None,
+) -> None:
+    """Measure how good a model is: perplexity, and with --original KL divergence and top-1 agreement."""
+    from aiakq.bench import quality
+
+    # The table of engine arguments knows what dtypes and devices there are.
+    checked({"model": model, "dtype": dtype, "device": device}, server=False)
+    options = quality.QualityOptions(model, original, text, seqlen, limit, dtype, device)
+
+    def run() -> Record:
+        with console.Progress("eval") as bars:
+            return quality.run(options, bars.update)
+
+    measure(quality.template(), fail_if, output, run, tables.quality_result, emit=as_json)
 
 
 @app.command(name="inspect", cls=Command)
@@ -198,6 +250,7 @@ def inspect_command(
     """Say what a checkpoint is, layer by layer, and which kernels would run it. Reads headers only."""
     from aiakq.inspection import collapse, inspect_checkpoint
 
+    checked({"model": model, "dtype": dtype, "device": device}, server=False)
     found = inspect_checkpoint(model, revision, device, dtype)
     tables.inspection(found, found.layers if every else collapse(found.layers))
     if as_json:
@@ -208,24 +261,28 @@ def inspect_command(
 
 
 class _Terminated(BaseException):
-    """SIGTERM arrived: unwind as for an interrupt, so that nothing half-written stays behind."""
+    """SIGTERM or SIGHUP arrived: unwind as for an interrupt, so that nothing half-written stays behind."""
+
+    def __init__(self, signum: int) -> None:
+        self.exit_code = 128 + signum
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code (see the table in errors.py). Raises nothing."""
     words = list(sys.argv[1:] if argv is None else argv)
+    wait_without_spinning()
     debug = bool(os.environ.get("AIAKQ_DEBUG"))
     if "--debug" in words[: words.index("--") if "--" in words else None]:
         words.remove("--debug")
         debug = True
     try:
-        return _run(words)
+        return _run(words, debug)
     except KeyboardInterrupt:
         console.note("aiakq: interrupted")
         return INTERRUPTED
-    except _Terminated:
+    except _Terminated as end:
         console.note("aiakq: terminated")
-        return TERMINATED
+        return end.exit_code
     except (console.ClosedOutput, BrokenPipeError):
         return CLOSED_PIPE
     except Exception as problem:
@@ -241,33 +298,60 @@ def main(argv: Sequence[str] | None = None) -> int:
         _settle_stdout()
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], debug: bool) -> int:
     program = typer.main.get_command(app)
     command, name, rest = _find_command(program, words)
     if not rest and hasattr(command, "commands"):
         words = [*words, "--help"]
     check_spelling(rest, _options(command))
-    previous = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        result = program.main(args=words, prog_name="aiakq", standalone_mode=False)
-    except SystemExit as end:
-        # Typer and rich end the program by themselves only when the reader of their output is gone.
-        raise console.ClosedOutput from end
-    except typer.Abort:
-        raise KeyboardInterrupt from None
-    except Exception as problem:
-        if hasattr(problem, "format_message"):
-            raise usage_error(problem, name) from None
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    with contextlib.ExitStack() as around:
+        around.enter_context(_unwinding_on_signals())
+        if not debug and name != "serve":  # whose log lines are part of its output
+            around.enter_context(_quiet_libraries())
+        try:
+            result = program.main(args=words, prog_name="aiakq", standalone_mode=False)
+        except SystemExit as end:
+            # Typer and rich end the program by themselves only when the reader of their output is gone.
+            raise console.ClosedOutput from end
+        except typer.Abort:
+            raise KeyboardInterrupt from None
+        except Exception as problem:
+            if hasattr(problem, "format_message"):
+                raise usage_error(problem, name) from None
+            raise
     if result == INTERRUPTED:
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
 
 
-def _terminate(signum: int, frame: object) -> None:
-    raise _Terminated
+@contextlib.contextmanager
+def _unwinding_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise ``_Terminated`` while it lasts."""
+
+    def terminate(signum: int, frame: object) -> None:
+        raise _Terminated(signum)
+
+    # One that is ignored stays so: that is how nohup lets work go on.
+    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, terminate) for number in ends}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Keep the warnings of torch, transformers and their add-ons out of the output; --debug shows them."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _find_command(program: Any, words: Sequence[str]) -> tuple[Any, str, list[str]]:

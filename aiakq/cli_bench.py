@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,10 +41,18 @@ IgnoreEos = Annotated[
 ]
 
 
-def _measure(
-    template: dict[str, Any], fail_if: list[str] | None, output: Path | None, run: Callable[[], Record]
-) -> Record:
+def measure(
+    template: dict[str, Any],
+    fail_if: list[str] | None,
+    output: Path | None,
+    run: Callable[[], Record],
+    show: Callable[[dict[str, Any]], None] = tables.bench_result,
+    emit: bool = True,
+) -> None:
     """Check gates and output before the run, run, show and write the result, then hold it against the gates.
+
+    template  a document with every key the result will have.
+    emit      whether the document goes to stdout.
 
     Raises ``bad_gate``, ``output_failed``, ``bench_failed`` when a request failed, ``gate_failed``.
     """
@@ -56,10 +65,11 @@ def _measure(
         raise error("output_failed", path=output, reason="its folder does not exist")
     record = run()
     document = record.document()
-    tables.bench_result(document)
+    show(document)
     if output is not None:
         write_json(document, output)
-    console.emit(document)
+    if emit:
+        console.emit(document)
     if document.get("failed"):
         total = document["completed"] + document["failed"]
         raise error("bench_failed", failed=document["failed"], total=total, reason=document["first_error"])
@@ -67,7 +77,6 @@ def _measure(
     tables.gate_outcomes(outcomes)
     if (problem := gates.failure(outcomes)) is not None:
         raise problem
-    return record
 
 
 def _check_engine(engine: dict[str, Any], command: str) -> None:
@@ -99,7 +108,7 @@ def latency(
         with console.Progress("bench latency") as bars:
             return measuring.run(options, bars.update)
 
-    _measure(measuring.template(), fail_if, output, run)
+    measure(measuring.template(), fail_if, output, run)
 
 
 @bench.command(cls=Command)
@@ -128,13 +137,15 @@ def throughput(
         with console.Progress("bench throughput") as bars:
             return measuring.run(options, bars.update)
 
-    _measure(measuring.template(), fail_if, output, run)
+    measure(measuring.template(), fail_if, output, run)
 
 
 @bench.command(cls=Command)
+@with_arguments(engine_arguments(), model_help="Folder or hub name of a model to start a server for.")
 def serve(
+    engine: dict[str, Any],
     base_url: Annotated[
-        str | None, typer.Option("--base-url", metavar="URL", help="The server, like http://127.0.0.1:8000.")
+        str | None, typer.Option("--base-url", metavar="URL", help="A running server, like http://127.0.0.1:8000.")
     ] = None,
     host: Annotated[str, typer.Option("--host", metavar="TEXT", help="Instead of --base-url.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", metavar="N", min=1, max=65535, help="Instead of --base-url.")] = 8000,
@@ -178,7 +189,11 @@ def serve(
     output: OutputOption = None,
     fail_if: GateOption = None,
 ) -> None:
-    """Put load on a running server and time its answers as clients see them."""
+    """Put load on a server and time its answers as clients see them.
+
+    With MODEL a server is started for it, with the engine options given, and stopped at the end; without, --base-url
+    or --host and --port say where one runs.
+    """
     from aiakq.bench import serve as measuring
 
     if not request_rate > 0:
@@ -190,7 +205,7 @@ def serve(
             "bad_option", option="--burstiness", value=burstiness, expected="above 0", hint="1 is a Poisson process."
         )
     options = measuring.ServeOptions(
-        base_url=base_url or f"http://{f'[{host}]' if ':' in host else host}:{port}",
+        base_url=_running_server(engine, base_url, host, port),
         model=model,
         num_prompts=num_prompts,
         request_rate=request_rate,
@@ -215,6 +230,35 @@ def serve(
             def progress(done: int, total: int, failed: int) -> None:
                 bars.update("requests", done, total, f"{failed} failed" if failed else "")
 
-            return measuring.run(options, progress)
+            if "model" not in engine:
+                return measuring.run(options, progress)
+            from aiakq.runtime.server.background import start_in_background
 
-    _measure(measuring.template(), fail_if, output, run)
+            bars.update("start", 0, 1)
+            with start_in_background(engine) as started:
+                assert started.ready is not None
+                return measuring.run(replace(options, base_url=started.url), progress, started.ready.facts)
+
+    measure(measuring.template(), fail_if, output, run)
+
+
+def _running_server(engine: dict[str, Any], base_url: str | None, host: str, port: int) -> str:
+    """The URL of the server to measure; empty when one is to be started. Raises ``option_conflict``, ``usage``."""
+    if "model" in engine:
+        if base_url is not None:
+            raise error(
+                "option_conflict",
+                option=f"The model {engine['model']!r}",
+                other="--base-url",
+                reason="it would start a server beside the running one",
+                hint="Give one. The name of a model on a running server is --model.",
+            )
+        checked(engine, server=False)
+        return ""
+    if engine:
+        raise error(
+            "usage",
+            reason=f"--{next(iter(engine)).replace('_', '-')} is for a server that is started here.",
+            hint="Name its model: aiakq bench serve MODEL",
+        )
+    return base_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -105,5 +105,5 @@ def usage_error(problem: Any, command: str) -> AiakqError:
 
 def close_names(word: str, known: Iterable[str]) -> str:
     """A sentence that names what ``word`` may have meant; empty when nothing is close."""
-    close = difflib.get_close_matches(word, list(known), n=3)
+    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.7)
     return f"Did you mean {' or '.join(close)}?" if close else ""

@@ -50,11 +50,14 @@ SeedOption = Annotated[
 ]
 
 
-def with_arguments(arguments: Iterable[Argument], keyword: str = "engine") -> Callable[[Callable[..., Any]], Any]:
+def with_arguments(
+    arguments: Iterable[Argument], model_help: str = "The same as --model.", keyword: str = "engine"
+) -> Callable[[Callable[..., Any]], Any]:
     """A decorator that gives a command one option per row of the argument table.
 
     The command's parameter ``keyword`` receives them as one mapping: only the options the user gave, lists split at
-    commas. ``model`` is also accepted as the first positional word.
+    commas. ``model`` is also accepted as the first positional word. Rows that the command has options of its own for
+    are left out.
     """
     rows = tuple(arguments)
 
@@ -66,7 +69,7 @@ def with_arguments(arguments: Iterable[Argument], keyword: str = "engine") -> Ca
             "model_word",
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The same as --model.")],
+            annotation=Annotated[str | None, typer.Argument(metavar="[MODEL]", help=model_help)],
         )
         names = [parameter.name for parameter in added]
 
@@ -81,7 +84,7 @@ def with_arguments(arguments: Iterable[Argument], keyword: str = "engine") -> Ca
                     reason="both name a model",
                     hint="Give one.",
                 )
-            given["model"] = word if word is not None else given["model"]
+            given["model"] = word if word is not None else given.get("model")
             for row in rows:
                 if row.type is list and given.get(row.name):
                     given[row.name] = [part for text in given[row.name] for part in text.split(",") if part]

@@ -6,6 +6,7 @@ lines. ``NO_COLOR`` and ``TERM=dumb`` are respected by rich itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -18,8 +19,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from aiakq.bench.records import to_json
-from aiakq.errors import AiakqError
+from aiakq.errors import AiakqError, error
 
 #: Columns of output that nobody watches on a terminal: wide enough that tables do not cut names.
 PIPE_WIDTH = 120
@@ -31,11 +31,32 @@ class ClosedOutput(Exception):
     """The reader of stdout went away (``aiakq ... | head``)."""
 
 
+class _Stderr:
+    """The present stderr, where a failing write is dropped: a full disk or a closed pipe must not end a server."""
+
+    def write(self, text: str) -> int:
+        try:
+            return 0 if sys.stderr is None else sys.stderr.write(text)
+        except (OSError, ValueError):
+            return 0
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if sys.stderr is not None:
+                sys.stderr.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.stderr is None:
+            raise AttributeError(name)
+        return getattr(sys.stderr, name)
+
+
 def err() -> Console:
     """A console on the present stderr."""
-    console = Console(stderr=True, highlight=False)
+    file: Any = _Stderr()
+    console = Console(file=file, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(stderr=True, highlight=False, width=PIPE_WIDTH)
+        console = Console(file=file, highlight=False, width=PIPE_WIDTH)
     return console
 
 
@@ -83,14 +104,19 @@ def note(text: str) -> None:
 
 
 def emit(document: Mapping[str, Any]) -> None:
-    """One JSON document on stdout. Raises ClosedOutput when nobody reads it, OSError when it cannot be written."""
+    """One JSON document on stdout. Raises ClosedOutput when its reader went away, ``output_failed`` otherwise."""
+    from aiakq.bench.records import finite, to_json
+
+    text = to_json(finite(document))
     if sys.stdout is None:
-        raise ClosedOutput
+        raise error("output_failed", path="standard output", reason="it is closed")
     try:
-        sys.stdout.write(to_json(document))
+        sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         raise ClosedOutput from None
+    except OSError as problem:
+        raise error("output_failed", path="standard output", reason=problem.strerror) from None
 
 
 def show(drawn: RenderableType) -> None:
@@ -106,7 +132,7 @@ def show(drawn: RenderableType) -> None:
 
 def table(*columns: str, left: Sequence[int] = (0,)) -> Table:
     """An empty table. Columns are aligned right, except those in ``left``, which fold where it is narrow."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, name in enumerate(columns):
         # Numbers are never cut or wrapped; names fold, so that they can still be copied.
         if index in left:
@@ -175,7 +201,7 @@ class Progress:
         self._title = title
         self._console = err()
         self._stage: str | None = None
-        self._started = self._printed = time.monotonic()
+        self._started = self._printed = self._last = time.monotonic()
         self._bars: Any = None
         self._task: Any = None
 
@@ -208,6 +234,7 @@ class Progress:
             self._bars.update(self._task, completed=done, total=max(total, 1), detail=plain(detail))
         else:
             self._say(stage, done, total, detail)
+        self._last = time.monotonic()
 
     def _begin(self, stage: str, total: int) -> None:
         if self._bars is not None:
@@ -216,7 +243,8 @@ class Progress:
                 self._bars.update(self._task, completed=whole, detail="")
             self._task = self._bars.add_task(stage, total=max(total, 1), detail="")
         self._stage = stage
-        self._started = time.monotonic()
+        # Not now: the first news of a stage may come when its first step is done.
+        self._started = self._last
         self._printed = float("-inf")
 
     def _say(self, stage: str, done: int, total: int, detail: str) -> None:

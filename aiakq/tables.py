@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from aiakq.console import facts, line, number, plain, show, size, table, warning
 if TYPE_CHECKING:
     from aiakq.bench.gates import Outcome
     from aiakq.inspection import Inspection, Layer
+    from aiakq.quantizers.report import QuantizeReport
 
 #: Distributions of a benchmark, in the order they are read.
 _DURATIONS = {
@@ -81,6 +83,55 @@ def _requests(document: Mapping[str, Any]) -> str:
     if document["failed"]:
         text += f", {document['failed']} failed"
     return text + f"; {number(document['total_input_tokens'])} tokens in, {number(document['total_output_tokens'])} out"
+
+
+def quality_result(document: Mapping[str, Any]) -> None:
+    """An evaluation: what was predicted, and how well."""
+    config, environment = document["config"], document["environment"]
+    text = f"{config['text']}, {config['windows']} windows of {config['seqlen']} tokens"
+    rows: dict[str, object] = {
+        "model": f"{config['model']} ({config['quantization']})",
+        "original": config["original"],
+        "text": text,
+        "device": f"{environment['device_name']}, {environment['threads']} threads, {environment['dtype']}",
+        "duration": console.seconds(document["duration"]),
+        "perplexity": number(document["perplexity"], 6),
+    }
+    if config["original"] is not None:
+        change = document["perplexity_ratio"]
+        rows["of the original"] = number(document["perplexity_original"], 6)
+        rows["change"] = None if change is None else f"{change - 1:+.2%}"
+        rows["KL divergence"] = f"{number(document['kl'])} nats per token"
+        rows["same first choice"] = f"{document['top1_agreement']:.2%} of {number(document['tokens'])} tokens"
+    facts("evaluation", rows)
+
+
+def quantize_report(report: QuantizeReport) -> None:
+    """What was made, how big it is, how wrong it is; then how to go on."""
+    worst = report.worst
+    rows: dict[str, object] = {
+        "method": f"{report.method}, {report.format} format",
+        "scheme": report.scheme,
+        "bits per weight": f"{report.bits_per_weight:.2f} in quantized layers",
+        "size": f"{size(report.bytes_before)} before, {size(report.bytes_after)} after",
+        "layer error": "not measured" if worst is None else f"{report.mean_error:.2%} mean",
+        "worst layer": None if worst is None else f"{worst.error:.2%} {worst.name}",
+        "perplexity": "not measured",
+        "calibration": None if report.calibration is None else f"{report.calibration}, {number(report.tokens)} tokens",
+        "time": console.seconds(report.seconds),
+        "written to": report.output,
+    }
+    before, after = report.perplexity_before, report.perplexity_after
+    if before is not None and after is not None:
+        rows["perplexity"] = (
+            f"{number(before, 5)} before, {number(after, 5)} after ({after / before - 1:+.2%}), "
+            f"on {number(report.evaluation_tokens)} tokens of {report.evaluation_text}"
+        )
+    facts("quantized", rows)
+    for text in report.warnings:
+        warning(text)
+    line("")
+    line("next: ", (f"aiakq serve {shlex.quote(plain(report.output))}", "bold"))
 
 
 def gate_outcomes(outcomes: Sequence[Outcome]) -> None:

@@ -26,7 +26,7 @@ SCHEMA_VERSION = 1
 class Record:
     """One benchmark result.
 
-    kind         latency, throughput or serve.
+    kind         latency, throughput, serve or eval.
     seed         repeats the run: prompts, arrival times.
     config       what was asked for, every option with the value used.
     metrics      what was measured; the keys stand at the top level of the document.
@@ -49,20 +49,26 @@ class Record:
             "kind": self.kind,
             "date": self.date,
             "seed": self.seed,
-            **{key: _finite(value) for key, value in self.metrics.items()},
+            **{key: finite(value) for key, value in self.metrics.items()},
             "warnings": list(self.warnings),
-            "config": _finite(self.config, by_name=True),
-            "environment": _finite(self.environment),
+            "config": finite(self.config, by_name=True),
+            "environment": finite(self.environment),
         }
 
 
-def _finite(value: Any, by_name: bool = False) -> Any:
+def finite(value: Any, by_name: bool = False) -> Any:
+    """``value`` for JSON: lists, objects with string keys, paths as text, and numbers that are not finite as None.
+
+    ``by_name`` keeps the latter as "inf" or "nan", for settings, where None would say something else.
+    """
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value) if by_name else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item, by_name) for key, item in value.items()}
+        return {str(key): finite(item, by_name) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item, by_name) for item in value]
+        return [finite(item, by_name) for item in value]
     return value
 
 
@@ -73,13 +79,14 @@ def to_json(document: Mapping[str, Any]) -> str:
 
 def write_json(document: Mapping[str, Any], path: Path) -> None:
     """Write a document so that ``path`` holds the old content or all of the new. Raises ``output_failed``."""
+    text = to_json(document)
     temporary = None
     try:
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
         ) as file:
             temporary = file.name
-            file.write(to_json(document))
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         # A temporary file is private by default; the result gets what the user's umask gives any other file.

@@ -84,16 +84,17 @@ def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
     return limits
 
 
-def run(options: ServeOptions, progress: Progress) -> Record:
+def run(options: ServeOptions, progress: Progress, facts: Mapping[str, str] | None = None) -> Record:
     """Send the workload and measure it. Requests that fail are counted in the record, with the first reason.
 
+    facts  what the server told about itself when it started, if this process started it; kept in the record.
     Raises ``server_unreachable``, ``unknown_model``, ``bench_failed`` when not even the warm-up is answered, and
     what ``workload`` raises for a dataset.
     """
-    return asyncio.run(_run(options, progress))
+    return asyncio.run(_run(options, progress, facts))
 
 
-async def _run(options: ServeOptions, progress: Progress) -> Record:
+async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, str] | None) -> Record:
     seed = workload.new_seed() if options.seed is None else options.seed
     rng = random.Random(seed)
     async with http.open_client(options.base_url, options.api_key, options.timeout_s) as client:
@@ -125,7 +126,8 @@ async def _run(options: ServeOptions, progress: Progress) -> Record:
         "ignore_eos": ignore_eos,
         "server_version": model.server_version,
     }
-    return Record("serve", seed, config, metrics, environment(), tuple(notes))
+    where = {**environment(), "engine": None if facts is None else dict(facts)}
+    return Record("serve", seed, config, metrics, where, tuple(notes))
 
 
 def _requests(options: ServeOptions, model: ServedModel, rng: random.Random) -> tuple[list[Request], bool]:

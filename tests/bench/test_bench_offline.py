@@ -1,0 +1,87 @@
+"""``bench latency`` and ``bench throughput`` with a real engine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from aiakq.bench import latency, throughput
+from aiakq.cli import main
+
+
+@pytest.fixture
+def engine(tiny_model) -> dict:
+    """Engine arguments of a small random model."""
+    return {"model": str(tiny_model("LlamaForCausalLM")), "dtype": "float32", "num_gpu_blocks_override": 129}
+
+
+def told(stages: list):
+    return lambda stage, done, total: stages.append((stage, done, total))
+
+
+def test_latency_times_every_batch(engine):
+    stages: list = []
+    options = latency.LatencyOptions(engine, input_len=20, output_len=6, batch_size=3, iterations=4, warmups=1)
+    document = latency.run(options, told(stages)).document()
+    assert len(document["latencies"]) == 4
+    assert document["avg_latency"] == pytest.approx(sum(document["latencies"]) / 4)
+    assert document["latency_ms"]["mean"] == pytest.approx(1000 * document["avg_latency"])
+    assert document["percentiles"]["50"] == pytest.approx(document["latency_ms"]["p50"] / 1000)
+    assert document["output_throughput"] == pytest.approx(4 * 3 * 6 / sum(document["latencies"]))
+    assert 0 < document["ttft_ms"]["mean"] < document["latency_ms"]["mean"]
+    # A batch takes its first token and five more.
+    whole = document["ttft_ms"]["mean"] + 5 * document["tpot_ms"]["mean"]
+    assert whole == pytest.approx(document["latency_ms"]["mean"], rel=0.2)
+    assert document["prefix_cache"]["hits"] == 0 and document["warnings"] == []
+    assert document["environment"]["engine"]["dtype"].startswith("float32")
+    assert stages[0] == ("load", 0, 1) and stages[-1] == ("measure", 4, 4)
+
+
+def test_throughput_counts_every_token(engine):
+    options = throughput.ThroughputOptions(engine, num_prompts=7, input_len=33, output_len=5)
+    document = throughput.run(options, told([])).document()
+    assert (document["completed"], document["failed"], document["num_requests"]) == (7, 0, 7)
+    assert (document["total_input_tokens"], document["total_output_tokens"]) == (7 * 33, 7 * 5)
+    assert document["tokens_per_second"] == pytest.approx(7 * 38 / document["elapsed_time"])
+    assert document["prefix_cache"]["hit_rate"] == 0
+
+
+def test_the_seed_repeats_the_prompts_and_is_new_by_default(engine, tmp_path):
+    def run(seed):
+        options = throughput.ThroughputOptions(engine, num_prompts=1, input_len=4, output_len=1, seed=seed)
+        return throughput.run(options, told([])).document()["seed"]
+
+    assert run(5) == 5
+    assert run(None) != run(None)
+
+
+def test_throughput_on_a_dataset(engine, tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("The whale\nA lantern in the fog\n")
+    options = throughput.ThroughputOptions(engine, num_prompts=5, output_len=4, dataset=path)
+    document = throughput.run(options, told([])).document()
+    assert document["completed"] == 5 and document["config"]["dataset"] == str(path)
+    assert any("fewer prompts" in text for text in document["warnings"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["latency", "--num-iters", "2", "--batch-size", "2"], ["throughput", "--num-prompts", "4"]],
+    ids=lambda words: words[0],
+)
+def test_commands_print_one_document(engine, tmp_path, capsys, words):
+    path = tmp_path / "result.json"
+    more = ["--input-len", "12", "--output-len", "3", "--num-warmups", "0", "--dtype", "float32", "--output", str(path)]
+    assert main(["bench", *words, engine["model"], *more, "--fail-if", "output_throughput<0.001"]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert document["kind"] == words[0] and document == json.loads(path.read_text())
+    assert "gate passed" in err and "milliseconds" in err
+
+
+def test_a_prompt_beyond_the_context_is_one_line(engine, capsys):
+    words = ["bench", "latency", engine["model"], "--input-len", "600", "--output-len", "8", "--dtype", "float32"]
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert "error[context_length_exceeded]" in err.splitlines()[-1]

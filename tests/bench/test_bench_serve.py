@@ -1,0 +1,169 @@
+"""``bench serve`` against a real server: what it counts, times, warns of and refuses."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from aiakq.bench import serve
+from aiakq.bench.client import Timing
+from aiakq.bench.serve import ServeOptions, measure
+from aiakq.cli import main
+from aiakq.errors import AiakqError
+
+
+def run(url: str, **options) -> tuple[dict, list[tuple[int, int, int]]]:
+    """The document of a run, and the progress it told."""
+    told: list[tuple[int, int, int]] = []
+    options = {"num_prompts": 6, "input_len": 40, "output_len": 8, **options}
+    record = serve.run(ServeOptions(base_url=url, **options), lambda *news: told.append(news))
+    return record.document(), told
+
+
+def test_every_request_is_counted_and_timed(bench_server):
+    document, told = run(bench_server.url, goodput={"e2el": 60_000.0}, save_detailed=True)
+    assert (document["completed"], document["failed"]) == (6, 0)
+    assert document["total_input_tokens"] == 6 * 40
+    assert document["total_output_tokens"] == 6 * 8
+    assert document["request_throughput"] == pytest.approx(6 / document["duration"])
+    assert document["request_goodput"] == document["request_throughput"]
+    assert document["output_throughput"] == pytest.approx(48 / document["duration"])
+    assert 1 <= document["max_concurrent_requests"] <= 6
+    assert document["max_output_tokens_per_s"] == pytest.approx(48)
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        assert 0 < document[f"{name}_ms"]["p50"] <= document[f"{name}_ms"]["p99"]
+        assert document[f"mean_{name}_ms"] == document[f"{name}_ms"]["mean"]
+    assert document["ttft_ms"]["mean"] < document["e2el_ms"]["mean"]
+    assert told[0] == (0, 6, 0) and told[-1] == (6, 6, 0)
+    detailed = document["detailed"]
+    assert detailed["output_lens"] == [8] * 6 and detailed["errors"] == [""] * 6
+    # TPOT is defined over the whole answer, ITL over its gaps: they agree in the mean.
+    spans = [latency - ttft for latency, ttft in zip(detailed["latencies"], detailed["ttfts"], strict=True)]
+    assert document["tpot_ms"]["mean"] == pytest.approx(1000 * sum(spans) / 6 / 7)
+
+
+def test_a_new_seed_each_run_and_no_cache_hits(bench_server):
+    first, _ = run(bench_server.url)
+    second, _ = run(bench_server.url)
+    assert first["seed"] != second["seed"]
+    assert second["prefix_cache"] == {"queries": 240, "hits": 0, "hit_rate": 0}
+    assert second["warnings"] == []
+
+
+def test_a_repeated_seed_is_caught_as_measuring_the_cache(bench_server):
+    run(bench_server.url, seed=99)
+    document, _ = run(bench_server.url, seed=99)
+    assert document["prefix_cache"]["hit_rate"] > 0.5
+    assert any("prefix cache" in text for text in document["warnings"])
+
+
+def test_rate_and_concurrency_are_kept(bench_server):
+    document, _ = run(bench_server.url, request_rate=20.0, burstiness=100.0, max_concurrency=1)
+    assert document["max_concurrent_requests"] == 1
+    assert document["duration"] >= 6 / 20 * 0.9
+    assert document["config"]["request_rate"] == 20.0
+
+
+def test_answers_of_one_token_have_no_tpot(bench_server):
+    document, _ = run(bench_server.url, output_len=1)
+    assert document["completed"] == 6
+    assert document["tpot_ms"]["mean"] is None and document["itl_ms"]["mean"] is None
+    assert document["ttft_ms"]["mean"] == document["e2el_ms"]["mean"]
+
+
+def test_failed_requests_are_counted_with_their_reason(bench_server, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "Once upon a time"}\n{"prompt": [1, 2, 3], "max_tokens": 1000000}\n')
+    document, _ = run(bench_server.url, dataset=path, num_prompts=None, num_warmups=0)
+    assert (document["completed"], document["failed"]) == (1, 1)
+    assert document["first_error"].startswith("HTTP 400: ")
+
+
+def test_a_dataset_smaller_than_the_run_is_marked(bench_server, tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("Once upon a time\n")
+    document, _ = run(bench_server.url, dataset=path, num_prompts=3)
+    assert document["completed"] == 3
+    assert any("fewer prompts" in text for text in document["warnings"])
+    assert document["config"]["ignore_eos"] is False
+
+
+def test_a_warm_up_that_fails_ends_the_run(bench_server):
+    with pytest.raises(AiakqError) as caught:
+        run(bench_server.url, output_len=100_000)
+    assert caught.value.id == "bench_failed"
+
+
+def test_an_unknown_model_names_what_is_served(bench_server):
+    with pytest.raises(AiakqError) as caught:
+        run(bench_server.url, model="other")
+    assert caught.value.id == "unknown_model" and "tinybooks" in str(caught.value)
+
+
+def test_no_server_is_an_error_with_the_url():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(AiakqError) as caught:
+        run(f"http://127.0.0.1:{port}")
+    assert caught.value.id == "server_unreachable" and str(port) in str(caught.value)
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+
+def command(url: str, *words: str) -> list[str]:
+    return ["bench", "serve", "--base-url", url, "--num-prompts", "3", "--output-len", "4", "--input-len", "20", *words]
+
+
+def test_command_writes_one_document_and_the_same_file(bench_server, tmp_path, capsys):
+    path = tmp_path / "result.json"
+    assert main(command(bench_server.url, "--output", str(path), "--fail-if", "tpot_ms.p50>60000,failed>0")) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == json.loads(path.read_text())
+    assert "time to first token" in err and "gate passed" in err
+    assert "{" not in err
+
+
+def test_command_with_a_gate_that_fails_ends_with_10(bench_server, capsys):
+    assert main(command(bench_server.url, "--fail-if", "completed<1000")) == 10
+    out, err = capsys.readouterr()
+    assert json.loads(out)["completed"] == 3
+    assert "aiakq: error[gate_failed]: 1 of 1 gates failed: completed<1000 (it is 3)." in err
+
+
+def test_command_checks_gates_before_it_sends_anything(capsys):
+    assert main(command("http://127.0.0.1:9", "--fail-if", "tpt_ms.p50>1")) == 2
+    assert "tpot_ms.p50" in capsys.readouterr().err
+
+
+def test_command_with_failed_requests_ends_with_9(bench_server, tmp_path, capsys):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "Once"}\n{"prompt": [1], "max_tokens": 1000000}\n')
+    words = ["bench", "serve", "--base-url", bench_server.url, "--dataset", str(path), "--num-warmups", "0"]
+    assert main([*words, "--output-len", "4"]) == 9
+    out, err = capsys.readouterr()
+    assert json.loads(out)["failed"] == 1
+    assert "aiakq: error[bench_failed]: 1 of 2 requests failed" in err
+
+
+# --- the arithmetic ------------------------------------------------------------------------------------------------
+
+
+def timing(sent: float, arrivals: list[float], tokens: int) -> Timing:
+    return Timing(sent, sent, arrivals[-1], arrivals, input_tokens=10, output_tokens=tokens, finish_reason="length")
+
+
+def test_measures_follow_their_definitions():
+    timings = [timing(5.0, [5.5, 5.7, 6.1], 3), timing(6.0, [6.25], 1)]
+    found = measure(timings, 2.0, {"ttft": 300.0})
+    assert found["ttft_ms"]["mean"] == pytest.approx(375)
+    assert found["tpot_ms"]["mean"] == pytest.approx(300)  # the answer of one token has none
+    assert found["itl_ms"]["mean"] == pytest.approx(300)
+    assert found["e2el_ms"]["max"] == pytest.approx(1100)
+    assert found["request_goodput"] == pytest.approx(0.5)
+    assert found["total_token_throughput"] == pytest.approx(12.0)
+    assert found["max_concurrent_requests"] == 2
+    assert found["max_output_tokens_per_s"] == pytest.approx(2.0)  # two before 6.0, two after

@@ -1,0 +1,107 @@
+"""Workloads: exact lengths, the arrival process, datasets, and the cache trap."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from aiakq.bench import workload
+from aiakq.bench.serve import parse_goodput
+from aiakq.errors import AiakqError
+
+
+def test_random_requests_have_exact_lengths_and_repeat_with_the_seed():
+    def make(seed):
+        return workload.random_requests(5, 17, 3, 100, random.Random(seed))
+
+    assert all(len(request.prompt) == 17 and request.output_len == 3 for request in make(1))
+    assert all(0 <= token < 100 for request in make(1) for token in request.prompt)
+    assert make(1) == make(1)
+    assert make(1) != make(2)
+
+
+def test_new_seeds_differ():
+    assert len({workload.new_seed() for _ in range(20)}) == 20
+
+
+@pytest.mark.parametrize("burstiness", [0.5, 1.0, 20.0])
+def test_arrivals_end_at_count_over_rate(burstiness):
+    times = workload.arrival_times(200, 50.0, burstiness, random.Random(0))
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(4.0)
+
+
+def test_burstiness_shapes_the_gaps():
+    """The coefficient of variation of gamma gaps is 1 / sqrt(shape)."""
+
+    def variation(burstiness):
+        times = workload.arrival_times(4000, 100.0, burstiness, random.Random(1))
+        gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        return statistics.pstdev(gaps) / statistics.fmean(gaps)
+
+    assert variation(1.0) == pytest.approx(1.0, rel=0.1)
+    assert variation(0.25) == pytest.approx(2.0, rel=0.15)
+    assert variation(100.0) == pytest.approx(0.1, rel=0.1)
+
+
+def test_an_infinite_rate_sends_all_at_once():
+    assert workload.arrival_times(3, float("inf"), 1.0, random.Random(0)) == [0.0, 0.0, 0.0]
+
+
+def test_dataset_lines_of_text_and_json(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        'plain words\n\n{"prompt": "from json", "max_tokens": 5}\n{"prompt": [1, 2, 3]}\n', encoding="utf-8"
+    )
+    requests, repeated = workload.dataset_requests(path, None, 9, random.Random(0))
+    assert not repeated
+    found = {(str(request.prompt), request.output_len) for request in requests}
+    assert found == {("plain words", 9), ("from json", 5), ("[1, 2, 3]", 9)}
+    again, repeated = workload.dataset_requests(path, 7, 9, random.Random(0))
+    assert repeated and len(again) == 7
+
+
+@pytest.mark.parametrize(
+    ("content", "id"),
+    [
+        ("", "usage"),
+        ("\n \n", "usage"),
+        ('{"prompt": ', "model_malformed"),
+        ('{"text": "x"}', "model_malformed"),
+        ('{"prompt": ""}', "model_malformed"),
+        ('{"prompt": ["x"]}', "model_malformed"),
+        ('{"prompt": "x", "max_tokens": 0}', "model_malformed"),
+        (None, "model_malformed"),
+    ],
+)
+def test_a_dataset_that_cannot_be_used(tmp_path, content, id):
+    path = tmp_path / "prompts.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(AiakqError) as caught:
+        workload.dataset_requests(path, None, 9, random.Random(0))
+    assert caught.value.id == id and str(path) in str(caught.value)
+
+
+def test_a_random_run_that_hits_the_cache_is_marked():
+    assert workload.hit_rate(0, 0) is None
+    assert workload.hit_rate(None, None) is None
+    assert workload.cache_warning(True, workload.hit_rate(1000, 10)) == []
+    (text,) = workload.cache_warning(True, workload.hit_rate(1000, 11))
+    assert "1.1%" in text
+    assert workload.cache_warning(False, 0.9) == []
+
+
+def test_vocabulary_of_plain_and_nested_configs():
+    assert workload.vocab_size({"vocab_size": 12}) == 12
+    assert workload.vocab_size({"text_config": {"vocab_size": 13}}) == 13
+    assert workload.vocab_size({}) is None
+
+
+def test_goodput_limits():
+    assert parse_goodput(["ttft:200 tpot:50", "e2el:1e3"]) == {"ttft": 200, "tpot": 50, "e2el": 1000}
+    for text in ("ttft", "ttft:x", "ttft:-1", "ttft:inf", "speed:5"):
+        with pytest.raises(AiakqError, match="goodput"):
+            parse_goodput([text])

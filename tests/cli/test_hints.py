@@ -1,0 +1,90 @@
+"""Spellings that go wrong: one line that says what to write, exit code 2, nothing done."""
+
+from __future__ import annotations
+
+import pytest
+
+GOOD = ["quantize", "-i", "in", "-o", "out", "-quant_type", "awq"]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["quantize", "–i", "in"], "Write: -i"),
+        (["quantize", "—i", "in"], "Write: -i"),
+        (["quantize", "−quant_type", "awq"], "Write: -quant_type"),
+        (["quantize", "–quant_type=awq"], "Write: -quant_type awq"),
+        (["quantize", "–multi‑query‑mode"], "Write: --multi-query-mode"),
+        (["serve", "model", "–host", "0.0.0.0"], "Write: --host"),
+        (["serve", "model", "—port", "80"], "Write: --port"),
+        ([*GOOD, "-t=bf16"], "Write: -t bf16"),
+        ([*GOOD, "-i=other"], "Write: -i other"),
+        (["serve", "model", "-q=awq"], "Write: -q awq"),
+        ([*GOOD, "-tp4"], "Write: -tp 4"),
+        ([*GOOD, "-sq0.5"], "Write: -sq 0.5"),
+        ([*GOOD, "--quant_type", "awq"], "Write: -quant_type"),
+        ([*GOOD, "-quant-type", "awq"], "Write: --quant-type"),
+        ([*GOOD, "--group_size", "64"], "Write: --group-size"),
+        ([*GOOD, "--group_size=64"], "Write: --group-size 64"),
+        ([*GOOD, "-tokenids_path", "f"], "Write: --tokenids_path"),
+        ([*GOOD, "--tp", "4"], "Write: -tp"),
+        ([*GOOD, "-TP", "4"], "Write: -tp"),
+        (["serve", "model", "--max_model_len", "64"], "Write: --max-model-len"),
+        (["serve", "model", "--prot", "80"], "Did you mean --port"),
+        ([*GOOD, "--nonsense"], "aiakq quantize --help"),
+        (["quantise"], "Did you mean 'quantize'?"),
+        (["bench", "latncy"], "Did you mean 'latency'?"),
+        (["quantize"], "-i or --input is missing. Example: aiakq quantize -i MODEL -o DIR -quant_type awq."),
+        (["quantize", "-i", "in"], "-o or --output is missing."),
+        (["quantize", "-i", "in", "-o", "out"], "-quant_type or --quant-type is missing."),
+        ([*GOOD, "-tp"], "-tp"),
+        ([*GOOD, "-tp", "four"], "-tp"),
+        ([*GOOD, "extra"], "extra"),
+        (["inspect"], "MODEL is missing. Example: aiakq inspect MODEL."),
+        (["serve"], "No model is given. Example: aiakq serve MODEL"),
+        (["bench", "latency"], "No model is given. Example: aiakq bench latency MODEL"),
+        (["serve", "one", "--model", "two"], "both name a model"),
+        (["serve", "model", "--device", "tpu"], "--device is 'tpu', which is not one of auto, cpu, cuda."),
+        (["serve", "model", "--port", "70000"], "at most 65535"),
+        (["bench", "serve", "--request-rate", "0"], "--request-rate is 0.0, which is not above 0."),
+        (["bench", "serve", "--dtype", "float32"], "aiakq bench serve MODEL"),
+        (["bench", "latency", "model", "--fail-if", "tpot_ms.p50>"], "The gate 'tpot_ms.p50>' cannot be read"),
+        ([*GOOD[:-1], "int9"], "one of weight_only_int8, smooth_quant, awq, gptq"),
+        ([*GOOD, "-sq", "-1"], "-sq is -1.0, which is not between 0 and 1."),
+        ([*GOOD, "-t", "fp12"], "fp16 or bf16"),
+        ([*GOOD, "--act-order", "static"], "only gptq has an order"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_slip_gets_one_line_and_exit_code_2(aiakq, words, hint):
+    ended = aiakq(*words)
+    assert ended.code == 2
+    assert ended.out == ""
+    assert ended.err.count("\n") == 1 and ended.err.startswith("aiakq: error[")
+    assert hint in ended.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-tp", "1", "-t", "bf16"],
+        ["-tp=1"],
+        ["--tensor-parallel=1", "--dtype=bf16"],
+        ["--token-ids", "ids.json"],
+        ["--tokenids_path", "ids.json"],
+        ["-token=ids.json"],
+        ["--multi-query-mode"],
+        ["--symmetric"],
+        ["--asymmetric", "--no-eval"],
+    ],
+    ids=" ".join,
+)
+def test_every_right_spelling_reaches_the_model(aiakq, tmp_path, words):
+    """The model that is missing is the first thing that goes wrong."""
+    ended = aiakq("quantize", "-i", tmp_path / "none", "-o", tmp_path / "out", "-quant_type", "awq", *words)
+    assert ended.code == 3 and "error[model_missing]" in ended.err
+
+
+def test_long_names_work_in_place_of_the_literal_ones(aiakq, tmp_path):
+    ended = aiakq("quantize", "--input", tmp_path / "none", "--output", tmp_path / "out", "--quant-type", "gpt")
+    assert ended.code == 3 and "error[model_missing]" in ended.err
