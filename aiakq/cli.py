@@ -23,7 +23,7 @@ import aiakq
 from aiakq import console, server_log, tables
 from aiakq.cli_bench import bench, measure
 from aiakq.cli_help import Command, Group
-from aiakq.cli_hints import check_spelling, usage_error
+from aiakq.cli_hints import check_spelling, close_names, usage_error
 from aiakq.cli_options import (
     DeviceOption,
     GateOption,
@@ -148,16 +148,12 @@ def quantize(
     as_json: JsonFlag = False,
 ) -> None:
     """Quantize a model: -i MODEL -o DIR -quant_type METHOD."""
-    from aiakq.spec import canonical_method
-
-    chosen = canonical_method(method)
     from aiakq.quantizers.options import QuantizeOptions
-    from aiakq.quantizers.pipeline import quantize_checkpoint
 
     options = QuantizeOptions(
         input=source,
         output=str(output),
-        method=chosen,
+        method=method,
         tp=tp,
         dtype=dtype,
         smooth_alpha=smooth_alpha,
@@ -179,6 +175,9 @@ def quantize(
         trust_remote_code=trust_remote_code,
         revision=revision,
     )
+    # Heavy: only once the options are known to be good.
+    from aiakq.quantizers.pipeline import quantize_checkpoint
+
     with console.Progress("quantize") as bars:
         report = quantize_checkpoint(options, lambda p: bars.update(p.stage, p.done, p.total, p.detail))
     tables.quantize_report(report)
@@ -301,8 +300,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str], debug: bool) -> int:
     program = typer.main.get_command(app)
     command, name, rest = _find_command(program, words)
-    if not rest and hasattr(command, "commands"):
-        words = [*words, "--help"]
+    if hasattr(command, "commands"):
+        if not rest:
+            words = [*words, "--help"]
+        elif not rest[0].startswith("-"):
+            hint = close_names(rest[0], command.commands) or f"There are {', '.join(command.commands)}."
+            raise error("usage", reason=f"There is no command {' '.join([name, rest[0]]).strip()!r}.", hint=hint)
     check_spelling(rest, _options(command))
     with contextlib.ExitStack() as around:
         around.enter_context(_unwinding_on_signals())

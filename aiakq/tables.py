@@ -38,9 +38,11 @@ def bench_result(document: Mapping[str, Any]) -> None:
     config, environment = document["config"], document["environment"]
     model = config.get("model") or config.get("engine", {}).get("model")
     rows: dict[str, object] = {"model": model, "load": _load(document, config)}
+    engine = environment.get("engine") or {}
+    rows["device"] = engine.get("device")
     if environment.get("device_name"):
         rows["device"] = f"{environment['device_name']}, {environment['threads']} threads"
-        rows["dtype"] = environment.get("engine", {}).get("dtype")
+    rows["dtype"] = engine.get("dtype")
     if "completed" in document:
         rows["requests"] = _requests(document)
     if document.get("duration"):

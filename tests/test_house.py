@@ -15,7 +15,8 @@ SOURCES = sorted([*ROOT.glob("aiakq/**/*.py"), *ROOT.glob("kernels/**/*.py")])
 
 #: Who stands on whom. A module may import from its own row and from rows below it.
 ROWS = [
-    {"aiakq.cli", "aiakq.cli_options", "aiakq.console"},
+    {"aiakq.cli", "aiakq.cli_bench", "aiakq.cli_help", "aiakq.cli_hints", "aiakq.cli_options"}
+    | {"aiakq.console", "aiakq.tables", "aiakq.server_log"},
     {"aiakq.bench", "aiakq.quantizers", "aiakq.runtime.server", "aiakq.inspection"},
     {"aiakq.runtime", "aiakq.data"},
     {"aiakq.formats"},
