@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import aiakq
-from aiakq import console, server_log, tables
-from aiakq.cli_bench import bench, measure
-from aiakq.cli_help import Command, Group
-from aiakq.cli_hints import check_spelling, close_names, usage_error
-from aiakq.cli_options import (
+from aiakq.errors import BUG, AiakqError, error
+from aiakq.runtime.args import ARGUMENTS, checked
+from aiakq.runtime.threads import wait_without_spinning
+from aiakq.terminal import console, server_log, tables
+from aiakq.terminal.bench_commands import bench, measure
+from aiakq.terminal.help import Command, Group
+from aiakq.terminal.hints import check_spelling, close_names, usage_error
+from aiakq.terminal.options import (
     DeviceOption,
     GateOption,
     JsonFlag,
@@ -33,9 +36,6 @@ from aiakq.cli_options import (
     TrustOption,
     with_arguments,
 )
-from aiakq.errors import BUG, AiakqError, error
-from aiakq.runtime.args import ARGUMENTS, checked
-from aiakq.runtime.threads import wait_without_spinning
 
 if TYPE_CHECKING:
     from aiakq.bench.records import Record

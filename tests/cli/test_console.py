@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiakq import console
+from aiakq.terminal import console
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aiakq import console
-from aiakq.console import facts, line, number, plain, show, size, table, warning
+from aiakq.terminal import console
+from aiakq.terminal.console import facts, line, number, plain, show, size, table, warning
 
 if TYPE_CHECKING:
     from aiakq.bench.gates import Outcome

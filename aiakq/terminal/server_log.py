@@ -6,8 +6,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from aiakq import console
-from aiakq.console import err, facts, line, plain, seconds
+from aiakq.terminal import console
+from aiakq.terminal.console import err, facts, line, plain, seconds
 
 if TYPE_CHECKING:
     from aiakq.runtime.server.events import ServerEvent

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aiakq import console, tables
-from aiakq.cli_help import Command, Group
-from aiakq.cli_options import GateOption, OutputOption, SeedOption, with_arguments
 from aiakq.errors import error
 from aiakq.runtime.args import checked, engine_arguments
+from aiakq.terminal import console, tables
+from aiakq.terminal.help import Command, Group
+from aiakq.terminal.options import GateOption, OutputOption, SeedOption, with_arguments
 
 if TYPE_CHECKING:
     from aiakq.bench.records import Record

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from aiakq.cli_help import default_text
 from aiakq.errors import error
 from aiakq.runtime.args import Argument
+from aiakq.terminal.help import default_text
 
 #: Headings of the help page, by group of the table.
 _PANELS = {
