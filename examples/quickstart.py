@@ -16,9 +16,9 @@ from pathlib import Path
 from openai import OpenAI
 from rich.console import Console
 from rich.rule import Rule
-from rich.table import Table
 
 from aiakq.runtime.server.background import start_in_background
+from aiakq.terminal import console as terminal
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "examples/tinybooks"
@@ -43,7 +43,9 @@ def main() -> None:
     show_quality([compare(method) for method in METHODS])
     console.print(Rule("3. Serve one of them and ask it"))
     command("aiakq", "serve", "--model", str(OUT / "awq"), "-q", "awq", "--port", "0")
-    with start_in_background({"model": str(OUT / "awq"), "quantization": "awq", "served_model_name": ["tiny"]}) as server:
+    with start_in_background(
+        {"model": str(OUT / "awq"), "quantization": "awq", "served_model_name": ["tiny"]}
+    ) as server:
         console.print(f"ready at {server.url}")
         ask(server.url)
         console.print(Rule("4. Measure it"))
@@ -79,24 +81,23 @@ def compare(method: str) -> dict:
 
 def show_quality(rows: list[dict]) -> None:
     """One table of all methods."""
-    table = Table(title="quality on a held-out book")
-    for name in ("method", "scheme", "bits/weight", "size", "perplexity", "change", "KL", "same top token"):
-        table.add_column(name, justify="left" if name in ("method", "scheme") else "right")
+    table = terminal.table("method", "scheme", "bits", "MB", "perplexity", "change", "KL", "same top", left=(0, 1))
     original = rows[0]["eval"]["perplexity_original"]
-    table.add_row("original", "w16", "16.00", "", f"{original:.3f}", "", "", "")
+    before = rows[0]["report"]["bytes_before"]
+    table.add_row("original", "w16", "16.00", f"{before / 1e6:.1f}", f"{original:.3f}", "", "", "")
     for row in rows:
         report, result = row["report"], row["eval"]
         table.add_row(
             row["method"],
             report["scheme"],
             f"{report['bits_per_weight']:.2f}",
-            f"{report['size_after'] / 1e6:.1f} MB",
+            f"{report['bytes_after'] / 1e6:.1f}",
             f"{result['perplexity']:.3f}",
-            f"{100 * (result['perplexity'] / original - 1):+.2f} %",
-            f"{result['kl']:.5f}",
-            f"{100 * result['top1_agreement']:.1f} %",
+            f"{100 * (result['perplexity'] / original - 1):+.2f}%",
+            f"{result['kl']:.4f}",
+            f"{100 * result['top1_agreement']:.1f}%",
         )
-    console.print(table)
+    terminal.show(table)
 
 
 def ask(url: str) -> None:

@@ -55,16 +55,9 @@ class LLM:
         prompt_token_ids prompts as ids, instead of ``prompts``.
         Raises AiakqError for a prompt that cannot be served, before anything is generated.
         """
-        if prompts is None:
-            if prompt_token_ids is None:
-                raise error("empty_prompt", param="prompts")
-            ids: Any = prompt_token_ids
-            prompts = [ids] if isinstance(ids[0], int) else ids
-        elif isinstance(prompts, str | dict) or (prompts and isinstance(prompts[0], int)):
-            prompts = [prompts]  # type: ignore[list-item]
-        params = self._params_for(prompts, sampling_params)
-        read = [self._read(prompt) for prompt in prompts]  # type: ignore[arg-type]
-        return self._run(read, params, use_tqdm)
+        wanted = _listed(prompts if prompts is not None else prompt_token_ids)
+        params = self._params_for(wanted, sampling_params)
+        return self._run([self._read(prompt) for prompt in wanted], params, use_tqdm)
 
     def chat(
         self,
@@ -87,7 +80,7 @@ class LLM:
             for conversation in conversations
         ]
         # The template writes the special tokens itself.
-        read = [(prompt, self.tokenizer.encode(prompt, add_special_tokens=False)) for prompt in prompts]
+        read = [self._encoded(prompt, add_special_tokens=False) for prompt in prompts]
         return self._run(read, self._params_for(prompts, sampling_params), use_tqdm)
 
     def _params_for(
@@ -110,10 +103,13 @@ class LLM:
             ids = prompt.get("prompt_token_ids")
             if ids is not None:
                 return prompt.get("prompt"), list(ids)
-            prompt = prompt["prompt"]
+            prompt = str(prompt["prompt"])
         if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
+            return self._encoded(prompt)
         return None, list(prompt)
+
+    def _encoded(self, prompt: str, add_special_tokens: bool = True) -> tuple[str | None, list[int]]:
+        return prompt, self.tokenizer.encode(prompt, add_special_tokens)
 
     def _run(
         self, prompts: list[tuple[str | None, list[int]]], params: list[SamplingParams], use_tqdm: bool
@@ -151,6 +147,15 @@ class LLM:
                         result = results[delta.request_id]
                         _apply(delta, result)
                         bar.update(result.finished)
+
+
+def _listed(prompts: Any) -> list[Prompt]:
+    """One prompt or several as a list; a flat list of ids is one prompt. Raises ``empty_prompt`` for none."""
+    if prompts is None:
+        raise error("empty_prompt", param="prompts")
+    if isinstance(prompts, str | dict) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]
+    return list(prompts)
 
 
 def _empty(request_id: str, prompt: str | None, ids: list[int], params: SamplingParams) -> RequestOutput:

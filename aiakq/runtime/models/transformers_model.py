@@ -49,11 +49,11 @@ class _PagedAttention:
     ) -> tuple[Tensor, None]:
         """query [1, H, T, D], key and value [1, Hkv, T, D] -> [1, T, H, D]."""
         assert self._context is not None, "the model was called outside a step"
-        layer = module.layer_idx
+        cache = self._caches[int(module.layer_idx)]  # type: ignore[arg-type]
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        write_kv(k, v, *self._caches[layer], self._context.slots)
+        write_kv(k, v, *cache, self._context.slots)
         scale = scaling if scaling is not None else q.shape[-1] ** -0.5
-        out = paged_attention(q.contiguous(), *self._caches[layer], self._context, scale, sliding_window)
+        out = paged_attention(q.contiguous(), *cache, self._context, scale, sliding_window)
         return out.unsqueeze(0), None
 
 
