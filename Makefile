@@ -44,8 +44,8 @@ quality: $(VENV)/.runtime  ## the table of docs/quality.md, measured anew
 bench: $(VENV)/.runtime  ## latency, throughput and serving of the example model
 	$(BIN)/python examples/benchmark.py
 
-gpu: $(VENV)/.test  ## everything that needs an NVIDIA GPU, in one go; results under $$OUT (default out/gpu)
-	$(BIN)/python examples/gpu.py
+gpu:  ## everything that needs an NVIDIA GPU, in one go; results under $$OUT (default out/gpu)
+	$(PYTHON) tests/gpu.py
 
 clean:  ## remove what make made
 	rm -rf $(VENV) out build *.egg-info

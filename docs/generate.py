@@ -1,10 +1,11 @@
-"""Write the reference pages that come from code: docs/arguments.md, docs/errors.md and docs/cli.md.
+"""Write the reference pages that come from code: docs/structure.md, arguments.md, errors.md and cli.md.
 
 ``make docs`` runs this; tests/test_docs.py fails when a page is not what this would write.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -99,7 +100,42 @@ def help_text(words: list[str]) -> str:
     return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
 
 
-PAGES = {"arguments.md": arguments_page, "errors.md": errors_page, "cli.md": cli_page}
+STRUCTURE = """\
+# Structure
+
+Written by `make docs` from the first line of every source file.
+
+Two folders hold the product: `aiakq/`, the tool, and `kernels/`, the arithmetic, imported as `aiakq.kernels`. Imports
+go one way only, and tests/test_house.py holds them to it:
+
+    cli, terminal  ->  bench, quantizers, inspection, runtime.server  ->  runtime  ->  formats  ->  kernels
+    spec, errors, runtime.args: standard library only; everyone may use them
+
+`kernels` imports nothing from aiakq. The registries hold names of modules and import them when asked: `METHODS`
+(aiakq/quantizers), `FORMATS` (aiakq/formats), `ARCHITECTURES` (aiakq/runtime/models), `IMPLEMENTATIONS` (kernels).
+[adding.md](adding.md) says how to add to each. `tests/` mirrors the tree; `examples/` holds the example model, its
+held-out book and the scripts behind `make quickstart`, `quality` and `bench`.
+"""
+
+
+def structure_page() -> str:
+    """docs/structure.md: one line per source file, from its docstring."""
+    root = DOCS.parent
+    lines = [STRUCTURE]
+    sources = sorted([*root.glob("aiakq/**/*.py"), *root.glob("kernels/**/*.py")])
+    for folder in sorted({path.parent for path in sources}):
+        lines += [f"## {folder.relative_to(root)}/", ""]
+        for path in sorted(path for path in sources if path.parent == folder):
+            docstring = ast.get_docstring(ast.parse(path.read_text()))
+            if docstring:
+                first = " ".join(docstring.split("\n\n")[0].split())
+                sentence = re.split(r"(?<=\.) (?=[A-Z`])", first)[0]
+                lines.append(f"- `{path.name}` {sentence}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+PAGES = {"structure.md": structure_page, "arguments.md": arguments_page, "errors.md": errors_page, "cli.md": cli_page}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

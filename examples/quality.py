@@ -98,14 +98,16 @@ def measure(name: str, options: dict) -> dict:
 
 
 ABOUT = """\
-Written by `make quality`. The example model (5.8 M parameters, bf16) on `examples/heldout.txt`, a book it never saw: {tokens}
-tokens in windows of 512, fp32 arithmetic; the original's perplexity is {original:.3f}. Calibration: the bundled text, 128
-samples of 512 tokens. Groups of 128, in 4 bits unless said otherwise. *KL* is in nats per token against the original;
-*same top* is how often the most likely token is the original's; *s* includes loading and calibration, not evaluation.
+Written by `make quality`. The example model (5.8 M parameters, bf16) on `examples/heldout.txt`, a book it never saw:
+{tokens} tokens in windows of 512, fp32 arithmetic; the original's perplexity is {original:.3f}. Calibration: the
+bundled text, 128 samples of 512 tokens. Groups of 128, in 4 bits unless said otherwise. *KL* is in nats per token
+against the original; *same top* is how often the most likely token is the original's; *s* includes loading and
+calibration, not evaluation.
 """
 READING = """\
-This model is small and has no outliers: plain rounding to 4 bits costs it less than 1 %, and perplexity moves by some
-tenths of a percent by chance. The layer error and KL say how far a quantized model is from its original; compare those.
+This model is small and has no outliers: plain rounding to 4 bits costs it less than 1 %, and perplexity moves by
+some tenths of a percent by chance. The layer error and KL say how far a quantized model is from its original: compare
+those.
 """
 
 
