@@ -195,7 +195,7 @@ def _target(checkpoint: Checkpoint, device: str, dtype: str) -> _Target:
     import torch
 
     from aiakq.runtime.config import EngineConfig, pick_dtype
-    from aiakq.runtime.loading import open_weights
+    from aiakq.runtime.weights import open_weights
 
     try:
         config = EngineConfig.from_args({"model": str(checkpoint.path), "device": device, "dtype": dtype})

@@ -14,7 +14,7 @@ from aiakq.errors import error
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from aiakq.runtime.loading import ScoringModel
+    from aiakq.runtime.scoring import ScoringModel
 
 #: Called with what is going on, steps done, steps in all, and what the step is about.
 Progress = Callable[[str, int, int, str], None]
@@ -49,7 +49,7 @@ def run(options: QualityOptions, progress: Progress) -> Record:
     import torch
 
     from aiakq.runtime.evaluate import compare, perplexity
-    from aiakq.runtime.loading import load_for_scoring
+    from aiakq.runtime.scoring import load_for_scoring
 
     started = time.perf_counter()
     progress("load", 0, 1, options.model)

@@ -24,7 +24,7 @@ from aiakq.quantizers.work import BlockWork
 
 GRID = 20
 #: Ranges are cut to no less than about half.
-CLIP_STEPS = 10
+CLIP_STEPS = 20
 #: Tokens for losses that need a forward pass of their own for every candidate.
 SEARCH_TOKENS = 4096
 #: Cutting ranges of queries and keys disturbs their product, so these are left whole (as published).
@@ -202,7 +202,7 @@ def best_limits(
     best = largest
     lowest: Tensor | None = None
     for step in range(CLIP_STEPS):
-        limits = largest * (1 - step / GRID)
+        limits = largest * (1 - step / (2 * CLIP_STEPS))
         rounded = round_weight(weight, bits, size, symmetric, storage, limits)
         gap = (grouped(dequantize(*rounded, size), size) - groups).transpose(0, 1)  # [K / G, N, G]
         loss = (torch.bmm(gap, diagonal) * gap).sum(-1).T

@@ -307,7 +307,7 @@ class _Run:
     def _scorer(self, folder: Path) -> Scorer:
         if self.load_scorer is not None:
             return self.load_scorer(folder)
-        from aiakq.runtime.loading import load_for_scoring
+        from aiakq.runtime.scoring import load_for_scoring
 
         return load_for_scoring(folder, dtype="float32", device=self.device.type)
 

@@ -7,10 +7,6 @@ calls it directly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from aiakq.runtime.config import EngineConfig
 from aiakq.runtime.messages import (
     Abort,
     EngineStats,
@@ -24,15 +20,6 @@ from aiakq.runtime.messages import (
 from aiakq.runtime.runner import Runner, RunResult
 from aiakq.runtime.scheduler import Scheduled, Scheduler
 from aiakq.runtime.sequence import Sequence
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One finished part of the start-up: what, how long, and a fact about it."""
-
-    name: str
-    seconds: float
-    detail: str
 
 
 class Engine:
@@ -52,13 +39,6 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
         self._prompt_tokens = 0
-
-    @staticmethod
-    def load(config: EngineConfig, on_phase: Callable[[Phase], None] | None = None) -> Engine:
-        """Load the model and size the page pool; see aiakq/runtime/loading.py."""
-        from aiakq.runtime.loading import load_engine
-
-        return load_engine(config, on_phase or (lambda phase: None))
 
     def has_work(self) -> bool:
         """Whether a step would compute anything."""

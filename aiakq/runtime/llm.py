@@ -9,8 +9,8 @@ from typing import Any
 
 from aiakq.errors import error
 from aiakq.runtime.config import EngineConfig
-from aiakq.runtime.engine import Engine
-from aiakq.runtime.messages import Abort, Inbox, TokenOutput
+from aiakq.runtime.loading import load_engine
+from aiakq.runtime.messages import Abort, Inbox
 from aiakq.runtime.output_processor import Delta, OutputProcessor
 from aiakq.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from aiakq.runtime.sampling import SamplingParams
@@ -29,7 +29,7 @@ class LLM:
     def __init__(self, model: str, **arguments: Any) -> None:
         self.config = EngineConfig.from_args({"model": model, **arguments})
         self.tokenizer = Tokenizer.load(self.config.tokenizer, self.config.trust_remote_code)
-        self.engine = Engine.load(self.config)
+        self.engine = load_engine(self.config)
         self._processor = OutputProcessor(self.tokenizer, self.engine.limits)
         self._ids = itertools.count()
 
@@ -137,10 +137,9 @@ class LLM:
             while inbox or self.engine.has_work():
                 began = time.monotonic()
                 step = self.engine.step(began, inbox)
-                ended = time.monotonic()
+                step.date(began, time.monotonic())
                 inbox = []
                 for output in step.outputs:
-                    _date(output, began, ended)
                     deltas, aborts = self._processor.process(output)
                     inbox += [Abort(id) for id in aborts]
                     for delta in deltas:
@@ -162,14 +161,6 @@ def _empty(request_id: str, prompt: str | None, ids: list[int], params: Sampling
     wants_logprobs = params.logprobs is not None
     outputs = [CompletionOutput(index, "", [], 0.0, [] if wants_logprobs else None) for index in range(params.n)]
     return RequestOutput(request_id, prompt, ids, outputs, finished=False)
-
-
-def _date(output: TokenOutput, began: float, ended: float) -> None:
-    """Date the tokens of a step to when they exist: the engine, having no clock, dates them to the step's begin."""
-    if output.times is not None and output.token_ids:
-        output.times.last_token = ended
-        if output.times.first_token == began:
-            output.times.first_token = ended
 
 
 def _apply(delta: Delta, result: RequestOutput) -> None:

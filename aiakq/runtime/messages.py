@@ -203,3 +203,11 @@ class StepOutput:
 
     outputs: list[TokenOutput] = field(default_factory=list)
     stats: EngineStats = field(default_factory=EngineStats)
+
+    def date(self, began: float, ended: float) -> None:
+        """Date the step's tokens to when they exist: the engine, having no clock, dates them to the step's begin."""
+        for output in self.outputs:
+            if output.times is not None and output.token_ids:
+                output.times.last_token = ended
+                if output.times.first_token == began:
+                    output.times.first_token = ended

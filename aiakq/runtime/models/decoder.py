@@ -36,7 +36,7 @@ class ModelInput:
 
 
 class Weights(Protocol):
-    """Where a family's ``build`` pulls its tensors from; see aiakq/runtime/loading.py."""
+    """Where a family's ``build`` pulls its tensors from; see aiakq/runtime/weights.py."""
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor in the activation dtype; its shape is checked."""

@@ -159,7 +159,7 @@ def _unsupported(config: EngineConfig, reason: str) -> Exception:
 
 def _fill_quantized(hf: Any, config: EngineConfig) -> str:
     """Put a quantized checkpoint into a freshly made model: linears become QLinears, the rest is copied in."""
-    from aiakq.runtime.loading import describe_kinds, open_weights
+    from aiakq.runtime.weights import describe_kinds, open_weights
 
     weights = open_weights(config)
     names = set(weights.quantized)

@@ -17,7 +17,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from aiakq.errors import WORKER, AiakqError, error
-from aiakq.runtime.messages import Abort, Inbox, StepOutput
+from aiakq.runtime.messages import Abort, Inbox
 from aiakq.runtime.server.wire import (
     Cancel,
     Configured,
@@ -34,7 +34,8 @@ from aiakq.runtime.server.wire import (
 
 if TYPE_CHECKING:
     from aiakq.runtime.config import EngineConfig
-    from aiakq.runtime.engine import Engine, Phase
+    from aiakq.runtime.engine import Engine
+    from aiakq.runtime.loading import Phase
 
 #: Seconds a step may still run after the HTTP process is gone.
 LAST_STEP_SECONDS = 5.0
@@ -94,7 +95,7 @@ def _load(link: EngineLink, start: Start) -> Engine:
     """Build the engine, telling the HTTP process about every phase."""
     began = time.monotonic()
     from aiakq.runtime.config import EngineConfig
-    from aiakq.runtime.engine import Engine
+    from aiakq.runtime.loading import load_engine
 
     link.send(Loading("libraries", time.monotonic() - began, "torch and aiakq imported"))
     config = EngineConfig.from_args(start.arguments)
@@ -111,7 +112,7 @@ def _load(link: EngineLink, start: Start) -> Engine:
     def on_phase(phase: Phase) -> None:
         link.send(Loading(phase.name, phase.seconds, phase.detail))
 
-    engine = Engine.load(config, on_phase)
+    engine = load_engine(config, on_phase)
     # What was made while loading lives as long as the process: keep the collector from walking it again and again.
     gc.collect()
     gc.freeze()
@@ -134,20 +135,10 @@ def _serve(link: EngineLink, engine: Engine) -> None:
                 inbox.extend(Abort(request_id) for request_id in record.request_ids)
         if busy or inbox:
             # Every step is told, also those without a token: the gauges and the histogram of step sizes stay exact.
-            link.send(Stepped(_step(engine, inbox)))
-
-
-def _step(engine: Engine, inbox: Inbox) -> StepOutput:
-    """One step, its tokens dated to when they exist: the engine, having no clock, dates them to the step's begin."""
-    began = time.monotonic()
-    output = engine.step(began, inbox)
-    ended = time.monotonic()
-    for news in output.outputs:
-        if news.times is not None and news.token_ids:
-            news.times.last_token = ended
-            if news.times.first_token == began:
-                news.times.first_token = ended
-    return output
+            began = time.monotonic()
+            output = engine.step(began, inbox)
+            output.date(began, time.monotonic())
+            link.send(Stepped(output))
 
 
 def _settings(config: EngineConfig) -> dict[str, str]:

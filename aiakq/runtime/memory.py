@@ -1,0 +1,66 @@
+"""Memory: how much there is, and how many KV pages fit into it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from aiakq.errors import error
+from aiakq.runtime.config import EngineConfig
+from aiakq.runtime.models.decoder import Model
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated: of the GPU, or of RAM within the container's limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
+    if limit and used and limit[0] != "max":
+        available = min(available, int(limit[0]) - int(used[0]))
+    return max(available, 0)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def kv_bytes_per_page(model: Model, page_size: int, dtype: torch.dtype) -> int:
+    """Bytes of keys and values of one page, over all layers."""
+    layers, kv_heads, head_dim = model.kv_shape
+    return 2 * layers * page_size * kv_heads * head_dim * dtype.itemsize
+
+
+def count_pages(config: EngineConfig, model: Model) -> int:
+    """Pages for as many full-length sequences as may run, within the memory that is left; scratch page included.
+
+    Raises ``no_memory`` when not even one sequence of max_model_len tokens fits.
+    """
+    if config.num_pages is not None:
+        return config.num_pages
+    per_sequence = -(-config.max_model_len // config.page_size)
+    wanted = config.max_num_seqs * per_sequence + 1
+    page_bytes = kv_bytes_per_page(model, config.page_size, config.dtype)
+    free = free_memory(config.device)
+    # The weights are loaded already: the fraction applies to what is left, less room for one step's activations.
+    activations = config.max_num_batched_tokens * config.hf.intermediate_size * 16 + config.max_num_seqs * (
+        config.hf.vocab_size * 12
+    )
+    fitting = int((free * config.memory_fraction - activations) // page_bytes)
+    if fitting < per_sequence + 1:
+        raise error(
+            "no_memory",
+            available=f"{free / 2**30:.1f} GiB",
+            needed=f"{(per_sequence + 1) * page_bytes / 2**30:.1f} GiB",
+            max_model_len=config.max_model_len,
+            fits=max(0, (fitting - 1) * config.page_size),
+        )
+    return min(wanted, fitting)
