@@ -161,15 +161,13 @@ class EngineConfig:
     def from_args(given: Mapping[str, Any]) -> EngineConfig:
         """Check arguments (see args.py), find the model and settle what depends on its config.
 
-        Raises AiakqError: usage, bad_option, model_*, remote_code, quantization_mismatch, device.
+        Raises AiakqError: usage, bad_option, model_*, quantization_mismatch, device.
         """
         args = checked({k: v for k, v in given.items() if v is not None}, server=True)
         if not args["model"]:
             raise error("usage", reason="No model is given.", hint="Name a folder or a hub model with --model.")
         path = resolve_model(args["model"], args["revision"])
         raw = read_config(path, "config.json")
-        if "auto_map" in raw and not args["trust_remote_code"] and args["model_impl"] == "transformers":
-            raise error("remote_code", path=args["model"])
         spec = QuantSpec.from_config(raw["quantization_config"]) if raw.get("quantization_config") else None
         _check_quantization(args["quantization"], spec)
         hf = ModelConfig.from_hf(raw)

@@ -7,8 +7,9 @@ Models whose attention cannot be replaced, or that keep other state between toke
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -100,6 +101,8 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, str]:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    if "auto_map" in config.hf.raw and not config.trust_remote_code:
+        raise error("remote_code", path=config.model)
     name = f"aiakq_paged_{next(_numbers)}"
     attention = _PagedAttention()
     _register(name, attention)
@@ -108,33 +111,54 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, str]:
     except ValueError as failure:
         raise _unsupported(config, str(failure).splitlines()[0]) from None
     hf_config._attn_implementation = name
-    quantized = config.spec is not None
-    if quantized:
+    if config.spec is not None:
+        # transformers would hand the quantized layers to another library; we put our own in their place.
         del hf_config.quantization_config
+    options: dict[str, Any] = {
+        "dtype": config.dtype,
+        "attn_implementation": name,
+        "trust_remote_code": config.trust_remote_code,
+    }
     try:
-        if quantized or config.load_format == "dummy":
+        if config.load_format == "dummy":
             torch.manual_seed(config.seed)
-            hf = AutoModelForCausalLM.from_config(
-                hf_config, dtype=config.dtype, attn_implementation=name, trust_remote_code=config.trust_remote_code
-            )
+            hf: Any = AutoModelForCausalLM.from_config(hf_config, **options)
+            missing: list[str] = []
         else:
-            hf = AutoModelForCausalLM.from_pretrained(
-                config.model,
-                config=hf_config,
-                dtype=config.dtype,
-                attn_implementation=name,
-                trust_remote_code=config.trust_remote_code,
-                local_files_only=True,
-                use_safetensors=True,
-            )
+            with _without_load_report():
+                loaded: Any = AutoModelForCausalLM.from_pretrained(
+                    config.model,
+                    config=hf_config,
+                    local_files_only=True,
+                    use_safetensors=True,
+                    output_loading_info=True,
+                    **options,
+                )
+            hf, missing = loaded[0], sorted(loaded[1]["missing_keys"])
     except ValueError as failure:
         raise _unsupported(config, str(failure).strip().splitlines()[0]) from None
     if not _attention_replaceable(hf):
         raise _unsupported(config, "transformers offers no way to replace its attention")
-    kinds = f"{sum(isinstance(m, nn.Linear) for m in hf.modules())} x w16: torch (through transformers)"
-    if quantized and config.load_format != "dummy":
-        kinds = _fill_quantized(hf, config)
-    return TransformersModel(hf.to(config.device).eval(), attention, config), kinds
+    kinds = f"{sum(isinstance(m, nn.Linear) for m in hf.modules())} x w16: torch"
+    if config.spec is not None and config.load_format != "dummy":
+        kinds, replaced = _put_quantized(hf, config)
+        missing = [name for name in missing if name not in replaced]
+    if missing:
+        raise error("tensor_mismatch", path=config.model, reason=f"the tensor {missing[0]} is missing")
+    return TransformersModel(hf.to(config.device).eval(), attention, config), f"{kinds} (inside transformers)"
+
+
+@contextlib.contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Keep transformers from listing quantized tensors as missing and unexpected: we judge that ourselves."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _register(name: str, attention: _PagedAttention) -> None:
@@ -157,27 +181,23 @@ def _unsupported(config: EngineConfig, reason: str) -> Exception:
     return error("model_unsupported", architecture=config.hf.architecture, reason=reason.rstrip("."), known=FAMILIES)
 
 
-def _fill_quantized(hf: Any, config: EngineConfig) -> str:
-    """Put a quantized checkpoint into a freshly made model: linears become QLinears, the rest is copied in."""
+def _put_quantized(hf: Any, config: EngineConfig) -> tuple[str, set[str]]:
+    """Replace the linears that the checkpoint holds quantized. Returns a line about them, and the tensors replaced."""
     from aiakq.runtime.weights import describe_kinds, open_weights
 
     weights = open_weights(config)
-    names = set(weights.quantized)
+    left = set(weights.quantized)
     prefix = f"{hf.base_model_prefix}."
+    replaced = set()
     for name, module in list(hf.named_modules()):
-        stored = name if name in names else name.removeprefix(prefix)
-        if stored in names and isinstance(module, nn.Linear):
+        stored = name if name in left else name.removeprefix(prefix)
+        if stored in left and isinstance(module, nn.Linear):
             linear = weights.linear(stored, module.out_features, module.in_features, bias=module.bias is not None)
             assert isinstance(linear, QLinear)
             hf.set_submodule(name, _QuantizedModule(linear))
-    dense: Counter[str] = Counter()
-    for name, parameter in [*hf.named_parameters(), *hf.named_buffers()]:
-        stored = name if weights.has(name) else name.removeprefix(prefix)
-        if weights.has(stored):
-            parameter.data.copy_(weights.tensor(stored, *parameter.shape))
-            dense[name] += 1
-        elif isinstance(parameter, nn.Parameter):
-            raise error("tensor_mismatch", path=config.model, reason=f"the tensor {name} is missing")
-    if unused := weights.unused():
-        raise error("tensor_mismatch", path=config.model, reason=f"there is no place for {unused[0]}")
-    return describe_kinds(weights.kinds) + f"; {len(dense)} other tensors in transformers' own layers"
+            left.remove(stored)
+            replaced |= {f"{name}.weight", f"{name}.bias"}
+    if left:
+        reason = f"there is no place for the quantized layer {min(left)}"
+        raise error("tensor_mismatch", path=config.model, reason=reason)
+    return describe_kinds(weights.kinds), replaced
