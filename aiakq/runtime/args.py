@@ -101,6 +101,33 @@ ARGUMENTS: tuple[Argument, ...] = (
         "model",
         choices=("auto", "always", "never"),
     ),
+    Argument(
+        "enforce_eager",
+        bool,
+        False,
+        "Never use CUDA graphs. There are none yet, so both values do the same.",
+        "model",
+    ),
+    Argument(
+        "tensor_parallel_size",
+        int,
+        1,
+        "GPUs to spread each layer over. More than one is not built yet.",
+        "model",
+        short="-tp",
+        low=1,
+        high=1,
+    ),
+    Argument(
+        "pipeline_parallel_size",
+        int,
+        1,
+        "GPUs to spread the layers over. More than one is not built yet.",
+        "model",
+        short="-pp",
+        low=1,
+        high=1,
+    ),
     # --- memory --------------------------------------------------------------------------------------------------
     Argument(
         "max_model_len", int, None, "Tokens of prompt plus output; the model's own limit if not given.", "memory", low=1

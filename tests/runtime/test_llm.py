@@ -22,7 +22,7 @@ def test_a_vllm_script_runs_with_its_import_line_changed(example_model):
 from aiakq import LLM, SamplingParams
 prompts = ["Hello, my name is", "The capital of France is"]
 sampling_params = SamplingParams(temperature=0.8, top_p=0.95, seed=1)
-llm = LLM(model={str(example_model)!r})
+llm = LLM(model={str(example_model)!r}, tensor_parallel_size=1, gpu_memory_utilization=0.5, enforce_eager=True, seed=0)
 outputs = llm.generate(prompts, sampling_params)
 for output in outputs:
     prompt = output.prompt
@@ -163,6 +163,7 @@ def _copy(example_model, folder, **changes):
         ({"quantization": "awq"}, "quantization_mismatch"),
         ({"quantization": "foo"}, "bad_option"),
         ({"max_num_batched_tokens": 10, "enable_chunked_prefill": False}, "option_conflict"),
+        ({"tensor_parallel_size": 2}, "bad_option"),
         ({"device": "cuda"}, "device"),
     ],
 )
