@@ -22,7 +22,7 @@ import typer
 import aiakq
 from aiakq.errors import BUG, AiakqError, error
 from aiakq.runtime.args import ARGUMENTS, checked
-from aiakq.runtime.threads import wait_without_spinning
+from aiakq.runtime.threads import spin_briefly
 from aiakq.terminal import console, server_log, tables
 from aiakq.terminal.bench_commands import bench, measure
 from aiakq.terminal.help import Command, Group
@@ -269,7 +269,7 @@ class _Terminated(BaseException):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code (see the table in errors.py). Raises nothing."""
     words = list(sys.argv[1:] if argv is None else argv)
-    wait_without_spinning()
+    spin_briefly()
     debug = bool(os.environ.get("AIAKQ_DEBUG"))
     if "--debug" in words[: words.index("--") if "--" in words else None]:
         words.remove("--debug")

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from aiakq.runtime.threads import wait_without_spinning
+from aiakq.runtime.threads import spin_briefly
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "examples/tinybooks"
@@ -27,7 +27,7 @@ INPUT, OUTPUT, REPEATS = 32, 64, 5
 
 def main() -> None:
     os.chdir(ROOT)
-    wait_without_spinning()
+    spin_briefly()
     OUT.mkdir(parents=True, exist_ok=True)
     for method in METHODS:
         if not (OUT / method).exists():

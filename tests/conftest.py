@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 try:
-    from aiakq.runtime.threads import wait_without_spinning
+    from aiakq.runtime.threads import spin_briefly
 except ModuleNotFoundError as failure:
     raise pytest.UsageError("aiakq is not installed: run pip install -e '.[test]' first (see README)") from failure
 
 # gptqmodel divides a pool of CPU workers and cannot divide one; and tests never reach for a network.
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
 os.environ["HF_HUB_OFFLINE"] = "1"
-wait_without_spinning()
+spin_briefly()
 
 ROOT = Path(__file__).resolve().parent.parent
 

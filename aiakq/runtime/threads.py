@@ -1,9 +1,10 @@
 """How the threads of torch wait for each other.
 
-torch's OpenMP threads spin while they wait. With another busy process on the same cores (the HTTP process beside the
-engine, a client, a test) a spinning thread keeps the one it waits for from running: on two cores, steps took 20 to 30
-times as long (docs/log.md). Waiting without spinning costs microseconds and does not collapse. The setting is read when
-torch is imported, so it is put into the environment by whoever starts a process.
+torch's OpenMP threads spin for milliseconds while they wait. With another busy process on the same cores (the HTTP
+process beside the engine, a client, a test) a spinning thread keeps the one it waits for from running: on two cores,
+steps took 20 to 50 times as long. Sleeping at once costs two and a half times on an idle machine. Spinning for a few
+microseconds does neither (docs/log.md). The setting is read when torch is imported, so it is put into the environment
+by whoever starts a process.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
+#: Turns of GNU OpenMP's waiting loop before a thread sleeps.
+SPIN_COUNT = "2000"
 
-def wait_without_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set OMP_WAIT_POLICY to PASSIVE in ``environment``, unless the user has set it or GOMP_SPINCOUNT."""
-    if "OMP_WAIT_POLICY" not in environment and "GOMP_SPINCOUNT" not in environment:
-        environment["OMP_WAIT_POLICY"] = "PASSIVE"
+
+def spin_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set GOMP_SPINCOUNT in ``environment``, unless the user has set it or OMP_WAIT_POLICY."""
+    if "OMP_WAIT_POLICY" not in environment:
+        environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)

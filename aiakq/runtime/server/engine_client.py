@@ -26,7 +26,7 @@ from aiakq.runtime.server.wire import (
     rebuilt,
     split,
 )
-from aiakq.runtime.threads import wait_without_spinning
+from aiakq.runtime.threads import spin_briefly
 
 #: ``-P`` keeps the current folder off the child's import path: a file there must not stand in for a library.
 _COMMAND = ("-P", "-c", "from aiakq.runtime.server.engine_process import main; main()")
@@ -52,7 +52,7 @@ class EngineClient:
         """Start the process and send it the engine's arguments. Raises ``engine_start`` if it cannot be started."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         environment = dict(os.environ)
-        wait_without_spinning(environment)
+        spin_briefly(environment)
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
