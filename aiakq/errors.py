@@ -111,7 +111,7 @@ REGISTRY: dict[str, ErrorKind] = {
     ),
     "format_unsupported": ErrorKind(
         "The checkpoint is quantized in a way aiakq does not read: {reason}.",
-        "Supported are GPTQ, AWQ (gemm) and compressed-tensors with 8-bit or 4-bit integers.",
+        "Supported are GPTQ, AWQ (gemm, gemv) and compressed-tensors with 8-bit or 4-bit integers.",
     ),
     "quantization_mismatch": ErrorKind(
         "--quantization is {wanted} but the checkpoint holds {found}.",

@@ -256,6 +256,8 @@ def _dimensions(name: str, infos: Mapping[str, TensorInfo], spec: QuantSpec) -> 
         groups = infos["scales"].shape[0]
         if spec.format == "awq":
             return columns * 32 // spec.bits, rows, spec.bits, groups
+        if spec.format == "awq_gemv":
+            return rows, columns * 8, spec.bits, columns * 8 // spec.group_size if spec.group_size > 0 else 1
         k = infos["g_idx"].shape[0] if "g_idx" in infos else rows * 32 // spec.bits
         return columns, k, rows * 32 // k, groups
     except (KeyError, ValueError, IndexError, ZeroDivisionError):

@@ -101,7 +101,7 @@ def _awq_config(spec: QuantSpec) -> dict[str, Any]:
         "bits": spec.bits,
         "group_size": spec.group_size,
         "zero_point": not spec.symmetric,
-        "version": "gemm",
+        "version": "gemv" if spec.format == "awq_gemv" else "gemm",
         "modules_to_not_convert": list(spec.ignore),
     }
 
@@ -138,6 +138,7 @@ _WRITERS = {
     "gptq": _gptq_config,
     "gptq_v2": _gptq_config,
     "awq": _awq_config,
+    "awq_gemv": _awq_config,
     "compressed-tensors": _compressed_tensors_config,
 }
 
@@ -181,11 +182,11 @@ def _quantizer_note(config: Mapping[str, Any]) -> dict[str, Any]:
 def _read_awq(config: Mapping[str, Any]) -> QuantSpec:
     bits = _first(config, "bits", "w_bit")
     version = str(config.get("version", "gemm")).lower()
-    if bits != 4 or version != "gemm":
+    if bits != 4 or version not in ("gemm", "gemv"):
         raise error("format_unsupported", reason=f"AWQ version {version!r} with {bits} bits")
     return QuantSpec(
         method="awq",
-        format="awq",
+        format="awq" if version == "gemm" else "awq_gemv",
         bits=4,
         group_size=_first(config, "group_size", "q_group_size", default=128),
         symmetric=not config.get("zero_point", True),
@@ -226,7 +227,18 @@ def _read_compressed_tensors(config: Mapping[str, Any]) -> QuantSpec:
     )
 
 
+def _read_auto_round(config: Mapping[str, Any]) -> QuantSpec:
+    """AutoRound's own method name; the tensors are GPTQ's (without g_idx) or AWQ's, as ``packing_format`` says."""
+    packing = str(config.get("packing_format", "auto_round:auto_gptq")).removeprefix("auto_round:")
+    if packing in ("auto_gptq", "gptq"):
+        return _read_gptq({**config, "checkpoint_format": "gptq"})
+    if packing in ("auto_awq", "awq"):
+        return _read_awq({"zero_point": not config.get("sym", False), **config, "version": "gemm"})
+    raise error("format_unsupported", reason=f"auto-round packing_format {packing!r}")
+
+
 _READERS = {
+    "auto-round": _read_auto_round,
     "gptq": _read_gptq,
     "awq": _read_awq,
     "compressed-tensors": _read_compressed_tensors,

@@ -20,6 +20,7 @@ FORMATS: dict[str, str] = {
     "gptq": "aiakq.formats.gptq",
     "gptq_v2": "aiakq.formats.gptq",
     "awq": "aiakq.formats.awq",
+    "awq_gemv": "aiakq.formats.awq_gemv",
     "compressed-tensors": "aiakq.formats.compressed_tensors",
 }
 

@@ -1,0 +1,78 @@
+"""AWQ on disk, AutoAWQ's GEMV layout: the same numbers as GEMM, packed along K in natural order.
+
+For one linear with N outputs, K inputs and ng groups, always 4 bits:
+
+    qweight  [N, K/8] int32   codes packed along K
+    qzeros   [N, W] int32     zero points packed along K's groups, W padded
+    scales   [N, W*8] float16, padded like the zero points
+    bias     [N]              optional
+
+W is ceil(ng / 8), rounded up to a multiple of 1 for G >= 128, 2 for G = 64, 4 for G = 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from aiakq.formats.checks import finite, mismatch, need, read_bias, shaped
+from aiakq.kernels.packing import pack, unpack
+from aiakq.kernels.types import QWeight
+from aiakq.spec import QuantSpec
+
+SUFFIXES = ("qweight", "qzeros", "scales", "bias")
+
+
+def _padded_words(groups: int, group_size: int) -> int:
+    """W for this many groups."""
+    words = -(-groups // 8)
+    multiple = 1 if group_size >= 128 else 2 if group_size == 64 else 4
+    return -(-words // multiple) * multiple
+
+
+def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
+    """One linear from its tensors (suffix -> tensor). Raises ``tensor_mismatch`` and ``not_finite``."""
+    qweight = need(tensors, "qweight", name, 2, torch.int32)
+    qzeros = need(tensors, "qzeros", name, 2, torch.int32)
+    scales = need(tensors, "scales", name, 2, torch.float16, torch.bfloat16, torch.float32)
+    n, k = qweight.shape[0], qweight.shape[1] * 8
+    # The padding hides the number of groups, so here only the config can say it.
+    group_size = k if spec.group_size == -1 else spec.group_size
+    if k % group_size:
+        raise mismatch(name, f"qweight has {k} inputs, which are no whole groups of {group_size}")
+    groups = k // group_size
+    words = _padded_words(groups, group_size)
+    shaped(qzeros, (n, words), "qzeros", name)
+    shaped(scales, (n, words * 8), "scales", name)
+    scales = finite(scales[:, :groups].contiguous(), "scales", name)
+    zeros: Tensor | None = unpack(qzeros, 4, count=groups)
+    if zeros is not None and bool((zeros == 8).all()):
+        zeros = None
+    return QWeight(
+        scheme="w4a16",
+        codes=unpack(qweight, 4),
+        scales=scales,
+        zeros=zeros,
+        bias=read_bias(tensors, n, name),
+        group_size=group_size,
+    )
+
+
+def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of one linear. Scales are float16 whatever ``dtype`` is. Raises ``not_finite`` on overflow."""
+    if weight.bits != 4 or weight.perm is not None or weight.k % 8 or weight.k % weight.group_size:
+        raise mismatch("linear", f"weight is {weight.scheme}, {weight.n} x {weight.k}; AWQ files cannot hold it")
+    groups = weight.scales.shape[1]
+    padding = (0, _padded_words(groups, weight.group_size) * 8 - groups)
+    zeros = weight.zeros if weight.zeros is not None else torch.full((weight.n, groups), 8, dtype=torch.uint8)
+    scales = torch.nn.functional.pad(weight.scales.to(torch.float16), padding)
+    tensors = {
+        "qweight": pack(weight.codes, 4),
+        "qzeros": pack(torch.nn.functional.pad(zeros.to(torch.uint8), padding), 4),
+        "scales": finite(scales, "scales (as float16)", "linear"),
+    }
+    if weight.bias is not None:
+        tensors["bias"] = weight.bias.to(dtype)
+    return {suffix: tensor.cpu().contiguous() for suffix, tensor in tensors.items()}
