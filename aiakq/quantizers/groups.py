@@ -125,7 +125,7 @@ class Heads:
 
     @classmethod
     def of(cls, config: Any) -> Heads:
-        heads = config.num_attention_heads
+        heads = getattr(config, "num_attention_heads", None) or 1
         return cls(heads, getattr(config, "num_key_value_heads", None) or heads)
 
     def tie(self, per_channel: Tensor, how: str) -> Tensor:

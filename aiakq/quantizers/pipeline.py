@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -89,7 +89,7 @@ class _Run:
         self.storage = self._storage()
         self.model = SourceModel(self.checkpoint, self.storage, self.device, options.trust_remote_code)
         shapes = self.model.linear_shapes()
-        check_model(options, self.checkpoint.config, shapes)
+        check_model(options, self.model.config.to_dict(), shapes)
         self.plan = self._plan()
         self.tokenizer = load_tokenizer(self.source, options.trust_remote_code)
         samples = self._samples()
@@ -147,6 +147,10 @@ class _Run:
     def _samples(self) -> Samples | None:
         """Calibration samples; None where they only serve to measure and there are none."""
         options = self.options
+        limit = getattr(self.model.config, "max_position_embeddings", None) or options.seqlen
+        if limit < options.seqlen:
+            self.warnings.append(f"Calibration samples have {limit} tokens: the model has no more positions.")
+            options = replace(options, seqlen=limit)
         try:
             samples = load_samples(options, self.tokenizer, self.model.config.vocab_size)
         except AiakqError as problem:

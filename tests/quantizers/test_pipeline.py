@@ -155,6 +155,18 @@ def test_smoothed_but_unrounded_is_the_same_function(
     assert relative(smoothed.logits(ids), original.logits(ids)) < 1e-5
 
 
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_the_runtime_computes_the_same(quantized: Callable[..., Any], family: str, method: str) -> None:
+    from aiakq.runtime.scoring import load_for_scoring
+
+    _, output, _ = quantized(family, method)
+    ids = some_ids()
+    got, wanted = load_for_scoring(output, "float32", "cpu").logits(ids), Dequantized(output).logits(ids)
+    # Rounding activations of inputs that differ in the last bit may move a code.
+    assert relative(got, wanted) < (1e-2 if method == "smooth_quant" else 1e-5)
+
+
 def plant_outliers(source: Path, target: Path, factor: float = 100.0) -> Path:
     """Make some channels of the first norm of each block huge and the next columns small: the same function."""
     import transformers
@@ -274,6 +286,14 @@ def test_token_ids_of_several_lengths(tiny_model: Callable[..., Path], tmp_path:
     assert report.tokens == 250
     assert "token_ids.txt" in report.calibration
     assert report.calibration_sha256
+
+
+def test_samples_longer_than_the_model_can_see_are_cut(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    """Learned positions end; asking for more must not crash in the embedding."""
+    source = tiny_model("OPTForCausalLM", max_position_embeddings=48)
+    report = quantize(source, tmp_path / "out", "gptq", samples=16, seqlen=64)
+    assert report.tokens == 16 * 48
+    assert any("48 tokens" in warning for warning in report.warnings)
 
 
 def test_without_tokenizer(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
