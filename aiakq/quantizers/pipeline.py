@@ -223,26 +223,29 @@ class _Run:
             full = f"{work.prefix}.{name}"
             source = self.model.source_name(f"{full}.weight").removesuffix(".weight")
             for suffix, tensor in module.write(weight, spec, self.storage).items():
-                writer.add(f"{source}.{suffix}", cast(tensor, f"{source}.{suffix}", None))
+                writer.add(f"{full}.{suffix}", cast(tensor, f"{full}.{suffix}", None))
                 if suffix != "bias":
                     self.quantized_bytes += tensor.numel() * tensor.element_size()
             self.quantized_weights += weight.n * weight.k
             self.done.update((f"{source}.weight", f"{source}.bias"))
         for name, tensor in work.changed.items():
-            source = self.model.source_name(f"{work.prefix}.{name}")
-            writer.add(source, cast(tensor.cpu(), source, self.storage).clone())
-            self.done.add(source)
+            full = f"{work.prefix}.{name}"
+            writer.add(full, cast(tensor.cpu(), full, self.storage).clone())
+            self.done.add(self.model.source_name(full))
         self.errors += [LayerError(f"{work.prefix}.{name}", value) for name, value in work.errors.items()]
         self.dropped = max(self.dropped, work.dropped)
 
     def _copy_the_rest(self, writer: CheckpointWriter) -> None:
-        """Every tensor that was not quantized or folded, in the output's dtype; config and tokenizer files."""
+        """Every tensor that was not quantized or folded, in the output's dtype; config and tokenizer files.
+
+        Names become those of the transformers model, which every loader knows; some older files lack a prefix.
+        """
         config = dict(self.checkpoint.config)
         tied = bool(config.get("tie_word_embeddings"))
         for name in self.checkpoint.inventory:
             if name in self.done or (tied and name == "lm_head.weight" and len(self.checkpoint.inventory) > 1):
                 continue
-            writer.add(name, cast(self.checkpoint.tensor(name), name, self.storage))
+            writer.add(self.model.module_name(name), cast(self.checkpoint.tensor(name), name, self.storage))
         quantization = self.plan.spec.to_config()
         word = _DTYPE_WORDS[self.storage]
         config["dtype"] = word

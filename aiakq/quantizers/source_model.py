@@ -44,6 +44,7 @@ class SourceModel:
         # transformers keeps embeddings outside the blocks under names of its own; only blocks must map one to one.
         self._source_names = {name: self._source_name(name) for name, _ in self.model.named_parameters()}
         self._source_names |= {name: self._source_name(name) for name, _ in self.model.named_buffers()}
+        self._module_names = {source: name for name, source in self._source_names.items() if source is not None}
 
     def _source_name(self, name: str) -> str | None:
         """The checkpoint's name of a tensor; some older files lack the outermost module's prefix."""
@@ -63,6 +64,10 @@ class SourceModel:
         if found is None:
             raise error("tensor_mismatch", path=str(self.checkpoint.path), reason=f"tensor {name} is missing")
         return found
+
+    def module_name(self, source: str) -> str:
+        """The model's name of a checkpoint's tensor; its own name where the model has none for it."""
+        return self._module_names.get(source, source)
 
     def linear_shapes(self) -> list[LinearShape]:
         """Every linear inside the blocks, which is what will be quantized."""

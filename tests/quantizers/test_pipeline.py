@@ -277,6 +277,24 @@ def test_any_architecture_with_linears_can_be_quantized(tiny_model: Callable[...
     assert caught.value.id == "no_smoothing_map"
 
 
+@pytest.mark.parametrize("method", ["gptq", "smooth_quant"])
+def test_files_without_the_models_prefix(method: str, quantized: Callable[..., Any], tmp_path: Path) -> None:
+    """Early OPT files say ``decoder.layers``; the output says what transformers says."""
+    from safetensors.torch import load_file, save_file
+
+    source, output, _ = quantized("opt", method)
+    old = tmp_path / "in"
+    old.mkdir()
+    for path in source.iterdir():
+        if path.suffix != ".safetensors":
+            (old / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(source / "model.safetensors")
+    tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    save_file(tensors, old / "model.safetensors")
+    quantize(old, tmp_path / "out", method)
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (output / "model.safetensors").read_bytes()
+
+
 def test_token_ids_of_several_lengths(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     make = torch.Generator().manual_seed(0)
     lines = [torch.randint(3, 250, (length,), generator=make).tolist() for length in (17, 64, 64, 5, 100)]
