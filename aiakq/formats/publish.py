@@ -188,6 +188,7 @@ class CheckpointWriter:
         """Make the folder the output in one step, and return its path. Raises ``output_failed``."""
         self.seal()
         with self._failures():
+            self._verify()
             _sync_folder(self.folder)
             if self.output.is_dir() and any(self.output.iterdir()):
                 if not self.overwrite:  # it appeared while we worked
@@ -290,6 +291,14 @@ class CheckpointWriter:
     def _write_manifest(self) -> None:
         manifest = {"aiakq": aiakq.__version__, "files": dict(sorted(self._files.items()))}
         self._write_bytes(MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+
+    def _verify(self) -> None:
+        """Read every file back: a disk that lost a byte must be found now, not when the model answers nonsense."""
+        for name, entry in self._files.items():
+            with open(self.folder / name, "rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            if digest != entry["sha256"]:
+                raise error("output_failed", path=str(self.output), reason=f"{name} does not read back as written")
 
     def _clean_up(self) -> None:
         self._pending = {}

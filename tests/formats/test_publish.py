@@ -103,6 +103,18 @@ def test_a_full_disk_leaves_nothing_and_keeps_the_old(
     assert {name: (old / name).read_bytes() for name in listing(old)} == before
 
 
+def test_what_does_not_read_back_is_not_published(tmp_path: Path) -> None:
+    with pytest.raises(AiakqError, match="read back") as caught, CheckpointWriter(tmp_path / "out") as writer:
+        fill(writer)
+        path = writer.seal() / "model.safetensors"
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        writer.publish()
+    assert caught.value.id == "output_failed"
+    assert listing(tmp_path) == []
+
+
 def test_existing_output(tmp_path: Path) -> None:
     output = make(tmp_path / "out", 1.0)
     with pytest.raises(AiakqError) as caught:
