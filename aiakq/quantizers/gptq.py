@@ -16,6 +16,8 @@ already passed through what was rounded before. What differs from the published 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -185,6 +187,21 @@ def column_order(importance: Tensor, group_size: int, order: str) -> Tensor:
     return (first + inside)[outside].flatten()
 
 
+@contextmanager
+def _same_on_any_number_of_threads(k: int) -> Iterator[None]:
+    """LAPACK's factorizations are the one step whose last bits depend on the number of threads, so they get one.
+
+    Beyond 4096 inputs the time is worth more: seconds per layer, and minutes for a model.
+    """
+    threads = torch.get_num_threads()
+    if k <= 4096:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _factor(gram: Tensor, damp: float) -> tuple[Tensor | None, float | None]:
     """The upper Cholesky factor of the inverse of the damped Hessian, and the damping it took; (None, None) if none.
 
@@ -197,6 +214,12 @@ def _factor(gram: Tensor, damp: float) -> tuple[Tensor | None, float | None]:
     mean = diagonal[~dead].mean()
     base = gram.clone()
     base.diagonal()[dead] = mean
+    with _same_on_any_number_of_threads(len(gram)):
+        return _first_that_works(base, mean, damp)
+
+
+def _first_that_works(base: Tensor, mean: Tensor, damp: float) -> tuple[Tensor | None, float | None]:
+    """The factor for the first of the attempts that succeeds."""
     attempts = [(torch.float32, damp), *((torch.float64, damp * 2**i) for i in range(_DOUBLINGS + 1))]
     for dtype, amount in attempts:
         damped = base.to(dtype, copy=True)

@@ -169,6 +169,20 @@ def test_a_singular_hessian_is_damped_or_rounded_plainly() -> None:
         assert torch.equal(result.codes, round_weight(weight, 4, 128, True, torch.float16)[0])
 
 
+def test_the_number_of_threads_does_not_matter() -> None:
+    weight, gram = problem()
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            results.append(ours(weight, gram))
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+
+
 def test_scales_are_in_their_storage_dtype_and_nothing_is_modified() -> None:
     weight, gram = problem(k=256)
     kept = weight.clone(), gram.clone()
