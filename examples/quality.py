@@ -105,7 +105,7 @@ against the original; *same top* is how often the most likely token is the origi
 calibration, not evaluation.
 """
 READING = """\
-This model is small and has no outliers: plain rounding to 4 bits costs it less than 1 %, and perplexity moves by
+This model is small and has no outliers: plain rounding to 4 bits costs it about 1 %, and perplexity moves by
 some tenths of a percent by chance. The layer error and KL say how far a quantized model is from its original: compare
 those.
 """
