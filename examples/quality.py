@@ -102,7 +102,7 @@ Written by `make quality`. The example model (5.8 M parameters, bf16) on `exampl
 {tokens} tokens in windows of 512, fp32 arithmetic; the original's perplexity is {original:.3f}. Calibration: the
 bundled text, 128 samples of 512 tokens. Groups of 128, in 4 bits unless said otherwise. *KL* is in nats per token
 against the original; *same top* is how often the most likely token is the original's; *s* includes loading and
-calibration, not evaluation.
+calibration, not evaluation, and depends on what else the machine does.
 """
 READING = """\
 This model is small and has no outliers: plain rounding to 4 bits costs it about 1 %, and perplexity moves by
