@@ -37,7 +37,6 @@ class Engine:
         self.facts = facts
         self.stats = EngineStats(num_pages=scheduler.pool.num_usable, num_free_pages=scheduler.pool.num_free)
         self._sequences: dict[str, Sequence] = {}
-        self._arrivals = 0
         self._prompt_tokens = 0
 
     def has_work(self) -> bool:
@@ -71,18 +70,13 @@ class Engine:
         self._count([], outputs)
         return outputs
 
-    def reset_prefix_cache(self) -> None:
-        """Forget which pages hold known prefixes."""
-        self.scheduler.pool.forget_all()
-
     def check(self) -> None:
         """Assert the invariants that hold between steps: no page lost, held twice or crossed."""
         self.scheduler.check()
 
     def _add(self, spec: RequestSpec, now: float) -> None:
         assert spec.request_id not in self._sequences, f"request {spec.request_id} was added twice"
-        sequence = Sequence(spec, self._arrivals, RequestTimes(arrived=now))
-        self._arrivals += 1
+        sequence = Sequence(spec, RequestTimes(arrived=now))
         self._sequences[spec.request_id] = sequence
         self.scheduler.add(sequence)
 

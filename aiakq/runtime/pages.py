@@ -102,11 +102,6 @@ class PagePool:
             self._forget(page)
         return own
 
-    def forget_all(self) -> None:
-        """Forget every hash: nothing is shared with what was computed before."""
-        for page in range(self.num_pages):
-            self._forget(page)
-
     def _forget(self, page: int) -> None:
         value = self._hashes[page]
         if value is not None:

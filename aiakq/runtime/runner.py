@@ -47,12 +47,15 @@ class Runner:
         """Run one step. ``items`` with one token come first."""
         step, rows = self._inputs(items)
         logits = self.model.forward(step, self.caches)
-        completing = [item for item in items if item.completes and item.sequence.spec.max_tokens > 0]
-        tokens = iter(self._sample(logits, rows, items, completing))
-        results = []
-        for item, item_rows in zip(items, rows, strict=True):
-            sampled = next(tokens) if item in completing else None
-            results.append(RunResult(sampled, self._prompt_logprobs(logits, item, item_rows)))
+        results = [
+            RunResult(None, self._prompt_logprobs(logits, item, item_rows))
+            for item, item_rows in zip(items, rows, strict=True)
+        ]
+        drawing = [at for at, item in enumerate(items) if item.completes and item.sequence.spec.max_tokens > 0]
+        if drawing:
+            last = logits[[rows[at][-1] for at in drawing]]
+            for at, sampled in zip(drawing, sample(last, [items[at].sequence for at in drawing]), strict=True):
+                results[at].sampled = sampled
         return results
 
     def clear(self, pages: list[int]) -> None:
@@ -104,14 +107,6 @@ class Runner:
 
     def _tensor(self, values: list, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self.device)
-
-    def _sample(
-        self, logits: Tensor, rows: list[range], items: list[Scheduled], completing: list[Scheduled]
-    ) -> list[Sampled]:
-        if not completing:
-            return []
-        last = [item_rows[-1] for item, item_rows in zip(items, rows, strict=True) if item in completing]
-        return sample(logits[last], [item.sequence for item in completing])
 
     def _prompt_logprobs(self, logits: Tensor, item: Scheduled, rows: range) -> list[TokenLogprobs] | None:
         """Of the prompt tokens that this step's rows predict; rows that only sample are left out."""

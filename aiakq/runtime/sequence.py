@@ -19,7 +19,6 @@ class Sequence:
     """
 
     spec: RequestSpec
-    arrival: int
     times: RequestTimes
     token_ids: list[int] = field(init=False)
     num_prompt: int = field(init=False)

@@ -17,7 +17,7 @@ VOCAB = 12
 
 def sequence(prompt=(1, 2), outputs=(), vocab=VOCAB, seed=0, **params) -> Sequence:
     limits = ModelLimits(vocab, 10**6, 10**6, max_logprobs=vocab)
-    made = Sequence(admit("r", list(prompt), SamplingParams(seed=seed, **params), limits), 0, RequestTimes(0.0))
+    made = Sequence(admit("r", list(prompt), SamplingParams(seed=seed, **params), limits), RequestTimes(0.0))
     made.token_ids += outputs
     return made
 

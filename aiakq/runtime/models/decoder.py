@@ -44,9 +44,6 @@ class Weights(Protocol):
     def linear(self, name: str, n: int, k: int, *, bias: bool = False) -> AnyLinear:
         """The linear layer ``name`` with N outputs and K inputs, dense or quantized as the checkpoint holds it."""
 
-    def has(self, name: str) -> bool:
-        """Whether the checkpoint holds the tensor ``name``."""
-
     @property
     def dtype(self) -> torch.dtype: ...
 
