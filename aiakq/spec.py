@@ -8,8 +8,9 @@ Standard library only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiakq.errors import error
@@ -36,14 +37,27 @@ def canonical_method(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class LayerSpec:
+    """How one linear is stored: the part of a QuantSpec that may differ from layer to layer."""
+
+    bits: int
+    group_size: int = -1
+    symmetric: bool = True
+    activation_bits: int | None = None
+    static_input: bool = False
+
+
+@dataclass(frozen=True)
 class QuantSpec:
-    """What every quantized linear layer of a checkpoint has in common.
+    """What every quantized linear layer of a checkpoint has in common, and which layers differ.
 
     group_size       inputs per scale along K; -1 means one scale per output row.
     activation_bits  8 when activations are quantized too (scheme w8a8), else None.
     static_input     activations use a stored scale instead of one computed per token.
     desc_act         the file stores a scrambled group index per input (GPTQ act-order).
     ignore           module names (or ``re:`` patterns) that stay in 16 or 32 bits.
+    layers           (module name or ``re:`` pattern, what holds there instead); the first that matches counts. None
+                     means not quantized.
     notes            what aiakq records about the making; other tools ignore it.
     """
 
@@ -56,7 +70,28 @@ class QuantSpec:
     static_input: bool = False
     desc_act: bool = False
     ignore: tuple[str, ...] = ("lm_head",)
+    layers: tuple[tuple[str, LayerSpec | None], ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def for_layer(self, name: str) -> QuantSpec | None:
+        """The spec of the linear ``name`` alone, without ``layers``; None where it is not quantized."""
+        if any(_names(pattern, name) for pattern in self.ignore):
+            return None
+        for pattern, layer in self.layers:
+            if _names(pattern, name):
+                return None if layer is None else replace(self, layers=(), **vars(layer))
+        return replace(self, layers=())
+
+    @property
+    def mixed(self) -> bool:
+        """Whether quantized layers differ from each other."""
+        base = self.layer
+        return any(layer is not None and layer != base for _, layer in self.layers)
+
+    @property
+    def layer(self) -> LayerSpec:
+        """What holds for every layer that ``layers`` does not name."""
+        return LayerSpec(self.bits, self.group_size, self.symmetric, self.activation_bits, self.static_input)
 
     @property
     def scheme(self) -> str:
@@ -79,6 +114,13 @@ class QuantSpec:
         if reader is None:
             raise error("format_unsupported", reason=f"quant_method is {method or 'missing'!r}")
         return reader(config)
+
+
+def _names(pattern: str, name: str) -> bool:
+    """Whether a pattern of a config means the module ``name``; ``re:`` begins a regular expression."""
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], name) is not None
+    return pattern == name
 
 
 def _gptq_config(spec: QuantSpec) -> dict[str, Any]:

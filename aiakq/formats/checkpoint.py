@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -174,8 +175,10 @@ class Checkpoint:
         """One quantized linear, bias included. Raises ``tensor_mismatch`` and ``not_finite`` naming the tensor."""
         assert self.spec is not None, "an unquantized checkpoint has no quantized linears"
         tensors = {suffix: self.tensor(name) for suffix, name in self.linear_tensors(prefix).items()}
+        # What is in the file counts, even where the config says that this linear is not quantized.
+        spec = self.spec.for_layer(prefix) or replace(self.spec, layers=())
         try:
-            return formats.load(self.spec.format).read(tensors, self.spec, prefix)
+            return formats.load(spec.format).read(tensors, spec, prefix)
         except AiakqError as problem:
             if problem.id == "tensor_mismatch":
                 raise error("tensor_mismatch", **{**problem.fields, "path": str(self.path)}) from None

@@ -48,15 +48,14 @@ def quantize_block(work: BlockWork) -> None:
         columns = work.fold(pair, scales)
         shared = group_of[pair.targets[0]]
         grams[shared] = grams[shared] / columns / columns.unsqueeze(1)
-    spec = work.plan.spec
     for name in work.linears:
-        weight = work.weight(name)
+        weight, spec = work.weight(name), work.spec(name)
         limits = None
         if name in group_of and not name.endswith(_NEVER_CLIPPED):
             limits = best_limits(
                 weight, grams[group_of[name]], spec.bits, spec.group_size, spec.symmetric, work.plan.scales
             )
-        work.finish(name, *round_weight(weight, spec.bits, spec.group_size, spec.symmetric, work.plan.scales, limits))
+        work.finish(name, *work.round_plainly(name, limits=limits))
 
 
 def _statistics(work: BlockWork, names: list[str], means: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -99,9 +98,9 @@ def best_scales(work: BlockWork, pair: Pair, activations: Tensor, loss: Callable
 
     activations [K] mean magnitudes of the targets' inputs; ``loss`` takes the targets' weights as they would act.
     """
-    spec = work.plan.spec
-    joined = torch.cat([work.weight(name) for name in pair.targets])
-    groups = grouped(joined, spec.group_size).abs()
+    targets = [name for name in pair.targets if name in work.linears]
+    joined = torch.cat([work.weight(name) for name in targets])
+    groups = grouped(joined, work.spec(targets[0]).group_size).abs()
     relative = (groups / (groups.amax(-1, keepdim=True) + 1e-6)).flatten(1).mean(0)
     heads = work.plan.heads
     if pair.heads:
@@ -110,12 +109,9 @@ def best_scales(work: BlockWork, pair: Pair, activations: Tensor, loss: Callable
     for scales in candidates(activations, relative):
         columns = heads.spread(scales) if pair.heads else scales
         trial = {}
-        for name in pair.targets:
-            rounded = round_weight(
-                work.weight(name) * columns, spec.bits, spec.group_size, spec.symmetric, work.plan.scales
-            )
-            size = work.linears[name].in_features if spec.group_size == -1 else spec.group_size
-            trial[name] = dequantize(*rounded, size) / columns
+        for name in targets:
+            rounded = work.round_plainly(name, work.weight(name) * columns)
+            trial[name] = dequantize(*rounded, work.spec(name).group_size) / columns
         value = loss(trial)
         if value == value and (best is None or value < best[0]):
             best = (value, scales)

@@ -36,29 +36,31 @@ _DOUBLINGS = 8
 
 def quantize_block(work: BlockWork) -> None:
     """Round the linears of the block, group by group in the order they run."""
-    options, spec = work.plan.options, work.plan.spec
     for group in work.groups:
         gram = work.grams(group[:1])[group[0]]
-        joined = torch.cat([work.weight(name) for name in group])
-        settings = Settings(
-            spec.bits, spec.group_size, spec.symmetric, work.plan.scales, options.act_order, options.damp
-        )
-        rounded = round_with_feedback(joined, gram, settings)
-        where = f"{work.prefix}.{group[0]}"
-        if rounded.damp is None:
-            work.warnings.append(f"The Hessian of {where} could not be factored; the layer was rounded plainly.")
-        elif rounded.damp > options.damp:
-            work.warnings.append(f"The Hessian of {where} needed a damping of {rounded.damp:g}.")
-        start = 0
-        for name in group:
-            rows = slice(start, start + work.linears[name].out_features)
-            work.finish(name, rounded.codes[rows].clone(), rounded.scales[rows].clone(), rounded.zeros[rows].clone())
-            start = rows.stop
+        for alike in work.alike(group):
+            _round_together(work, alike, gram)
     for name in work.linears:
         if name not in work.finished:
-            work.finish(
-                name, *round_weight(work.weight(name), spec.bits, spec.group_size, spec.symmetric, work.plan.scales)
-            )
+            work.finish(name, *work.round_plainly(name))
+
+
+def _round_together(work: BlockWork, names: tuple[str, ...], gram: Tensor) -> None:
+    """Round linears that share an input and are stored alike as one matrix."""
+    options, spec = work.plan.options, work.spec(names[0])
+    joined = torch.cat([work.weight(name) for name in names])
+    settings = Settings(spec.bits, spec.group_size, spec.symmetric, work.plan.scales, options.act_order, options.damp)
+    rounded = round_with_feedback(joined, gram, settings)
+    where = f"{work.prefix}.{names[0]}"
+    if rounded.damp is None:
+        work.warnings.append(f"The Hessian of {where} could not be factored; the layer was rounded plainly.")
+    elif rounded.damp > options.damp:
+        work.warnings.append(f"The Hessian of {where} needed a damping of {rounded.damp:g}.")
+    start = 0
+    for name in names:
+        rows = slice(start, start + work.linears[name].out_features)
+        work.finish(name, rounded.codes[rows].clone(), rounded.scales[rows].clone(), rounded.zeros[rows].clone())
+        start = rows.stop
 
 
 @dataclass(frozen=True)

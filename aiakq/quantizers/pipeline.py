@@ -218,11 +218,11 @@ class _Run:
 
     def _write_block(self, writer: CheckpointWriter, work: BlockWork) -> None:
         """Add what the block became to the output, and note its errors."""
-        spec, module = self.plan.spec, formats.load(self.plan.spec.format)
+        module = formats.load(self.plan.spec.format)
         for name, weight in work.finished.items():
             full = f"{work.prefix}.{name}"
             source = self.model.source_name(f"{full}.weight").removesuffix(".weight")
-            for suffix, tensor in module.write(weight, spec, self.storage).items():
+            for suffix, tensor in module.write(weight, work.spec(name), self.storage).items():
                 writer.add(f"{full}.{suffix}", cast(tensor, f"{full}.{suffix}", None))
                 if suffix != "bias":
                     self.quantized_bytes += tensor.numel() * tensor.element_size()

@@ -56,6 +56,10 @@ def codes_for(values: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> Tenso
     return (torch.round(values / scales) + zeros).clamp_(0, 2**bits - 1)
 
 
+#: Codes [N, K] uint8, scales and zeros [N, K / G] float32.
+Rounding = tuple[Tensor, Tensor, Tensor]
+
+
 def round_weight(
     weight: Tensor,
     bits: int,
@@ -63,7 +67,7 @@ def round_weight(
     symmetric: bool,
     storage: torch.dtype,
     limits: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Rounding:
     """Round every weight to the nearest code of its group ("plain rounding").
 
     weight [N, K] float32; ``limits`` [N, K / G] cuts the range of each group to +- that much. Returns codes [N, K]
@@ -84,11 +88,13 @@ def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor, group_size: int) ->
     return ((groups - zeros.unsqueeze(-1)) * scales.unsqueeze(-1)).flatten(1)
 
 
-def round_activations(x: Tensor) -> Tensor:
-    """What 8-bit activations with one symmetric scale per token leave of x.
+def round_activations(x: Tensor, scale: Tensor | None = None) -> Tensor:
+    """What symmetric 8-bit activations leave of x: ``round(x / s) * s`` within -128 .. 127.
 
-    x [..., K] float -> the same shape: ``round(x / s) * s`` with ``s = absmax / 127`` per row.
+    x [..., K] float -> the same shape. ``scale`` is one number for all; without it each row has its own,
+    ``absmax / 127``.
     """
-    scale = x.abs().amax(-1, keepdim=True) / 127
+    if scale is None:
+        scale = x.abs().amax(-1, keepdim=True) / 127
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     return torch.round(x / scale).clamp_(-128, 127) * scale

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from aiakq.quantizers.groups import Pair
-from aiakq.quantizers.rounding import round_weight
 from aiakq.quantizers.work import BlockWork
 
 _SMALLEST = 1e-5
@@ -37,7 +36,7 @@ def quantize_block(work: BlockWork) -> None:
     for pair in work.pairs:
         work.fold(pair, smoothing_scales(work, pair, largest[pair.targets[0]], work.plan.alpha))
     for name in work.linears:
-        work.finish(name, *round_weight(work.weight(name), 8, -1, True, work.plan.scales))
+        work.finish(name, *work.round_plainly(name))
 
 
 def smoothing_scales(work: BlockWork, pair: Pair, activations: Tensor, alpha: float) -> Tensor:

@@ -6,12 +6,10 @@ rest. The calibration pass only measures the error.
 
 from __future__ import annotations
 
-from aiakq.quantizers.rounding import round_weight
 from aiakq.quantizers.work import BlockWork
 
 
 def quantize_block(work: BlockWork) -> None:
     """Round every linear of the block plainly."""
-    spec = work.plan.spec
     for name in work.linears:
-        work.finish(name, *round_weight(work.weight(name), 8, spec.group_size, True, work.plan.scales))
+        work.finish(name, *work.round_plainly(name))

@@ -17,9 +17,9 @@ from aiakq.errors import error
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.groups import Heads, Pair, block_linears, fold, watching
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.rounding import dequantize, round_activations
+from aiakq.quantizers.rounding import Rounding, dequantize, round_activations, round_weight
 from aiakq.quantizers.source_model import Activations
-from aiakq.spec import QuantSpec
+from aiakq.spec import LayerSpec, QuantSpec
 
 #: Tokens whose outputs are compared to report a layer's error; more would not change the second digit.
 ERROR_TOKENS = 8192
@@ -49,7 +49,8 @@ class Plan:
 
 @dataclass
 class BlockWork:
-    """One block. ``groups`` are its linears in the groups that share an input, in the order they run.
+    """One block. ``linears`` are those to quantize, by name inside the block; ``groups`` are they in the groups that
+    share an input, in the order they run.
 
     finished  name inside the block -> its quantized weight.
     changed   name inside the block -> a tensor that is not quantized but was changed by folding.
@@ -71,7 +72,31 @@ class BlockWork:
     _reference: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.linears: dict[str, nn.Linear] = block_linears(self.block)
+        self.linears: dict[str, nn.Linear] = {}
+        self._specs: dict[str, QuantSpec] = {}
+        for name, linear in block_linears(self.block).items():
+            spec = self.plan.spec.for_layer(f"{self.prefix}.{name}")
+            if spec is not None:
+                self.linears[name], self._specs[name] = linear, spec
+        kept = [tuple(name for name in group if name in self.linears) for group in self.groups]
+        self.groups = [group for group in kept if group]
+
+    def spec(self, name: str) -> QuantSpec:
+        """How the linear ``name`` is to be stored."""
+        return self._specs[name]
+
+    def alike(self, group: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """The linears of a group in parts that are stored in the same way."""
+        parts: dict[LayerSpec, list[str]] = {}
+        for name in group:
+            parts.setdefault(self._specs[name].layer, []).append(name)
+        return [tuple(names) for names in parts.values()]
+
+    def round_plainly(self, name: str, weight: Tensor | None = None, limits: Tensor | None = None) -> Rounding:
+        """``weight`` (the linear's own if None), rounded as this linear is to be stored."""
+        spec = self._specs[name]
+        weight = self.weight(name) if weight is None else weight
+        return round_weight(weight, spec.bits, spec.group_size, spec.symmetric, self.plan.scales, limits)
 
     # --- looking at inputs ----------------------------------------------------------------------------------------
 
@@ -153,29 +178,46 @@ class BlockWork:
     def fold(self, pair: Pair, scales: Tensor) -> Tensor:
         """Move ``scales`` from the pair's source into its targets; the block's function stays.
 
-        Returns what the targets' columns were multiplied by, [K]: their inputs are now divided by it.
+        Returns what the targets' columns were multiplied by, [K]: their inputs are now divided by it. What is folded
+        but not quantized is noted in ``changed``.
         """
         changed, columns = fold(self.block, pair, scales, self.plan.heads, self.plan.storage)
         self.changed |= changed
+        for name in (pair.source, *pair.targets):
+            module = self.block.get_submodule(name)
+            if isinstance(module, nn.Linear) and name not in self.linears:
+                module.weight.data.copy_(module.weight.data.to(self.plan.storage))
+                self.changed[f"{name}.weight"] = module.weight.data
+                if name == pair.source and module.bias is not None:
+                    self.changed[f"{name}.bias"] = module.bias.data
         return columns
 
     @property
     def pairs(self) -> list[Pair]:
-        """The plan's pairs whose targets this block has."""
-        return [pair for pair in self.plan.pairs if all(name in self.linears for name in pair.targets)]
+        """The plan's pairs that this block has, at least one of whose targets is quantized."""
+        here = block_linears(self.block)
+        return [
+            pair
+            for pair in self.plan.pairs
+            if all(name in here for name in pair.targets) and any(name in self.linears for name in pair.targets)
+        ]
 
     def weight(self, name: str) -> Tensor:
         """The present float32 weight [N, K] of a linear."""
         return self.linears[name].weight.data
 
-    def finish(self, name: str, codes: Tensor, scales: Tensor, zeros: Tensor) -> None:
+    def finish(
+        self, name: str, codes: Tensor, scales: Tensor, zeros: Tensor, input_scale: Tensor | None = None
+    ) -> None:
         """Hand over a linear: its codes and scales are what will be written, and what the block computes with now.
 
-        codes [N, K] uint8, scales and zeros [N, K / G] float32. Each linear once.
+        codes [N, K] uint8, scales and zeros [N, K / G] float32; ``input_scale``, a float32 scalar, where activations
+        have a stored scale. Each linear once.
         """
         assert name not in self.finished, name
         linear = self.linears[name]
-        spec = self.plan.spec
+        spec = self._specs[name]
+        assert spec.static_input == (input_scale is not None), name
         group_size = linear.in_features if spec.group_size == -1 else spec.group_size
         self._reference[name] = linear.weight.data
         linear.weight = nn.Parameter(dequantize(codes, scales, zeros, group_size), requires_grad=False)
@@ -186,9 +228,10 @@ class BlockWork:
             zeros=None if spec.symmetric else zeros.to(torch.uint8),
             bias=None if linear.bias is None else linear.bias.data,
             group_size=group_size,
+            input_scale=input_scale,
         )
         if spec.activation_bits:
-            linear.register_forward_pre_hook(lambda module, args: (round_activations(args[0]), *args[1:]))
+            linear.register_forward_pre_hook(lambda module, args: (round_activations(args[0], input_scale), *args[1:]))
 
     # --- leaving --------------------------------------------------------------------------------------------------
 

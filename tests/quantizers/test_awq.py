@@ -57,10 +57,13 @@ def test_the_grid_survives_channels_that_never_fire() -> None:
 
 def test_scales_rescue_a_channel_that_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     """One input channel is a hundred times louder: the best scales shrink its rounding error."""
-    from types import SimpleNamespace
+    from torch import nn
 
     from aiakq.quantizers import awq
     from aiakq.quantizers.groups import Heads, Pair
+    from aiakq.quantizers.options import QuantizeOptions
+    from aiakq.quantizers.source_model import Activations
+    from aiakq.quantizers.work import BlockWork, Plan
     from aiakq.spec import QuantSpec
 
     make = torch.Generator().manual_seed(0)
@@ -69,12 +72,10 @@ def test_scales_rescue_a_channel_that_matters(monkeypatch: pytest.MonkeyPatch) -
     loud[17] = 100.0
     gram = torch.diag(loud.square())
     spec = QuantSpec(method="awq", format="awq", bits=4, group_size=128, symmetric=False)
-    linear = SimpleNamespace(in_features=128)
-    work: Any = SimpleNamespace(
-        plan=SimpleNamespace(spec=spec, scales=torch.float16, heads=Heads(1, 1)),
-        linears={"linear": linear},
-        weight=lambda name: weight,
-    )
+    block = nn.ModuleDict({"linear": nn.Linear(128, 64, bias=False)})
+    block["linear"].weight.data.copy_(weight)  # type: ignore[union-attr, operator]
+    plan = Plan(QuantizeOptions("a", "b", "awq"), spec, torch.float16, torch.float16, Heads(1, 1))
+    work = BlockWork(block, 0, "block", plan, [("linear",)], Activations([], {}, torch.device("cpu")), [])
     pair = Pair("norm", ("linear",), "linear")
     loss = awq._loss(work, pair, gram, None)
     scales = awq.best_scales(work, pair, loud, loss)
