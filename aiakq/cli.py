@@ -33,9 +33,9 @@ from aiakq.terminal.options import (
     JsonFlag,
     OutputOption,
     RevisionOption,
-    TrustOption,
     with_arguments,
 )
+from aiakq.terminal.quantize_command import quantize
 
 if TYPE_CHECKING:
     from aiakq.bench.records import Record
@@ -65,124 +65,7 @@ def _app(
         raise typer.Exit
 
 
-@app.command(cls=Command)
-def quantize(
-    source: Annotated[
-        str, typer.Option("-i", "--input", metavar="MODEL", help="The model: a folder, or a hub name (org/name).")
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for the quantized model.")],
-    method: Annotated[
-        str,
-        typer.Option(
-            "-quant_type", "--quant-type", metavar="METHOD", help="weight_only_int8, smooth_quant, awq or gptq."
-        ),
-    ],
-    tp: Annotated[
-        int,
-        typer.Option(
-            "-tp", "--tensor-parallel", metavar="N", help="GPUs it will be served on; checks that it can be cut so."
-        ),
-    ] = 1,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            "-t", "--dtype", metavar="fp16|bf16|fp32", help="Of what is not quantized; the source's own if not given."
-        ),
-    ] = None,
-    smooth_alpha: Annotated[
-        float | None,
-        typer.Option(
-            "-sq",
-            "--smooth-alpha",
-            metavar="X",
-            help="smooth_quant: strength, 0 to 1; by the model's family if not given.",
-        ),
-    ] = None,
-    token_ids: Annotated[
-        Path | None,
-        typer.Option(
-            "-token",
-            "--token-ids",
-            "--tokenids_path",
-            metavar="FILE",
-            help="Calibration samples as token ids: a line of numbers or a JSON list each.",
-        ),
-    ] = None,
-    multi_query_mode: Annotated[
-        bool,
-        typer.Option("--multi-query-mode", help="Insist that heads share keys and values; found out otherwise."),
-    ] = False,
-    bits: Annotated[
-        int | None, typer.Option("--bits", metavar="N", help="Bits per weight; the method's usual if not given.")
-    ] = None,
-    group_size: Annotated[
-        int | None,
-        typer.Option("--group-size", metavar="N", help="Inputs per scale; -1: one scale a row. 128 for awq and gptq."),
-    ] = None,
-    symmetric: Annotated[
-        bool | None,
-        typer.Option("--symmetric/--asymmetric", help="Whether zero is always the middle code.", show_default=False),
-    ] = None,
-    act_order: Annotated[
-        str,
-        typer.Option(
-            "--act-order", metavar="none|static|group", help="gptq: important inputs first, by row or within groups."
-        ),
-    ] = "none",
-    damp: Annotated[float, typer.Option("--damp", metavar="X", help="gptq: part of the mean diagonal to add.")] = 0.01,
-    calibration: Annotated[
-        str | None,
-        typer.Option("--calibration", metavar="TEXT", help="Text file or hub data set; bundled prose if not given."),
-    ] = None,
-    samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Calibration samples.")] = 128,
-    seqlen: Annotated[int, typer.Option("--seqlen", metavar="N", min=1, help="Tokens per sample.")] = 512,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed gives the same bytes.")] = 0,
-    device: DeviceOption = "auto",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output folder if it exists.")] = False,
-    evaluate: Annotated[bool, typer.Option("--eval/--no-eval", help="Measure perplexity before and after.")] = True,
-    eval_text: Annotated[
-        str | None, typer.Option("--eval-text", metavar="FILE", help="Text for it; a bundled book if not given.")
-    ] = None,
-    trust_remote_code: TrustOption = False,
-    revision: RevisionOption = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Quantize a model: -i MODEL -o DIR -quant_type METHOD."""
-    from aiakq.quantizers.options import QuantizeOptions
-
-    options = QuantizeOptions(
-        input=source,
-        output=str(output),
-        method=method,
-        tp=tp,
-        dtype=dtype,
-        smooth_alpha=smooth_alpha,
-        token_ids=token_ids,
-        multi_query_mode=multi_query_mode,
-        bits=bits,
-        group_size=group_size,
-        calibration=calibration,
-        samples=samples,
-        seqlen=seqlen,
-        seed=seed,
-        device=device,
-        overwrite=overwrite,
-        act_order=act_order,
-        damp=damp,
-        symmetric=symmetric,
-        evaluate=evaluate,
-        eval_text=eval_text,
-        trust_remote_code=trust_remote_code,
-        revision=revision,
-    )
-    # Heavy: only once the options are known to be good.
-    from aiakq.quantizers.pipeline import quantize_checkpoint
-
-    with console.Progress("quantize") as bars:
-        report = quantize_checkpoint(options, lambda p: bars.update(p.stage, p.done, p.total, p.detail))
-    tables.quantize_report(report)
-    if as_json:
-        console.emit({"schema_version": 1, "kind": "quantize", **report.document()})
+app.command(cls=Command)(quantize)
 
 
 @app.command(cls=Command)

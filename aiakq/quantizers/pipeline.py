@@ -5,6 +5,7 @@ The source is never modified and never wholly in memory; the output appears in o
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable
@@ -19,12 +20,13 @@ from aiakq import formats, quantizers
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint, resolve_model
 from aiakq.formats.publish import VERBATIM_FILES, CheckpointWriter, check_output
+from aiakq.quantizers.activations import Activations, batched
 from aiakq.quantizers.calibration import Samples, load_samples, load_tokenizer, read_documents, tokenize
 from aiakq.quantizers.groups import Heads, smoothing_pairs, trace_groups
 from aiakq.quantizers.options import DTYPES, QuantizeOptions, check_model
 from aiakq.quantizers.report import LayerError, QuantizeReport
-from aiakq.quantizers.source_model import Activations, SourceModel, batched, cast
-from aiakq.quantizers.work import BlockWork, Plan
+from aiakq.quantizers.source_model import SourceModel, cast
+from aiakq.quantizers.work import BlockWork, Original, Plan
 from aiakq.runtime.evaluate import Scorer, perplexity, windows
 
 REPORT_FILE = "aiakq_report.json"
@@ -191,16 +193,20 @@ class _Run:
         method = quantizers.load(self.options.method)
         self.done: set[str] = set()
         inputs = self._capture(samples)
+        beside = inputs.copy() if self.plan.needs_original else None
         count = len(self.model.blocks)
         for index, block in enumerate(self.model.blocks):
             prefix = self.model.block_prefix(index)
             self.progress(Progress("quantize", index, count, prefix))
             self.model.load(block, prefix)
             groups = self._trace(block, index, inputs) if inputs.hidden else []
-            work = BlockWork(block, index, prefix, self.plan, groups, inputs, self.warnings)
+            original = None if beside is None else Original(copy.deepcopy(block), beside)
+            work = BlockWork(block, index, prefix, self.plan, groups, inputs, self.warnings, original)
             with torch.no_grad():
                 method.quantize_block(work)
                 work.advance()
+                if original is not None:
+                    original.inputs.advance(original.block, index)
             self._write_block(writer, work)
             self.model.drop(block)
         self.progress(Progress("quantize", count, count))

@@ -6,7 +6,7 @@ cast to the dtype the output stores them in, so that calibration sees the model 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.quantizers.activations import Activations, Call
 from aiakq.quantizers.groups import block_linears
 from aiakq.quantizers.options import LinearShape
 
@@ -162,38 +163,6 @@ class SourceModel:
         return Activations(hidden, calls, self.device)
 
 
-class Call:
-    """How a block is called, besides its hidden states."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.args = args
-        self.kwargs = kwargs
-
-
-class Activations:
-    """The hidden states of every calibration batch, before the block that comes next; kept on the CPU.
-
-    hidden  one [B, T, hidden] float32 per batch.
-    calls   [B, T] -> the call of every block; equal shapes are called equally, because no batch has padding.
-    """
-
-    def __init__(self, hidden: list[Tensor], calls: dict[tuple[int, ...], list[Call]], device: torch.device) -> None:
-        self.hidden = hidden
-        self.calls = calls
-        self.device = device
-
-    def run(self, block: nn.Module, index: int, batch: int) -> Tensor:
-        """The output of block ``index`` on one batch, on the device."""
-        hidden = self.hidden[batch].to(self.device)
-        call = self.calls[tuple(hidden.shape[:2])][index]
-        out = block(hidden, *call.args, **call.kwargs)
-        return out[0] if isinstance(out, tuple) else out
-
-    @property
-    def tokens(self) -> int:
-        return sum(hidden.shape[0] * hidden.shape[1] for hidden in self.hidden)
-
-
 @contextmanager
 def _recording(blocks: nn.ModuleList) -> Iterator[list[Call]]:
     """While open, each call of a block is noted and its hidden states are passed on; the last block ends the pass.
@@ -296,13 +265,3 @@ def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
             known="llama, mistral, qwen2, qwen3, opt",
         )
     return best
-
-
-def batched(samples: Iterable[Tensor], rows: int = 8) -> list[Tensor]:
-    """Samples [T] of equal length next to each other, at most ``rows`` in a batch [B, T]; order is kept otherwise."""
-    by_length: dict[int, list[Tensor]] = {}
-    for sample in samples:
-        by_length.setdefault(len(sample), []).append(sample)
-    return [
-        torch.stack(group[start : start + rows]) for group in by_length.values() for start in range(0, len(group), rows)
-    ]

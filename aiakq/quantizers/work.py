@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from aiakq.errors import error
 from aiakq.kernels.types import QWeight
+from aiakq.quantizers.activations import Activations
 from aiakq.quantizers.groups import Heads, Pair, block_linears, fold, watching
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.rounding import Rounding, dequantize, round_activations, round_weight
-from aiakq.quantizers.source_model import Activations
 from aiakq.spec import LayerSpec, QuantSpec
 
 #: Tokens whose outputs are compared to report a layer's error; more would not change the second digit.
@@ -46,6 +46,19 @@ class Plan:
     pairs: tuple[Pair, ...] = ()
     alpha: float = 0.0
 
+    @property
+    def needs_original(self) -> bool:
+        """Whether blocks get ``BlockWork.original``."""
+        return False
+
+
+@dataclass
+class Original:
+    """The unquantized model beside the work: a copy of the block as it was, and what reaches it in that model."""
+
+    block: nn.Module
+    inputs: Activations
+
 
 @dataclass
 class BlockWork:
@@ -56,6 +69,7 @@ class BlockWork:
     changed   name inside the block -> a tensor that is not quantized but was changed by folding.
     errors    name inside the block -> relative error of the output, ``||y_q - y|| / ||y||``, without bias.
     dropped   tokens left out of the statistics because an input was not finite.
+    original  for methods that look at the unquantized model; None unless the plan asks for it.
     """
 
     block: nn.Module
@@ -65,6 +79,7 @@ class BlockWork:
     groups: list[tuple[str, ...]]
     inputs: Activations
     warnings: list[str]
+    original: Original | None = None
     finished: dict[str, QWeight] = field(default_factory=dict)
     changed: dict[str, Tensor] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)

@@ -60,9 +60,9 @@ def test_scales_rescue_a_channel_that_matters(monkeypatch: pytest.MonkeyPatch) -
     from torch import nn
 
     from aiakq.quantizers import awq
+    from aiakq.quantizers.activations import Activations
     from aiakq.quantizers.groups import Heads, Pair
     from aiakq.quantizers.options import QuantizeOptions
-    from aiakq.quantizers.source_model import Activations
     from aiakq.quantizers.work import BlockWork, Plan
     from aiakq.spec import QuantSpec
 
