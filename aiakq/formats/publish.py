@@ -2,7 +2,12 @@
 
 Everything is written into a sibling folder ``.<name>.aiakq-partial-<random>`` and synced; the manifest comes last;
 one rename makes it the output; the parent folder is synced. After a kill -9 the output is absent or the old one, and
-the next run on the same output sweeps the remains. A lock file beside the output keeps a second writer away.
+the next run on the same output continues from the remains or sweeps them. A lock file beside the output keeps a second
+writer away.
+
+Work is committed step by step: the tensors of a step go into a file of their own, and a note beside it says that it is
+whole. At the end the files of the steps are joined into shards, which therefore do not depend on how often the work
+was interrupted.
 """
 
 from __future__ import annotations
@@ -17,20 +22,23 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import safetensors
 from torch import Tensor
 
 import aiakq
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import INDEX, MANIFEST, PARTIAL_MARK
 from aiakq.formats.safetensors_file import write_file
+from aiakq.formats.steps import STEP_PREFIX, Mapped, Step, whole_steps, write_synced
 
 _OLD_MARK = ".aiakq-old-"
 _LOCK_SUFFIX = ".aiakq-lock"
+_SCRATCH = "scratch"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -93,7 +101,9 @@ class CheckpointWriter:
     """Writes one checkpoint folder; a context manager that leaves nothing behind unless ``publish`` was reached.
 
     Use: ``with CheckpointWriter(output, inputs=[source]) as writer: writer.add(...); ...; writer.publish()``.
-    Tensors are collected until ``max_shard_bytes`` and then written as one shard, so at most one shard is in memory.
+    ``commit`` puts what was added since the last one on disk, so that memory holds one step at a time. With a
+    ``fingerprint`` of the work and ``resume``, steps that an earlier run with the same fingerprint committed are taken
+    over (``steps``), and are kept again when this run fails.
     """
 
     def __init__(
@@ -103,16 +113,20 @@ class CheckpointWriter:
         overwrite: bool = False,
         expected_bytes: int = 0,
         max_shard_bytes: int = 5_000_000_000,
+        fingerprint: str = "",
+        resume: bool = False,
     ) -> None:
         self.output = check_output(output, inputs, overwrite)
         self.overwrite = overwrite
         self.expected_bytes = expected_bytes
         self.max_shard_bytes = max_shard_bytes
+        self.fingerprint = fingerprint
+        self.resume = resume and bool(fingerprint)
         #: The folder being written; readable as a checkpoint once ``seal`` returned.
         self.folder = self.output.parent / f".{self.output.name}{PARTIAL_MARK}{secrets.token_hex(6)}"
-        self.total_bytes = 0
+        #: The committed steps, in order; those of an earlier run come first.
+        self.steps: list[Step] = []
         self._pending: dict[str, Tensor] = {}
-        self._pending_bytes = 0
         self._shards: list[tuple[Path, list[str]]] = []
         self._names: set[str] = set()
         self._files: dict[str, dict[str, Any]] = {}
@@ -130,14 +144,13 @@ class CheckpointWriter:
                 self._take_lock()
                 self._sweep()
                 free = shutil.disk_usage(self.output.parent).free
-                if free < self.expected_bytes * 1.02:
+                # Steps and the shards made of them are on the disk together for a while.
+                needed = int(2.02 * self.expected_bytes) - self.total_bytes
+                if free < needed:
                     raise error(
-                        "no_space",
-                        path=str(self.output),
-                        needed=_gigabytes(self.expected_bytes),
-                        available=_gigabytes(free),
+                        "no_space", path=str(self.output), needed=_gigabytes(needed), available=_gigabytes(free)
                     )
-                self.folder.mkdir()
+                self.scratch.mkdir(parents=True, exist_ok=True)
         except BaseException:
             self._clean_up()
             raise
@@ -150,37 +163,75 @@ class CheckpointWriter:
 
     # --- content --------------------------------------------------------------------------------------------------
 
+    @property
+    def scratch(self) -> Path:
+        """A folder for files that live no longer than this writer."""
+        return self.folder / _SCRATCH
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all committed tensors."""
+        return sum(sum(step.sizes) for step in self.steps)
+
     def add(self, name: str, tensor: Tensor) -> None:
-        """Add one tensor; it must not be modified afterwards. Writes a shard when enough have come together."""
+        """Add one tensor; it must not be modified until the next commit."""
         assert name not in self._names, f"tensor {name} was added twice"
-        size = tensor.numel() * tensor.element_size()
-        if self._pending and self._pending_bytes + size > self.max_shard_bytes:
-            self._write_shard()
         self._names.add(name)
         self._pending[name] = tensor
-        self._pending_bytes += size
-        self.total_bytes += size
+
+    def commit(self, name: str, note: Mapping[str, Any] | None = None) -> Step:
+        """Put what was added since the last commit on disk as one step. ``note`` holds JSON values."""
+        pending, self._pending = self._pending, {}
+        file = self.folder / f"{STEP_PREFIX}{len(self.steps):05d}.safetensors"
+        with self._failures():
+            size, digest = write_file(file, pending)
+            sizes = tuple(tensor.numel() * tensor.element_size() for tensor in pending.values())
+            step = Step(name, file, tuple(pending), sizes, dict(note or {}))
+            entry = {
+                "fingerprint": self.fingerprint,
+                "name": name,
+                "size": size,
+                "sha256": digest,
+                "tensors": dict(zip(step.tensors, sizes, strict=True)),
+                "note": step.note,
+            }
+            # The note makes the step count, so it appears whole or not at all.
+            draft = file.with_suffix(".tmp")
+            write_synced(draft, json.dumps(entry).encode())
+            os.rename(draft, file.with_suffix(".json"))
+            _sync_folder(self.folder)
+        self.steps.append(step)
+        return step
+
+    def read(self, step: Step) -> dict[str, Tensor]:
+        """The tensors of a committed step, mapped from its file."""
+        with self._failures(), safetensors.safe_open(step.file, framework="pt", device="cpu") as handle:
+            return {name: handle.get_tensor(name) for name in step.tensors}
 
     def copy_file(self, source: Path) -> None:
         """Copy one file byte for byte, following a link, under its own name."""
         with self._failures():
             self._write_bytes(source.name, source.read_bytes())
 
-    def add_json(self, name: str, value: Any) -> None:
-        """Write ``value`` as an indented JSON file, replacing an earlier one of that name."""
-        text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    def add_text(self, name: str, text: str) -> None:
+        """Write a text file, replacing an earlier one of that name."""
         with self._failures():
             self._write_bytes(name, text.encode())
 
+    def add_json(self, name: str, value: Any) -> None:
+        """Write ``value`` as an indented JSON file, replacing an earlier one of that name."""
+        self.add_text(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
     def seal(self) -> Path:
-        """Write the last shard, the index and the manifest; the folder is now a checkpoint that can be opened.
+        """Join the steps into shards, write the index and the manifest; the folder can now be opened as a checkpoint.
 
         Files may still be added (a report of measurements on it); ``publish`` then renews the manifest.
         """
         with self._failures():
             if self._pending:
-                self._write_shard()
-            self._name_shards()
+                self.commit("rest")
+            if not self._shards:
+                self._write_shards()
             self._write_manifest()
         return self.folder
 
@@ -189,6 +240,9 @@ class CheckpointWriter:
         self.seal()
         with self._failures():
             self._verify()
+            for path in list(self.folder.iterdir()):
+                if path.name not in self._files and path.name != MANIFEST:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
             _sync_folder(self.folder)
             if self.output.is_dir() and any(self.output.iterdir()):
                 if not self.overwrite:  # it appeared while we worked
@@ -243,35 +297,56 @@ class CheckpointWriter:
         return self.output.parent / f".{self.output.name}{_LOCK_SUFFIX}"
 
     def _sweep(self) -> None:
-        """Remove what a killed run on this output left; put an old output back that was moved aside."""
+        """Remove what killed runs on this output left, but take over steps; put back an old output moved aside."""
         prefix = f".{self.output.name}"
         for path in sorted(self.output.parent.iterdir()):
             if path.name.startswith(prefix + _OLD_MARK) and not self.output.exists():
                 os.rename(path, self.output)
                 self.output = check_output(self.output, (), self.overwrite)
+            elif path.name.startswith(prefix + PARTIAL_MARK) and self.resume and not self.steps:
+                self._take_over(path)
             elif path.name.startswith((prefix + PARTIAL_MARK, prefix + _OLD_MARK)):
                 shutil.rmtree(path)
+
+    def _take_over(self, folder: Path) -> None:
+        """Make ``folder``, which an earlier run left, this run's, if it holds steps of the same work."""
+        self.steps = list(whole_steps(folder, self.fingerprint))
+        if not self.steps:
+            shutil.rmtree(folder)
+            return
+        self.folder = folder
+        keep = {path for step in self.steps for path in (step.file, step.file.with_suffix(".json"))}
+        for path in list(folder.iterdir()):
+            if path not in keep:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self._names = {name for step in self.steps for name in step.tensors}
 
     def _write_bytes(self, name: str, data: bytes) -> None:
         assert _FILE_NAME.fullmatch(name), f"{name!r} is no plain file name"
         path = self.folder / name
         # A manifest that no longer fits must not survive beside the changed file.
         (self.folder / MANIFEST).unlink(missing_ok=True)
-        with open(path, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
+        write_synced(path, data)
         if name != MANIFEST:
             self._files[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
-    def _write_shard(self) -> None:
-        path = self.folder / f"shard-{len(self._shards):05d}"
-        with self._failures():
-            size, digest = write_file(path, self._pending)
-        self._shards.append((path, list(self._pending)))
-        self._files[path.name] = {"size": size, "sha256": digest}
-        self._pending = {}
-        self._pending_bytes = 0
+    def _write_shards(self) -> None:
+        """Join the files of the steps, in order, into files of at most ``max_shard_bytes`` (or one tensor)."""
+        plan: list[dict[str, Path]] = [{}]
+        filled = 0
+        for step in self.steps:
+            for name, size in zip(step.tensors, step.sizes, strict=True):
+                if plan[-1] and filled + size > self.max_shard_bytes:
+                    plan.append({})
+                    filled = 0
+                plan[-1][name] = step.file
+                filled += size
+        for number, sources in enumerate(plan):
+            path = self.folder / f"shard-{number:05d}"
+            size, digest = write_file(path, Mapped(sources))
+            self._shards.append((path, list(sources)))
+            self._files[path.name] = {"size": size, "sha256": digest}
+        self._name_shards()
 
     def _name_shards(self) -> None:
         """Give the shards their final names, which say how many there are, and write the index."""
@@ -303,7 +378,10 @@ class CheckpointWriter:
     def _clean_up(self) -> None:
         self._pending = {}
         if not self._published:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            if self.resume and self.steps:
+                shutil.rmtree(self.scratch, ignore_errors=True)
+            else:
+                shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock is not None:
             self._lock_path().unlink(missing_ok=True)
             os.close(self._lock)

@@ -1,0 +1,71 @@
+"""Steps: what an unfinished output already holds, so that interrupted work can go on from there.
+
+A step is a safetensors file and, renamed into place after it, a JSON file with its sha256: only both together count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from torch import Tensor
+
+STEP_PREFIX = "step-"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A committed step: its file of tensors inside the partial folder, and the note that was committed with it."""
+
+    name: str
+    file: Path
+    tensors: tuple[str, ...]
+    sizes: tuple[int, ...]
+    note: dict[str, Any]
+
+
+class Mapped(Mapping[str, Tensor]):
+    """Tensors by name, each read from its step's file when asked for and kept by nobody."""
+
+    def __init__(self, sources: Mapping[str, Path]) -> None:
+        self.sources = sources
+
+    def __getitem__(self, name: str) -> Tensor:
+        with safetensors.safe_open(self.sources[name], framework="pt", device="cpu") as handle:
+            return handle.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sources)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+
+def whole_steps(folder: Path, fingerprint: str) -> Iterator[Step]:
+    """The steps in ``folder`` up to the first that is missing, damaged or of other work."""
+    for number in range(100_000):
+        file = folder / f"{STEP_PREFIX}{number:05d}.safetensors"
+        try:
+            entry = json.loads(file.with_suffix(".json").read_bytes())
+            with open(file, "rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            if entry["fingerprint"] != fingerprint or entry["sha256"] != digest:
+                return
+            tensors = entry["tensors"]
+            step = Step(entry["name"], file, tuple(tensors), tuple(tensors.values()), entry["note"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return
+        yield step
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    with open(path, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
