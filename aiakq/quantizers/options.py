@@ -24,6 +24,7 @@ DTYPES = {
     "fp32": "F32",
     "float32": "F32",
 }
+FORMATS = ("gptq", "gptq_v2", "awq", "compressed-tensors")
 ACT_ORDERS = ("none", "static", "group")
 
 
@@ -63,6 +64,15 @@ class QuantizeOptions:
                     leaves a trace in the file.
     damp            gptq: part of the mean diagonal added to the Hessian.
     eval_text       a text file for perplexity before and after; the bundled held-out text if None.
+    layer           overrides like ``model.layers.0.*=bits:8,group:64``; see layer_plan.py.
+    skip            globs of linears that stay as they are.
+    lm_head         bits of the output layer, which stays as it is if None.
+    format          the layout on disk; one that every reader knows, if None.
+    target_bpw      choose bits and groups per layer, for at most so many bits per weight on average.
+    max_kl          choose them for at most so much divergence from the original, in nats per token.
+    resume          continue the work of an earlier, interrupted run with the same options, and keep what a failure
+                    leaves.
+    activation_memory   gigabytes of hidden states held in memory; more goes to disk. A quarter of what is free if None.
     """
 
     input: str
@@ -88,6 +98,14 @@ class QuantizeOptions:
     eval_text: str | Path | None = None
     trust_remote_code: bool = False
     revision: str | None = None
+    layer: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    lm_head: int | None = None
+    format: str | None = None
+    target_bpw: float | None = None
+    max_kl: float | None = None
+    resume: bool = False
+    activation_memory: float | None = None
 
     def __post_init__(self) -> None:
         """Raises ``bad_option`` and ``option_conflict``."""
@@ -117,6 +135,12 @@ class QuantizeOptions:
         need(self.seqlen >= 2, "--seqlen", self.seqlen, "at least 2")
         need(0 <= self.seed < 2**63, "--seed", self.seed, "between 0 and 2^63")
         need(self.act_order in ACT_ORDERS, "--act-order", self.act_order, "one of " + ", ".join(ACT_ORDERS))
+        need(self.lm_head in (None, 4, 8), "--lm-head", self.lm_head, "4 or 8 bits", "Without it the head stays.")
+        need(self.format in (None, *FORMATS), "--format", self.format, "one of " + ", ".join(FORMATS))
+        bpw, kl, memory = self.target_bpw, self.max_kl, self.activation_memory
+        need(bpw is None or 2.0 < bpw <= 8.5, "--target-bpw", bpw, "above 2 and at most 8.5", "4.5 is usual.")
+        need(kl is None or kl > 0, "--max-kl", kl, "above 0", "0.01 nats per token is little, 0.05 can be noticed.")
+        need(memory is None or memory >= 0, "--activation-memory", memory, "a number of gigabytes")
         need(0.0 < self.damp <= 1.0, "--damp", self.damp, "above 0 and at most 1", "0.01 is usual.")
 
     def _check_pairs(self) -> None:
@@ -134,6 +158,14 @@ class QuantizeOptions:
             conflict("--asymmetric", method, "its format is symmetric", "Leave it away, or use awq or gptq.")
         if self.token_ids is not None and self.calibration is not None:
             conflict("-token", "--calibration", "both say what to calibrate on", "Give one of them.")
+        if self.target_bpw is not None and self.max_kl is not None:
+            conflict("--target-bpw", "--max-kl", "both choose the bits", "Give one of them.")
+        if (self.target_bpw is not None or self.max_kl is not None) and self.method not in ("gptq", "awq"):
+            conflict("--target-bpw, --max-kl", method, "it has one width", "Use -quant_type gptq or awq.")
+        if (self.target_bpw is not None or self.max_kl is not None) and (self.bits or self.group_size or self.layer):
+            conflict("--target-bpw, --max-kl", "--bits, --group-size, --layer", "all choose the bits", "Give one kind.")
+        if self.max_kl is not None and not self.evaluate:
+            conflict("--max-kl", "--no-eval", "the divergence is measured there", "Leave --no-eval away.")
 
     def spec(self, version: str, ignore: Iterable[str] = ("lm_head",)) -> QuantSpec:
         """The QuantSpec these options lead to; ``ignore`` names the linears that are left alone."""

@@ -88,6 +88,41 @@ def quantize(
     eval_text: Annotated[
         str | None, typer.Option("--eval-text", metavar="FILE", help="Text for it; a bundled book if not given.")
     ] = None,
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--layer", metavar="GLOB=HOW", help="For some layers, like 'model.layers.0.*=bits:8,group:64'. Repeatable."
+        ),
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option("--skip", metavar="GLOB", help="Leave these layers as they are. Repeatable.")
+    ] = None,
+    lm_head: Annotated[
+        int | None, typer.Option("--lm-head", metavar="4|8", help="Quantize the output layer too, to so many bits.")
+    ] = None,
+    target_bpw: Annotated[
+        float | None,
+        typer.Option("--target-bpw", metavar="X", help="Choose bits and groups per layer, for X bits per weight."),
+    ] = None,
+    max_kl: Annotated[
+        float | None,
+        typer.Option("--max-kl", metavar="X", help="Choose them for at most X nats per token from the original."),
+    ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option("--format", metavar="NAME", help="Layout on disk; the most widely read one if not given."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where an interrupted run with these options stopped.")
+    ] = False,
+    activation_memory: Annotated[
+        float | None,
+        typer.Option(
+            "--activation-memory",
+            metavar="GB",
+            help="Hidden states held in memory; more goes to disk. A quarter of what is free if not given.",
+        ),
+    ] = None,
     trust_remote_code: TrustOption = False,
     revision: RevisionOption = None,
     as_json: JsonFlag = False,
@@ -97,7 +132,8 @@ def quantize(
     from aiakq.quantizers.options import QuantizeOptions
 
     del given["as_json"]
-    options = QuantizeOptions(**{**given, "output": str(output)})
+    given |= {"output": str(output), "layer": tuple(layer or ()), "skip": tuple(skip or ())}
+    options = QuantizeOptions(**given)
     # Heavy: only once the options are known to be good.
     from aiakq.quantizers.pipeline import quantize_checkpoint
 
