@@ -1,12 +1,12 @@
-"""QuantizeOptions: what the user asked for, checked in one place, in two steps.
+"""QuantizeOptions: what the user asked for, checked in one place.
 
-``QuantizeOptions`` itself refuses what no model could satisfy; ``check_model`` refuses, before any calibration, what
-this model cannot. Standard library only: the command line builds the options before anything heavy is imported.
+Refused here is what no model could satisfy; what one model cannot is refused by tensor_parallel.py, before any
+calibration. Standard library only: the command line builds the options before anything heavy is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,6 @@ METHOD_DEFAULTS: dict[str, MethodDefaults] = {
 }
 #: The strength of smoothing that is published for a model family; the rest takes the last entry.
 SMOOTH_ALPHA = {"opt": 0.5, "bloom": 0.5, "glm": 0.75, "glm4": 0.75, "chatglm": 0.75, "falcon": 0.65, "": 0.8}
-#: Group sizes offered when one does not divide; the ones kernels know, largest first.
-_GROUP_CHOICES = (256, 128, 64, 32)
 
 
 @dataclass(frozen=True)
@@ -188,85 +186,3 @@ class QuantizeOptions:
         if self.smooth_alpha is not None:
             return self.smooth_alpha
         return SMOOTH_ALPHA.get(model_type, SMOOTH_ALPHA[""])
-
-
-# --- against a model ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LinearShape:
-    """One linear that will be quantized: its name, outputs N, inputs K, and whether tensor parallelism cuts its K."""
-
-    name: str
-    n: int
-    k: int
-    row_parallel: bool
-
-
-def check_model(options: QuantizeOptions, config: Mapping[str, Any], shapes: Iterable[LinearShape]) -> None:
-    """Refuse, before the work starts, what this model cannot be quantized to.
-
-    ``config`` is config.json. Raises ``group_size``, ``tensor_parallel``, ``layer_shape``, ``option_conflict``.
-    """
-    linears = list(shapes)
-    spec = options.spec("")
-    heads = int(config.get("num_attention_heads") or 0)
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    if options.multi_query_mode and heads and kv_heads == heads:
-        raise error(
-            "option_conflict",
-            option="--multi-query-mode",
-            other="this model",
-            reason=f"each of its {heads} heads has keys and values of its own",
-            hint="Leave it away: shared keys and values are found out from config.json.",
-        )
-    _check_layout(spec, linears)
-    _check_group(spec.group_size, linears)
-    if options.tp > 1:
-        reason = _why_not_cut(options.tp, heads, kv_heads, spec, linears)
-        if reason:
-            works = [tp for tp in (1, 2, 4, 8, 16) if not _why_not_cut(tp, heads, kv_heads, spec, linears)]
-            raise error("tensor_parallel", tp=options.tp, reason=reason, choices=", ".join(map(str, works)))
-
-
-def _check_group(group_size: int, linears: list[LinearShape]) -> None:
-    if group_size == -1:
-        return
-    for linear in linears:
-        if linear.k % group_size:
-            works = [str(size) for size in _GROUP_CHOICES if not any(other.k % size for other in linears)]
-            choices = ", ".join([*works, "-1 (one scale per row)"])
-            raise error("group_size", group_size=group_size, k=linear.k, layer=linear.name, choices=choices)
-
-
-def _check_layout(spec: QuantSpec, linears: list[LinearShape]) -> None:
-    """What the words on disk can hold."""
-    for linear in linears:
-        reason = None
-        if spec.format.startswith("gptq") and (linear.k % 32 or linear.n % 32):
-            reason = "GPTQ files hold multiples of 32 inputs and outputs"
-        elif spec.format == "awq" and linear.n % 8:
-            reason = "AWQ files hold multiples of 8 outputs"
-        if reason:
-            raise error("layer_shape", layer=linear.name, n=linear.n, k=linear.k, reason=reason)
-
-
-def _why_not_cut(tp: int, heads: int, kv_heads: int, spec: QuantSpec, linears: list[LinearShape]) -> str | None:
-    """Why the model cannot be cut ``tp`` ways, or None."""
-    if heads % tp:
-        return f"{heads} attention heads"
-    if kv_heads and kv_heads % tp and tp % kv_heads:
-        return f"{kv_heads} key-value heads"
-    per_word = 32 if spec.format.startswith("gptq") else 8
-    for linear in linears:
-        if linear.row_parallel:
-            share, rest = divmod(linear.k, tp)
-            if rest:
-                return f"{linear.k} inputs of {linear.name}"
-            if spec.group_size != -1 and share % spec.group_size:
-                return f"{share} inputs of {linear.name} on each GPU do not divide into groups of {spec.group_size}"
-        elif linear.n % tp or (spec.format != "compressed-tensors" and linear.n // tp % per_word):
-            # Key and value heads are copied, not cut, when there are fewer of them than GPUs.
-            if not (kv_heads and tp > kv_heads and linear.name.endswith(("k_proj", "v_proj"))):
-                return f"{linear.n} outputs of {linear.name}"
-    return None

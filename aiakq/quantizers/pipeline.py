@@ -23,9 +23,10 @@ from aiakq.formats.publish import VERBATIM_FILES, CheckpointWriter, check_output
 from aiakq.quantizers.activations import Activations, batched
 from aiakq.quantizers.calibration import Samples, load_samples, load_tokenizer, read_documents, tokenize
 from aiakq.quantizers.groups import Heads, smoothing_pairs, trace_groups
-from aiakq.quantizers.options import DTYPES, QuantizeOptions, check_model
+from aiakq.quantizers.options import DTYPES, QuantizeOptions
 from aiakq.quantizers.report import LayerError, QuantizeReport
 from aiakq.quantizers.source_model import SourceModel, cast
+from aiakq.quantizers.tensor_parallel import plan_tensor_parallel
 from aiakq.quantizers.work import BlockWork, Original, Plan
 from aiakq.runtime.evaluate import Scorer, perplexity, windows
 
@@ -91,7 +92,12 @@ class _Run:
         self.storage = self._storage()
         self.model = SourceModel(self.checkpoint, self.storage, self.device, options.trust_remote_code)
         shapes = self.model.linear_shapes()
-        check_model(options, self.model.config.to_dict(), shapes)
+        self.cut = plan_tensor_parallel(options, self.model.config.to_dict(), shapes)
+        self.options = options = replace(options, group_size=self.cut.group_size)
+        if self.cut.widths:
+            self.model = SourceModel(
+                self.checkpoint, self.storage, self.device, options.trust_remote_code, self.cut.widths
+            )
         self.plan = self._plan()
         self.tokenizer = load_tokenizer(self.source, options.trust_remote_code)
         samples = self._samples()
@@ -251,14 +257,15 @@ class _Run:
         for name in self.checkpoint.inventory:
             if name in self.done or (tied and name == "lm_head.weight" and len(self.checkpoint.inventory) > 1):
                 continue
-            writer.add(self.model.module_name(name), cast(self.checkpoint.tensor(name), name, self.storage))
+            writer.add(self.model.module_name(name), cast(self.model.tensor(name), name, self.storage))
         quantization = self.plan.spec.to_config()
         word = _DTYPE_WORDS[self.storage]
         config["dtype"] = word
         if "torch_dtype" in config:  # what transformers before 4.56 reads
             config["torch_dtype"] = word
         config["quantization_config"] = quantization
-        config["aiakq"] = {"version": aiakq.__version__, "method": self.options.method, "tp": self.options.tp}
+        self.cut.write_widths(config)
+        config["aiakq"] = {"version": aiakq.__version__, "method": self.options.method, **self.cut.record()}
         if self.options.method == "gptq":  # where AutoGPTQ and tools of its time look
             writer.add_json("quantize_config.json", quantization)
         for file in VERBATIM_FILES:

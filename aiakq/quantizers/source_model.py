@@ -6,7 +6,7 @@ cast to the dtype the output stores them in, so that calibration sees the model 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers.activations import Activations, Call
 from aiakq.quantizers.groups import block_linears
-from aiakq.quantizers.options import LinearShape
+from aiakq.quantizers.tensor_parallel import LinearShape, pad
 
 #: Last parts of the names of linears whose outputs are summed over GPUs, so that tensor parallelism cuts their inputs.
 _ROW_PARALLEL = ("o_proj", "out_proj", "down_proj", "fc2", "dense_4h_to_h", "dense", "c_proj", "wo", "w2")
@@ -30,16 +30,23 @@ class _Captured(Exception):
 class SourceModel:
     """A transformers model whose blocks are loaded and dropped one by one.
 
-    ``storage`` is the dtype of everything the output does not quantize, or None to keep each tensor's own.
+    ``storage`` is the dtype of everything the output does not quantize, or None to keep each tensor's own. ``widths``
+    are the MLP widths to pad with zeros: key of config.json -> (the source's, the output's).
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, storage: torch.dtype | None, device: torch.device, trust_remote_code: bool = False
+        self,
+        checkpoint: Checkpoint,
+        storage: torch.dtype | None,
+        device: torch.device,
+        trust_remote_code: bool = False,
+        widths: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.storage = storage
         self.device = device
-        self.model = _skeleton(checkpoint, trust_remote_code)
+        self.widths = dict(widths or {})
+        self.model = _skeleton(checkpoint, trust_remote_code, self.widths)
         self.config = self.model.config.get_text_config()
         self.blocks_name, self.blocks = _find_blocks(self.model)
         # transformers keeps embeddings outside the blocks under names of its own; only blocks must map one to one.
@@ -69,6 +76,16 @@ class SourceModel:
     def module_name(self, source: str) -> str:
         """The model's name of a checkpoint's tensor; its own name where the model has none for it."""
         return self._module_names.get(source, source)
+
+    def tensor(self, source: str, shape: torch.Size | None = None) -> Tensor:
+        """A tensor of the checkpoint, by its name there, padded to the ``shape`` the model has for it."""
+        tensor = self.checkpoint.tensor(source)
+        if not self.widths:
+            return tensor
+        if shape is None:
+            own = dict(self.model.named_parameters()).get(self.module_name(source))
+            shape = tensor.shape if own is None else own.shape
+        return pad(tensor, shape, self.widths, source)
 
     def linear_shapes(self) -> list[LinearShape]:
         """Every linear inside the blocks, which is what will be quantized."""
@@ -115,7 +132,7 @@ class SourceModel:
 
     def _read(self, name: str, shape: torch.Size) -> Tensor:
         source = self.source_name(name)
-        tensor = self.checkpoint.tensor(source)
+        tensor = self.tensor(source, shape)
         if tensor.shape != shape:
             reason = f"tensor {source} has shape {list(tensor.shape)}, its config says {list(shape)}"
             raise error("tensor_mismatch", path=str(self.checkpoint.path), reason=reason)
@@ -212,8 +229,8 @@ def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
     return result
 
 
-def _skeleton(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
-    """The model's class with meta weights and real buffers."""
+def _skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[str, tuple[int, int]]) -> Any:
+    """The model's class with meta weights and real buffers, its MLPs as wide as ``widths`` says."""
     import transformers
     from accelerate import init_empty_weights
 
@@ -232,6 +249,8 @@ def _skeleton(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
         config = transformers.AutoConfig.from_pretrained(
             checkpoint.path, trust_remote_code=trust_remote_code, local_files_only=True
         )
+        for key, (_, new) in widths.items():
+            setattr(config.get_text_config(), key, new)
         with init_empty_weights(include_buffers=False):
             model = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, trust_remote_code=trust_remote_code

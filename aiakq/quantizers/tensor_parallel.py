@@ -1,0 +1,339 @@
+"""Whether a model's shapes can be quantized and cut over GPUs, and what is chosen or padded so that they can.
+
+The checkpoint is never cut: it is made so that every server can cut it. Linears are cut along their outputs, except
+those whose outputs are summed over GPUs (``row_parallel``): these are cut along their inputs, and a group of inputs
+that shares a scale must not be cut through. Two remedies, in this order:
+
+1. without ``--group-size``, the largest usual group that fits every linear is taken;
+2. if none fits, or a group was asked for, the width of the MLP is padded with zeros to the next multiple of
+   ``tp * group``. Zero rows of gate and up give zeros that meet zero columns of down, so the function stays exactly.
+
+Whatever neither can repair is refused before the work starts, with the values of ``-tp`` that would do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiakq.errors import AiakqError, error
+from aiakq.quantizers.options import METHOD_DEFAULTS, QuantizeOptions
+from aiakq.spec import QuantSpec
+
+#: Group sizes that kernels know, largest first: those offered, and those chosen from when none was asked for.
+_OFFERED = (256, 128, 64, 32)
+_CHOSEN_FROM = (128, 64, 32)
+#: Keys of config.json that say how wide an MLP is inside.
+_WIDTHS = (
+    "intermediate_size",
+    "ffn_dim",
+    "ffn_hidden_size",
+    "n_inner",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)
+#: Linears that vLLM computes as one: its kernels see the sum of their outputs.
+_MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+#: Outputs and inputs on one GPU must be multiples of these for vLLM's fast kernels.
+_MARLIN = (64, 128)
+_CUTLASS_INT8 = (16, 16)
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """One linear that will be quantized: its name, outputs N, inputs K, and whether tensor parallelism cuts its K."""
+
+    name: str
+    n: int
+    k: int
+    row_parallel: bool
+
+
+@dataclass(frozen=True)
+class TensorParallelPlan:
+    """What was settled so that the checkpoint can be cut.
+
+    group_size  of every layer without one of its own; -1 means one scale per output row.
+    chosen      whether ``group_size`` is neither the one asked for nor the method's usual one.
+    widths      key of config.json -> (width in the source, width in the output), for every MLP width that is padded.
+    notes       what was done and what a server may mind, a sentence each, for the report.
+    """
+
+    tp: int
+    group_size: int
+    chosen: bool = False
+    widths: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """What the output's config.json says of it, under ``aiakq``."""
+        entry: dict[str, Any] = {"tp": self.tp}
+        if self.chosen:
+            entry["group_size_chosen"] = self.group_size
+        if self.widths:
+            entry["padded"] = {key: {"from": old, "to": new} for key, (old, new) in self.widths.items()}
+        return entry
+
+    def write_widths(self, config: dict[str, Any]) -> None:
+        """Put the padded widths into config.json, where its text model's numbers are. ``config`` is modified."""
+        inner = config.get("text_config")
+        for key, (_, new) in self.widths.items():
+            target = inner if isinstance(inner, dict) and key not in config else config
+            target[key] = new
+
+
+def plan_tensor_parallel(
+    options: QuantizeOptions, config: Mapping[str, Any], shapes: Iterable[LinearShape]
+) -> TensorParallelPlan:
+    """Settle the group size and the padded widths for these options and this model.
+
+    ``config`` is config.json, or its text model's part. Raises ``group_size``, ``tensor_parallel``, ``layer_shape`` and
+    ``option_conflict`` for what neither choosing nor padding can repair.
+    """
+    linears = list(shapes)
+    heads = int(config.get("num_attention_heads") or 0)
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    if options.multi_query_mode and heads and kv_heads == heads:
+        raise error(
+            "option_conflict",
+            option="--multi-query-mode",
+            other="this model",
+            reason=f"each of its {heads} heads has keys and values of its own",
+            hint="Leave it away: shared keys and values are found out from config.json.",
+        )
+    planner = _Planner(options, config, linears, heads, kv_heads)
+    found = planner.settle(options.tp)
+    if isinstance(found, AiakqError):
+        if options.tp > 1 and found.id == "tensor_parallel":
+            candidates = [tp for tp in range(1, 65) if not max(heads, 1) % tp or (not heads and tp in (2, 4, 8, 16))]
+            works = [tp for tp in candidates if isinstance(planner.settle(tp), TensorParallelPlan)]
+            choices = ", ".join(map(str, works)) or "none"
+            raise error("tensor_parallel", tp=options.tp, reason=found.fields["reason"], choices=choices)
+        raise found
+    return found
+
+
+@dataclass
+class _Planner:
+    options: QuantizeOptions
+    config: Mapping[str, Any]
+    linears: list[LinearShape]
+    heads: int
+    kv_heads: int
+
+    def settle(self, tp: int) -> TensorParallelPlan | AiakqError:
+        """The plan for ``tp`` GPUs, or why there is none."""
+        usual = METHOD_DEFAULTS[self.options.method].group_size
+        asked = self.options.group_size
+        free = asked is None and usual != -1
+        specs = [replace(self.options.spec(""), group_size=g) for g in (_CHOSEN_FROM if free else (asked or usual,))]
+        problems = []
+        for spec in specs:
+            problem = self._problem(tp, spec, self.linears)
+            if problem is None:
+                return self._plan(tp, spec, free and spec.group_size != usual, {})
+            problems.append(problem)
+        # A group that was asked for, on one GPU: other groups fit without changing the model, so the user decides.
+        for spec in specs if free or tp > 1 else ():
+            widths = self._widths(tp, spec)
+            if widths and self._problem(tp, spec, _padded(self.linears, widths)) is None:
+                return self._plan(tp, spec, free and spec.group_size != usual, widths)
+        return problems[0]
+
+    def _problem(self, tp: int, spec: QuantSpec, linears: list[LinearShape]) -> AiakqError | None:
+        """The first thing that does not fit."""
+        for linear in linears:
+            found = _layout_problem(spec, linear) or _group_problem(spec, linear, linears)
+            if found is not None:
+                return found
+        reason = _why_not_cut(tp, self.heads, self.kv_heads, spec, linears) if tp > 1 else None
+        return error("tensor_parallel", tp=tp, reason=reason, choices="") if reason else None
+
+    def _widths(self, tp: int, spec: QuantSpec) -> dict[str, tuple[int, int]]:
+        """The MLP widths to pad, each to the next multiple that every linear inside that MLP can be cut to."""
+        found: dict[str, tuple[int, int]] = {}
+        for key in _WIDTHS:
+            width = self.config.get(key)
+            if not isinstance(width, int) or isinstance(width, bool):
+                continue
+            unit = tp * (32 if spec.format != "compressed-tensors" else 4)
+            for linear in self.linears:
+                own = spec.for_layer(linear.name)
+                if _inside(linear, width) and linear.row_parallel and own is not None and own.group_size != -1:
+                    unit = math.lcm(unit, tp * own.group_size)
+            if width % unit and any(_inside(linear, width) for linear in self.linears):
+                found[key] = (width, -(-width // unit) * unit)
+        return found
+
+    def _plan(self, tp: int, spec: QuantSpec, chosen: bool, widths: dict[str, tuple[int, int]]) -> TensorParallelPlan:
+        notes = []
+        on = f" on each of {tp} GPUs" if tp > 1 else ""
+        if chosen:
+            usual = METHOD_DEFAULTS[self.options.method].group_size
+            notes.append(
+                f"Groups have {spec.group_size} inputs: groups of {usual} do not divide the inputs of every layer{on}."
+            )
+        for key, (old, new) in widths.items():
+            cut = f"cuts into whole groups of {spec.group_size}" if spec.group_size != -1 else "can be cut"
+            notes.append(f"{key} was padded with zeros from {old} to {new}, which {cut}{on}; the function is the same.")
+        notes += _kernel_note(tp, self.kv_heads, spec, _padded(self.linears, widths))
+        return TensorParallelPlan(tp, spec.group_size, chosen, widths, tuple(notes))
+
+
+# --- what fits --------------------------------------------------------------------------------------------------------
+
+
+def _layout_problem(spec: QuantSpec, linear: LinearShape) -> AiakqError | None:
+    """What the words on disk cannot hold."""
+    reason = None
+    if spec.for_layer(linear.name) is None:
+        return None
+    if spec.format.startswith("gptq") and (linear.k % 32 or linear.n % 32):
+        reason = "GPTQ files hold multiples of 32 inputs and outputs"
+    elif spec.format == "awq" and linear.n % 8:
+        reason = "AWQ files hold multiples of 8 outputs"
+    return error("layer_shape", layer=linear.name, n=linear.n, k=linear.k, reason=reason) if reason else None
+
+
+def _group_problem(spec: QuantSpec, linear: LinearShape, linears: list[LinearShape]) -> AiakqError | None:
+    own = spec.for_layer(linear.name)
+    if own is None or own.group_size == -1 or not linear.k % own.group_size:
+        return None
+    works = [str(size) for size in _OFFERED if not any(other.k % size for other in linears)]
+    choices = ", ".join([*works, "-1 (one scale per row)"])
+    return error("group_size", group_size=own.group_size, k=linear.k, layer=linear.name, choices=choices)
+
+
+def _why_not_cut(tp: int, heads: int, kv_heads: int, spec: QuantSpec, linears: list[LinearShape]) -> str | None:
+    """Why the model cannot be cut ``tp`` ways, or None."""
+    if heads % tp:
+        return f"{heads} attention heads"
+    if kv_heads and kv_heads % tp and tp % kv_heads:
+        return f"{kv_heads} key-value heads"
+    for linear in linears:
+        own = spec.for_layer(linear.name)
+        in_word, out_word = _words(own)
+        if linear.row_parallel:
+            share, rest = divmod(linear.k, tp)
+            if rest:
+                return f"{linear.k} inputs of {linear.name}"
+            if own is not None and own.group_size != -1 and share % own.group_size:
+                return f"{share} inputs of {linear.name} on each GPU do not divide into groups of {own.group_size}"
+            if share % in_word:
+                return f"{share} inputs of {linear.name} on each GPU do not fill words of {in_word}"
+        elif linear.n % tp or linear.n // tp % out_word:
+            # Key and value heads are copied, not cut, when there are fewer of them than GPUs.
+            if not _copied(tp, kv_heads, linear):
+                return f"{linear.n} outputs of {linear.name}"
+    return None
+
+
+def _words(own: QuantSpec | None) -> tuple[int, int]:
+    """Inputs and outputs that share a word of the file, and so must stay together."""
+    if own is None:
+        return 1, 1
+    if own.format.startswith("gptq"):
+        return 32, 32
+    if own.format == "awq":
+        return 1, 8
+    return (1 if own.activation_bits else 32 // own.bits), 1
+
+
+def _copied(tp: int, kv_heads: int, linear: LinearShape) -> bool:
+    return bool(kv_heads) and tp > kv_heads and linear.name.endswith(("k_proj", "v_proj"))
+
+
+def _kernel_note(tp: int, kv_heads: int, spec: QuantSpec, linears: Sequence[LinearShape]) -> list[str]:
+    """One sentence on linears that vLLM's fast kernels do not take, if there are any."""
+    kernel, (n_unit, k_unit) = ("CUTLASS int8", _CUTLASS_INT8) if spec.activation_bits else ("Marlin", _MARLIN)
+    misfits = []
+    for name, n, k in _as_vllm_sees(tp, kv_heads, [linear for linear in linears if spec.for_layer(linear.name)]):
+        if n % n_unit or k % k_unit:
+            kind = name.rpartition(".")[2]
+            if kind not in {seen.split(" ")[0] for seen in misfits}:
+                misfits.append(f"{kind} ({n} x {k})")
+    if not misfits:
+        return []
+    on = f" on each of {tp} GPUs" if tp > 1 else ""
+    return [
+        f"vLLM's {kernel} kernel takes multiples of {n_unit} outputs and {k_unit} inputs{on}, "
+        f"so it uses slower ones, or none, for {', '.join(misfits)}."
+    ]
+
+
+def _as_vllm_sees(tp: int, kv_heads: int, linears: Sequence[LinearShape]) -> Iterator[tuple[str, int, int]]:
+    """(name, N, K) on one GPU, with linears that are computed as one merged."""
+    merged: dict[str, tuple[int, int]] = {}
+    for linear in linears:
+        parent, _, last = linear.name.rpartition(".")
+        if linear.row_parallel:
+            yield linear.name, linear.n, linear.k // tp
+            continue
+        parts = kv_heads if _copied(tp, kv_heads, linear) else tp
+        family = next((names for names in _MERGED if last in names), (last,))
+        name = f"{parent}.{'+'.join(family)}"
+        merged[name] = (merged.get(name, (0, 0))[0] + linear.n // parts, linear.k)
+    for name, (n, k) in merged.items():
+        yield name, n, k
+
+
+# --- padding ----------------------------------------------------------------------------------------------------------
+
+
+def _inside(linear: LinearShape, width: int) -> bool:
+    """Whether a linear enters or leaves the inside of an MLP that is ``width`` wide."""
+    *parents, last = linear.name.split(".")
+    if any("attn" in part or "attention" in part for part in parents):
+        return False
+    if linear.row_parallel:
+        return linear.k == width
+    return linear.n == (2 * width if last == "gate_up_proj" else width)
+
+
+def _padded(linears: Sequence[LinearShape], widths: Mapping[str, tuple[int, int]]) -> list[LinearShape]:
+    """The shapes as they will be."""
+    result = []
+    for linear in linears:
+        for old, new in widths.values():
+            if _inside(linear, old):
+                if linear.row_parallel:
+                    linear = replace(linear, k=new)
+                else:
+                    linear = replace(linear, n=linear.n // old * new)
+                break
+        result.append(linear)
+    return result
+
+
+def pad(tensor: Tensor, shape: Sequence[int], widths: Mapping[str, tuple[int, int]], name: str = "") -> Tensor:
+    """``tensor`` of the source with zeros wherever ``shape`` is wider by a padding of ``widths``.
+
+    A dimension that holds gate and up one after the other is padded at the end of each. The tensor comes back as it is
+    where nothing is to be padded, and also where its shape differs from ``shape`` for another reason.
+    """
+    if tensor.dim() != len(shape):
+        return tensor
+    for dim, (have, want) in enumerate(zip(tensor.shape, shape, strict=True)):
+        if have == want:
+            continue
+        for old, new in widths.values():
+            if (have, want) == (old, new):
+                tensor = _widened(tensor, dim, new)
+                break
+            if (have, want) == (2 * old, 2 * new) and "gate_up_proj" in name:
+                tensor = torch.cat([_widened(half, dim, new) for half in tensor.split(old, dim)], dim)
+                break
+        else:
+            return tensor
+    return tensor
+
+
+def _widened(tensor: Tensor, dim: int, size: int) -> Tensor:
+    missing = list(tensor.shape)
+    missing[dim] = size - tensor.shape[dim]
+    return torch.cat([tensor, tensor.new_zeros(missing)], dim)
