@@ -93,7 +93,6 @@ class _Run:
         self.model = SourceModel(self.checkpoint, self.storage, self.device, options.trust_remote_code)
         shapes = self.model.linear_shapes()
         self.cut = plan_tensor_parallel(options, self.model.config.to_dict(), shapes)
-        self.options = options = replace(options, group_size=self.cut.group_size)
         if self.cut.widths:
             self.model = SourceModel(
                 self.checkpoint, self.storage, self.device, options.trust_remote_code, self.cut.widths
@@ -145,6 +144,7 @@ class _Run:
     def _plan(self) -> Plan:
         options, config = self.options, self.model.config
         spec = options.spec(aiakq.__version__, self.model.other_linears())
+        spec = replace(spec, group_size=self.cut.group_size)
         if spec.format in ("gptq", "gptq_v2", "awq"):
             scales = torch.float16
         else:
@@ -205,7 +205,7 @@ class _Run:
             prefix = self.model.block_prefix(index)
             self.progress(Progress("quantize", index, count, prefix))
             self.model.load(block, prefix)
-            groups = self._trace(block, index, inputs) if inputs.hidden else []
+            groups = self._trace(block, index, inputs) if len(inputs.hidden) else []
             original = None if beside is None else Original(copy.deepcopy(block), beside)
             work = BlockWork(block, index, prefix, self.plan, groups, inputs, self.warnings, original)
             with torch.no_grad():

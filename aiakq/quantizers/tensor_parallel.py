@@ -88,11 +88,14 @@ class TensorParallelPlan:
 
 
 def plan_tensor_parallel(
-    options: QuantizeOptions, config: Mapping[str, Any], shapes: Iterable[LinearShape]
+    options: QuantizeOptions,
+    config: Mapping[str, Any],
+    shapes: Iterable[LinearShape],
+    spec: QuantSpec | None = None,
 ) -> TensorParallelPlan:
     """Settle the group size and the padded widths for these options and this model.
 
-    ``config`` is config.json, or its text model's part. Raises ``group_size``, ``tensor_parallel``, ``layer_shape`` and
+    ``config`` is config.json, or its text model's part; ``spec`` says which layers differ, if any do. Raises ``group_size``, ``tensor_parallel``, ``layer_shape`` and
     ``option_conflict`` for what neither choosing nor padding can repair.
     """
     linears = list(shapes)
@@ -106,7 +109,7 @@ def plan_tensor_parallel(
             reason=f"each of its {heads} heads has keys and values of its own",
             hint="Leave it away: shared keys and values are found out from config.json.",
         )
-    planner = _Planner(options, config, linears, heads, kv_heads)
+    planner = _Planner(options, spec or options.spec(""), config, linears, heads, kv_heads)
     found = planner.settle(options.tp)
     if isinstance(found, AiakqError):
         if options.tp > 1 and found.id == "tensor_parallel":
@@ -121,6 +124,7 @@ def plan_tensor_parallel(
 @dataclass
 class _Planner:
     options: QuantizeOptions
+    spec: QuantSpec
     config: Mapping[str, Any]
     linears: list[LinearShape]
     heads: int
@@ -131,7 +135,7 @@ class _Planner:
         usual = METHOD_DEFAULTS[self.options.method].group_size
         asked = self.options.group_size
         free = asked is None and usual != -1
-        specs = [replace(self.options.spec(""), group_size=g) for g in (_CHOSEN_FROM if free else (asked or usual,))]
+        specs = [replace(self.spec, group_size=g) for g in (_CHOSEN_FROM if free else (asked or usual,))]
         problems = []
         for spec in specs:
             problem = self._problem(tp, spec, self.linears)
