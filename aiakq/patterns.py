@@ -1,0 +1,308 @@
+"""Patterns of layer names in configs: plain names, globs with ``*`` and ``?``, and regular expressions after ``re:``.
+
+Configs come from strangers, and Python's own ``re`` can be made to run for ever by one line of text. So regular
+expressions are matched here by following all ways at once: where a piece may end, for each place where it may begin.
+The time is bounded by the length of the pattern times the square of the length of the name, and by a budget.
+
+Understood are literals, ``.``, classes, escapes, groups, ``|``, repeats, ``^``, ``$`` and lookahead. Back references,
+lookbehind and flags are refused.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aiakq.errors import AiakqError, error
+
+MAX_PATTERN = 8192
+MAX_NAME = 1024
+_MAX_REPEAT = 1000
+_MAX_DEPTH = 20
+#: Pieces tried per name before a pattern is given up; real patterns need a few thousand at most.
+_BUDGET = 300_000
+
+_CLASSES: dict[str, Callable[[str], bool]] = {
+    "d": str.isdigit,
+    "w": lambda char: char.isalnum() or char == "_",
+    "s": str.isspace,
+}
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether ``pattern`` means the module ``name``; a regular expression need only fit the beginning, as ``re.match``.
+
+    Raises ``format_unsupported`` for a pattern that is too long, malformed or too costly.
+    """
+    if pattern.startswith("re:"):
+        return _compiled(pattern[3:]).match(name)
+    if "*" in pattern or "?" in pattern:
+        return _compiled(glob_to_regex(pattern)).match(name)
+    return pattern == name
+
+
+def is_plain(pattern: str) -> bool:
+    """Whether the pattern is a name and nothing else."""
+    return not (pattern.startswith("re:") or "*" in pattern or "?" in pattern)
+
+
+def glob_to_regex(pattern: str) -> str:
+    """The regular expression (without ``re:``) that a glob or a plain name stands for."""
+    pieces = {"*": ".*", "?": "."}
+    return "^" + "".join(pieces.get(char) or re.escape(char) for char in pattern) + "$"
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(text: str) -> _Regex:
+    return _Regex(text)
+
+
+# A node maps (match, start) to the set of places where it may end.
+_Node = Callable[["_Match", int], frozenset[int]]
+
+
+@dataclass
+class _Match:
+    """One name being matched: the text, what is known already, and what may still be spent."""
+
+    text: str
+    known: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
+    budget: int = _BUDGET
+
+
+class _Regex:
+    """A parsed regular expression. Raises ``format_unsupported`` for what it does not understand."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        if len(text) > MAX_PATTERN:
+            raise self._refused(f"it has {len(text)} characters, at most {MAX_PATTERN} are read")
+        self.at = 0
+        self.count = 0
+        self.root = self._alternatives(0)
+        if self.at != len(text):
+            raise self._refused("a bracket is closed that was never opened")
+
+    def match(self, name: str) -> bool:
+        """Whether the expression fits a beginning of ``name``."""
+        if len(name) > MAX_NAME:
+            raise error("format_unsupported", reason=f"a layer has a name of {len(name)} characters")
+        return bool(self.root(_Match(name), 0))
+
+    def _refused(self, reason: str) -> AiakqError:
+        shown = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return error("format_unsupported", reason=f"the layer pattern {shown!r} is refused: {reason}")
+
+    # --- parsing: recursive descent ----------------------------------------------------------------------------------
+
+    def _peek(self) -> str:
+        return self.text[self.at : self.at + 1]
+
+    def _alternatives(self, depth: int) -> _Node:
+        if depth > _MAX_DEPTH:
+            raise self._refused("its brackets are nested too deeply")
+        choices = [self._sequence(depth)]
+        while self._peek() == "|":
+            self.at += 1
+            choices.append(self._sequence(depth))
+        return choices[0] if len(choices) == 1 else self._node(_either(choices))
+
+    def _sequence(self, depth: int) -> _Node:
+        pieces: list[_Node] = []
+        while self._peek() not in ("", "|", ")"):
+            pieces.append(self._repeated(self._atom(depth)))
+        return self._node(_one_after_another(pieces))
+
+    def _atom(self, depth: int) -> _Node:
+        char = self._peek()
+        self.at += 1
+        if char == "(":
+            return self._group(depth)
+        if char == "[":
+            return self._node(_one(self._class()))
+        if char == ".":
+            return self._node(_one(lambda found: found != "\n"))
+        if char == "^":
+            return _start
+        if char == "$":
+            return _end
+        if char in "*+?{":
+            raise self._refused(f"there is nothing for its {char!r} to repeat")
+        if char == "\\":
+            return self._escape()
+        return self._node(_one(lambda found: found == char))
+
+    def _escape(self) -> _Node:
+        char = self._peek()
+        self.at += 1
+        if char in ("A", "Z"):
+            return _start if char == "A" else _end
+        if char == "b":
+            return _boundary
+        return self._node(_one(self._escaped(char)))
+
+    def _escaped(self, char: str) -> Callable[[str], bool]:
+        if char.lower() in _CLASSES:
+            inside = _CLASSES[char.lower()]
+            return inside if char.islower() else lambda found: not inside(found)
+        if not char or char.isalnum():
+            raise self._refused(f"it uses \\{char}")
+        return lambda found: found == char
+
+    def _group(self, depth: int) -> _Node:
+        look: bool | None = None
+        if self.text.startswith("?", self.at):
+            for mark, value in (("?:", None), ("?=", True), ("?!", False)):
+                if self.text.startswith(mark, self.at):
+                    self.at += 2
+                    look = value
+                    break
+            else:
+                raise self._refused(f"it uses ({self.text[self.at : self.at + 2]}")
+        inner = self._alternatives(depth + 1)
+        if self._peek() != ")":
+            raise self._refused("a bracket is not closed")
+        self.at += 1
+        return inner if look is None else self._node(_look(inner, look))
+
+    def _class(self) -> Callable[[str], bool]:
+        negated = self._peek() == "^"
+        self.at += negated
+        tests: list[Callable[[str], bool]] = []
+        first = True
+        while first or self._peek() != "]":
+            first = False
+            char = self._peek()
+            self.at += 1
+            if not char:
+                raise self._refused("a character class is not closed")
+            if char == "\\":
+                tests.append(self._escaped(self._peek()))
+                self.at += 1
+            elif self._peek() == "-" and self.text[self.at + 1 : self.at + 2] not in ("", "]", "\\"):
+                tests.append(_between(char, self.text[self.at + 1]))
+                self.at += 2
+            else:
+                tests.append(char.__eq__)
+        self.at += 1
+        return lambda found: any(test(found) for test in tests) is not negated
+
+    def _repeated(self, atom: _Node) -> _Node:
+        bounds = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+        char = self._peek()
+        if char == "{":
+            found = re.compile(r"\{(\d{1,4})(?:(,)(\d{1,4})?)?\}").match(self.text, self.at)
+            if not found:
+                raise self._refused("it holds a brace that is no repeat")
+            least = int(found[1])
+            most = None if found[2] and not found[3] else int(found[3] or found[1])
+            if max(least, most or 0) > _MAX_REPEAT:
+                raise self._refused(f"it repeats more than {_MAX_REPEAT} times")
+            self.at = found.end()
+        elif char in bounds and char:
+            least, most = bounds[char]
+            self.at += 1
+        else:
+            return atom
+        if self._peek() == "?":  # lazy or greedy: the same names match
+            self.at += 1
+        if self._peek() and self._peek() in "*+?{":
+            raise self._refused("one repeat follows another")
+        return self._node(_repeat(atom, least, most))
+
+    def _node(self, node: _Node) -> _Node:
+        """``node`` that remembers its answers and counts its work."""
+        self.count += 1
+        number = self.count
+
+        def remembered(match: _Match, start: int) -> frozenset[int]:
+            key = (number, start)
+            found = match.known.get(key)
+            if found is None:
+                match.budget -= 1
+                if match.budget < 0:
+                    raise self._refused("it needs too long to match")
+                found = match.known[key] = node(match, start)
+                match.budget -= len(found)
+            return found
+
+        return remembered
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+_NOWHERE: frozenset[int] = frozenset()
+
+
+def _one(test: Callable[[str], bool]) -> _Node:
+    def node(match: _Match, start: int) -> frozenset[int]:
+        fits = start < len(match.text) and test(match.text[start])
+        return frozenset((start + 1,)) if fits else _NOWHERE
+
+    return node
+
+
+def _between(low: str, high: str) -> Callable[[str], bool]:
+    return lambda found: low <= found <= high
+
+
+def _one_after_another(pieces: list[_Node]) -> _Node:
+    def node(match: _Match, start: int) -> frozenset[int]:
+        places = frozenset((start,))
+        for piece in pieces:
+            places = _NOWHERE.union(*(piece(match, place) for place in places))
+            if not places:
+                break
+        return places
+
+    return node
+
+
+def _either(choices: list[_Node]) -> _Node:
+    return lambda match, start: _NOWHERE.union(*(choice(match, start) for choice in choices))
+
+
+def _repeat(piece: _Node, least: int, most: int | None) -> _Node:
+    def node(match: _Match, start: int) -> frozenset[int]:
+        ends: set[int] = set()
+        places = frozenset((start,))
+        # More rounds than characters only repeat an empty piece.
+        limit = least + len(match.text) + 1 if most is None else most
+        for done in range(limit + 1):
+            if done >= least:
+                fresh = places - ends
+                if not fresh:
+                    break
+                ends |= fresh
+                places = fresh
+            if done < limit:
+                places = _NOWHERE.union(*(piece(match, place) for place in places))
+                match.budget -= len(places)
+            if not places:
+                break
+        return frozenset(ends)
+
+    return node
+
+
+def _look(inner: _Node, wanted: bool) -> _Node:
+    return lambda match, start: frozenset((start,)) if bool(inner(match, start)) is wanted else _NOWHERE
+
+
+def _start(match: _Match, start: int) -> frozenset[int]:
+    return frozenset((start,)) if start == 0 else _NOWHERE
+
+
+def _end(match: _Match, start: int) -> frozenset[int]:
+    return frozenset((start,)) if start == len(match.text) else _NOWHERE
+
+
+def _boundary(match: _Match, start: int) -> frozenset[int]:
+    word = _CLASSES["w"]
+    before = start > 0 and word(match.text[start - 1])
+    after = start < len(match.text) and word(match.text[start])
+    return frozenset((start,)) if before != after else _NOWHERE
