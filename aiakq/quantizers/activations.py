@@ -1,12 +1,18 @@
-"""The hidden states that flow from block to block during calibration."""
+"""The hidden states that flow from block to block during calibration, in memory or, beyond a budget, on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
+
+from aiakq.errors import error
 
 
 class Call:
@@ -17,15 +23,87 @@ class Call:
         self.kwargs = kwargs
 
 
+class HiddenStates:
+    """A list of float32 tensors of which at most ``budget`` bytes are in memory; the rest are files in ``folder``.
+
+    Which ones are on disk changes nothing but time: a file holds the same bits.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor] = (), budget: float = float("inf"), folder: Path | None = None):
+        self.budget = budget
+        self.folder = folder
+        self.shapes: list[torch.Size] = []
+        self._items: list[Tensor | _Spilled] = []
+        self._held = 0
+        for tensor in tensors:
+            self.append(tensor)
+
+    def append(self, tensor: Tensor) -> None:
+        self.shapes.append(tensor.shape)
+        self._items.append(self._placed(tensor))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Tensor:
+        item = self._items[index]
+        return item if isinstance(item, Tensor) else item.load()
+
+    def __setitem__(self, index: int, tensor: Tensor) -> None:
+        self._held -= _held_bytes(self._items[index])
+        self.shapes[index] = tensor.shape
+        self._items[index] = self._placed(tensor)
+
+    def copy(self) -> HiddenStates:
+        """The same states; what is on disk is shared until one of the two replaces it."""
+        other = HiddenStates((), self.budget, self.folder)
+        other.shapes, other._items, other._held = list(self.shapes), list(self._items), self._held
+        return other
+
+    def _placed(self, tensor: Tensor) -> Tensor | _Spilled:
+        size = tensor.numel() * tensor.element_size()
+        if self.folder is None or self._held + size <= self.budget:
+            self._held += size
+            return tensor
+        return _Spilled(tensor, self.folder)
+
+
+class _Spilled:
+    """A float32 tensor in a file of its own, which is removed with the object."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, tensor: Tensor, folder: Path) -> None:
+        self.shape = tensor.shape
+        self.path = folder / f"hidden-{os.getpid()}-{next(self._numbers)}"
+        try:
+            tensor.to(torch.float32).contiguous().numpy().tofile(self.path)
+        except OSError as problem:
+            reason = problem.strerror or str(problem)
+            raise error("output_failed", path=str(folder), reason=f"hidden states found no place ({reason})") from None
+
+    def load(self) -> Tensor:
+        return torch.from_numpy(numpy.fromfile(self.path, dtype=numpy.float32)).view(self.shape)
+
+    def __del__(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def _held_bytes(item: Tensor | _Spilled) -> int:
+    return item.numel() * item.element_size() if isinstance(item, Tensor) else 0
+
+
 class Activations:
-    """The hidden states of every calibration batch, before the block that comes next; kept on the CPU.
+    """The hidden states of every calibration batch, before the block that comes next; kept off the device.
 
     hidden  one [B, T, hidden] float32 per batch.
     calls   [B, T] -> the call of every block; equal shapes are called equally, because no batch has padding.
     """
 
-    def __init__(self, hidden: list[Tensor], calls: dict[tuple[int, ...], list[Call]], device: torch.device) -> None:
-        self.hidden = hidden
+    def __init__(
+        self, hidden: HiddenStates | Sequence[Tensor], calls: dict[tuple[int, ...], list[Call]], device: torch.device
+    ) -> None:
+        self.hidden = hidden if isinstance(hidden, HiddenStates) else HiddenStates(hidden)
         self.calls = calls
         self.device = device
 
@@ -44,11 +122,11 @@ class Activations:
 
     def copy(self) -> Activations:
         """The same hidden states, to go another way from here."""
-        return Activations(list(self.hidden), self.calls, self.device)
+        return Activations(self.hidden.copy(), self.calls, self.device)
 
     @property
     def tokens(self) -> int:
-        return sum(hidden.shape[0] * hidden.shape[1] for hidden in self.hidden)
+        return sum(shape[0] * shape[1] for shape in self.hidden.shapes)
 
 
 def batched(samples: Iterable[Tensor], rows: int = 8) -> list[Tensor]:

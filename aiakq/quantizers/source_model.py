@@ -15,8 +15,11 @@ from torch import Tensor, nn
 
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.quantizers.activations import Activations, Call
+from aiakq.kernels.reference import dequantize
+from aiakq.kernels.types import QWeight
+from aiakq.quantizers.activations import Activations, Call, HiddenStates
 from aiakq.quantizers.groups import block_linears
+from aiakq.quantizers.rounding import round_activations
 from aiakq.quantizers.tensor_parallel import LinearShape, pad
 
 #: Last parts of the names of linears whose outputs are summed over GPUs, so that tensor parallelism cuts their inputs.
@@ -49,6 +52,7 @@ class SourceModel:
         self.model = _skeleton(checkpoint, trust_remote_code, self.widths)
         self.config = self.model.config.get_text_config()
         self.blocks_name, self.blocks = _find_blocks(self.model)
+        self._quantized = set(checkpoint.quantized_linears())
         # transformers keeps embeddings outside the blocks under names of its own; only blocks must map one to one.
         self._source_names = {name: self._source_name(name) for name, _ in self.model.named_parameters()}
         self._source_names |= {name: self._source_name(name) for name, _ in self.model.named_buffers()}
@@ -120,6 +124,8 @@ class SourceModel:
         Raises ``tensor_mismatch`` for a missing tensor or a wrong shape, ``not_finite`` for NaN or infinity.
         """
         for path, child in module.named_modules() if recurse else [("", module)]:
+            if self._load_quantized(child, ".".join(part for part in (prefix, path) if part)):
+                continue
             for name, parameter in child.named_parameters(recurse=False):
                 full = ".".join(part for part in (prefix, path, name) if part)
                 child._parameters[name] = nn.Parameter(self._read(full, parameter.shape), requires_grad=False)
@@ -129,6 +135,13 @@ class SourceModel:
                     child._buffers[name] = self._read(full, buffer.shape)
                 else:
                     child._buffers[name] = buffer.to(self.device)
+
+    def _load_quantized(self, module: nn.Module, name: str) -> bool:
+        """Fill a linear that the checkpoint holds in integers with the weight they stand for; False if it does not."""
+        if not isinstance(module, nn.Linear) or name not in self._quantized:
+            return False
+        take_weight(module, self.checkpoint.read_linear(name), self.device)
+        return True
 
     def _read(self, name: str, shape: torch.Size) -> Tensor:
         source = self.source_name(name)
@@ -147,10 +160,16 @@ class SourceModel:
 
     # --- the way into the blocks ----------------------------------------------------------------------------------
 
-    def capture(self, batches: Sequence[Tensor], progress: Callable[[int], None]) -> Activations:
+    def capture(
+        self,
+        batches: Sequence[Tensor],
+        progress: Callable[[int], None],
+        hidden: HiddenStates | None = None,
+    ) -> Activations:
         """Run everything before the first block, and note with which arguments each block is called.
 
-        batches: token ids, each [B, T] int64. ``progress`` is told how many batches are done.
+        batches: token ids, each [B, T] int64. ``progress`` is told how many batches are done. What reaches the first
+        block is appended to ``hidden``.
         """
         inside = self.blocks_name + "."
         base = "" if self.model.base_model is self.model else self.model.base_model_prefix
@@ -162,7 +181,7 @@ class SourceModel:
         for name, module in outside:
             self.load(module, name, recurse=False)
         self.load(self.blocks[0], self.block_prefix(0))
-        hidden: list[Tensor] = []
+        hidden = HiddenStates() if hidden is None else hidden
         calls: dict[tuple[int, ...], list[Call]] = {}
         with _recording(self.blocks) as record, torch.inference_mode():
             for number, ids in enumerate(batches):
@@ -211,6 +230,16 @@ def _recording(blocks: nn.ModuleList) -> Iterator[list[Call]]:
     finally:
         for block in blocks:
             del block.forward
+
+
+def take_weight(linear: nn.Linear, weight: QWeight, device: torch.device) -> None:
+    """Make ``linear`` compute in float32 what ``weight`` stands for, its inputs rounded if the scheme rounds them."""
+    linear.weight = nn.Parameter(dequantize(weight).to(device), requires_grad=False)
+    if weight.bias is not None:
+        linear.bias = nn.Parameter(weight.bias.to(device, torch.float32), requires_grad=False)
+    if weight.scheme == "w8a8":
+        scale = weight.input_scale
+        linear.register_forward_pre_hook(lambda module, args: (round_activations(args[0], scale), *args[1:]))
 
 
 def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:

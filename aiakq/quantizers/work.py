@@ -18,7 +18,8 @@ from aiakq.kernels.types import QWeight
 from aiakq.quantizers.activations import Activations
 from aiakq.quantizers.groups import Heads, Pair, block_linears, fold, watching
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.rounding import Rounding, dequantize, round_activations, round_weight
+from aiakq.quantizers.rounding import Rounding, round_weight
+from aiakq.quantizers.source_model import take_weight
 from aiakq.spec import LayerSpec, QuantSpec
 
 #: Tokens whose outputs are compared to report a layer's error; more would not change the second digit.
@@ -181,11 +182,11 @@ class BlockWork:
     def some_batches(self, tokens: int) -> list[int]:
         """The first calibration batches that together hold at least ``tokens`` tokens."""
         chosen: list[int] = []
-        for number, hidden in enumerate(self.inputs.hidden):
+        for number, shape in enumerate(self.inputs.hidden.shapes):
             if tokens <= 0:
                 break
             chosen.append(number)
-            tokens -= hidden.shape[0] * hidden.shape[1]
+            tokens -= shape[0] * shape[1]
         return chosen
 
     # --- changing the block ---------------------------------------------------------------------------------------
@@ -234,9 +235,7 @@ class BlockWork:
         spec = self._specs[name]
         assert spec.static_input == (input_scale is not None), name
         group_size = linear.in_features if spec.group_size == -1 else spec.group_size
-        self._reference[name] = linear.weight.data
-        linear.weight = nn.Parameter(dequantize(codes, scales, zeros, group_size), requires_grad=False)
-        self.finished[name] = QWeight(
+        weight = QWeight(
             scheme=spec.scheme,
             codes=codes,
             scales=scales,
@@ -245,8 +244,9 @@ class BlockWork:
             group_size=group_size,
             input_scale=input_scale,
         )
-        if spec.activation_bits:
-            linear.register_forward_pre_hook(lambda module, args: (round_activations(args[0], input_scale), *args[1:]))
+        self._reference[name] = linear.weight.data
+        self.finished[name] = weight
+        take_weight(linear, weight, linear.weight.device)
 
     # --- leaving --------------------------------------------------------------------------------------------------
 
@@ -293,6 +293,6 @@ class BlockWork:
             handle.remove()
         self.errors = {name: (difference[name] / whole[name]) ** 0.5 for name in self.linears if whole[name] > 0}
         for name in self.linears:
-            if self.inputs.hidden and not any(name in group for group in self.groups):
+            if len(self.inputs.hidden) and not any(name in group for group in self.groups):
                 self.warnings.append(f"{self.prefix}.{name} saw no calibration token; it was rounded plainly.")
         self._reference.clear()

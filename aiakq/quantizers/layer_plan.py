@@ -1,0 +1,152 @@
+"""Which linear is stored how: the method's own spec, ``--layer`` and ``--skip``, and the layout that can hold it all.
+
+A layer override is ``GLOB=HOW``: a glob over full module names (``*`` crosses dots), and settings separated by commas:
+``bits:8``, ``group:64`` (``-1`` for whole rows), ``sym``, ``asym``, ``skip``. The first override whose glob matches
+counts. Standard library only, so that mistakes show before anything heavy loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from aiakq.errors import AiakqError, error
+from aiakq.quantizers.options import METHOD_DEFAULTS, QuantizeOptions
+from aiakq.spec import LayerSpec, QuantSpec
+
+_HINT = "Example: --layer 'model.layers.0.*=bits:8,group:64'"
+#: Linears that servers fuse into one, which only works when they are stored alike.
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+
+
+def plan_layers(options: QuantizeOptions, base: QuantSpec, names: Iterable[str], head: str | None) -> QuantSpec:
+    """``base`` with what the options say about single linears, in a format that can hold it.
+
+    ``names`` are the linears inside the blocks, ``head`` the output layer if there is one. Raises ``bad_option`` for an
+    override that cannot be understood or matches nothing, ``option_conflict`` for a format that cannot hold the result.
+    """
+    linears = list(names)
+    layers: dict[str, LayerSpec | None] = {}
+    for text in options.layer:
+        glob, layer = parse_override(text, base.layer, METHOD_DEFAULTS[options.method].bits)
+        for name in _matching(glob, linears, "--layer"):
+            layers.setdefault(name, layer)
+    for glob in options.skip:
+        layers |= dict.fromkeys(_matching(glob, linears, "--skip"))
+    if len([name for name in linears if layers.get(name, base.layer) is not None]) == 0:
+        raise error(
+            "bad_option", option="--skip", value=" ".join(options.skip), expected="leaving a layer to quantize", hint=""
+        )
+    ignore = base.ignore
+    if options.lm_head is not None:
+        if head is None:
+            raise error(
+                "bad_option",
+                option="--lm-head",
+                value=options.lm_head,
+                expected="possible for a model without an output layer",
+                hint="Leave it away.",
+            )
+        ignore = tuple(name for name in ignore if name != head)
+        layers[head] = LayerSpec(options.lm_head, -1 if options.lm_head == 8 else 128)
+    return settle_format(options, with_layers(replace(base, ignore=ignore), layers))
+
+
+def with_layers(spec: QuantSpec, layers: Mapping[str, LayerSpec | None]) -> QuantSpec:
+    """``spec`` where the named linears are stored as ``layers`` says; what is left out there is in ``ignore`` too."""
+    skipped = tuple(name for name, layer in layers.items() if layer is None and name not in spec.ignore)
+    differing = tuple((name, layer) for name, layer in layers.items() if layer is not None and layer != spec.layer)
+    return replace(spec, ignore=(*spec.ignore, *skipped), layers=differing)
+
+
+def settle_format(options: QuantizeOptions, spec: QuantSpec) -> QuantSpec:
+    """``spec`` in the format that the options name, else in the one that most readers know for it.
+
+    GPTQ and AWQ files have one width for all layers (GPTQ can say otherwise only in a way that transformers does not
+    read), so everything mixed is written as compressed-tensors. Raises ``option_conflict``.
+    """
+    wanted = options.format
+    uniform = not spec.mixed and options.lm_head is None
+    chosen = wanted or spec.format
+    if wanted is None and spec.format in ("gptq", "gptq_v2", "awq"):
+        fits = uniform and not (spec.format == "awq" and spec.bits != 4)
+        # Readers of GPTQ files have no list of linears that were left out.
+        if not fits or (options.skip and spec.format != "awq"):
+            chosen = "compressed-tensors"
+    reason = None
+    if chosen in ("gptq", "gptq_v2") and spec.activation_bits:
+        reason = "it holds no quantized activations"
+    elif chosen == "awq" and (spec.bits != 4 or not uniform or spec.activation_bits):
+        reason = "it holds 4 bits for every layer"
+    elif chosen == "gptq" and not spec.symmetric:
+        reason = "readers disagree about zero points in version 1"
+    if reason:
+        raise error(
+            "option_conflict",
+            option="--format",
+            other=chosen,
+            reason=reason,
+            hint="Leave --format away: aiakq takes the layout that fits.",
+        )
+    return replace(spec, format=chosen)
+
+
+def parse_override(text: str, base: LayerSpec, bits: tuple[int, ...]) -> tuple[str, LayerSpec | None]:
+    """``GLOB=HOW`` as the glob and what it means, starting from ``base``. Raises ``bad_option``."""
+
+    def bad(expected: str) -> AiakqError:
+        return error("bad_option", option="--layer", value=text, expected=expected, hint=_HINT)
+
+    glob, equals, settings = text.partition("=")
+    if not glob or not equals or not settings:
+        raise bad("a glob, an equals sign and settings")
+    layer = base
+    for setting in settings.split(","):
+        key, _, value = setting.strip().partition(":")
+        if key == "skip" and not value:
+            return glob, None
+        if key in ("sym", "asym") and not value:
+            layer = replace(layer, symmetric=key == "sym")
+        elif key in ("bits", "group") and value.lstrip("-").isdigit():
+            number = int(value)
+            if key == "bits" and number not in bits:
+                raise bad(f"for this method: bits are {', '.join(map(str, sorted(bits)))}")
+            if key == "group" and number != -1 and number < 1:
+                raise bad("a group of at least one input, or -1")
+            layer = replace(layer, bits=number) if key == "bits" else replace(layer, group_size=number)
+        else:
+            raise bad("made of bits:N, group:N, sym, asym or skip")
+    return glob, layer
+
+
+def _matching(glob: str, names: list[str], option: str) -> list[str]:
+    found = [name for name in names if fnmatchcase(name, glob)]
+    if not found:
+        raise error(
+            "bad_option",
+            option=option,
+            value=glob,
+            expected="the name of any quantized layer",
+            hint=f"They are called like {names[0]} and {names[-1]}; * stands for anything.",
+        )
+    return found
+
+
+def fused_apart(spec: QuantSpec, names: Iterable[str]) -> list[str]:
+    """Warnings about linears that vLLM fuses but that are stored differently, at most one per kind."""
+    by_parent: dict[str, dict[str, LayerSpec | None]] = {}
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        found = spec.for_layer(name)
+        by_parent.setdefault(parent, {})[last] = None if found is None else found.layer
+    warnings = []
+    for parts in _FUSED:
+        for parent, stored in by_parent.items():
+            if len({stored[part] for part in parts if part in stored}) > 1:
+                warnings.append(
+                    f"{parent} stores {', '.join(parts)} differently; vLLM joins them and will refuse the model. "
+                    "aiakq and transformers read it."
+                )
+                break
+    return warnings
