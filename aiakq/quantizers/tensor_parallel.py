@@ -95,8 +95,9 @@ def plan_tensor_parallel(
 ) -> TensorParallelPlan:
     """Settle the group size and the padded widths for these options and this model.
 
-    ``config`` is config.json, or its text model's part; ``spec`` says which layers differ, if any do. Raises ``group_size``, ``tensor_parallel``, ``layer_shape`` and
-    ``option_conflict`` for what neither choosing nor padding can repair.
+    ``config`` is config.json, or its text model's part; ``spec`` says which layers differ, if any do. Raises
+    ``group_size``, ``tensor_parallel``, ``layer_shape`` and ``option_conflict`` for what neither choosing nor padding
+    can repair.
     """
     linears = list(shapes)
     heads = int(config.get("num_attention_heads") or 0)
@@ -113,7 +114,7 @@ def plan_tensor_parallel(
     found = planner.settle(options.tp)
     if isinstance(found, AiakqError):
         if options.tp > 1 and found.id == "tensor_parallel":
-            candidates = [tp for tp in range(1, 65) if not max(heads, 1) % tp or (not heads and tp in (2, 4, 8, 16))]
+            candidates = [tp for tp in range(1, 65) if heads % tp == 0]
             works = [tp for tp in candidates if isinstance(planner.settle(tp), TensorParallelPlan)]
             choices = ", ".join(map(str, works)) or "none"
             raise error("tensor_parallel", tp=options.tp, reason=found.fields["reason"], choices=choices)
@@ -255,18 +256,17 @@ def _copied(tp: int, kv_heads: int, linear: LinearShape) -> bool:
 def _kernel_note(tp: int, kv_heads: int, spec: QuantSpec, linears: Sequence[LinearShape]) -> list[str]:
     """One sentence on linears that vLLM's fast kernels do not take, if there are any."""
     kernel, (n_unit, k_unit) = ("CUTLASS int8", _CUTLASS_INT8) if spec.activation_bits else ("Marlin", _MARLIN)
-    misfits = []
+    misfits: dict[str, str] = {}
     for name, n, k in _as_vllm_sees(tp, kv_heads, [linear for linear in linears if spec.for_layer(linear.name)]):
         if n % n_unit or k % k_unit:
             kind = name.rpartition(".")[2]
-            if kind not in {seen.split(" ")[0] for seen in misfits}:
-                misfits.append(f"{kind} ({n} x {k})")
+            misfits.setdefault(kind, f"{kind} ({n} x {k})")
     if not misfits:
         return []
     on = f" on each of {tp} GPUs" if tp > 1 else ""
     return [
         f"vLLM's {kernel} kernel takes multiples of {n_unit} outputs and {k_unit} inputs{on}, "
-        f"so it uses slower ones, or none, for {', '.join(misfits)}."
+        f"so it uses slower ones, or none, for {', '.join(misfits.values())}."
     ]
 
 
