@@ -26,6 +26,8 @@ DTYPES = {
 }
 FORMATS = ("gptq", "gptq_v2", "awq", "compressed-tensors")
 ACT_ORDERS = ("none", "static", "group")
+SCALE_SEARCHES = ("minmax", "mse")
+ACTIVATION_SCALES = ("token", "tensor")
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,22 @@ class MethodDefaults:
 
 
 METHOD_DEFAULTS: dict[str, MethodDefaults] = {
-    "weight_only_int8": MethodDefaults((8,), -1, (True,), "compressed-tensors"),
+    "weight_only_int8": MethodDefaults((8,), -1, (True, False), "compressed-tensors"),
     "smooth_quant": MethodDefaults((8,), -1, (True,), "compressed-tensors"),
-    "awq": MethodDefaults((4,), 128, (False, True), "awq"),
+    "awq": MethodDefaults((4, 8), 128, (False, True), "awq"),
     "gptq": MethodDefaults((4, 8, 3, 2), 128, (True, False), "gptq"),
 }
 #: The strength of smoothing that is published for a model family; the rest takes the last entry.
-SMOOTH_ALPHA = {"opt": 0.5, "bloom": 0.5, "glm": 0.75, "glm4": 0.75, "chatglm": 0.75, "falcon": 0.65, "": 0.8}
+SMOOTH_ALPHA = {
+    "opt": 0.5,
+    "bloom": 0.5,
+    "glm": 0.75,
+    "glm4": 0.75,
+    "glm130": 0.75,
+    "chatglm": 0.75,
+    "falcon": 0.65,
+    "": 0.8,
+}
 
 
 @dataclass(frozen=True)
@@ -54,13 +65,19 @@ class QuantizeOptions:
 
     input, output   a folder or hub name; a folder.
     dtype           of everything not quantized; the source's if None.
-    smooth_alpha    0 .. 1, smooth_quant only.
+    smooth_alpha    0 .. 1, smooth_quant only; ``auto`` searches it for every place where scales are folded.
     token_ids       a file of calibration token ids; replaces ``calibration``.
     calibration     a text file, or the name of a data set on the hub; the bundled text if None.
     samples, seqlen how many calibration sequences, of how many tokens.
     act_order       gptq: ``static`` processes inputs by importance, ``group`` inside and between groups; neither
                     leaves a trace in the file.
     damp            gptq: part of the mean diagonal added to the Hessian.
+    scale_search    ``minmax`` takes whole ranges, ``mse`` also smaller ones, by the error they leave; the method's own
+                    choice if None.
+    gptaq           gptq: also make up for what the layers before have changed in the inputs (GPTAQ).
+    awq_scaling     gptq: fold the scales of awq first.
+    gptq            smooth_quant: round the weights as gptq does.
+    activation_scales   smooth_quant: ``token`` computes one per token when serving, ``tensor`` stores one per layer.
     eval_text       a text file for perplexity before and after; the bundled held-out text if None.
     layer           overrides like ``model.layers.0.*=bits:8,group:64``; see layer_plan.py.
     skip            globs of linears that stay as they are.
@@ -78,7 +95,7 @@ class QuantizeOptions:
     method: str
     tp: int = 1
     dtype: str | None = None
-    smooth_alpha: float | None = None
+    smooth_alpha: float | str | None = None
     token_ids: str | Path | None = None
     multi_query_mode: bool = False
     bits: int | None = None
@@ -104,10 +121,16 @@ class QuantizeOptions:
     max_kl: float | None = None
     resume: bool = False
     activation_memory: float | None = None
+    scale_search: str | None = None
+    gptaq: bool = False
+    awq_scaling: bool = False
+    gptq: bool = False
+    activation_scales: str = "token"
 
     def __post_init__(self) -> None:
         """Raises ``bad_option`` and ``option_conflict``."""
         object.__setattr__(self, "method", canonical_method(self.method))
+        object.__setattr__(self, "smooth_alpha", _alpha(self.smooth_alpha))
         self._check_values()
         self._check_pairs()
 
@@ -120,7 +143,13 @@ class QuantizeOptions:
         need(1 <= self.tp <= 1024, "-tp", self.tp, "a number of GPUs", "Without it nothing is cut.")
         need(self.dtype is None or self.dtype in DTYPES, "-t", self.dtype, "fp16 or bf16")
         alpha = self.smooth_alpha
-        need(alpha is None or 0.0 <= alpha <= 1.0, "-sq", alpha, "between 0 and 1", "0.5 and 0.8 are usual.")
+        need(
+            alpha in (None, "auto") or (isinstance(alpha, float) and 0.0 <= alpha <= 1.0),
+            "-sq",
+            alpha,
+            "between 0 and 1, or auto",
+            "0.5 and 0.8 are usual.",
+        )
         need(
             self.bits is None or self.bits in defaults.bits,
             "--bits",
@@ -133,6 +162,14 @@ class QuantizeOptions:
         need(self.seqlen >= 2, "--seqlen", self.seqlen, "at least 2")
         need(0 <= self.seed < 2**63, "--seed", self.seed, "between 0 and 2^63")
         need(self.act_order in ACT_ORDERS, "--act-order", self.act_order, "one of " + ", ".join(ACT_ORDERS))
+        searches, scales = ", ".join(SCALE_SEARCHES), ", ".join(ACTIVATION_SCALES)
+        need(self.scale_search in (None, *SCALE_SEARCHES), "--scale-search", self.scale_search, f"one of {searches}")
+        need(
+            self.activation_scales in ACTIVATION_SCALES,
+            "--activation-scales",
+            self.activation_scales,
+            f"one of {scales}",
+        )
         need(self.lm_head in (None, 4, 8), "--lm-head", self.lm_head, "4 or 8 bits", "Without it the head stays.")
         need(self.format in (None, *FORMATS), "--format", self.format, "one of " + ", ".join(FORMATS))
         bpw, kl, memory = self.target_bpw, self.max_kl, self.activation_memory
@@ -148,8 +185,17 @@ class QuantizeOptions:
         method = f"-quant_type {self.method}"
         if self.smooth_alpha is not None and self.method != "smooth_quant":
             conflict("-sq", method, "only smooth_quant smooths", "Leave -sq away, or use -quant_type smooth_quant.")
-        if self.act_order != "none" and self.method != "gptq":
+        if self.act_order != "none" and self.method != "gptq" and not self.gptq:
             conflict("--act-order", method, "only gptq has an order", "Leave it away, or use -quant_type gptq.")
+        for given, option in ((self.gptaq, "--gptaq"), (self.awq_scaling, "--awq-scaling")):
+            if given and self.method != "gptq":
+                conflict(option, method, "it is a part of gptq", "Leave it away, or use -quant_type gptq.")
+        if self.gptq and self.method != "smooth_quant":
+            conflict("--gptq", method, "it says how smooth_quant rounds", "Use -quant_type gptq.")
+        if self.activation_scales != "token" and self.method != "smooth_quant":
+            conflict(
+                "--activation-scales", method, "its activations are not quantized", "Use -quant_type smooth_quant."
+            )
         if self.method == "smooth_quant" and self.group_size not in (None, -1):
             conflict("--group-size", method, "its kernels take one scale per row", "Leave --group-size away.")
         if self.symmetric is not None and self.symmetric not in METHOD_DEFAULTS[self.method].symmetric:
@@ -168,21 +214,32 @@ class QuantizeOptions:
     def spec(self, version: str, ignore: Iterable[str] = ("lm_head",)) -> QuantSpec:
         """The QuantSpec these options lead to; ``ignore`` names the linears that are left alone."""
         defaults = METHOD_DEFAULTS[self.method]
-        symmetric = defaults.symmetric[0] if self.symmetric is None else self.symmetric
+        bits = self.bits or defaults.bits[0]
+        # Zero points gain nothing at 8 bits, and fewer programs read them there.
+        symmetric = (defaults.symmetric[0] or bits == 8) if self.symmetric is None else self.symmetric
         return QuantSpec(
             method=self.method,
             # Version 1 cannot say a zero point of 0 that every reader understands.
             format="gptq_v2" if self.method == "gptq" and not symmetric else defaults.format,
-            bits=self.bits or defaults.bits[0],
+            bits=bits,
             group_size=self.group_size or defaults.group_size,
             symmetric=symmetric,
             activation_bits=8 if self.method == "smooth_quant" else None,
+            static_input=self.activation_scales == "tensor",
             ignore=tuple(ignore),
             notes={"version": version},
         )
 
     def alpha(self, model_type: str) -> float:
-        """The smoothing strength for a model family. 0 is a value like any other."""
-        if self.smooth_alpha is not None:
+        """The smoothing strength for a model family, its usual one where it is searched. 0 is a value, not "unset"."""
+        if isinstance(self.smooth_alpha, float):
             return self.smooth_alpha
         return SMOOTH_ALPHA.get(model_type, SMOOTH_ALPHA[""])
+
+
+def _alpha(given: float | str | None) -> float | str | None:
+    """-sq as a number where it is one."""
+    try:
+        return given if given is None else float(given)
+    except ValueError:
+        return str(given).strip().lower()

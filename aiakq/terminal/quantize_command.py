@@ -35,12 +35,12 @@ def quantize(
         ),
     ] = None,
     smooth_alpha: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             "-sq",
             "--smooth-alpha",
-            metavar="X",
-            help="smooth_quant: strength, 0 to 1; by the model's family if not given.",
+            metavar="X|auto",
+            help="smooth_quant: strength, 0 to 1, or auto to search it; by the model's family if not given.",
         ),
     ] = None,
     token_ids: Annotated[
@@ -74,6 +74,25 @@ def quantize(
             "--act-order", metavar="none|static|group", help="gptq: important inputs first, by row or within groups."
         ),
     ] = "none",
+    scale_search: Annotated[
+        str | None,
+        typer.Option(
+            "--scale-search", metavar="minmax|mse", help="Whole ranges, or also smaller ones by the error they leave."
+        ),
+    ] = None,
+    gptaq: Annotated[
+        bool, typer.Option("--gptaq", help="gptq: make up for changed inputs too (GPTAQ); about half as long again.")
+    ] = False,
+    awq_scaling: Annotated[bool, typer.Option("--awq-scaling", help="gptq: fold the scales of awq first.")] = False,
+    gptq: Annotated[bool, typer.Option("--gptq", help="smooth_quant: round the weights as gptq does.")] = False,
+    activation_scales: Annotated[
+        str,
+        typer.Option(
+            "--activation-scales",
+            metavar="token|tensor",
+            help="smooth_quant: a scale per token when serving, or one stored per layer.",
+        ),
+    ] = "token",
     damp: Annotated[float, typer.Option("--damp", metavar="X", help="gptq: part of the mean diagonal to add.")] = 0.01,
     calibration: Annotated[
         str | None,

@@ -52,7 +52,14 @@ def test_a_users_spelling_is_understood() -> None:
         ({"smooth_alpha": 0.5}, "option_conflict"),
         ({"method": "awq", "act_order": "static"}, "option_conflict"),
         ({"method": "smooth_quant", "group_size": 128}, "option_conflict"),
-        ({"method": "weight_only_int8", "symmetric": False}, "option_conflict"),
+        ({"method": "smooth_quant", "symmetric": False}, "option_conflict"),
+        ({"method": "smooth_quant", "smooth_alpha": "much"}, "bad_option"),
+        ({"scale_search": "grid"}, "bad_option"),
+        ({"method": "smooth_quant", "activation_scales": "channel"}, "bad_option"),
+        ({"activation_scales": "tensor"}, "option_conflict"),
+        ({"method": "awq", "gptaq": True}, "option_conflict"),
+        ({"method": "smooth_quant", "awq_scaling": True}, "option_conflict"),
+        ({"method": "awq", "gptq": True}, "option_conflict"),
         ({"token_ids": "ids.txt", "calibration": "text.txt"}, "option_conflict"),
     ],
 )
@@ -67,6 +74,21 @@ def test_alpha() -> None:
     assert options("smooth_quant").alpha("llama") == 0.8
     assert options("smooth_quant").alpha("opt") == 0.5
     assert options("smooth_quant", smooth_alpha=0.0).alpha("opt") == 0.0  # 0 is a value, not "unset"
+    assert options("smooth_quant", smooth_alpha="0.5").smooth_alpha == 0.5  # as the command line passes it
+    assert options("smooth_quant", smooth_alpha="auto").alpha("opt") == 0.5
+    assert options("smooth_quant").alpha("glm") == options("smooth_quant").alpha("glm130") == 0.75
+
+
+def test_awq_of_8_bits_is_symmetric_unless_asked() -> None:
+    assert not options("awq").spec("1").symmetric
+    assert options("awq", bits=8).spec("1").symmetric
+    assert not options("awq", bits=8, symmetric=False).spec("1").symmetric
+
+
+def test_stored_activation_scales_are_in_the_spec() -> None:
+    spec = options("smooth_quant", activation_scales="tensor").spec("1")
+    assert spec.static_input
+    assert spec.layer.static_input
 
 
 def test_formats_of_the_methods() -> None:
