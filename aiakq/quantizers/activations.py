@@ -98,14 +98,20 @@ class Activations:
 
     hidden  one [B, T, hidden] float32 per batch.
     calls   [B, T] -> the call of every block; equal shapes are called equally, because no batch has padding.
+    tuples  whether blocks return a tuple that begins with the hidden states.
     """
 
     def __init__(
-        self, hidden: HiddenStates | Sequence[Tensor], calls: dict[tuple[int, ...], list[Call]], device: torch.device
+        self,
+        hidden: HiddenStates | Sequence[Tensor],
+        calls: dict[tuple[int, ...], list[Call]],
+        device: torch.device,
+        tuples: bool = False,
     ) -> None:
         self.hidden = hidden if isinstance(hidden, HiddenStates) else HiddenStates(hidden)
         self.calls = calls
         self.device = device
+        self.tuples = tuples
 
     def run(self, block: nn.Module, index: int, batch: int) -> Tensor:
         """The output of block ``index`` on one batch, on the device."""
@@ -122,7 +128,7 @@ class Activations:
 
     def copy(self) -> Activations:
         """The same hidden states, to go another way from here."""
-        return Activations(self.hidden.copy(), self.calls, self.device)
+        return Activations(self.hidden.copy(), self.calls, self.device, self.tuples)
 
     @property
     def tokens(self) -> int:

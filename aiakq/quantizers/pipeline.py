@@ -24,6 +24,7 @@ from aiakq.quantizers.activations import Activations, batched
 from aiakq.quantizers.calibration import Samples, load_samples, load_tokenizer, read_documents, tokenize
 from aiakq.quantizers.groups import Heads, smoothing_pairs, trace_groups
 from aiakq.quantizers.options import DTYPES, QuantizeOptions
+from aiakq.quantizers.passes import capture
 from aiakq.quantizers.report import LayerError, QuantizeReport
 from aiakq.quantizers.source_model import SourceModel, cast
 from aiakq.quantizers.tensor_parallel import plan_tensor_parallel
@@ -226,7 +227,7 @@ class _Run:
         longest = max(len(sample) for sample in samples.samples)
         batches = batched(samples.samples, max(1, _BATCH_TOKENS // longest))
         total = len(batches)
-        return self.model.capture(batches, lambda done: self.progress(Progress("calibrate", done, total)))
+        return capture(self.model, batches, lambda done: self.progress(Progress("calibrate", done, total)))
 
     def _write_block(self, writer: CheckpointWriter, work: BlockWork) -> None:
         """Add what the block became to the output, and note its errors."""
