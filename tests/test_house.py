@@ -20,9 +20,24 @@ ROWS = [
     {"aiakq.runtime", "aiakq.data"},
     {"aiakq.formats"},
     {"aiakq.kernels"},
-    {"aiakq.spec", "aiakq.patterns", "aiakq.errors", "aiakq.runtime.args", "aiakq.runtime.threads", "aiakq.__version__"},
+    {
+        "aiakq.spec",
+        "aiakq.quantization_config",
+        "aiakq.patterns",
+        "aiakq.errors",
+        "aiakq.runtime.args",
+        "aiakq.runtime.threads",
+        "aiakq.__version__",
+    },
 ]
-STANDARD_ONLY = ("aiakq.spec", "aiakq.patterns", "aiakq.errors", "aiakq.runtime.args", "aiakq.runtime.threads")
+STANDARD_ONLY = (
+    "aiakq.spec",
+    "aiakq.quantization_config",
+    "aiakq.patterns",
+    "aiakq.errors",
+    "aiakq.runtime.args",
+    "aiakq.runtime.threads",
+)
 
 
 def module_name(path: Path) -> str:
