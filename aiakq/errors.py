@@ -177,6 +177,16 @@ REGISTRY: dict[str, ErrorKind] = {
         "The text for evaluation cannot be used: {reason}.", "Give a UTF-8 text of at least a few hundred words."
     ),
     "not_finite": ErrorKind("{what} holds values that are not finite.", "{hint}", NUMERIC, 500, "server_error"),
+    "not_as_written": ErrorKind(
+        "{layer} does not read back from the disk as it was written.",
+        "Nothing was published. The disk or the memory is failing, or this is a bug: repeat, and report it if it stays.",
+        RESOURCES,
+    ),
+    "max_kl": ErrorKind(
+        "No widths keep the divergence within {wanted} nats per token; the widest reach {reached}.",
+        "Allow more, or use -quant_type weight_only_int8.",
+        NUMERIC,
+    ),
     # --- the runtime ------------------------------------------------------------------------------------------
     "device": ErrorKind("The device {device} cannot be used: {reason}.", "{hint}", ENVIRONMENT),
     "no_memory": ErrorKind(

@@ -18,6 +18,7 @@ from aiakq.kernels.types import QWeight
 from aiakq.quantizers.activations import Activations
 from aiakq.quantizers.groups import Heads, Pair, block_linears, fold, watching
 from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.report import LayerError
 from aiakq.quantizers.rounding import Rounding, round_weight
 from aiakq.quantizers.source_model import take_weight
 from aiakq.spec import LayerSpec, QuantSpec
@@ -248,6 +249,11 @@ class BlockWork:
         self.finished[name] = weight
         take_weight(linear, weight, linear.weight.device)
 
+    def adopt(self, name: str, weight: QWeight) -> None:
+        """Take over a linear that an earlier run finished; the block computes as after ``finish``."""
+        self.finished[name] = weight
+        take_weight(self.linears[name], weight, self.linears[name].weight.device)
+
     # --- leaving --------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
@@ -296,3 +302,7 @@ class BlockWork:
             if len(self.inputs.hidden) and not any(name in group for group in self.groups):
                 self.warnings.append(f"{self.prefix}.{name} saw no calibration token; it was rounded plainly.")
         self._reference.clear()
+
+    def report(self) -> list[LayerError]:
+        """What the report says of the linears."""
+        return [LayerError(f"{self.prefix}.{name}", value) for name, value in self.errors.items()]
