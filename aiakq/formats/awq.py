@@ -3,7 +3,7 @@
 For one linear with N outputs, K inputs and ng groups, always 4 bits:
 
     qweight  [K, N/8] int32   codes packed along N, interleaved
-    qzeros   [ng, N/8] int32  zero points, same interleave, stored as they are
+    qzeros   [ng, N/8] int32  zero points, same interleave, stored as they are; absent where all are 8 (symmetric)
     scales   [ng, N] float16
     bias     [N]              optional
 
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from aiakq.formats.checks import derive_group_size, finite, mismatch, need, read_bias, shaped
+from aiakq.formats.checks import check_scales, derive_group_size, finite, mismatch, need, read_bias, shaped
 from aiakq.kernels.packing import pack, unpack
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
@@ -46,10 +46,12 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
             zeros = None
     elif not spec.symmetric:
         raise mismatch(name, "qzeros is missing")
+    codes, scales = _unpack(qweight).T.contiguous(), scales.T.contiguous()
+    check_scales(scales, codes, zeros, group_size, 4, "scales", name)
     return QWeight(
         scheme="w4a16",
-        codes=_unpack(qweight).T.contiguous(),
-        scales=scales.T.contiguous(),
+        codes=codes,
+        scales=scales,
         zeros=zeros,
         bias=read_bias(tensors, n, name),
         group_size=group_size,

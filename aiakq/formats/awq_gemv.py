@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from aiakq.formats.checks import finite, mismatch, need, read_bias, shaped
+from aiakq.formats.checks import check_scales, finite, mismatch, need, read_bias, shaped
 from aiakq.kernels.packing import pack, unpack
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
@@ -25,7 +25,7 @@ from aiakq.spec import QuantSpec
 SUFFIXES = ("qweight", "qzeros", "scales", "bias")
 
 
-def _padded_words(groups: int, group_size: int) -> int:
+def padded_words(groups: int, group_size: int) -> int:
     """W for this many groups."""
     words = -(-groups // 8)
     multiple = 1 if group_size >= 128 else 2 if group_size == 64 else 4
@@ -35,7 +35,6 @@ def _padded_words(groups: int, group_size: int) -> int:
 def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
     """One linear from its tensors (suffix -> tensor). Raises ``tensor_mismatch`` and ``not_finite``."""
     qweight = need(tensors, "qweight", name, 2, torch.int32)
-    qzeros = need(tensors, "qzeros", name, 2, torch.int32)
     scales = need(tensors, "scales", name, 2, torch.float16, torch.bfloat16, torch.float32)
     n, k = qweight.shape[0], qweight.shape[1] * 8
     # The padding hides the number of groups, so here only the config can say it.
@@ -43,16 +42,22 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     if k % group_size:
         raise mismatch(name, f"qweight has {k} inputs, which are no whole groups of {group_size}")
     groups = k // group_size
-    words = _padded_words(groups, group_size)
-    shaped(qzeros, (n, words), "qzeros", name)
+    words = padded_words(groups, group_size)
     shaped(scales, (n, words * 8), "scales", name)
     scales = finite(scales[:, :groups].contiguous(), "scales", name)
-    zeros: Tensor | None = unpack(qzeros, 4, count=groups)
-    if zeros is not None and bool((zeros == 8).all()):
-        zeros = None
+    zeros: Tensor | None = None
+    if "qzeros" in tensors:
+        qzeros = need(tensors, "qzeros", name, 2, torch.int32)
+        zeros = unpack(shaped(qzeros, (n, words), "qzeros", name), 4, count=groups)
+        if bool((zeros == 8).all()):
+            zeros = None
+    elif not spec.symmetric:
+        raise mismatch(name, "qzeros is missing")
+    codes = unpack(qweight, 4)
+    check_scales(scales, codes, zeros, group_size, 4, "scales", name)
     return QWeight(
         scheme="w4a16",
-        codes=unpack(qweight, 4),
+        codes=codes,
         scales=scales,
         zeros=zeros,
         bias=read_bias(tensors, n, name),
@@ -65,7 +70,7 @@ def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Ten
     if weight.bits != 4 or weight.perm is not None or weight.k % 8 or weight.k % weight.group_size:
         raise mismatch("linear", f"weight is {weight.scheme}, {weight.n} x {weight.k}; AWQ files cannot hold it")
     groups = weight.scales.shape[1]
-    padding = (0, _padded_words(groups, weight.group_size) * 8 - groups)
+    padding = (0, padded_words(groups, weight.group_size) * 8 - groups)
     zeros = weight.zeros if weight.zeros is not None else torch.full((weight.n, groups), 8, dtype=torch.uint8)
     scales = torch.nn.functional.pad(weight.scales.to(torch.float16), padding)
     tensors = {

@@ -165,18 +165,35 @@ class Checkpoint:
         """The modules that own quantized weights, by what is in the files, whatever the config says."""
         return list(self._linears)
 
+    def layout(self, prefix: str) -> str:
+        """The format of the quantized linear ``prefix``: what its tensors look like, else what the config says."""
+        assert self.spec is not None, "an unquantized checkpoint has no quantized linears"
+        infos = {suffix: self.inventory[name] for suffix, name in self._suffixes(prefix).items()}
+        half_words = "qweight" in infos and infos["qweight"].dtype == "I16"
+        return formats.layout_of({suffix: info.shape for suffix, info in infos.items()}, half_words, self.spec.format)
+
+    def _suffixes(self, prefix: str) -> dict[str, str]:
+        suffixes = {suffix for module in formats.FORMATS for suffix in formats.load(module).SUFFIXES}
+        return {suffix: f"{prefix}.{suffix}" for suffix in sorted(suffixes) if f"{prefix}.{suffix}" in self.inventory}
+
     def linear_tensors(self, prefix: str) -> dict[str, str]:
         """suffix -> full name of the tensors that the quantized linear ``prefix`` owns."""
+        suffixes = formats.load(self.layout(prefix)).SUFFIXES
+        return {suffix: name for suffix, name in self._suffixes(prefix).items() if suffix in suffixes}
+
+    def linear_spec(self, prefix: str) -> QuantSpec:
+        """The spec of one quantized linear, in the layout its tensors have.
+
+        What is in the file counts, even where the config says that this linear is not quantized.
+        """
         assert self.spec is not None, "an unquantized checkpoint has no quantized linears"
-        suffixes = formats.load(self.spec.format).SUFFIXES
-        return {suffix: f"{prefix}.{suffix}" for suffix in suffixes if f"{prefix}.{suffix}" in self.inventory}
+        spec = self.spec.for_layer(prefix) or replace(self.spec, layers=())
+        return replace(spec, format=self.layout(prefix))
 
     def read_linear(self, prefix: str) -> QWeight:
         """One quantized linear, bias included. Raises ``tensor_mismatch`` and ``not_finite`` naming the tensor."""
-        assert self.spec is not None, "an unquantized checkpoint has no quantized linears"
         tensors = {suffix: self.tensor(name) for suffix, name in self.linear_tensors(prefix).items()}
-        # What is in the file counts, even where the config says that this linear is not quantized.
-        spec = self.spec.for_layer(prefix) or replace(self.spec, layers=())
+        spec = self.linear_spec(prefix)
         try:
             return formats.load(spec.format).read(tensors, spec, prefix)
         except AiakqError as problem:

@@ -42,6 +42,24 @@ def finite(tensor: Tensor, suffix: str, name: str) -> Tensor:
     return tensor
 
 
+def check_scales(
+    scales: Tensor, codes: Tensor, zeros: Tensor | None, group_size: int, bits: int, suffix: str, name: str
+) -> None:
+    """Refuse a scale of 0 unless its whole group is zero anyway, which some tools write for dead inputs.
+
+    scales [N, ng], codes [N, K], zeros [N, ng] or None, as in QWeight. Anywhere else a scale of 0 means that it was too
+    small for its dtype, and that the weights are lost.
+    """
+    dead = scales == 0
+    if not bool(dead.any()):
+        return
+    for output, group in dead.nonzero().tolist():
+        zero = 2 ** (bits - 1) if zeros is None else zeros[output, group]
+        inside = codes[output, group * group_size : (group + 1) * group_size]
+        if bool((inside != zero).any()):
+            raise mismatch(name, f"{suffix} is 0 for output {output}, group {group}, whose codes are not")
+
+
 def read_bias(tensors: Mapping[str, Tensor], n: int, name: str) -> Tensor | None:
     """The bias [N] of the linear, checked, or None."""
     bias = tensors.get("bias")

@@ -3,15 +3,18 @@
 For one linear with N outputs, K inputs, b bits and ng groups (one for per-channel scales):
 
     pack-quantized   weight_packed      [N, ceil(K*b/32)] int32, packed along K, code + 2**(b-1)
-                     weight_scale       [N, ng] float
+                     weight_scale       [N, ng] or [1] float
                      weight_shape       [2] int64: N, K
-                     weight_zero_point  [ceil(N*b/32), ng] int32, packed along N, asymmetric only
+                     weight_zero_point  [ceil(N*b/32), ng] int32, packed along N, or [N, ng] int8; asymmetric only
                      weight_g_idx       [K] int32, act-order by group only
     int-quantized    weight             [N, K] int8           (``naive-quantized`` is the same on disk)
                      weight_scale       [N, 1] or [1] float
                      weight_zero_point  [N, 1] int8, asymmetric only
                      input_scale        [1] float, static activations only
     both             bias               [N], optional
+
+Codes of 3 bits fill the words without gaps; older versions put ten of them into each word instead. The shapes tell, and
+they say the width as well, whatever the config says.
 """
 
 from __future__ import annotations
@@ -22,8 +25,17 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import error
-from aiakq.formats.checks import derive_group_size, finite, mismatch, need, order_from_groups, read_bias, shaped
-from aiakq.kernels.packing import pack, unpack, words_for
+from aiakq.formats.checks import (
+    check_scales,
+    derive_group_size,
+    finite,
+    mismatch,
+    need,
+    order_from_groups,
+    read_bias,
+    shaped,
+)
+from aiakq.kernels.packing import SUPPORTED_BITS, pack, unpack, words_for
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
@@ -51,18 +63,19 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
 def _read_packed(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWeight:
     if spec.activation_bits:
         raise error("format_unsupported", reason=f"{name} has packed weights together with quantized activations")
-    bits = spec.bits
     packed = need(tensors, "weight_packed", name, 2, torch.int32)
     shape = need(tensors, "weight_shape", name, 1, torch.int64, torch.int32).tolist()
-    scales = need(tensors, "weight_scale", name, 2, *_FLOATS)
-    if len(shape) != 2 or shape[0] != packed.shape[0] or words_for(max(shape[1], 0), bits) != packed.shape[1]:
-        raise mismatch(name, f"weight_shape is {shape}, weight_packed {list(packed.shape)} at {bits} bits")
+    scales = tensors.get("weight_scale")
+    if scales is None or scales.dtype not in _FLOATS:
+        raise mismatch(name, "weight_scale is missing or not a float")
+    bits = _width(packed.shape[1], shape[1], spec.bits) if len(shape) == 2 and shape[0] == packed.shape[0] else None
+    if bits is None:
+        raise mismatch(name, f"weight_shape is {shape}, weight_packed {list(packed.shape)} at {spec.bits} bits")
     n, k = shape
+    scales = _rows(scales, n, name)
     groups = scales.shape[1]
-    shaped(scales, (n, groups), "weight_scale", name)
-    finite(scales, "weight_scale", name)
     group_size = derive_group_size(k, groups, spec.group_size, "weight_scale", name)
-    codes = unpack(packed, bits, count=k)
+    codes = _unpack(packed, bits, k)
     perm = None
     if "weight_g_idx" in tensors:
         perm = order_from_groups(tensors["weight_g_idx"], k, groups, group_size, "weight_g_idx", name)
@@ -70,13 +83,12 @@ def _read_packed(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> Q
             codes = codes[:, perm].contiguous()
     zeros = None
     if "weight_zero_point" in tensors:
-        words = need(tensors, "weight_zero_point", name, 2, torch.int32)
-        shaped(words, (words_for(n, bits), groups), "weight_zero_point", name)
-        zeros = unpack(words, bits, dim=0, count=n)
+        zeros = _read_zeros(need(tensors, "weight_zero_point", name, 2, torch.int32, torch.int8), n, groups, bits, name)
     elif not spec.symmetric:
         raise mismatch(name, "weight_zero_point is missing")
+    check_scales(scales, codes, zeros, group_size, bits, "weight_scale", name)
     return QWeight(
-        scheme=spec.scheme,
+        scheme=f"w{bits}a16",
         codes=codes,
         scales=scales,
         zeros=zeros,
@@ -86,25 +98,66 @@ def _read_packed(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> Q
     )
 
 
+def _width(words: int, k: int, likely: int) -> int | None:
+    """The bits per code that K codes in so many words have, ``likely`` if it can be; None if there are none."""
+    if k <= 0:
+        return None
+    fitting = [bits for bits in SUPPORTED_BITS if words in (words_for(k, bits), -(-k // (32 // bits)))]
+    return likely if likely in fitting else fitting[0] if fitting else None
+
+
+def _unpack(words: Tensor, bits: int, count: int, dim: int = -1) -> Tensor:
+    """``unpack``, whether or not the words have gaps."""
+    if words.shape[dim] == words_for(count, bits):
+        return unpack(words, bits, dim=dim, count=count)
+    rows = words.movedim(dim, -1)
+    shifts = torch.arange(0, 32 // bits * bits, bits, dtype=torch.int32, device=words.device)
+    codes = ((rows.unsqueeze(-1) >> shifts) & (2**bits - 1)).to(torch.uint8).flatten(-2)
+    return codes[..., :count].movedim(-1, dim).contiguous()
+
+
+def _read_zeros(stored: Tensor, n: int, groups: int, bits: int, name: str) -> Tensor | None:
+    """Zero points [N, ng] uint8 as codes, or None where all are 0, that is 2**(b-1) as a code."""
+    half = 2 ** (bits - 1)
+    if stored.dtype == torch.int8:
+        shaped(stored, (n, groups), "weight_zero_point", name)
+        low, high = int(stored.min()), int(stored.max())
+        if low < -half or high >= half:
+            raise mismatch(name, f"weight_zero_point is {low if low < -half else high}, outside {-half}..{half - 1}")
+        zeros = (stored.to(torch.int16) + half).to(torch.uint8)
+    else:
+        if _width(stored.shape[0], n, bits) != bits:
+            shaped(stored, (words_for(n, bits), groups), "weight_zero_point", name)
+        zeros = _unpack(shaped(stored, (stored.shape[0], groups), "weight_zero_point", name), bits, n, dim=0)
+    return None if bool((zeros == half).all()) else zeros
+
+
+def _rows(scales: Tensor, n: int, name: str) -> Tensor:
+    """Scales [N, ng]: one number means the same for all."""
+    if scales.numel() == 1:
+        scales = scales.reshape(1, 1).expand(n, 1).contiguous()
+    if scales.dim() != 2:
+        raise mismatch(name, f"weight_scale has shape {list(scales.shape)}, not 2 dimensions")
+    return finite(shaped(scales, (n, scales.shape[1]), "weight_scale", name), "weight_scale", name)
+
+
 def _read_int8(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWeight:
     weight = need(tensors, "weight", name, 2, torch.int8)
     n, k = weight.shape
     scales = tensors.get("weight_scale")
     if scales is None or scales.dtype not in _FLOATS:
         raise mismatch(name, "weight_scale is missing or not a float")
-    if scales.numel() == 1:
-        scales = scales.reshape(1, 1).expand(n, 1).contiguous()
-    if scales.dim() != 2:
-        raise mismatch(name, f"weight_scale has shape {list(scales.shape)}, not 2 dimensions")
+    scales = _rows(scales, n, name)
     groups = scales.shape[1]
-    shaped(scales, (n, groups), "weight_scale", name)
-    finite(scales, "weight_scale", name)
+    group_size = derive_group_size(k, groups, spec.group_size, "weight_scale", name)
     zeros = None
     if "weight_zero_point" in tensors:
-        point = need(tensors, "weight_zero_point", name, 2, torch.int8)
-        zeros = (shaped(point, (n, groups), "weight_zero_point", name).to(torch.int16) + 128).to(torch.uint8)
-        if bool((zeros == 128).all()):
-            zeros = None
+        point = need(tensors, "weight_zero_point", name, tensors["weight_zero_point"].dim(), torch.int8)
+        point = point.reshape(1, 1).expand(n, 1) if point.numel() == 1 else point
+        zeros = _read_zeros(point, n, groups, 8, name)
+    if spec.activation_bits and (zeros is not None or groups != 1):
+        reason = f"{name} has 8-bit activations, and weights that are asymmetric or in groups"
+        raise error("format_unsupported", reason=reason)
     input_scale = None
     if spec.static_input:
         stored = tensors.get("input_scale")
@@ -116,13 +169,15 @@ def _read_int8(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWe
     input_zero = tensors.get("input_zero_point")
     if input_zero is not None and bool((input_zero != 0).any()):
         raise error("format_unsupported", reason=f"{name} has activations with a zero point")
+    codes = (weight.to(torch.int16) + 128).to(torch.uint8)
+    check_scales(scales, codes, zeros, group_size, 8, "weight_scale", name)
     return QWeight(
-        scheme=spec.scheme,
-        codes=(weight.to(torch.int16) + 128).to(torch.uint8),
+        scheme="w8a8" if spec.activation_bits else "w8a16",
+        codes=codes,
         scales=scales,
         zeros=zeros,
         bias=read_bias(tensors, n, name),
-        group_size=derive_group_size(k, groups, spec.group_size, "weight_scale", name),
+        group_size=group_size,
         input_scale=input_scale,
     )
 

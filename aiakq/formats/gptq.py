@@ -20,7 +20,16 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import error
-from aiakq.formats.checks import derive_group_size, finite, mismatch, need, order_from_groups, read_bias, shaped
+from aiakq.formats.checks import (
+    check_scales,
+    derive_group_size,
+    finite,
+    mismatch,
+    need,
+    order_from_groups,
+    read_bias,
+    shaped,
+)
 from aiakq.kernels.packing import SUPPORTED_BITS, pack, unpack
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
@@ -36,8 +45,8 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     g_idx = tensors.get("g_idx")
     n = qweight.shape[1]
     groups = scales.shape[0]
-    # Without g_idx (auto-round writes none) K is only known through the config's width.
-    k = int(g_idx.numel()) if g_idx is not None else qweight.shape[0] * 32 // spec.bits
+    # Without g_idx (auto-round writes none) the width of the zero points says what K is.
+    k = int(g_idx.numel()) if g_idx is not None else qweight.shape[0] * n // max(qzeros.shape[1], 1)
     bits, rest = divmod(qweight.shape[0] * 32, max(k, 1))
     if rest or bits not in SUPPORTED_BITS:
         raise mismatch(
@@ -56,13 +65,13 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
         perm = order_from_groups(g_idx, k, groups, group_size, "g_idx", name)
         if perm is not None:
             codes = codes[:, perm].contiguous()
-    zeros: Tensor | None = _read_zeros(qzeros, bits, spec).T.contiguous()
-    if zeros is not None and bool((zeros == 2 ** (bits - 1)).all()):
-        zeros = None
+    zeros = _read_zeros(qzeros, bits, spec)
+    scales = scales.T.contiguous()
+    check_scales(scales, codes, zeros, group_size, bits, "scales", name)
     return QWeight(
         scheme=f"w{bits}a16",
         codes=codes,
-        scales=scales.T.contiguous(),
+        scales=scales,
         zeros=zeros,
         perm=perm,
         bias=read_bias(tensors, n, name),
@@ -70,20 +79,45 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     )
 
 
-def _read_zeros(qzeros: Tensor, bits: int, spec: QuantSpec) -> Tensor:
-    """Zero points [ng, N] uint8.
+def _read_zeros(qzeros: Tensor, bits: int, spec: QuantSpec) -> Tensor | None:
+    """Zero points [N, ng] uint8, or None where all are 2**(b-1), as symmetric weights have them.
 
     Version 1 stored zero - 1, and tools disagree about a zero of 0: GPTQModel subtracts from the whole word, so the
     borrow runs into the next field and only a whole-word addition undoes it (not at 3 bits, where it works by field);
-    everyone else wraps each field by itself.
+    everyone else wraps each field by itself. Symmetric weights have one known zero point, so there the stored constant
+    says which version a file is, whatever its config says.
     """
+    half = 2 ** (bits - 1)
+    stored = unpack(qzeros, bits)
+    first = int(stored[0, 0])
+    if spec.symmetric and first in (half - 1, half) and bool((stored == first).all()):
+        return None
     if spec.format == "gptq_v2":
-        return unpack(qzeros, bits)
-    by_word = bits != 3 and not spec.symmetric and str(spec.notes.get("quantizer", "")).startswith("gptqmodel")
-    if by_word:
+        zeros = stored
+    elif bits != 3 and not spec.symmetric and str(spec.notes.get("quantizer", "")).startswith("gptqmodel"):
         ones = torch.tensor(sum(1 << shift for shift in range(0, 32, bits)), dtype=torch.int32, device=qzeros.device)
-        return unpack(qzeros + ones, bits)
-    return (unpack(qzeros, bits) + 1) & (2**bits - 1)
+        zeros = unpack(qzeros + ones, bits)
+    else:
+        zeros = (stored + 1) & (2**bits - 1)
+    return None if bool((zeros == half).all()) else zeros.T.contiguous()
+
+
+def zero_shift(weight: QWeight) -> float:
+    """How far the weights of one linear lie off centre, in steps: about 0, or about 1 where the zeros are off by one.
+
+    Weights have a mean near zero, so codes are as much above their zero points as below. Asymmetric files whose version
+    is mislabelled show in this and in nothing else. Tells nothing about symmetric weights.
+    """
+    if weight.zeros is None:
+        return 0.0
+    groups = weight.scales.shape[1]
+    spread = weight.codes.to(torch.float32)
+    spread = torch.nn.functional.pad(spread, (0, groups * weight.group_size - weight.k))
+    counts = torch.full((groups,), weight.group_size, dtype=torch.float32)
+    counts[-1] -= groups * weight.group_size - weight.k
+    means = spread.view(weight.n, groups, weight.group_size).sum(-1) / counts.to(spread.device)
+    signs = weight.scales.sign().to(torch.float32)
+    return float(((means - weight.zeros.to(torch.float32)) * signs).median())
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -1,0 +1,124 @@
+"""AWQ on disk for llm-awq's second kernel, AutoAWQ's GEMV-fast: four rows side by side in 16-bit words.
+
+For one linear with N outputs, K inputs and ng groups, always 4 bits:
+
+    qweight  [N/4, K] int16    codes, interleaved as below
+    scales   [R, N] float16    R >= ng rows, the rest padding
+    qzeros   [R, N] float16    -(scale * zero), already multiplied; llm-awq calls it scaled_zeros
+    bias     [N]               optional
+
+``W[n, k] = q * scale + qzero``. Zero points are whole numbers before the product is rounded to 16 bits, and are made
+whole again; files whose zero points are something else keep them as floats. Each row is first reordered in itself (see ``_ORDER``); then word w of rows 4r .. 4r + 3 and of 64 columns holds, lowest bits
+first, the places 4w .. 4w + 3 of those four rows written one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from aiakq.formats.awq_gemv import padded_words
+from aiakq.formats.checks import check_scales, finite, mismatch, need, read_bias, shaped
+from aiakq.kernels.types import QWeight
+from aiakq.spec import QuantSpec
+
+SUFFIXES = ("qweight", "qzeros", "scaled_zeros", "scales", "bias")
+
+_ROWS, _COLUMNS = 4, 64
+#: What rounding -(scale * zero) to 16 bits does to a zero point of at most 15: 15 / 2**8 for bfloat16.
+_ROUNDING = 0.06
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+#: Place p of 32 neighbouring columns holds column _ORDER[p].
+_ORDER = torch.arange(32).reshape(4, 4, 2).permute(1, 0, 2).reshape(4, 4, 2).transpose(1, 2).flatten()
+
+
+def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
+    """One linear from its tensors (suffix -> tensor). Raises ``tensor_mismatch`` and ``not_finite``."""
+    qweight = need(tensors, "qweight", name, 2, torch.int16)
+    scales = need(tensors, "scales", name, 2, *_FLOATS)
+    suffix = "scaled_zeros" if "scaled_zeros" in tensors else "qzeros"
+    scaled = need(tensors, suffix, name, 2, *_FLOATS)
+    n, k = qweight.shape[0] * _ROWS, qweight.shape[1]
+    # The padding hides the number of groups, so here only the config can say it.
+    group_size = k if spec.group_size == -1 else spec.group_size
+    if k % group_size or k % _COLUMNS:
+        raise mismatch(name, f"qweight has {k} inputs, which are no whole groups of {group_size} and {_COLUMNS}")
+    groups = k // group_size
+    if scales.shape[0] < groups:
+        raise mismatch(name, f"scales has {scales.shape[0]} rows for {groups} groups")
+    shaped(scales, (scales.shape[0], n), "scales", name)
+    shaped(scaled, tuple(scales.shape), suffix, name)
+    scale = finite(scales[:groups].T.contiguous(), "scales", name)
+    product = finite(scaled[:groups].T.to(torch.float32), suffix, name)
+    codes = _unpack(qweight)
+    if bool((product[scale == 0] != 0).any()):
+        raise mismatch(name, f"{suffix} is not zero where the scale is")
+    zeros: Tensor | None = _zeros(product, scale, suffix, name)
+    if zeros is not None and bool((zeros == 8).all()):
+        zeros = None
+    check_scales(scale, codes, zeros, group_size, 4, "scales", name)
+    return QWeight(
+        scheme="w4a16",
+        codes=codes,
+        scales=scale,
+        zeros=zeros,
+        bias=read_bias(tensors, n, name),
+        group_size=group_size,
+    )
+
+
+def _zeros(product: Tensor, scale: Tensor, suffix: str, name: str) -> Tensor:
+    """-product / scale [N, ng]: uint8 where all are whole but for the rounding, else float32."""
+    zeros = torch.where(scale == 0, 0.0, -product / scale.to(torch.float32))
+    whole = zeros.round()
+    if bool(((zeros - whole).abs() <= _ROUNDING).all()):
+        zeros = whole
+    outside = (zeros < 0) | (zeros > 15)
+    if bool(outside.any()):
+        raise mismatch(name, f"{suffix} means a zero point of {float(zeros[outside][0]):.4g}, outside 0..15")
+    return zeros.to(torch.uint8) if zeros is whole else zeros
+
+
+def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of one linear. Scales are float16 whatever ``dtype`` is. Raises ``not_finite`` on overflow."""
+    n, k, group_size = weight.n, weight.k, weight.group_size
+    if weight.bits != 4 or weight.perm is not None or n % _ROWS or k % _COLUMNS or k % group_size:
+        raise mismatch("linear", f"weight is {weight.scheme}, {n} x {k}; this layout cannot hold it")
+    groups = weight.scales.shape[1]
+    rows = padded_words(groups, group_size) * 8
+    zeros = weight.zeros if weight.zeros is not None else torch.full((n, groups), 8, dtype=torch.uint8)
+    scales = finite(weight.scales.to(torch.float16), "scales (as float16)", "linear")
+    product = finite(-(scales.float() * zeros.float()).to(torch.float16), "qzeros (as float16)", "linear")
+    padding = (0, rows - groups)
+    tensors = {
+        "qweight": _pack(weight.codes),
+        "scales": torch.nn.functional.pad(scales, padding).T,
+        "qzeros": torch.nn.functional.pad(product, padding).T,
+    }
+    if weight.bias is not None:
+        tensors["bias"] = weight.bias.to(dtype)
+    return {suffix: tensor.cpu().contiguous() for suffix, tensor in tensors.items()}
+
+
+def _unpack(words: Tensor) -> Tensor:
+    """int16 [N/4, K] -> codes [N, K] uint8 in natural order."""
+    blocks, k = words.shape
+    shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=words.device)
+    places = ((words.to(torch.int32).unsqueeze(-1) >> shifts) & 15).to(torch.uint8)
+    # [N/4, K/64, 64 words, 4 fields] is [4 rows, 64 columns] read in order.
+    rows = places.reshape(blocks, k // _COLUMNS, _ROWS, _COLUMNS).transpose(1, 2).reshape(blocks * _ROWS, k // 32, 32)
+    return rows[..., torch.argsort(_ORDER)].reshape(blocks * _ROWS, k).contiguous()
+
+
+def _pack(codes: Tensor) -> Tensor:
+    """codes [N, K] -> int16 [N/4, K]."""
+    n, k = codes.shape
+    rows = (
+        codes.to(torch.int32).reshape(n, k // 32, 32)[..., _ORDER].reshape(n // _ROWS, _ROWS, k // _COLUMNS, _COLUMNS)
+    )
+    places = rows.transpose(1, 2).reshape(n // _ROWS, k, 4)
+    shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=codes.device)
+    words = (places << shifts).sum(-1, dtype=torch.int32)
+    return torch.where(words >= 1 << 15, words - (1 << 16), words).to(torch.int16)
