@@ -120,6 +120,14 @@ class Activations:
         out = block(hidden, *call.args, **call.kwargs)
         return out[0] if isinstance(out, tuple) else out
 
+    def run_one(self, block: nn.Module, index: int) -> Tensor:
+        """The output of block ``index`` on the first sequence alone, [1, T, hidden]."""
+        hidden = self.hidden[0].to(self.device)
+        call = self.calls[tuple(hidden.shape[:2])][index]
+        rows = hidden.shape[0]
+        out = block(hidden[:1], *_first_row(call.args, rows), **_first_row(call.kwargs, rows))
+        return out[0] if isinstance(out, tuple) else out
+
     def advance(self, block: nn.Module, index: int) -> None:
         """Replace every batch by the output of block ``index`` on it."""
         with torch.inference_mode():
@@ -133,6 +141,18 @@ class Activations:
     @property
     def tokens(self) -> int:
         return sum(shape[0] * shape[1] for shape in self.hidden.shapes)
+
+
+def _first_row(value: Any, rows: int) -> Any:
+    """``value`` with every tensor inside that has ``rows`` rows of its own cut to the first of them."""
+    if isinstance(value, Tensor):
+        # A single dimension counts positions, not sequences.
+        return value[:1] if value.dim() > 1 and value.shape[0] == rows else value
+    if isinstance(value, dict):
+        return {key: _first_row(item, rows) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_first_row(item, rows) for item in value)
+    return value
 
 
 def batched(samples: Iterable[Tensor], rows: int = 8) -> list[Tensor]:

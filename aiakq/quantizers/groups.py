@@ -1,11 +1,11 @@
-"""Which linears of a block share an input, and which norm or linear feeds them.
+"""Which linears of a block share an input, and how a scale is folded from what feeds them into them.
 
-The first is found by watching one forward pass, so it holds for any architecture. The second decides into what a scale
-can be folded without changing the function; it is a table, because no trace can prove it.
+The groups are found by watching one forward pass, so they hold for any architecture; pairs.py finds what feeds them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,12 +14,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aiakq.errors import error
+from aiakq.quantizers.experts import EXPERT, Experts
 
 
 def block_linears(block: nn.Module) -> dict[str, nn.Linear]:
-    """Every linear of a block, by its name inside the block."""
+    """Every linear of a block that transforms activations, by its name inside the block.
+
+    Linears beside experts decide where tokens go and how much that counts; they are small and stay as they are.
+    """
+    gates = {child for module in block.modules() if _routes(module) for child in module.children()}
+    return {name: module for name, module in _linears(block).items() if module not in gates}
+
+
+def gates(block: nn.Module) -> list[str]:
+    """The linears of a block that ``block_linears`` leaves out, by name."""
+    return sorted(set(_linears(block)) - set(block_linears(block)))
+
+
+def _linears(block: nn.Module) -> dict[str, nn.Linear]:
     return {name: module for name, module in block.named_modules() if type(module) is nn.Linear}
+
+
+def _routes(module: nn.Module) -> bool:
+    return any(isinstance(child, Experts) for child in module.children())
+
+
+def structure(block: nn.Module) -> tuple[Any, ...]:
+    """Equal for blocks that have the same modules and shapes, so that what was traced in one holds in the other."""
+    shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
+    return type(block), shapes
 
 
 @contextmanager
@@ -33,19 +56,28 @@ def watching(hooks: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
             handle.remove()
 
 
+def same_place(x: Tensor) -> tuple[Any, ...]:
+    """Equal for tensors [.., K] that are the same rows in the same memory, while both live."""
+    return x.data_ptr(), x.numel(), x.shape[-1], x.stride()[-2:]
+
+
 def trace_groups(block: nn.Module, run: Callable[[], Any]) -> list[tuple[str, ...]]:
     """The linears of ``block`` in groups that receive the same tensor, in the order in which they run.
 
-    ``run`` runs the block once. A linear that does not run is in no group.
+    ``run`` runs the block once. A linear that does not run is in no group. Experts read the same tensor but, when
+    serving, different tokens of it: the linears of one expert are no group with those of another.
     """
     seen: dict[tuple[Any, ...], list[str]] = {}
     kept: list[Tensor] = []  # while a tensor lives its address is its own
 
     def hook(name: str) -> Callable[..., None]:
+        expert = re.search(EXPERT, name)
+
         def note(module: nn.Module, args: tuple[Any, ...]) -> None:
             x = args[0]
-            kept.append(x)
-            names = seen.setdefault((x.data_ptr(), tuple(x.shape), x.stride()), [])
+            if expert is None:
+                kept.append(x)
+            names = seen.setdefault((same_place(x), expert and expert[0]), [])
             if name not in names:
                 names.append(name)
 
@@ -62,58 +94,35 @@ class Pair:
     """A scale per channel can be divided out of ``source`` and multiplied into ``targets``.
 
     source   a norm (its weight and bias are divided) or a linear (its outputs are), by name inside the block.
-    targets  the linears that read nothing but what the source gives, channel by channel.
-    parent   the module whose output shows what rounding the targets costs.
+    targets  what reads nothing but what the source gives, channel by channel: linears, and the weights of routers
+             among experts, which come last.
+    parent   the module whose output shows what rounding the targets costs; "" is the block.
     heads    source channels are key-value heads that several query heads share: the scales of the queries that read
              one value channel are tied.
+    part     (parts, first, length): the source is a linear whose rows are in ``parts`` equal parts, of each of which
+             ``length`` rows from ``first`` on are the source's channels (fused projections); None if all are.
+    plus_one the norm multiplies by one plus its weight.
+    witness  the target that sees every token: a router where the others are experts.
     """
 
     source: str
     targets: tuple[str, ...]
     parent: str
     heads: bool = False
+    part: tuple[int, int, int] | None = None
+    plus_one: bool = False
 
+    @property
+    def witness(self) -> str:
+        return next((name for name in self.targets if not re.search(EXPERT, name)), self.targets[0])
 
-_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-
-
-def _gated(config: Any) -> tuple[Pair, ...]:
-    """Norm, attention, norm, gated MLP: the activation multiplies ``up_proj``, so its outputs scale freely."""
-    return (
-        Pair("input_layernorm", _ATTENTION, "self_attn"),
-        Pair("self_attn.v_proj", ("self_attn.o_proj",), "self_attn.o_proj", heads=True),
-        Pair("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj"), "mlp"),
-        Pair("mlp.up_proj", ("mlp.down_proj",), "mlp.down_proj"),
-    )
-
-
-def _opt(config: Any) -> tuple[Pair, ...]:
-    """OPT. ReLU lets positive scales through; norms after the sublayers (350m) feed the residual too and stay out."""
-    pairs = [Pair("self_attn.v_proj", ("self_attn.out_proj",), "self_attn.out_proj", heads=True)]
-    if config.do_layer_norm_before and config.layer_norm_elementwise_affine:
-        pairs.insert(0, Pair("self_attn_layer_norm", _ATTENTION, "self_attn"))
-        pairs.append(Pair("final_layer_norm", ("fc1",), "fc1"))
-    if config.activation_function == "relu":
-        pairs.append(Pair("fc1", ("fc2",), "fc2"))
-    return tuple(pairs)
-
-
-#: model_type -> its pairs. Only families where every pair is exact.
-SMOOTHING: dict[str, Callable[[Any], tuple[Pair, ...]]] = {
-    "llama": _gated,
-    "mistral": _gated,
-    "qwen2": _gated,
-    "qwen3": _gated,
-    "opt": _opt,
-}
-
-
-def smoothing_pairs(config: Any, method: str) -> tuple[Pair, ...]:
-    """The pairs of a model's blocks, from its transformers config. Raises ``no_smoothing_map``."""
-    family = SMOOTHING.get(config.model_type)
-    if family is None:
-        raise error("no_smoothing_map", method=method, architecture=config.model_type)
-    return family(config)
+    def rows(self, n: int) -> Tensor:
+        """Which of the source's N rows (or channels) are scaled, [channels] int64."""
+        every = torch.arange(n)
+        if self.part is None:
+            return every
+        parts, first, length = self.part
+        return every.view(parts, -1)[:, first : first + length].flatten()
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,12 @@ class Heads:
     @classmethod
     def of(cls, config: Any) -> Heads:
         heads = getattr(config, "num_attention_heads", None) or 1
-        return cls(heads, getattr(config, "num_key_value_heads", None) or heads)
+        shared = getattr(config, "num_key_value_heads", None)
+        if getattr(config, "new_decoder_architecture", False):  # Falcon's spelling
+            shared = config.num_kv_heads
+        elif shared is None and getattr(config, "multi_query", False):
+            shared = 1
+        return cls(heads, shared or heads)
 
     def tie(self, per_channel: Tensor, how: str) -> Tensor:
         """Reduce a statistic of the queries' channels [Hq*D] to the value channels [Hkv*D] by ``mean`` or ``max``."""
@@ -152,22 +166,24 @@ def fold(
     """
     source = block.get_submodule(pair.source)
     assert isinstance(source.weight, Tensor)
-    bias = getattr(source, "bias", None)
+    weight, bias = source.weight.data, getattr(source, "bias", None)
+    rows = pair.rows(len(weight)).to(weight.device)
     changed: dict[str, Tensor] = {}
     if isinstance(source, nn.Linear):
         effective = scales
-        source.weight.data.div_(scales.unsqueeze(1))
+        weight[rows] /= scales.unsqueeze(1)
         if bias is not None:
-            bias.data.copy_((bias.data / scales).to(storage))
+            bias.data[rows] = (bias.data[rows] / scales).to(storage).to(torch.float32)
     else:
-        old = source.weight.data
-        new = (old / scales).to(storage).to(torch.float32)
+        one = float(pair.plus_one)
+        old = weight + one
+        new = (old / scales - one).to(storage).to(torch.float32) + one
         # A weight that is 0, or becomes 0 or infinite, keeps its channel as it was.
-        usable = (new != 0) & torch.isfinite(new)
+        usable = (new != 0) & torch.isfinite(new) & (old != 0)
         new = torch.where(usable, new, old)
         effective = torch.where(usable, old / torch.where(usable, new, torch.ones_like(new)), torch.ones_like(old))
-        source.weight.data.copy_(new)
-        changed[f"{pair.source}.weight"] = source.weight.data
+        weight.copy_(torch.where(usable, new - one, weight))
+        changed[f"{pair.source}.weight"] = weight
         if bias is not None:
             bias.data.copy_((bias.data / effective).to(storage))
             changed[f"{pair.source}.bias"] = bias.data

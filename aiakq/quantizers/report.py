@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from aiakq.quantizers.experts import ExpertTokens
+
 
 @dataclass
 class LayerError:
@@ -21,6 +23,7 @@ class QuantizeReport:
     bits_per_weight     from the bytes of the quantized linears' tensors, scales and zero points included.
     bytes_before/after  of all weights of the model.
     perplexity_*        on ``evaluation_text``; None where it was not measured.
+    experts             of mixture-of-experts models, block by block: the calibration tokens each one was given.
     tokens              calibration tokens used; ``dropped_tokens`` of them had inputs that were not finite.
     """
 
@@ -37,6 +40,7 @@ class QuantizeReport:
     bytes_before: int
     bytes_after: int
     layers: list[LayerError] = field(default_factory=list)
+    experts: list[ExpertTokens] = field(default_factory=list)
     perplexity_before: float | None = None
     perplexity_after: float | None = None
     evaluation_text: str | None = None

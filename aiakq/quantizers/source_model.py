@@ -6,8 +6,7 @@ cast to the dtype the output stores them in, so that calibration sees the model 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,17 +16,13 @@ from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.kernels.reference import dequantize
 from aiakq.kernels.types import QWeight
-from aiakq.quantizers.activations import Activations, Call, HiddenStates
-from aiakq.quantizers.groups import block_linears
+from aiakq.quantizers.experts import take_apart
+from aiakq.quantizers.groups import block_linears, gates
 from aiakq.quantizers.rounding import round_activations
 from aiakq.quantizers.tensor_parallel import LinearShape, pad
 
 #: Last parts of the names of linears whose outputs are summed over GPUs, so that tensor parallelism cuts their inputs.
 _ROW_PARALLEL = ("o_proj", "out_proj", "down_proj", "fc2", "dense_4h_to_h", "dense", "c_proj", "wo", "w2")
-
-
-class _Captured(Exception):
-    pass
 
 
 class SourceModel:
@@ -52,18 +47,27 @@ class SourceModel:
         self.model = _skeleton(checkpoint, trust_remote_code, self.widths)
         self.config = self.model.config.get_text_config()
         self.blocks_name, self.blocks = _find_blocks(self.model)
+        named = [(self.block_prefix(index), block) for index, block in enumerate(self.blocks)]
+        self.experts = take_apart(named, self.config.model_type)
         self._quantized = set(checkpoint.quantized_linears())
         # transformers keeps embeddings outside the blocks under names of its own; only blocks must map one to one.
         self._source_names = {name: self._source_name(name) for name, _ in self.model.named_parameters()}
         self._source_names |= {name: self._source_name(name) for name, _ in self.model.named_buffers()}
-        self._module_names = {source: name for name, source in self._source_names.items() if source is not None}
+        self._module_names: dict[str, list[str]] = {}
+        for name, source in self._source_names.items():
+            if source is not None:
+                self._module_names.setdefault(source, []).append(name)
 
     def _source_name(self, name: str) -> str | None:
         """The checkpoint's name of a tensor; some older files lack the outermost module's prefix."""
         base = self.model.base_model_prefix + "."
-        for candidate in (name, name.removeprefix(base), base + name):
-            if candidate in self.checkpoint.inventory:
-                return candidate
+        spellings = [name, self.experts.own_name(name)]
+        if name in self.experts.fused:
+            spellings.append(self.experts.fused[name].tensor)
+        for spelled in spellings:
+            for candidate in (spelled, spelled.removeprefix(base), base + spelled):
+                if candidate in self.checkpoint.inventory:
+                    return candidate
         return None
 
     def block_prefix(self, index: int) -> str:
@@ -78,18 +82,30 @@ class SourceModel:
         return found
 
     def module_name(self, source: str) -> str:
-        """The model's name of a checkpoint's tensor; its own name where the model has none for it."""
-        return self._module_names.get(source, source)
+        """The model's name of a checkpoint's tensor; its own name where the model has none for it, or several."""
+        names = self._module_names.get(source, ())
+        return names[0] if len(names) == 1 else source
 
-    def tensor(self, source: str, shape: torch.Size | None = None) -> Tensor:
-        """A tensor of the checkpoint, by its name there, padded to the ``shape`` the model has for it."""
+    def rest(self, done: Container[str]) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the checkpoint under the model's name for it, which every loader knows; but for ``done``.
+
+        A tensor the model has no name for keeps its own. One that holds several linears (fused experts) comes in parts,
+        and each may be done.
+        """
+        shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
+        for source in self.checkpoint.inventory:
+            for name in self._module_names.get(source, [source]):
+                if name not in done:
+                    yield name, self._tensor(name, source, shapes.get(name))
+
+    def _tensor(self, name: str, source: str, shape: torch.Size | None) -> Tensor:
+        """The model's tensor ``name``, which is in the checkpoint's ``source``, padded to the model's ``shape``."""
         tensor = self.checkpoint.tensor(source)
-        if not self.widths:
-            return tensor
-        if shape is None:
-            own = dict(self.model.named_parameters()).get(self.module_name(source))
-            shape = tensor.shape if own is None else own.shape
-        return pad(tensor, shape, self.widths, source)
+        part = self.experts.fused.get(name)
+        if part is not None and tensor.dim() == 3:
+            tensor = tensor[part.expert] if part.expert < len(tensor) else tensor
+            tensor = tensor if part.half is None else tensor.chunk(2)[part.half]
+        return tensor if shape is None or not self.widths else pad(tensor, shape, self.widths, source)
 
     def linear_shapes(self) -> list[LinearShape]:
         """Every linear inside the blocks, which is what will be quantized."""
@@ -102,13 +118,13 @@ class SourceModel:
         return shapes
 
     def other_linears(self) -> list[str]:
-        """Module paths of the linears outside the blocks, which stay as they are."""
+        """Module paths of the linears that stay as they are: those outside the blocks, and gates beside experts."""
         inside = self.blocks_name + "."
         return [
             name
             for name, module in self.model.named_modules()
             if isinstance(module, nn.Linear) and not name.startswith(inside)
-        ]
+        ] + [f"{self.block_prefix(index)}.{name}" for index, block in enumerate(self.blocks) for name in gates(block)]
 
     def unquantized_share(self) -> float:
         """The part of the blocks' parameters that is not in linears, between 0 and 1 (fused experts, mostly)."""
@@ -145,7 +161,7 @@ class SourceModel:
 
     def _read(self, name: str, shape: torch.Size) -> Tensor:
         source = self.source_name(name)
-        tensor = self.tensor(source, shape)
+        tensor = self._tensor(name, source, shape)
         if tensor.shape != shape:
             reason = f"tensor {source} has shape {list(tensor.shape)}, its config says {list(shape)}"
             raise error("tensor_mismatch", path=str(self.checkpoint.path), reason=reason)
@@ -157,79 +173,6 @@ class SourceModel:
             for name, parameter in child.named_parameters(recurse=False):
                 empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
                 child._parameters[name] = nn.Parameter(empty, requires_grad=False)
-
-    # --- the way into the blocks ----------------------------------------------------------------------------------
-
-    def capture(
-        self,
-        batches: Sequence[Tensor],
-        progress: Callable[[int], None],
-        hidden: HiddenStates | None = None,
-    ) -> Activations:
-        """Run everything before the first block, and note with which arguments each block is called.
-
-        batches: token ids, each [B, T] int64. ``progress`` is told how many batches are done. What reaches the first
-        block is appended to ``hidden``.
-        """
-        inside = self.blocks_name + "."
-        base = "" if self.model.base_model is self.model else self.model.base_model_prefix
-        outside = [
-            (name, module)
-            for name, module in self.model.base_model.named_modules(prefix=base)
-            if not name.startswith(inside)
-        ]
-        for name, module in outside:
-            self.load(module, name, recurse=False)
-        self.load(self.blocks[0], self.block_prefix(0))
-        hidden = HiddenStates() if hidden is None else hidden
-        calls: dict[tuple[int, ...], list[Call]] = {}
-        with _recording(self.blocks) as record, torch.inference_mode():
-            for number, ids in enumerate(batches):
-                record.clear()
-                with suppress(_Captured):
-                    self.model.base_model(input_ids=ids.to(self.device), use_cache=False)
-                assert len(record) == len(self.blocks), f"{len(record)} of {len(self.blocks)} blocks were called"
-                hidden.append(record[0].args[0].to("cpu"))
-                shape = tuple(ids.shape)
-                if shape not in calls:
-                    calls[shape] = [Call(call.args[1:], call.kwargs) for call in record]
-                progress(number + 1)
-        for _, module in outside:
-            self.drop(module)
-        return Activations(hidden, calls, self.device)
-
-
-@contextmanager
-def _recording(blocks: nn.ModuleList) -> Iterator[list[Call]]:
-    """While open, each call of a block is noted and its hidden states are passed on; the last block ends the pass.
-
-    Only the first block runs, once, to show whether blocks return a tensor or a tuple; it must be loaded.
-    """
-    record: list[Call] = []
-    returns_tuple: list[bool] = []
-
-    def stand_in(block: nn.Module) -> Callable[..., Any]:
-        real = block.forward
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if not args:
-                args = (kwargs.pop("hidden_states"),)
-            record.append(Call(args, kwargs))
-            if not returns_tuple:
-                returns_tuple.append(isinstance(real(*args, **kwargs), tuple))
-            if block is blocks[-1]:
-                raise _Captured
-            return (args[0],) if returns_tuple[0] else args[0]
-
-        return forward
-
-    for block in blocks:
-        block.forward = stand_in(block)
-    try:
-        yield record
-    finally:
-        for block in blocks:
-            del block.forward
 
 
 def take_weight(linear: nn.Linear, weight: QWeight, device: torch.device) -> None:
@@ -302,6 +245,8 @@ def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
         if not isinstance(module, nn.ModuleList) or not len(module):
             continue
         if len({type(child) for child in module}) != 1 or not block_linears(module[0]):
+            continue
+        if best is not None and name.startswith(best[0] + "."):  # a list inside a block, like experts
             continue
         if best is None or len(module) > len(best[1]):
             best = (name, module)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from aiakq.errors import error
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.activations import Activations
+from aiakq.quantizers.experts import Experts, ExpertTokens, count_tokens, experts_of
 from aiakq.quantizers.groups import Heads, Pair, block_linears, fold, watching
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.report import LayerError
@@ -37,7 +38,6 @@ class Plan:
 
     storage  the dtype of what is not quantized in the output (norms, biases).
     scales   the dtype scales are stored in.
-    pairs    where scales may be folded; empty for methods that do not.
     """
 
     options: QuantizeOptions
@@ -45,7 +45,6 @@ class Plan:
     storage: torch.dtype
     scales: torch.dtype
     heads: Heads
-    pairs: tuple[Pair, ...] = ()
     alpha: float = 0.0
 
     @property
@@ -72,6 +71,8 @@ class BlockWork:
     errors    name inside the block -> relative error of the output, ``||y_q - y|| / ||y||``, without bias.
     dropped   tokens left out of the statistics because an input was not finite.
     original  for methods that look at the unquantized model; None unless the plan asks for it.
+    pairs     where scales may be folded, at least one target being quantized; empty for methods that do not.
+    experts   what the experts of the block, if it has any, are calibrated on.
     """
 
     block: nn.Module
@@ -82,11 +83,13 @@ class BlockWork:
     inputs: Activations
     warnings: list[str]
     original: Original | None = None
+    pairs: tuple[Pair, ...] = ()
     finished: dict[str, QWeight] = field(default_factory=dict)
     changed: dict[str, Tensor] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     dropped: int = 0
     _reference: dict[str, Tensor] = field(default_factory=dict)
+    _rounded: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.linears: dict[str, nn.Linear] = {}
@@ -97,6 +100,23 @@ class BlockWork:
                 self.linears[name], self._specs[name] = linear, spec
         kept = [tuple(name for name in group if name in self.linears) for group in self.groups]
         self.groups = [group for group in kept if group]
+        self.pairs = tuple(pair for pair in self.pairs if any(name in self.linears for name in pair.targets))
+        self.experts = [self._meet(name, mixture) for name, mixture in experts_of(self.block).items()]
+
+    def _meet(self, name: str, mixture: Experts) -> ExpertTokens:
+        """Count the tokens of each expert of a mixture, and have those with too few see all, or none."""
+
+        def run() -> None:
+            with torch.inference_mode():
+                for batch in range(len(self.inputs.hidden)):
+                    self.inputs.run(self.block, self.index, batch)
+
+        seen = count_tokens(f"{self.prefix}.{name}", mixture, run, self.inputs.tokens)
+        mixture.everywhere = frozenset(seen.everywhere)
+        rounded = tuple(f"{name}.{number}." for number in seen.rounded)
+        self.groups = [group for group in self.groups if not group[0].startswith(rounded)]
+        self._rounded += rounded
+        return seen
 
     def spec(self, name: str) -> QuantSpec:
         """How the linear ``name`` is to be stored."""
@@ -202,22 +222,14 @@ class BlockWork:
         self.changed |= changed
         for name in (pair.source, *pair.targets):
             module = self.block.get_submodule(name)
-            if isinstance(module, nn.Linear) and name not in self.linears:
+            # Routers among them are no linears, but matrices all the same.
+            if name not in self.linears and f"{name}.weight" not in changed:
+                assert isinstance(module.weight, Tensor)
                 module.weight.data.copy_(module.weight.data.to(self.plan.storage))
                 self.changed[f"{name}.weight"] = module.weight.data
-                if name == pair.source and module.bias is not None:
+                if name == pair.source and isinstance(module.bias, Tensor):
                     self.changed[f"{name}.bias"] = module.bias.data
         return columns
-
-    @property
-    def pairs(self) -> list[Pair]:
-        """The plan's pairs that this block has, at least one of whose targets is quantized."""
-        here = block_linears(self.block)
-        return [
-            pair
-            for pair in self.plan.pairs
-            if all(name in here for name in pair.targets) and any(name in self.linears for name in pair.targets)
-        ]
 
     def weight(self, name: str) -> Tensor:
         """The present float32 weight [N, K] of a linear."""
@@ -259,6 +271,8 @@ class BlockWork:
     def advance(self) -> None:
         """Replace the calibration inputs by the block's outputs, and measure the error of each linear on the way."""
         assert set(self.finished) == set(self.linears), "a method must finish every linear"
+        for mixture in experts_of(self.block).values():
+            mixture.everywhere = frozenset()
         difference = dict.fromkeys(self.linears, 0.0)
         whole = dict.fromkeys(self.linears, 0.0)
         seen: dict[str, Tensor] = {}
@@ -299,7 +313,8 @@ class BlockWork:
             handle.remove()
         self.errors = {name: (difference[name] / whole[name]) ** 0.5 for name in self.linears if whole[name] > 0}
         for name in self.linears:
-            if len(self.inputs.hidden) and not any(name in group for group in self.groups):
+            traced = any(name in group for group in self.groups) or name.startswith(self._rounded)
+            if len(self.inputs.hidden) and not traced:
                 self.warnings.append(f"{self.prefix}.{name} saw no calibration token; it was rounded plainly.")
         self._reference.clear()
 

@@ -1,0 +1,313 @@
+"""What feeds what, found by trying: a scale is put into a norm or a linear, and the block shows where it comes out.
+
+A pair (groups.Pair) is kept only when two runs of the block on real calibration data agree with it. With the source's
+channels multiplied by random powers of two, its targets' inputs, and nothing else, must be multiplied by the same
+numbers; with the targets' columns divided by them as well, the block's output must be what it was. Powers of two are
+nearly free of rounding, so a pair that holds, holds to the last digits, and one that does not is far off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aiakq.quantizers.activations import Activations
+from aiakq.quantizers.experts import EXPERT, all_experts
+from aiakq.quantizers.groups import Heads, Pair, same_place, structure, trace_groups, watching
+
+#: Largest relative difference that counts as equal; what is not equal differs by a half or more.
+TOLERANCE = 1e-4
+#: Rows of each tensor that are compared, half of them from its beginning.
+_ROWS = 64
+
+#: model_type -> its pairs, from its config: instead of what the trace finds. Nothing needs one at present.
+OVERRIDES: dict[str, Callable[[Any], tuple[Pair, ...]]] = {}
+
+
+@dataclass
+class Wiring:
+    """What the blocks of one model share and feed, traced once for all blocks of equal structure.
+
+    fold  whether pairs are looked for as well.
+    """
+
+    config: Any
+    heads: Heads
+    fold: bool
+    _known: dict[tuple[Any, ...], tuple[list[tuple[str, ...]], tuple[Pair, ...]]] = field(default_factory=dict)
+
+    def of(self, block: nn.Module, index: int, inputs: Activations) -> tuple[list[tuple[str, ...]], tuple[Pair, ...]]:
+        """The groups (``trace_groups``) and pairs of a block, by its first calibration sequence; none without one."""
+        if not len(inputs.hidden):
+            return [], ()
+
+        def run() -> Tensor:
+            return inputs.run_one(block, index)
+
+        kind = structure(block)
+        if kind not in self._known:
+            with all_experts(block):
+                groups = trace_groups(block, run)
+                pairs: tuple[Pair, ...] = ()
+                if self.fold and self.config.model_type in OVERRIDES:
+                    pairs = OVERRIDES[self.config.model_type](self.config)
+                elif self.fold:
+                    pairs = find_pairs(block, run, self.heads)
+            self._known[kind] = groups, pairs
+        return self._known[kind]
+
+
+@dataclass
+class _Read:
+    """A tensor that linears or routers read: their names in order, a few of its rows [R, K], and when it was there."""
+
+    readers: list[str]
+    rows: Tensor
+    turn: int
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way in which a source may feed tensors of ``width`` channels."""
+
+    width: int
+    heads: bool = False
+    part: tuple[int, int, int] | None = None
+    plus_one: bool = False
+
+
+def find_pairs(block: nn.Module, run: Callable[[], Tensor], heads: Heads) -> tuple[Pair, ...]:
+    """The pairs of a block, in the order in which their targets run.
+
+    ``run`` runs the block once on some calibration data and returns its output; every expert must see tokens
+    (experts.all_experts). The weights of ``block`` are changed during the search and put back.
+    """
+    return _Search(block, run, heads).pairs()
+
+
+class _Search:
+    def __init__(self, block: nn.Module, run: Callable[[], Tensor], heads: Heads) -> None:
+        self.block = block
+        self.run = run
+        self.heads = heads
+        self.modules = dict(block.named_modules())
+        self.generator = torch.Generator().manual_seed(0)
+        self.turns: dict[str, int] = {}
+        self.reads: list[_Read] = []
+        self.plain = self._watch(note=True)
+
+    def pairs(self) -> tuple[Pair, ...]:
+        """Nearest sources first: a tensor belongs to the last module that feeds it."""
+        found: list[Pair] = []
+        self.taken: set[str] = set()
+        for family in reversed(self._families()):
+            for way in self._ways(family[0]):
+                pairs = [pair for pair in self._pairs_of(family, way) if not self.taken & set(pair.targets)]
+                if pairs and self._holds(pairs, way):
+                    found += pairs
+                    self.taken.update(name for pair in pairs for name in pair.targets)
+                    break
+        return tuple(sorted(found, key=lambda pair: min(self.turns[name] for name in pair.targets)))
+
+    # --- candidates -----------------------------------------------------------------------------------------------
+
+    def _families(self) -> list[list[str]]:
+        """Possible sources in the order they run; those of all experts, which are wired alike, together."""
+        families: dict[str, list[str]] = {}
+        for name in sorted(self.turns, key=self.turns.__getitem__):
+            if _is_norm(self.modules[name]) or type(self.modules[name]) is nn.Linear:
+                families.setdefault(re.sub(r"\bexperts\.\d+\b", "experts.*", name), []).append(name)
+        return list(families.values())
+
+    def _ways(self, source: str) -> Iterator[_Way]:
+        """How the source's channels may lie in a tensor that is read after it, likely ways first."""
+        module = self.modules[source]
+        n = len(module.weight)
+        later = [read for read in self.reads if read.turn > self.turns[source] and not self.taken & set(read.readers)]
+        widths = sorted({read.rows.shape[1] for read in later})
+        if _is_norm(module):
+            if n in widths:
+                yield _Way(n)
+                yield _Way(n, plus_one=True)
+            return
+        shared = self.heads.q_heads // self.heads.kv_heads
+        for width in widths:
+            ties = [False, True] if shared > 1 and width % self.heads.q_heads == 0 else [False]
+            for tied in ties:
+                length = width // shared if tied else width
+                if n == length:
+                    yield _Way(width, tied)
+                elif n > length:
+                    yield _Way(width, tied, (1, n - length, length))
+                    kv = self.heads.kv_heads
+                    if n % kv == 0 and length % kv == 0 and kv > 1:
+                        yield _Way(width, tied, (kv, (n - length) // kv, length // kv))
+                    yield _Way(width, tied, (1, 0, length))
+
+    def _pairs_of(self, family: list[str], way: _Way) -> list[Pair]:
+        """A pair for every member of the family that visibly feeds something in this way."""
+        trials = {name: Pair(name, (), "", way.heads, way.part, way.plus_one) for name in family}
+        scales = {name: self._draw(pair) for name, pair in trials.items()}
+        with self._scaled(list(trials.values()), scales):
+            before, self_reads = self.reads, self._reads_again()
+        pairs = []
+        for name, pair in trials.items():
+            columns = self.heads.spread(scales[name]) if way.heads else scales[name]
+            targets: list[str] = []
+            for old, new in zip(before, self_reads, strict=True):
+                near = self.turns[name] < old.turn and old.rows.shape[1] == way.width and _may_feed(name, old.readers)
+                if near and _equal(new.rows, old.rows * columns) and not _equal(new.rows, old.rows):
+                    targets += old.readers
+            if targets:
+                targets.sort(key=lambda target: (type(self.modules[target]) is not nn.Linear, self.turns[target]))
+                pairs.append(replace(pair, targets=tuple(targets), parent=_parent(targets)))
+        return pairs
+
+    # --- proof ----------------------------------------------------------------------------------------------------
+
+    def _holds(self, pairs: list[Pair], way: _Way) -> bool:
+        """Whether the block's output changes with the sources, and not when the targets make up for it."""
+        scales = {pair.source: self._draw(pair) for pair in pairs}
+        with self._scaled(pairs, scales):
+            if _equal(self._output(), self.plain):
+                return False
+            kept = {}
+            for pair in pairs:
+                columns = self.heads.spread(scales[pair.source]) if way.heads else scales[pair.source]
+                for target in pair.targets:
+                    weight = self.modules[target].weight
+                    assert isinstance(weight, Tensor)
+                    kept[target] = weight.data
+                    weight.data = weight.data / columns
+            try:
+                return _equal(self._output(), self.plain)
+            finally:
+                for target, data in kept.items():
+                    self.modules[target].weight.data = data
+
+    def _draw(self, pair: Pair) -> Tensor:
+        """A quarter, a half, 2 or 4 for every channel of a pair's source."""
+        weight = self.modules[pair.source].weight
+        assert isinstance(weight, Tensor)
+        powers = torch.tensor([0.25, 0.5, 2.0, 4.0])
+        count = len(pair.rows(len(weight)))
+        return powers[torch.randint(4, (count,), generator=self.generator)].to(weight.device)
+
+    @contextmanager
+    def _scaled(self, pairs: list[Pair], scales: dict[str, Tensor]) -> Iterator[None]:
+        """While open, the channels of the pairs' sources are multiplied by ``scales``."""
+        kept: list[tuple[Tensor, Tensor]] = []
+        for pair in pairs:
+            module, by = self.modules[pair.source], scales[pair.source]
+            for parameter in (module.weight, getattr(module, "bias", None)):
+                if not isinstance(parameter, Tensor):
+                    continue
+                kept.append((parameter, parameter.data))
+                rows = pair.rows(len(parameter)).to(parameter.device)
+                changed = parameter.data.clone()
+                one = float(pair.plus_one and parameter is module.weight)
+                factor = by if parameter.dim() == 1 else by.unsqueeze(1)
+                changed[rows] = (changed[rows] + one) * factor - one
+                parameter.data = changed
+        try:
+            yield
+        finally:
+            for parameter, data in kept:
+                parameter.data = data
+
+    def _output(self) -> Tensor:
+        with torch.inference_mode():
+            return self.run()
+
+    # --- looking --------------------------------------------------------------------------------------------------
+
+    def _watch(self, note: bool) -> Tensor:
+        """Run the block and collect ``reads``; with ``note`` also who reads them, and the order of all modules."""
+        places: dict[tuple[Any, ...], _Read] = {}
+        kept: list[Tensor] = []
+        turn = 0
+
+        def hook(name: str, module: nn.Module) -> Callable[..., None]:
+            def look(_: nn.Module, args: tuple[Any, ...]) -> None:
+                nonlocal turn
+                turn += 1
+                self.turns.setdefault(name, turn)
+                if _is_norm(module) or not args or not isinstance(args[0], Tensor):
+                    return
+                x = args[0]
+                if x.shape[-1] != module.weight.shape[1]:  # type: ignore[index]
+                    return
+                kept.append(x)
+                read = places.get(same_place(x))
+                if read is None:
+                    rows = x.reshape(-1, x.shape[-1])
+                    read = places[same_place(x)] = _Read([], _some(rows), turn)
+                if name not in read.readers:
+                    read.readers.append(name)
+
+            return look
+
+        watched = {m: hook(name, m) for name, m in self.modules.items() if _is_norm(m) or _multiplies(m)}
+        with watching(watched), torch.inference_mode():
+            output = self.run()
+        self.reads = list(places.values())
+        return output
+
+    def _reads_again(self) -> list[_Read]:
+        before = self.reads
+        self._watch(note=False)
+        again, self.reads = self.reads, before
+        assert [read.readers for read in again] == [read.readers for read in before], "a block runs in one order"
+        return again
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """A module without parts whose weight is one number per channel."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, nn.Parameter) and weight.dim() == 1 and not next(module.children(), None)
+
+
+def _multiplies(module: nn.Module) -> bool:
+    """A module without parts that may multiply its input by a matrix [N, K]: a linear, or a router."""
+    weight = getattr(module, "weight", None)
+    plain = isinstance(weight, nn.Parameter) and weight.dim() == 2 and not next(module.children(), None)
+    return plain and not isinstance(module, nn.Embedding)
+
+
+def _may_feed(source: str, readers: list[str]) -> bool:
+    """An expert's linears feed that expert only."""
+    expert = re.search(EXPERT, source)
+    return expert is None or any(name.startswith(expert[0] + ".") for name in readers)
+
+
+def _parent(targets: list[str]) -> str:
+    """The smallest module that holds all targets: the target itself where it is the only one."""
+    if len(targets) == 1:
+        return targets[0]
+    paths = [name.split(".")[:-1] for name in targets]
+    common = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) != 1:
+            break
+        common.append(parts[0])
+    return ".".join(common)
+
+
+def _some(rows: Tensor) -> Tensor:
+    half = _ROWS // 2
+    return rows.clone() if len(rows) <= _ROWS else torch.cat((rows[:half], rows[-half:]))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether every channel (the last dimension) of two tensors is equal to rounding."""
+    a, b = a.flatten(0, -2), b.flatten(0, -2)
+    fine = torch.isfinite(a).all(-1) & torch.isfinite(b).all(-1)
+    gap = (a[fine] - b[fine]).norm(dim=0)
+    size = b[fine].norm(dim=0)
+    return bool((gap <= TOLERANCE * torch.maximum(size, 1e-3 * size.mean())).all())
