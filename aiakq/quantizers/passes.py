@@ -61,6 +61,12 @@ def head_name(model: SourceModel) -> str | None:
     return names[0] if names and isinstance(head, nn.Linear) else None
 
 
+def embedding_name(model: SourceModel) -> str:
+    """The name of the input embedding's weight."""
+    embedding = model.model.get_input_embeddings()
+    return next(name for name, module in model.model.named_modules() if module is embedding) + ".weight"
+
+
 def load_outside(model: SourceModel) -> None:
     """Load everything but the blocks; a tied output layer takes the embedding's weight."""
     head = head_name(model)

@@ -22,6 +22,9 @@ class QuantizeReport:
 
     bits_per_weight     from the bytes of the quantized linears' tensors, scales and zero points included.
     bytes_before/after  of all weights of the model.
+    kl, top1_agreement  against the source: nats per token; the part of tokens whose likeliest successor is the same.
+    verified            linears that were read back from the disk and compared bit for bit.
+    resumed_from        steps taken over from an interrupted run.
     perplexity_*        on ``evaluation_text``; None where it was not measured.
     experts             of mixture-of-experts models, block by block: the calibration tokens each one was given.
     tokens              calibration tokens used; ``dropped_tokens`` of them had inputs that were not finite.
@@ -43,6 +46,8 @@ class QuantizeReport:
     experts: list[ExpertTokens] = field(default_factory=list)
     perplexity_before: float | None = None
     perplexity_after: float | None = None
+    kl: float | None = None
+    top1_agreement: float | None = None
     evaluation_text: str | None = None
     evaluation_tokens: int = 0
     calibration: str | None = None
@@ -51,6 +56,9 @@ class QuantizeReport:
     dropped_tokens: int = 0
     smooth_alpha: float | None = None
     seed: int = 0
+    verified: int = 0
+    resumed_from: int = 0
+    peak_memory_bytes: int = 0
     seconds: float = 0.0
     version: str = ""
     warnings: list[str] = field(default_factory=list)

@@ -167,6 +167,14 @@ class SourceModel:
             raise error("tensor_mismatch", path=str(self.checkpoint.path), reason=reason)
         return cast(tensor, source, self.storage).to(self.device, torch.float32, copy=True)
 
+    def holds(self, name: str) -> bool:
+        """Whether the checkpoint has a weight for the module ``name``, quantized or not."""
+        return name in self._quantized or self._source_names.get(f"{name}.weight") is not None
+
+    def value(self, name: str) -> Tensor:
+        """The parameter ``name`` in float32, as ``load`` would fill it in."""
+        return self._read(name, self.model.get_parameter(name).shape)
+
     def drop(self, module: nn.Module) -> None:
         """Free the weights of ``module`` again."""
         for child in module.modules():

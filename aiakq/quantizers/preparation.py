@@ -1,0 +1,257 @@
+"""Everything that is settled before the first weight is touched, so that what can be refused is refused at once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import aiakq
+from aiakq.errors import AiakqError, error
+from aiakq.formats.checkpoint import Checkpoint, resolve_model
+from aiakq.formats.publish import VERBATIM_FILES, check_output
+from aiakq.quantizers.calibration import Samples, load_samples, load_tokenizer
+from aiakq.quantizers.groups import Heads
+from aiakq.quantizers.layer_plan import fused_apart, plan_layers
+from aiakq.quantizers.options import DTYPES, QuantizeOptions
+from aiakq.quantizers.passes import head_name
+from aiakq.quantizers.source_model import SourceModel
+from aiakq.quantizers.tensor_parallel import LinearShape, TensorParallelPlan, plan_tensor_parallel
+from aiakq.quantizers.work import Plan
+from aiakq.runtime.memory import free_memory
+from aiakq.spec import QuantSpec
+
+#: Plain rounding needs no calibration; this many samples measure its error.
+_SAMPLES_WITHOUT_CALIBRATION = 16
+_TORCH_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+DTYPE_WORDS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+#: Options that change how the work is done, but not what comes out.
+_WITHOUT_EFFECT = ("output", "overwrite", "resume", "activation_memory", "evaluate", "eval_text", "device")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The source, what it will be stored as, and what it is calibrated on.
+
+    storage            dtype of everything the output does not quantize.
+    spec               how linears are stored, by the options alone.
+    head               the output layer's name if it is quantized, else None; ``head_weights`` its size.
+    activation_budget  bytes of hidden states held in memory.
+    """
+
+    options: QuantizeOptions
+    source: Path
+    checkpoint: Checkpoint
+    device: torch.device
+    storage: torch.dtype
+    model: SourceModel
+    shapes: list[LinearShape]
+    spec: QuantSpec
+    cut: TensorParallelPlan
+    head: str | None
+    head_weights: int
+    tokenizer: Any
+    samples: Samples | None
+    max_positions: int | None
+    activation_budget: float
+    warnings: tuple[str, ...]
+
+    def plan(self, spec: QuantSpec) -> Plan:
+        """What every block is told, for linears stored as ``spec`` says."""
+        options, config = self.options, self.model.config
+        if spec.format in ("gptq", "gptq_v2", "awq"):
+            scales = torch.float16
+        else:
+            scales = torch.float32 if spec.activation_bits else self.storage
+        return Plan(options, spec, self.storage, scales, Heads.of(config), alpha=options.alpha(config.model_type))
+
+    def expected_bytes(self, spec: QuantSpec) -> int:
+        """The size of the output, slightly too large: codes, scales and zero points, and the rest as stored."""
+        total = 0.0
+        inside = 0
+        for shape in self.shapes:
+            own = spec.for_layer(shape.name)
+            inside += shape.n * shape.k
+            if own is None:
+                total += shape.n * shape.k * max(self.storage.itemsize, 2)
+            else:
+                group = shape.k if own.group_size == -1 else own.group_size
+                total += shape.n * shape.k * (own.bits / 8 + 5 / group + 0.02)
+        everything = sum(math.prod(info.shape) for info in self.checkpoint.inventory.values())
+        return int(total + max(everything - inside, 0) * max(self.storage.itemsize, 2))
+
+    def fingerprint(self, spec: QuantSpec) -> str:
+        """Equal for runs that give the same bytes: same source, options, calibration data, and versions."""
+        options = {key: str(value) for key, value in asdict(self.options).items() if key not in _WITHOUT_EFFECT}
+        files = []
+        for name in sorted({info.file for info in self.checkpoint.inventory.values()}):
+            status = (self.source / name).stat()
+            files.append([name, status.st_size, status.st_mtime_ns])
+        said = {
+            "versions": [aiakq.__version__, torch.__version__],
+            "options": options,
+            "spec": str(spec),
+            "config": self.checkpoint.config,
+            "files": files,
+            "samples": None if self.samples is None else self.samples.digest,
+        }
+        return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+
+    # --- the output's files besides the blocks ---------------------------------------------------------------------
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output layer is the embedding."""
+        return bool(self.checkpoint.config.get("tie_word_embeddings"))
+
+    def not_copied(self) -> set[str]:
+        """Tensors outside the blocks that the output does not hold as they are."""
+        name = head_name(self.model)
+        return {f"{name}.weight"} if name and (self.head or self.tied) and len(self.checkpoint.inventory) > 1 else set()
+
+    def documents(self, spec: QuantSpec) -> dict[str, Any]:
+        """The JSON files of the output, by name."""
+        config = dict(self.checkpoint.config)
+        quantization = spec.to_config()
+        word = DTYPE_WORDS[self.storage]
+        config["dtype"] = word
+        if "torch_dtype" in config:  # what transformers before 4.56 reads
+            config["torch_dtype"] = word
+        if self.head is not None:
+            config["tie_word_embeddings"] = False
+        config["quantization_config"] = quantization
+        self.cut.write_widths(config)
+        config["aiakq"] = {"version": aiakq.__version__, "method": self.options.method, **self.cut.record()}
+        documents = {"config.json": config}
+        if spec.format in ("gptq", "gptq_v2"):  # where AutoGPTQ and tools of its time look
+            documents["quantize_config.json"] = quantization
+        return documents
+
+    def verbatim_files(self) -> list[Path]:
+        """Files of the source that belong to the output as they are."""
+        found = [self.source / name for name in VERBATIM_FILES if (self.source / name).is_file()]
+        return found + (sorted(self.source.glob("*.py")) if self.options.trust_remote_code else [])
+
+
+def prepare(options: QuantizeOptions) -> Prepared:
+    """Look at the source and settle everything. Raises for whatever cannot work."""
+    source = resolve_model(options.input, options.revision)
+    check_output(options.output, [source], options.overwrite)
+    checkpoint = Checkpoint.open(source)
+    _refuse_quantized(checkpoint)
+    device = _device(options.device)
+    storage = _storage(options, checkpoint)
+    model = SourceModel(checkpoint, storage, device, options.trust_remote_code)
+    config = model.config
+    head = head_name(model)
+    names = [shape.name for shape in model.linear_shapes()]
+    spec = plan_layers(options, options.spec(aiakq.__version__, model.other_linears()), names, head)
+    cut = plan_tensor_parallel(options, config.to_dict(), model.linear_shapes(), spec)
+    if cut.widths:
+        model = SourceModel(checkpoint, storage, device, options.trust_remote_code, cut.widths)
+    spec = replace(spec, group_size=cut.group_size)
+    tokenizer = load_tokenizer(source, options.trust_remote_code)
+    warnings: list[str] = []
+    positions = getattr(config, "max_position_embeddings", None)
+    samples = _samples(options, tokenizer, config.vocab_size, positions, warnings)
+    warnings += [*_about(model, spec), *fused_apart(spec, names)]
+    budget = options.activation_memory
+    quantized_head = head if options.lm_head is not None else None
+    return Prepared(
+        options=options,
+        source=source,
+        checkpoint=checkpoint,
+        device=device,
+        storage=storage,
+        model=model,
+        shapes=model.linear_shapes(),
+        spec=spec,
+        cut=cut,
+        head=quantized_head,
+        head_weights=model.model.get_output_embeddings().weight.numel() if quantized_head else 0,
+        tokenizer=tokenizer,
+        samples=samples,
+        max_positions=positions,
+        activation_budget=free_memory(torch.device("cpu")) / 4 if budget is None else budget * 1e9,
+        warnings=tuple(warnings),
+    )
+
+
+def _refuse_quantized(checkpoint: Checkpoint) -> None:
+    spec = checkpoint.spec
+    if spec is not None:
+        raise error("already_quantized", path=str(checkpoint.path), found=f"{spec.method}, {spec.describe()}")
+    if checkpoint.quantized_linears():
+        raise error("already_quantized", path=str(checkpoint.path), found="its weights are integers")
+
+
+def _device(name: str) -> torch.device:
+    """The device to compute on. Raises ``device``."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise error("device", device=name, reason="torch finds no NVIDIA GPU", hint="Use --device cpu.")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise error("device", device=name, reason="torch knows no such device", hint="Use auto, cpu or cuda.") from None
+
+
+def _storage(options: QuantizeOptions, checkpoint: Checkpoint) -> torch.dtype:
+    """The dtype of what is not quantized: the one asked for, else the one most weights have."""
+    if options.dtype is not None:
+        return _TORCH_DTYPES[DTYPES[options.dtype]]
+    sizes: dict[str, int] = {}
+    for info in checkpoint.inventory.values():
+        sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
+    most = max((name for name in sizes if name in _TORCH_DTYPES), key=sizes.__getitem__, default=None)
+    if most is None:
+        found = ", ".join(sorted(sizes))
+        raise error("tensor_mismatch", path=str(checkpoint.path), reason=f"its weights are {found}")
+    return _TORCH_DTYPES[most]
+
+
+def _samples(
+    options: QuantizeOptions, tokenizer: Any, vocab_size: int, positions: int | None, warnings: list[str]
+) -> Samples | None:
+    """Calibration samples; None where they only serve to measure and there are none."""
+    if positions is not None and positions < options.seqlen:
+        warnings.append(f"Calibration samples have {positions} tokens: the model has no more positions.")
+        options = replace(options, seqlen=positions)
+    try:
+        samples = load_samples(options, tokenizer, vocab_size)
+    except AiakqError as problem:
+        asked = options.token_ids is not None or options.calibration is not None
+        if options.method != "weight_only_int8" or asked:
+            raise
+        warnings.append(f"The error of the layers was not measured: {problem.message}")
+        return None
+    if options.method == "weight_only_int8":
+        del samples.samples[_SAMPLES_WITHOUT_CALIBRATION:]
+        samples.warnings.clear()
+    warnings += samples.warnings
+    return samples
+
+
+def _about(model: SourceModel, spec: QuantSpec) -> list[str]:
+    """What the user should know about this model in this format."""
+    notes = []
+    share = model.unquantized_share()
+    if share > 0.1:
+        notes.append(f"{share:.0%} of the blocks' weights are not in linear layers and stay as they are.")
+    if spec.format == "gptq_v2":
+        notes.append(
+            "Asymmetric GPTQ is written as gptq_v2, which aiakq and transformers read and vLLM refuses; "
+            "for vLLM use -quant_type awq."
+        )
+    if spec.format == "compressed-tensors" and not spec.symmetric and not spec.activation_bits:
+        notes.append(
+            "Asymmetric weights in compressed-tensors are read by aiakq and vLLM, but not by transformers 5.23 without "
+            "dequantize=True."
+        )
+    return notes

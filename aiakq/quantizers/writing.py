@@ -1,0 +1,105 @@
+"""A block's way to the disk: written as one step, read back and compared, or taken over from an interrupted run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aiakq import formats
+from aiakq.errors import error
+from aiakq.formats.publish import CheckpointWriter
+from aiakq.formats.steps import Step
+from aiakq.kernels.reference import dequantize
+from aiakq.kernels.types import QWeight
+from aiakq.quantizers.report import LayerError
+from aiakq.quantizers.source_model import cast
+from aiakq.quantizers.work import BlockWork
+from aiakq.spec import QuantSpec
+
+
+def write_block(writer: CheckpointWriter, work: BlockWork) -> Step:
+    """Commit what the block became, with its errors and warnings, and make sure that it reads back bit for bit."""
+    spec, storage = work.plan.spec, work.plan.storage
+    linears: dict[str, QWeight] = {f"{work.prefix}.{name}": weight for name, weight in work.finished.items()}
+    tensors: dict[str, Tensor] = {}
+    for name, weight in linears.items():
+        tensors |= encode(name, weight, spec, storage)
+    for name, tensor in work.changed.items():
+        full = f"{work.prefix}.{name}"
+        tensors[full] = cast(tensor.cpu(), full, storage).clone()
+    for name, tensor in tensors.items():
+        writer.add(name, tensor)
+    note = {
+        "linears": {name: weight.n * weight.k for name, weight in linears.items()},
+        "layers": [asdict(layer) for layer in work.report()],
+        "experts": [asdict(mixture) for mixture in work.experts],
+        "warnings": work.warnings,
+        "dropped": work.dropped,
+    }
+    step = writer.commit(work.prefix, note)
+    written = writer.read(step)
+    for name, weight in linears.items():
+        verify(name, weight, spec, written)
+    return step
+
+
+def encode(name: str, weight: QWeight, spec: QuantSpec, storage: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of the linear ``name`` as its format stores them, under their full names."""
+    own = _own(spec, name)
+    found = formats.load(own.format).write(weight, own, storage)
+    return {f"{name}.{suffix}": cast(tensor, f"{name}.{suffix}", None) for suffix, tensor in found.items()}
+
+
+def verify(name: str, weight: QWeight, spec: QuantSpec, written: dict[str, Tensor]) -> None:
+    """Compare a linear read from ``written`` with the one that was to be written. Raises ``not_as_written``."""
+    found = decode(name, spec, written)
+    same = torch.equal(found.codes, weight.codes.cpu()) and torch.equal(dequantize(found), dequantize(weight).cpu())
+    for ours, theirs in ((weight.bias, found.bias), (weight.input_scale, found.input_scale)):
+        same = same and (ours is None) == (theirs is None)
+        same = same and (ours is None or theirs is None or torch.equal(ours.float().cpu(), theirs.float()))
+    if not same:
+        raise error("not_as_written", layer=name)
+
+
+def decode(name: str, spec: QuantSpec, written: dict[str, Tensor]) -> QWeight:
+    """The linear ``name`` from the tensors of its step."""
+    own = _own(spec, name)
+    module = formats.load(own.format)
+    tensors = {suffix: written[f"{name}.{suffix}"] for suffix in module.SUFFIXES if f"{name}.{suffix}" in written}
+    return module.read(tensors, own, name)
+
+
+def take_over(work: BlockWork, step: Step, written: dict[str, Tensor]) -> None:
+    """Make the block what an earlier run made of it. ``written`` are the tensors of its ``step``."""
+    spec = work.plan.spec
+    for name in step.note["linears"]:
+        inside = name.removeprefix(work.prefix + ".")
+        work.adopt(inside, decode(name, spec, written))
+    own = {f"{work.prefix}.{name}" for name, _ in work.block.named_parameters()}
+    of_linears = tuple(f"{name}." for name in step.note["linears"])
+    for name in step.tensors:
+        if name in own and not name.startswith(of_linears):
+            path, _, last = name.removeprefix(work.prefix + ".").rpartition(".")
+            module = work.block.get_submodule(path)
+            value = written[name].to(getattr(module, last).device, torch.float32)
+            module.register_parameter(last, nn.Parameter(value, requires_grad=False))
+
+
+def layers_of(step: Step) -> list[LayerError]:
+    """The layers' part of the report that was committed with a block."""
+    return [LayerError(**entry) for entry in step.note["layers"]]
+
+
+def written_names(step: Step) -> set[str]:
+    """The model's tensors that need not be copied any more, because this step holds them or what became of them."""
+    linears: dict[str, Any] = step.note.get("linears", {})
+    return {*step.tensors, *(f"{name}.{last}" for name in linears for last in ("weight", "bias"))}
+
+
+def _own(spec: QuantSpec, name: str) -> QuantSpec:
+    own = spec.for_layer(name)
+    assert own is not None, name
+    return own
