@@ -1,7 +1,7 @@
-"""Calibration samples: token ids from a file of ids, a text file, a data set on the hub, or the bundled text.
+"""Calibration samples: token ids from a file of ids, from texts and conversations, or from the bundled text.
 
 Nothing is padded and nothing is dropped: long texts and long samples are cut into pieces of ``seqlen``. The choice of
-pieces depends on the seed alone.
+pieces depends on the seed and on what the data holds, not on the order in which its lines happen to stand.
 """
 
 from __future__ import annotations
@@ -9,24 +9,26 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import error
+from aiakq.quantizers import chat
+from aiakq.quantizers.documents import HINT, Document, bad, read_dataset, read_file, read_text
 from aiakq.quantizers.options import QuantizeOptions
 
 _HINT_IDS = "One sample per line: token ids separated by commas or spaces; or a JSON list of lists of ids."
-_HINT_TEXT = "Give a UTF-8 text file, a .jsonl with 'text' fields, or the name of a data set on the hub (org/name)."
 _SPLIT = re.compile(r"[,\s]+")
 #: Text is tokenized in pieces of about this many characters, so that one huge line cannot stall the tokenizer.
 _PIECE = 8192
-#: Characters read at most: far more than any calibration uses.
-_MAX_BYTES = 1 << 30
+#: Characters taken per token asked for; a token is about four, so that there is something to choose from.
+_CHARACTERS = 16
 
 
 @dataclass
@@ -54,6 +56,12 @@ class Samples:
             state.update(sample.numpy().tobytes())
         return state.hexdigest()
 
+    @property
+    def lengths(self) -> tuple[int, int, int]:
+        """Tokens of the shortest, the median and the longest sample."""
+        sizes = sorted(len(sample) for sample in self.samples)
+        return sizes[0], statistics.median_low(sizes), sizes[-1]
+
 
 def load_samples(options: QuantizeOptions, tokenizer: Any, vocab_size: int) -> Samples:
     """The calibration samples these options mean.
@@ -64,23 +72,26 @@ def load_samples(options: QuantizeOptions, tokenizer: Any, vocab_size: int) -> S
     if options.token_ids is not None:
         path = Path(options.token_ids)
         source = f"token ids of {path.name}"
-        pieces = [piece for sample in read_token_ids(path, vocab_size) for piece in _cut(sample, options.seqlen)]
+        lines = sorted(read_token_ids(path, vocab_size), key=lambda ids: _rank(json.dumps(ids), options.seed))
+        pieces = [piece for ids in lines for piece in _cut(ids, options.seqlen)]
         chosen = pick(pieces, options.samples, options.seed)
     else:
         if tokenizer is None:
-            raise _bad("text", "the model folder has no tokenizer", "Give token ids with -token FILE.")
-        texts, source = _texts(options)
-        ids = tokenize(texts, tokenizer)
-        _check_ids(ids, vocab_size)
-        chosen = _windows(ids, options, _bos(tokenizer))
+            raise bad("text", "the model folder has no tokenizer", "Give token ids with -token FILE.")
+        chosen, names = [], _sources(options.calibration)
+        for number, name in enumerate(names):
+            share = options.samples // len(names) + (number < options.samples % len(names))
+            if share:
+                chosen += _from_texts(name, replace(options, samples=share), tokenizer, vocab_size)
+        source = " and ".join("the bundled text" if name is None else _title(name) for name in names)
     if not chosen:
-        raise _bad(source, "it holds no token", _HINT_IDS if options.token_ids is not None else _HINT_TEXT)
+        raise bad(source, "it holds no token", _HINT_IDS if options.token_ids is not None else HINT)
     samples = Samples([torch.tensor(sample, dtype=torch.int64) for sample in chosen], source)
     wanted = options.samples * options.seqlen
-    if samples.tokens < wanted // 4:
+    if samples.tokens < wanted // 2:
         samples.warnings.append(
-            f"Calibration used {samples.tokens} tokens of {source}; {wanted} were asked for. "
-            "Few tokens make poor statistics."
+            f"Calibration has {samples.tokens} tokens in {len(chosen)} samples of {source}; {wanted} "
+            f"({options.samples} x {options.seqlen}) were asked for. Few tokens make poor statistics."
         )
     return samples
 
@@ -103,10 +114,6 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
         raise error("model_malformed", file="the tokenizer", reason=reason) from problem
 
 
-def _bad(source: str, reason: str, hint: str) -> AiakqError:
-    return error("calibration", source=source, reason=reason, hint=hint)
-
-
 # --- token ids --------------------------------------------------------------------------------------------------------
 
 
@@ -116,7 +123,7 @@ def read_token_ids(path: Path, vocab_size: int) -> list[list[int]]:
     Lines of integers separated by commas or white space, each optionally in brackets, ``#`` starting a comment; or a
     JSON list of lists; or JSON lines, each a list or an object with ``input_ids``. Raises ``calibration``.
     """
-    text = _read_text(path, _HINT_IDS)
+    text = read_text(path, _HINT_IDS)
     whole = _as_json(text) if text.lstrip().startswith("[") else None
     samples: list[list[int]] = []
     if whole is not None and isinstance(whole, list) and any(isinstance(item, list) for item in whole):
@@ -131,7 +138,7 @@ def read_token_ids(path: Path, vocab_size: int) -> list[list[int]]:
                 samples.append(_ids(_line(content, number, path), f"line {number}", path, vocab_size))
     samples = [sample for sample in samples if sample]
     if not samples:
-        raise _bad(path.name, "it holds no sample", _HINT_IDS)
+        raise bad(path.name, "it holds no sample", _HINT_IDS)
     return samples
 
 
@@ -139,25 +146,25 @@ def _line(content: str, number: int, path: Path) -> Any:
     if content.startswith("{"):
         value = _as_json(content)
         if not isinstance(value, dict) or not isinstance(value.get("input_ids"), list):
-            raise _bad(path.name, f"line {number} is no JSON object with a list 'input_ids'", _HINT_IDS)
+            raise bad(path.name, f"line {number} is no JSON object with a list 'input_ids'", _HINT_IDS)
         return value["input_ids"]
     if content.startswith("["):
         content = content[1:].rstrip(", ").removesuffix("]")
     words = [word for word in _SPLIT.split(content) if word]
     for word in words:
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", word):
-            raise _bad(path.name, f"line {number} holds {word[:40]!r}, which is no integer", _HINT_IDS)
+            raise bad(path.name, f"line {number} holds {word[:40]!r}, which is no integer", _HINT_IDS)
     return [int(word) for word in words]
 
 
 def _ids(value: Any, where: str, path: Path, vocab_size: int) -> list[int]:
     if not isinstance(value, list):
-        raise _bad(path.name, f"{where} is no list of ids", _HINT_IDS)
+        raise bad(path.name, f"{where} is no list of ids", _HINT_IDS)
     for item in value:
         if type(item) is not int:
-            raise _bad(path.name, f"{where} holds {str(item)[:40]!r}, which is no integer", _HINT_IDS)
+            raise bad(path.name, f"{where} holds {str(item)[:40]!r}, which is no integer", _HINT_IDS)
         if not 0 <= item < vocab_size:
-            raise _bad(
+            raise bad(
                 path.name,
                 f"{where} holds the id {item}, outside 0..{vocab_size - 1}",
                 "Make the ids with this model's own tokenizer.",
@@ -175,83 +182,72 @@ def _as_json(text: str) -> Any:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _texts(options: QuantizeOptions) -> tuple[list[str], str]:
-    """Documents and what to call them."""
-    if options.calibration is None:
+def _sources(given: str | Path | None) -> list[str | None]:
+    """The sources named by ``--calibration``, several divided by commas; None is the bundled text."""
+    if given is None or Path(given).exists():
+        return [None if given is None else str(given)]
+    return [name.strip() for name in str(given).split(",") if name.strip()]
+
+
+def _title(name: str) -> str:
+    """What a report calls a source: folders of this machine stay out of it."""
+    return Path(name).name if Path(name).exists() else name
+
+
+def _from_texts(name: str | None, options: QuantizeOptions, tokenizer: Any, vocab_size: int) -> list[list[int]]:
+    """Chosen windows of one source."""
+    start = _bos(tokenizer)
+    wanted = options.samples * options.seqlen * _CHARACTERS
+    documents = _documents(name, wanted, options.seed)
+    ranks = [_rank(document.text or json.dumps(document.messages), options.seed) for document in documents]
+    enough: list[int] = []
+    for number in sorted(range(len(documents)), key=ranks.__getitem__):
+        if wanted <= 0:
+            break
+        enough.append(number)
+        wanted -= documents[number].size
+    # Rendered in their own order, so that a complaint names the first line it is about.
+    inside = sorted(enough)
+    title = "text" if name is None else _title(name)
+    rendered = dict(zip(inside, _rendered([documents[number] for number in inside], tokenizer, title), strict=True))
+    texts = [rendered[number] for number in enough]
+    # The template writes what begins a text, and so does every window.
+    again = getattr(tokenizer, "bos_token", None) or "" if start else ""
+    ids = tokenize([text.removeprefix(again) for text in texts], tokenizer)
+    _check_ids(ids, vocab_size)
+    return _windows(ids, options, start)
+
+
+def _documents(name: str | None, characters: int, seed: int) -> list[Document]:
+    """The documents of a source; of a data set about as many characters as are wanted."""
+    if name is None:
         import aiakq.data
 
-        return [aiakq.data.text("calibration")], "the bundled text"
-    path = Path(options.calibration)
+        return [Document("it", aiakq.data.text("calibration"))]
+    path = Path(name)
     if path.is_file():
-        return read_documents(path), path.name
-    name = str(options.calibration)
-    if path.suffix in (".txt", ".json", ".jsonl") or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}", name):
-        raise _bad(name, "there is no such file", _HINT_TEXT)
-    return _dataset(name, options), name
+        return list(read_file(path))
+    if not path.is_dir() and path.suffix in (".txt", ".json", ".jsonl", ".csv", ".parquet"):
+        raise bad(name, "there is no such file")
+    return list(read_dataset(name, characters, seed))
 
 
-def read_documents(path: Path) -> list[str]:
-    """The documents of a text file (one), a .jsonl (its ``text`` fields) or a .json list of strings."""
-    text = _read_text(path, _HINT_TEXT)
-    if path.suffix == ".jsonl":
-        documents = []
-        for number, line in enumerate(text.splitlines(), 1):
-            if not line.strip():
-                continue
-            value = _as_json(line)
-            if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-                raise _bad(path.name, f"line {number} is no JSON object with a string 'text'", _HINT_TEXT)
-            documents.append(value["text"])
-        return documents
-    if path.suffix == ".json":
-        value = _as_json(text)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise _bad(path.name, "it is no JSON list of strings", _HINT_TEXT)
-        return value
-    return [text]
+def _rendered(documents: Iterable[Document], tokenizer: Any, source: str) -> list[str]:
+    """The text of each document; conversations go through the chat template."""
+    given = list(documents)
+    talks = [(document.where, list(document.messages)) for document in given if document.text is None]
+    rendered = iter(chat.render(talks, tokenizer, source))
+    return [next(rendered) if document.text is None else document.text for document in given]
 
 
-def _dataset(name: str, options: QuantizeOptions) -> list[str]:
-    """Documents of a hub data set, ``org/name[:config][:split]``; as many as surely hold enough tokens."""
-    import datasets
-
-    path, *rest = name.split(":")
-    config = rest[0] if len(rest) == 2 else None
-    split = rest[-1] if rest else "train"
-    documents: list[str] = []
-    wanted = options.samples * options.seqlen * 8  # characters; a token is about four
-    try:
-        rows = datasets.load_dataset(path, config, split=split, streaming=True)
-        field_name: str | None = None
-        for row in rows:
-            if field_name is None:
-                field_name = next(
-                    (key for key in ("text", "content", "sentence") if isinstance(row.get(key), str)), None
-                )
-                if field_name is None:
-                    raise _bad(name, f"its rows have no text among {sorted(row)[:6]}", _HINT_TEXT)
-            documents.append(row[field_name])
-            wanted -= len(row[field_name])
-            if wanted <= 0:
-                break
-    except AiakqError:
-        raise
-    except Exception as problem:
-        # The datasets package raises HTTP, parsing and file errors of many kinds.
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
-        raise _bad(name, f"it is no file, and the hub did not deliver it ({reason[:200]})", _HINT_TEXT) from problem
-    return documents
+def _rank(content: str, seed: int) -> bytes:
+    """Where a document stands among the others: as good as random, and the same in whatever order they came."""
+    return hashlib.sha256(f"{seed} {content}".encode("utf-8", "surrogatepass")).digest()
 
 
-def _read_text(path: Path, hint: str) -> str:
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise _bad(path.name, "it is larger than 1 GiB", "A few megabytes are plenty.")
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as problem:
-        raise _bad(str(path), problem.strerror or str(problem), hint) from None
-    except UnicodeDecodeError:
-        raise _bad(path.name, "it is not UTF-8 text", hint) from None
+def read_documents(path: Path, tokenizer: Any = None) -> list[str]:
+    """The texts of a file that documents.py reads, in its order. Conversations need a ``tokenizer`` with a template."""
+    return _rendered(read_file(path), tokenizer, path.name)
 
 
 def tokenize(documents: list[str], tokenizer: Any) -> list[list[int]]:
@@ -291,7 +287,7 @@ def _check_ids(documents: list[list[int]], vocab_size: int) -> None:
     highest = max((max(ids) for ids in documents if ids), default=0)
     if highest >= vocab_size:
         reason = f"the tokenizer made the id {highest}, outside 0..{vocab_size - 1}"
-        raise _bad("text", reason, "The tokenizer does not belong to this model.")
+        raise bad("text", reason, "The tokenizer does not belong to this model.")
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------

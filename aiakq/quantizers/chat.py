@@ -1,0 +1,117 @@
+"""Conversations of a calibration file as text, through the model's own chat template.
+
+A template is a program from somebody else's model folder. transformers runs it in a sandbox that cannot reach files,
+but that can run for ever or fill the memory; so it runs in a process of its own, with a limit on both, and a day that
+never changes: the same file gives the same text tomorrow.
+"""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import json
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from aiakq.errors import error
+
+#: Seconds for one conversation, and for the process beside them.
+_SECONDS = 10
+_SECONDS_TO_START = 120
+#: Bytes that templates may take beyond what the tokenizer needs.
+_MEMORY = 2 << 30
+_HINT = "Give plain text or token ids instead, or a model folder whose chat template takes these messages."
+
+Message = dict[str, Any]
+
+
+def render(conversations: Sequence[tuple[str, list[Message]]], tokenizer: Any, source: str) -> list[str]:
+    """The text of each conversation.
+
+    conversations: (where it is in the data, its messages). ``tokenizer`` is a transformers tokenizer that was loaded
+    from a folder. Raises ``calibration`` naming the place if there is no template, or it fails or takes too long.
+    """
+    if not conversations:
+        return []
+    if not getattr(tokenizer, "chat_template", None):
+        reason = f"{conversations[0][0]} is a conversation, but the model folder has no chat template"
+        raise error("calibration", source=source, reason=reason, hint=_HINT)
+    order = {
+        "folder": str(tokenizer.name_or_path),
+        "remote_code": not type(tokenizer).__module__.startswith("transformers."),
+        "seconds": _SECONDS,
+        "conversations": [messages for _, messages in conversations],
+    }
+    limit = _SECONDS_TO_START + _SECONDS + 0.05 * len(conversations)
+    try:
+        # -P: the working folder is no place to import from.
+        command = [sys.executable, "-P", "-m", __name__]
+        done = subprocess.run(command, input=json.dumps(order).encode(), capture_output=True, timeout=limit)
+        lines = done.stdout.decode("utf-8", "replace").splitlines()
+    except subprocess.TimeoutExpired as expired:
+        lines = (expired.stdout or b"").decode("utf-8", "replace").splitlines()
+    texts: list[str] = []
+    for (where, _), line in zip(conversations, [*lines, *[""] * len(conversations)], strict=False):
+        answer = json.loads(line) if line.startswith("{") and line.endswith("}") else {}
+        if "text" not in answer:
+            reason = answer.get("problem", "it takes too long, or more memory than any template needs")
+            raise error(
+                "calibration", source=source, reason=f"the chat template fails at {where}: {reason}", hint=_HINT
+            )
+        texts.append(answer["text"])
+    return texts
+
+
+class _SameDay(datetime.datetime):
+    """What templates are told when they ask for the date."""
+
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> _SameDay:
+        return cls(2025, 1, 1, tzinfo=tz)
+
+
+def _main() -> None:
+    """The process: an order on standard input, one line of JSON per conversation on standard output."""
+    order = json.load(sys.stdin)
+    import transformers
+    from transformers.utils import chat_template_utils
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        order["folder"], local_files_only=True, trust_remote_code=order["remote_code"]
+    )
+    with open("/proc/self/statm") as stream:
+        size = int(stream.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + _MEMORY, size + _MEMORY))
+    # Where transformers' strftime_now looks; it takes no clock from its caller.
+    chat_template_utils.__dict__["datetime"] = _SameDay
+
+    def too_long(*_: Any) -> None:
+        raise TimeoutError(f"it takes longer than {order['seconds']} seconds")
+
+    signal.signal(signal.SIGALRM, too_long)
+    for messages in order["conversations"]:
+        answer = {}
+        signal.setitimer(signal.ITIMER_REAL, order["seconds"])
+        # For a loop inside one long operation, which no signal handler interrupts.
+        faulthandler.dump_traceback_later(2 * order["seconds"], exit=True)
+        try:
+            answer["text"] = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
+        except Exception as problem:
+            # A template raises whatever it likes.
+            first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+            answer["problem"] = first.rstrip(".")[:300]
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            faulthandler.cancel_dump_traceback_later()
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+        if "problem" in answer:
+            break
+
+
+if __name__ == "__main__":
+    _main()
