@@ -48,6 +48,30 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": 2,
         },
     ),
+    "MixtralForCausalLM": ("mixtral", {**_LLAMA_LIKE, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "Qwen2MoeForCausalLM": (
+        "qwen2_moe",
+        {
+            **_LLAMA_LIKE,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 128,
+            "shared_expert_intermediate_size": 256,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "Qwen3MoeForCausalLM": (
+        "qwen3_moe",
+        {
+            **_LLAMA_LIKE,
+            "head_dim": 48,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 128,
+            "norm_topk_prob": True,
+        },
+    ),
     "GPTNeoXForCausalLM": (
         "gpt_neox",
         {
@@ -99,8 +123,8 @@ def _save_tiny(architecture: str, changes: dict[str, Any], folder: Path) -> Path
     # Weights as spread as trained ones are: the library's own are so small that every logit is nearly equal.
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(0.0, 1.5 / parameter.shape[1] ** 0.5)
+            if parameter.dim() >= 2:
+                parameter.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.1)
     model.save_pretrained(folder)

@@ -9,15 +9,12 @@ from torch import Tensor
 
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.layers.linear import ROW_MULTIPLE
 from aiakq.runtime.messages import TokenLogprobs
 from aiakq.runtime.models.decoder import Model, ModelInput
 from aiakq.runtime.sampler import Sampled, prompt_logprobs, sample
 from aiakq.runtime.scheduler import Scheduled
 from aiakq.runtime.sequence import Sequence
-
-#: Token and logit rows are padded to a multiple of this. On a CPU, BLAS sums in another order for fewer than four
-#: rows; with the padding a row's result does not depend on how many others there are (docs/decisions/0003).
-ROW_MULTIPLE = 4
 
 
 @dataclass

@@ -38,6 +38,9 @@ class CheckpointWeights:
         self.quantized = set(self.checkpoint.quantized_linears())
         self.names = self.checkpoint.inventory
 
+    def has(self, name: str) -> bool:
+        return name in self.names
+
     def tensor(self, name: str, *shape: int) -> Tensor:
         if name not in self.names:
             raise error("tensor_mismatch", path=self.checkpoint.path, reason=f"the tensor {name} is missing")
@@ -87,6 +90,9 @@ class DummyWeights:
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.seed)
+
+    def has(self, name: str) -> bool:
+        return False  # what is asked for with tensor() there is, under the usual names
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         value = torch.randn(shape, generator=self.generator).mul_(shape[-1] ** -0.5)

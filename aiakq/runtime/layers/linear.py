@@ -9,6 +9,11 @@ from torch.nn import functional as F
 
 from aiakq.kernels import BoundLinear
 
+#: Token rows, logit rows and the rows of each expert are padded to a multiple of this. On a CPU, BLAS sums in another
+#: order for fewer than four rows; with the padding a row's result does not depend on how many others there are
+#: (docs/decisions/0003).
+ROW_MULTIPLE = 4
+
 
 @dataclass
 class Linear:

@@ -12,6 +12,9 @@ ARCHITECTURES: dict[str, str] = {
     "MistralForCausalLM": "aiakq.runtime.models.mistral",
     "Qwen2ForCausalLM": "aiakq.runtime.models.qwen2",
     "Qwen3ForCausalLM": "aiakq.runtime.models.qwen3",
+    "MixtralForCausalLM": "aiakq.runtime.models.mixtral",
+    "Qwen2MoeForCausalLM": "aiakq.runtime.models.qwen2_moe",
+    "Qwen3MoeForCausalLM": "aiakq.runtime.models.qwen3_moe",
     "OPTForCausalLM": "aiakq.runtime.models.opt",
 }
 

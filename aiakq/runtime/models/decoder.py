@@ -14,6 +14,7 @@ from aiakq.errors import error
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config import ModelConfig
 from aiakq.runtime.layers.attention import Attention, LayerCache
+from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.layers.linear import AnyLinear
 from aiakq.runtime.layers.norm import AnyNorm
 from aiakq.runtime.layers.rotary import Rotary
@@ -37,6 +38,9 @@ class ModelInput:
 
 class Weights(Protocol):
     """Where a family's ``build`` pulls its tensors from; see aiakq/runtime/weights.py."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor in the activation dtype; its shape is checked."""
@@ -114,7 +118,7 @@ class Block:
     attention_norm: AnyNorm
     attention: Attention
     mlp_norm: AnyNorm
-    mlp: GatedMLP | PlainMLP
+    mlp: GatedMLP | PlainMLP | SparseMLP
     norm_first: bool = True
 
     def __call__(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiakq.runtime.config import ModelConfig
 from aiakq.runtime.layers.attention import Attention
+from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.layers.linear import Linear
 from aiakq.runtime.layers.norm import RMSNorm
 from aiakq.runtime.layers.rotary import Rotary
@@ -30,8 +33,12 @@ def build_llama_like(
     output_bias: bool = False,
     mlp_bias: bool = False,
     head_norms: bool = False,
+    mlp: Callable[[int], GatedMLP | SparseMLP] | None = None,
 ) -> Decoder:
-    """A decoder with RMS norms before attention and a gated MLP, under Llama's tensor names."""
+    """A decoder with RMS norms before attention and a gated MLP, under Llama's tensor names.
+
+    ``mlp`` makes another MLP for a layer, by its number.
+    """
     D, F, H, Hkv, head_dim = (
         config.hidden_size,
         config.intermediate_size,
@@ -60,13 +67,16 @@ def build_llama_like(
             q_norm=norm(f"{at}.self_attn.q_norm", head_dim) if head_norms else None,
             k_norm=norm(f"{at}.self_attn.k_norm", head_dim) if head_norms else None,
         )
-        mlp = GatedMLP(
+        own = gated(at) if mlp is None else mlp(layer)
+        return Block(norm(f"{at}.input_layernorm"), attention, norm(f"{at}.post_attention_layernorm"), own)
+
+    def gated(at: str) -> GatedMLP:
+        return GatedMLP(
             gate=weights.linear(f"{at}.mlp.gate_proj", F, D, bias=mlp_bias),
             up=weights.linear(f"{at}.mlp.up_proj", F, D, bias=mlp_bias),
             down=weights.linear(f"{at}.mlp.down_proj", D, F, bias=mlp_bias),
             act=activation(config.activation),
         )
-        return Block(norm(f"{at}.input_layernorm"), attention, norm(f"{at}.post_attention_layernorm"), mlp)
 
     embedding = weights.tensor("model.embed_tokens.weight", config.vocab_size, D)
     return Decoder(

@@ -1,0 +1,58 @@
+"""The mixture of experts: a router sends each token to a few of many MLPs (Shazeer et al. 2017, arXiv:1701.06538)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from aiakq.runtime.layers.linear import ROW_MULTIPLE, AnyLinear
+
+
+@dataclass
+class SparseMLP:
+    """The sum of the ``top_k`` experts a token is sent to, each counting as much as the router trusts it.
+
+    A token's result does not depend on the others: every expert's rows are padded like all rows are, and a token's
+    experts are added up in their own order, in float32.
+
+    normalize    the chosen experts' shares are made to add up to one.
+    shared       an expert for every token, or None; it counts ``sigmoid(shared_gate(x))`` where there is a gate.
+    """
+
+    router: AnyLinear
+    experts: Sequence[Callable[[Tensor], Tensor]]
+    top_k: int
+    normalize: bool
+    shared: Callable[[Tensor], Tensor] | None = None
+    shared_gate: AnyLinear | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        shares, chosen = torch.softmax(self.router(x).float(), dim=-1).topk(self.top_k, dim=-1)
+        if self.normalize:
+            shares = shares / shares.sum(-1, keepdim=True)
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        # Tokens sorted by expert, so that one look at the counts says where each expert's begin.
+        order = torch.argsort(chosen.flatten(), stable=True)
+        tokens, by_expert = order // self.top_k, shares.flatten()[order].unsqueeze(1)
+        start = 0
+        for expert, count in zip(self.experts, self._counts(chosen), strict=True):
+            if count:
+                rows = tokens[start : start + count]
+                padded = F.pad(x[rows], (0, 0, 0, -count % ROW_MULTIPLE))
+                out.index_add_(0, rows, expert(padded)[:count].float() * by_expert[start : start + count])
+            start += count
+        if self.shared is not None:
+            shared = self.shared(x)
+            if self.shared_gate is not None:
+                shared = torch.sigmoid(self.shared_gate(x)) * shared
+            out += shared
+        return out.to(x.dtype)
+
+    def _counts(self, chosen: Tensor) -> list[int]:
+        """How many tokens each expert gets."""
+        return torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()

@@ -1,0 +1,75 @@
+"""How the families with experts name their weights, and the numbers of their configs that others do not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiakq.errors import error
+from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.layers.experts import SparseMLP
+from aiakq.runtime.layers.linear import AnyLinear, Linear
+from aiakq.runtime.models.decoder import GatedMLP, Weights, activation
+
+
+def size(raw: Mapping[str, Any], *names: str) -> int:
+    """A positive number of config.json under the first of ``names`` it has. Raises ``model_malformed``."""
+    name = next((name for name in names if raw.get(name) is not None), names[0])
+    value = raw.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+        raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
+    return value
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The experts of one layer.
+
+    at       the module that holds router and experts, as checkpoints on the hub name it.
+    inside   the same in transformers' own model, whose files may hold all experts in two tensors.
+    names    of an expert's gate, up and down projection.
+    """
+
+    at: str
+    inside: str
+    names: tuple[str, str, str]
+    count: int
+    width: int
+    top_k: int
+    normalize: bool
+
+    def build(self, config: ModelConfig, weights: Weights) -> SparseMLP:
+        """Router and experts from ``weights``, one tensor per projection or fused. Raises ``model_malformed``."""
+        if self.top_k > self.count:
+            reason = f"a token goes to {self.top_k} of {self.count} experts"
+            raise error("model_malformed", file="config.json", reason=reason)
+        D, act = config.hidden_size, activation(config.activation)
+        fused = weights.has(f"{self.inside}.experts.gate_up_proj")
+        at = self.inside if fused else self.at
+        if fused:
+            experts = self._fused(at, D, weights)
+        else:
+            experts = [self._separate(f"{at}.experts.{number}", D, weights) for number in range(self.count)]
+        return SparseMLP(
+            router=Linear(weights.tensor(f"{at}.gate.weight", self.count, D)),
+            experts=[GatedMLP(*projections, act) for projections in experts],
+            top_k=self.top_k,
+            normalize=self.normalize,
+        )
+
+    def _separate(self, at: str, D: int, weights: Weights) -> tuple[AnyLinear, AnyLinear, AnyLinear]:
+        gate, up, down = self.names
+        return (
+            weights.linear(f"{at}.{gate}", self.width, D),
+            weights.linear(f"{at}.{up}", self.width, D),
+            weights.linear(f"{at}.{down}", D, self.width),
+        )
+
+    def _fused(self, at: str, D: int, weights: Weights) -> list[tuple[AnyLinear, AnyLinear, AnyLinear]]:
+        both = weights.tensor(f"{at}.experts.gate_up_proj", self.count, 2 * self.width, D)
+        down = weights.tensor(f"{at}.experts.down_proj", self.count, D, self.width)
+        return [
+            (Linear(pair[: self.width]), Linear(pair[self.width :]), Linear(last))
+            for pair, last in zip(both, down, strict=True)
+        ]
