@@ -9,11 +9,26 @@ from aiakq.quantizers.experts import ExpertTokens
 
 
 @dataclass
-class LayerError:
-    """Relative error of one linear's output on calibration inputs: ``||y_q - y|| / ||y||``, without bias."""
+class LayerResult:
+    """What became of one linear.
+
+    error      of its output on calibration inputs, ``||y_q - y|| / ||y||``, without bias; None if it saw none.
+    weight_*   the largest magnitude of its weight in the source, and of what was written.
+    input_*    the largest magnitude of its calibration inputs, before and after scales were folded into what feeds it.
+    remarks    how the method came to its numbers, by name.
+    """
 
     name: str
-    error: float
+    error: float | None
+    n: int = 0
+    k: int = 0
+    bits: int = 0
+    group_size: int = -1
+    weight_before: float | None = None
+    weight_after: float | None = None
+    input_before: float | None = None
+    input_after: float | None = None
+    remarks: dict[str, float | str] = field(default_factory=dict)
 
 
 @dataclass
@@ -25,8 +40,12 @@ class QuantizeReport:
     kl, top1_agreement  against the source: nats per token; the part of tokens whose likeliest successor is the same.
     verified            linears that were read back from the disk and compared bit for bit.
     resumed_from        steps taken over from an interrupted run.
+    command             the command line that made it, None from Python; ``created`` when, in UTC.
+    padded              MLP widths that were padded with zeros: key of config.json -> (before, after).
+    notes               what was decided on the user's behalf, a sentence each; nothing to worry about.
     perplexity_*        on ``evaluation_text``; None where it was not measured.
     experts             of mixture-of-experts models, block by block: the calibration tokens each one was given.
+    calibration_lengths tokens of the shortest, the median and the longest of the ``samples``.
     tokens              calibration tokens used; ``dropped_tokens`` of them had inputs that were not finite.
     """
 
@@ -42,7 +61,7 @@ class QuantizeReport:
     bits_per_weight: float
     bytes_before: int
     bytes_after: int
-    layers: list[LayerError] = field(default_factory=list)
+    layers: list[LayerResult] = field(default_factory=list)
     experts: list[ExpertTokens] = field(default_factory=list)
     perplexity_before: float | None = None
     perplexity_after: float | None = None
@@ -52,6 +71,8 @@ class QuantizeReport:
     evaluation_tokens: int = 0
     calibration: str | None = None
     calibration_sha256: str | None = None
+    calibration_lengths: tuple[int, int, int] | None = None
+    samples: int = 0
     tokens: int = 0
     dropped_tokens: int = 0
     smooth_alpha: float | None = None
@@ -61,17 +82,23 @@ class QuantizeReport:
     peak_memory_bytes: int = 0
     seconds: float = 0.0
     version: str = ""
+    created: str = ""
+    command: str | None = None
+    padded: dict[str, tuple[int, int]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @property
     def mean_error(self) -> float | None:
         """Mean over the layers whose error was measured."""
-        return sum(layer.error for layer in self.layers) / len(self.layers) if self.layers else None
+        errors = [layer.error for layer in self.layers if layer.error is not None]
+        return sum(errors) / len(errors) if errors else None
 
     @property
-    def worst(self) -> LayerError | None:
+    def worst(self) -> LayerResult | None:
         """The layer with the largest error."""
-        return max(self.layers, key=lambda layer: layer.error, default=None)
+        measured = [layer for layer in self.layers if layer.error is not None]
+        return max(measured, key=lambda layer: layer.error or 0.0, default=None)
 
     def document(self) -> dict[str, Any]:
         """The report as JSON values."""

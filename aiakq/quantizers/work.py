@@ -18,8 +18,9 @@ from aiakq.kernels.types import QWeight
 from aiakq.quantizers.activations import Activations
 from aiakq.quantizers.experts import Experts, ExpertTokens, count_tokens, experts_of
 from aiakq.quantizers.groups import Heads, Pair, block_linears, fold, watching
+from aiakq.quantizers.magnitudes import Magnitudes, largest
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.report import LayerError
+from aiakq.quantizers.report import LayerResult
 from aiakq.quantizers.rounding import Rounding, round_weight
 from aiakq.quantizers.source_model import take_weight
 from aiakq.spec import LayerSpec, QuantSpec
@@ -73,6 +74,7 @@ class BlockWork:
     original  for methods that look at the unquantized model; None unless the plan asks for it.
     pairs     where scales may be folded, at least one target being quantized; empty for methods that do not.
     experts   what the experts of the block, if it has any, are calibrated on.
+    remarks   name inside the block -> what a method says of how it chose that linear's numbers, for the report.
     """
 
     block: nn.Module
@@ -88,6 +90,8 @@ class BlockWork:
     changed: dict[str, Tensor] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     dropped: int = 0
+    magnitudes: Magnitudes = field(default_factory=Magnitudes)
+    remarks: dict[str, dict[str, float | str]] = field(default_factory=dict)
     _reference: dict[str, Tensor] = field(default_factory=dict)
     _rounded: tuple[str, ...] = ()
 
@@ -98,6 +102,7 @@ class BlockWork:
             spec = self.plan.spec.for_layer(f"{self.prefix}.{name}")
             if spec is not None:
                 self.linears[name], self._specs[name] = linear, spec
+                self.magnitudes.weight_before[name] = largest(linear.weight.data)
         kept = [tuple(name for name in group if name in self.linears) for group in self.groups]
         self.groups = [group for group in kept if group]
         self.pairs = tuple(pair for pair in self.pairs if any(name in self.linears for name in pair.targets))
@@ -146,6 +151,9 @@ class BlockWork:
         kept = dict.fromkeys(see, 0)
         lost = dict.fromkeys(see, 0)
         waiting: set[str] = set()
+        sizes: dict[str, float] = {}
+        measured = frozenset(self.some_batches(ERROR_TOKENS))
+        batch = -1
 
         def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
             def show(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -157,6 +165,8 @@ class BlockWork:
                     rows = rows[fine]
                 kept[name] += len(rows)
                 if len(rows):
+                    if batch in measured:
+                        sizes[name] = max(sizes.get(name, 0.0), largest(rows))
                     see[name](rows)
                 waiting.discard(name)
                 if not waiting:
@@ -173,6 +183,7 @@ class BlockWork:
                     self.inputs.run(self.block, self.index, batch)
                 except _Enough:
                     pass
+        self.magnitudes.first_look(self.groups, sizes)
         self.dropped = max(self.dropped, *lost.values())
         for name, rows in kept.items():
             if not rows:
@@ -260,6 +271,7 @@ class BlockWork:
         self._reference[name] = linear.weight.data
         self.finished[name] = weight
         take_weight(linear, weight, linear.weight.device)
+        self.magnitudes.weight_after[name] = largest(linear.weight.data)
 
     def adopt(self, name: str, weight: QWeight) -> None:
         """Take over a linear that an earlier run finished; the block computes as after ``finish``."""
@@ -276,10 +288,12 @@ class BlockWork:
         difference = dict.fromkeys(self.linears, 0.0)
         whole = dict.fromkeys(self.linears, 0.0)
         seen: dict[str, Tensor] = {}
+        sizes = self.magnitudes.input_after
 
         def before(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
             def note(module: nn.Module, args: tuple[Any, ...]) -> None:
                 seen[name] = args[0]
+                sizes[name] = max(sizes.get(name, 0.0), largest(args[0]))
 
             return note
 
@@ -318,6 +332,21 @@ class BlockWork:
                 self.warnings.append(f"{self.prefix}.{name} saw no calibration token; it was rounded plainly.")
         self._reference.clear()
 
-    def report(self) -> list[LayerError]:
+    def report(self) -> list[LayerResult]:
         """What the report says of the linears."""
-        return [LayerError(f"{self.prefix}.{name}", value) for name, value in self.errors.items()]
+        results = []
+        for name, linear in self.linears.items():
+            spec = self._specs[name]
+            results.append(
+                LayerResult(
+                    name=f"{self.prefix}.{name}",
+                    error=self.errors.get(name),
+                    n=linear.out_features,
+                    k=linear.in_features,
+                    bits=spec.bits,
+                    group_size=spec.group_size,
+                    remarks=self.remarks.get(name, {}),
+                    **self.magnitudes.of(name),
+                )
+            )
+        return results

@@ -14,7 +14,7 @@ from aiakq.formats.publish import CheckpointWriter
 from aiakq.formats.steps import Step
 from aiakq.kernels.reference import dequantize
 from aiakq.kernels.types import QWeight
-from aiakq.quantizers.report import LayerError
+from aiakq.quantizers.report import LayerResult
 from aiakq.quantizers.source_model import cast
 from aiakq.quantizers.work import BlockWork
 from aiakq.spec import QuantSpec
@@ -88,9 +88,9 @@ def take_over(work: BlockWork, step: Step, written: dict[str, Tensor]) -> None:
             module.register_parameter(last, nn.Parameter(value, requires_grad=False))
 
 
-def layers_of(step: Step) -> list[LayerError]:
+def layers_of(step: Step) -> list[LayerResult]:
     """The layers' part of the report that was committed with a block."""
-    return [LayerError(**entry) for entry in step.note["layers"]]
+    return [LayerResult(**entry) for entry in step.note["layers"]]
 
 
 def written_names(step: Step) -> set[str]:
