@@ -27,17 +27,21 @@ GATE = 10
 
 @dataclass(frozen=True)
 class ErrorKind:
-    """One row of the registry. ``message`` and ``remedy`` are ``str.format`` templates over the same fields."""
+    """One row of the registry. Its texts are ``str.format`` templates over the same fields.
+
+    ``details`` are lines of their own, for the few failures that one sentence cannot tell.
+    """
 
     message: str
     remedy: str
     exit_code: int = BAD_INPUT
     http_status: int = 400
     type: str = "invalid_request_error"
+    details: str = ""
 
 
 class AiakqError(Exception):
-    """A failure with an entry in ``REGISTRY``. Its text is one line: the sentence, then the remedy."""
+    """A failure with an entry in ``REGISTRY``. Its text is one line: the sentence, then the remedy; details follow."""
 
     def __init__(self, id: str, **fields: Any) -> None:
         kind = REGISTRY[id]
@@ -49,7 +53,8 @@ class AiakqError(Exception):
         self.remedy = kind.remedy.format(**fields)
         self.exit_code = kind.exit_code
         self.http_status = kind.http_status
-        super().__init__(f"{self.message} {self.remedy}".rstrip())
+        self.details = kind.details.format(**fields)
+        super().__init__(f"{self.message} {self.remedy}\n{self.details}".rstrip())
 
     def body(self) -> dict[str, Any]:
         """The JSON body of an HTTP answer, in the shape OpenAI clients parse."""
@@ -98,8 +103,13 @@ REGISTRY: dict[str, ErrorKind] = {
         "The checkpoint '{path}' does not fit its config: {reason}.",
         "Check that config.json and the weights belong together.",
     ),
+    "tensor_inventory": ErrorKind(
+        "The checkpoint '{path}' does not hold what its config says: {counts}.",
+        "Check that config.json and the weights belong together.",
+        details="{table}",
+    ),
     "pickle_refused": ErrorKind(
-        "The model folder '{path}' holds its weights as pickles only, which can run code when they are opened.",
+        "The weights in '{path}' are pickles that could run code when they are opened: {reason}.",
         "Fetch the safetensors variant, or convert it where you trust it: transformers' from_pretrained, then "
         "save_pretrained.",
         UNSAFE,
@@ -111,7 +121,7 @@ REGISTRY: dict[str, ErrorKind] = {
     ),
     "format_unsupported": ErrorKind(
         "The checkpoint is quantized in a way aiakq does not read: {reason}.",
-        "Supported are GPTQ, AWQ (gemm, gemv) and compressed-tensors with 8-bit or 4-bit integers.",
+        "Supported are GPTQ, AWQ (gemm, gemv, gemv_fast), AutoRound and compressed-tensors with integers.",
     ),
     "quantization_mismatch": ErrorKind(
         "--quantization is {wanted} but the checkpoint holds {found}.",

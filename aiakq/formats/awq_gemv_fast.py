@@ -8,8 +8,10 @@ For one linear with N outputs, K inputs and ng groups, always 4 bits:
     bias     [N]               optional
 
 ``W[n, k] = q * scale + qzero``. Zero points are whole numbers before the product is rounded to 16 bits, and are made
-whole again; files whose zero points are something else keep them as floats. Each row is first reordered in itself (see ``_ORDER``); then word w of rows 4r .. 4r + 3 and of 64 columns holds, lowest bits
-first, the places 4w .. 4w + 3 of those four rows written one after the other.
+whole again; files whose zero points are something else keep them as floats.
+
+Each row is first reordered in itself (see ``_ORDER``); then word w of rows 4r .. 4r + 3 and of 64 columns holds, lowest
+bits first, the places 4w .. 4w + 3 of those four rows written one after the other.
 """
 
 from __future__ import annotations

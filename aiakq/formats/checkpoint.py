@@ -161,6 +161,18 @@ class Checkpoint:
                 found.append(prefix)
         return sorted(found)
 
+    def locate(self, name: str) -> str | None:
+        """The tensor that a model calls ``name``: files may lack the outermost ``model.``, or have one more."""
+        return next((each for each in _spellings(name) if each in self.inventory), None)
+
+    def locate_linear(self, name: str) -> str | None:
+        """The quantized linear that a model calls ``name``; see ``locate``."""
+        return next((each for each in _spellings(name) if each in self._linear_set), None)
+
+    @cached_property
+    def _linear_set(self) -> frozenset[str]:
+        return frozenset(self._linears)
+
     def quantized_linears(self) -> list[str]:
         """The modules that own quantized weights, by what is in the files, whatever the config says."""
         return list(self._linears)
@@ -206,6 +218,10 @@ class Checkpoint:
         self._handles.clear()
 
 
+def _spellings(name: str) -> tuple[str, ...]:
+    return name, name.removeprefix("model."), f"model.{name}"
+
+
 def _shard_files(folder: Path) -> dict[str, frozenset[str] | None]:
     """shard file -> the tensors its index puts there, or None for a single file without an index."""
     index = folder / INDEX
@@ -237,7 +253,7 @@ def _shard_files(folder: Path) -> dict[str, frozenset[str] | None]:
             "model_incomplete", path=str(folder), missing=f"{INDEX}, which says what its {len(files)} shards hold"
         )
     if any(next(folder.glob(pattern), None) for pattern in _PICKLES):
-        raise error("pickle_refused", path=str(folder))
+        raise error("pickle_refused", path=str(folder), reason="there is no safetensors file")
     raise error("model_incomplete", path=str(folder), missing="it holds no *.safetensors")
 
 

@@ -20,7 +20,7 @@ from aiakq.runtime.models.decoder import Model
 from aiakq.runtime.pages import PagePool
 from aiakq.runtime.runner import Runner
 from aiakq.runtime.scheduler import Scheduler
-from aiakq.runtime.weights import CheckpointWeights, DummyWeights, describe_kinds, open_weights
+from aiakq.runtime.weights import CheckpointWeights, DummyWeights, check_inventory, describe_kinds, open_weights
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def _ignore(phase: Phase) -> None:
 def load_model(config: EngineConfig) -> tuple[Model, str]:
     """Build the model of ``config``; returns it with one line about its linear layers, for the start-up table.
 
-    Raises AiakqError: model_unsupported, tensor_mismatch, model_*.
+    Raises AiakqError: model_unsupported, tensor_inventory, tensor_mismatch, not_finite, model_*.
     """
     architecture = config.hf.architecture
     native = ARCHITECTURES.get(architecture)
@@ -67,13 +67,11 @@ def load_model(config: EngineConfig) -> tuple[Model, str]:
         weights = DummyWeights(config.dtype, config.device, config.seed)
     else:
         weights = open_weights(config)
+    if isinstance(weights, CheckpointWeights):
+        check_inventory(config.hf, weights.checkpoint)
     model = importlib.import_module(native).build(config.hf, weights)
-    if isinstance(weights, CheckpointWeights) and (unused := weights.unused()):
-        shown = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
-        raise error(
-            "tensor_mismatch", path=config.model, reason=f"it holds tensors the model has no place for: {shown}"
-        )
-    return model, describe_kinds(weights.kinds)
+    remarks = weights.remarks if isinstance(weights, CheckpointWeights) else []
+    return model, "; ".join([describe_kinds(weights.kinds), *remarks])
 
 
 def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignore) -> Engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
@@ -9,12 +10,15 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import error
+from aiakq.formats import gptq
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.inventory import Wanted, compare, refusal
 from aiakq.kernels import bind
 from aiakq.kernels.types import QWeight
-from aiakq.runtime.config import EngineConfig
+from aiakq.runtime.config import EngineConfig, ModelConfig
 from aiakq.runtime.layers.linear import AnyLinear, Linear, QLinear
 from aiakq.runtime.memory import free_memory
+from aiakq.runtime.models import ARCHITECTURES
 
 #: (scheme, implementation, why each better one was passed over) -> number of layers.
 Kinds = Counter[tuple[str, str, tuple[tuple[str, str], ...]]]
@@ -22,61 +26,122 @@ Kinds = Counter[tuple[str, str, tuple[tuple[str, str], ...]]]
 
 @dataclass
 class CheckpointWeights:
-    """The ``Weights`` a family builds itself from, read from a checkpoint; notes what was used and bound to what.
+    """The ``Weights`` a family builds itself from, read from a checkpoint; notes what was bound to what.
 
     excluded  implementations that may not be chosen (see ``--dequantize``).
+    remarks   what a user should know about the file, once each.
     """
 
     checkpoint: Checkpoint
     dtype: torch.dtype
     device: torch.device
     excluded: frozenset[str] = frozenset()
-    used: set[str] = field(default_factory=set)
     kinds: Kinds = field(default_factory=Counter)
+    remarks: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.quantized = set(self.checkpoint.quantized_linears())
-        self.names = self.checkpoint.inventory
 
     def has(self, name: str) -> bool:
-        return name in self.names
+        return self.checkpoint.locate(name) is not None
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        if name not in self.names:
+        source = self.checkpoint.locate(name)
+        if source is None:
             raise error("tensor_mismatch", path=self.checkpoint.path, reason=f"the tensor {name} is missing")
-        found = tuple(self.names[name].shape)
+        found = tuple(self.checkpoint.inventory[source].shape)
         if found != shape:
             raise error(
                 "tensor_mismatch",
                 path=self.checkpoint.path,
-                reason=f"{name} has the shape {list(found)}, config.json says {list(shape)}",
+                reason=f"{source} has the shape {list(found)}, config.json says {list(shape)}",
             )
-        self.used.add(name)
-        return self.checkpoint.tensor(name).to(device=self.device, dtype=self.dtype)
+        return self.checkpoint.tensor(source).to(device=self.device, dtype=self.dtype)
 
     def linear(self, name: str, n: int, k: int, *, bias: bool = False) -> AnyLinear:
-        if name not in self.quantized:
+        source = self.checkpoint.locate_linear(name)
+        if source is None:
             self.kinds[("w16", "torch", ())] += 1
             return Linear(self.tensor(f"{name}.weight", n, k), self.tensor(f"{name}.bias", n) if bias else None)
-        weight = self.checkpoint.read_linear(name)
+        weight = self.checkpoint.read_linear(source)
         if (weight.n, weight.k) != (n, k):
             raise error(
                 "tensor_mismatch",
                 path=self.checkpoint.path,
-                reason=f"{name} holds {weight.n} x {weight.k} weights, config.json says {n} x {k}",
+                reason=f"{source} holds {weight.n} x {weight.k} weights, config.json says {n} x {k}",
             )
-        self.used.update(other for other in self.names if other.startswith(f"{name}."))
+        self._check_zeros(source, weight)
         bound = bind(_moved(weight, self.device), weight.problem(self.dtype, self.device), self.excluded)
         self.kinds[(weight.scheme, bound.choice.name, bound.choice.passed_over)] += 1
         return QLinear(bound)
 
-    def unused(self) -> list[str]:
-        """Tensors of the checkpoint that no layer asked for; those that can be computed again do not count."""
-        ignored = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
-        tied = {"lm_head.weight"}
-        return sorted(
-            name for name in self.names if name not in self.used and name not in tied and not name.endswith(ignored)
-        )
+    def _check_zeros(self, name: str, weight: QWeight) -> None:
+        """Remark on asymmetric GPTQ zero points that look off by one: their version may be mislabelled."""
+        if self.remarks or self.checkpoint.layout(name) not in ("gptq", "gptq_v2"):
+            return
+        shift = gptq.zero_shift(weight)
+        if abs(shift) > 0.5:
+            self.remarks.append(
+                f"the weights of {name} lie {shift:+.1f} steps off centre: its zero points may be of the other GPTQ "
+                "version than checkpoint_format says"
+            )
+
+
+class _Endless(Exception):
+    pass
+
+
+@dataclass
+class WantedWeights:
+    """``Weights`` that hold nothing and note what a family asks for; ``limit`` ends configs of absurd sizes.
+
+    checkpoint  only asked which names it has.
+    """
+
+    checkpoint: Checkpoint
+    limit: int
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("meta")
+    wanted: Wanted = field(default_factory=Wanted)
+
+    def has(self, name: str) -> bool:
+        return self.checkpoint.locate(name) is not None
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        self.wanted.tensors[name] = shape
+        self._count()
+        if max(shape) >= 2**31 or (len(shape) > 2 and shape[0] > self.limit):
+            raise _Endless
+        return torch.empty((), dtype=self.dtype, device="meta").expand(shape)
+
+    def linear(self, name: str, n: int, k: int, *, bias: bool = False) -> AnyLinear:
+        self.wanted.linears[name] = (n, k, bias)
+        self._count()
+        return Linear(torch.empty((), dtype=self.dtype, device="meta").expand(n, k))
+
+    def _count(self) -> None:
+        if len(self.wanted.tensors) + len(self.wanted.linears) > self.limit:
+            raise _Endless
+
+
+def wanted_tensors(config: ModelConfig, checkpoint: Checkpoint) -> Wanted:
+    """What the native family of ``config`` needs, by building it without weights. Raises ``model_*``."""
+    # Room for what a truncated file lacks, and no more: a config may claim a billion layers.
+    weights = WantedWeights(checkpoint, limit=4 * len(checkpoint.inventory) + 1000)
+    if config.rope:  # the tables of positions are not needed here
+        config = replace(config, max_position=min(config.max_position, 64))
+    try:
+        importlib.import_module(ARCHITECTURES[config.architecture]).build(config, weights)
+    except (_Endless, RuntimeError):
+        pass  # whatever was noted so far is enough to refuse it
+    return weights.wanted
+
+
+def check_inventory(config: ModelConfig, checkpoint: Checkpoint) -> None:
+    """Compare a checkpoint with what its config implies, before any weight is read. Raises ``tensor_inventory``."""
+    problem = refusal(checkpoint, compare(checkpoint, wanted_tensors(config, checkpoint)))
+    if problem is not None:
+        raise problem
 
 
 @dataclass

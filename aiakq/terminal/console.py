@@ -62,7 +62,11 @@ def err() -> Console:
 
 def plain(text: object) -> str:
     """One line without control characters, whatever a file or a user put into it."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in " ".join(str(text).split()))
+    return _visible(" ".join(str(text).split()))
+
+
+def _visible(text: str) -> str:
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def line(*parts: str | tuple[str, str]) -> None:
@@ -71,7 +75,9 @@ def line(*parts: str | tuple[str, str]) -> None:
 
 
 def failure(problem: AiakqError) -> None:
-    """The one line that ends a failed command: what went wrong and what to do."""
+    """The one line that ends a failed command: what went wrong and what to do; details, if any, come before it."""
+    for row in problem.details.splitlines():
+        line(_visible(row))
     line(
         ("aiakq: ", "bold"),
         (f"error[{problem.id}]", "bold red"),

@@ -21,6 +21,7 @@ SPECS = {
     "gptq_v2": QuantSpec("gptq", "gptq_v2", 3, 64, symmetric=False),
     "awq": QuantSpec("awq", "awq", 4, 128, symmetric=False),
     "awq-gemv": QuantSpec("awq", "awq_gemv", 4, 128, symmetric=False),
+    "awq-gemv-fast": QuantSpec("awq", "awq_gemv_fast", 4, 128, symmetric=False),
     "compressed-tensors": QuantSpec("weight_only_int8", "compressed-tensors", 8),
     "compressed-tensors-w4": QuantSpec("gptq", "compressed-tensors", 4, 32),
     "compressed-tensors-w8a8": QuantSpec("smooth_quant", "compressed-tensors", 8, activation_bits=8),

@@ -1,0 +1,48 @@
+"""Checkpoints that GPTQModel, AutoAWQ, llm-compressor and AutoRound wrote: each loads and gives the logits it must."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.runtime.scoring import load_for_scoring
+
+ROOTS = [Path(__file__).parent / "fixtures"]
+if os.environ.get("AIAKQ_INTEROP"):
+    ROOTS.append(Path(os.environ["AIAKQ_INTEROP"]))
+FOLDERS = sorted(path.parent for root in ROOTS for path in root.glob("*/expected.safetensors"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
+def test_logits_are_those_of_the_weights(folder):
+    expected = load_file(folder / "expected.safetensors")
+    found = load_for_scoring(folder, "float32", "cpu").logits(expected["input_ids"])[0]
+    wanted = expected["logits_dequantized_fp32"]
+    away = ((found - wanted).norm() / wanted.norm()).item()
+    # What is expected of the one with 8-bit activations leaves their rounding out.
+    assert away < (0.04 if folder.name == "lc-sq" else 1e-5)
+
+
+def test_every_tool_is_there():
+    names = {folder.name for folder in FOLDERS}
+    assert len(names) >= 18 and {name.partition("-")[0] for name in names} >= {"gq", "aawq", "lc", "ar"}
+
+
+def test_widths_are_those_of_each_layer():
+    """The config of one has widths for each layer, that of the other a head of its own; the files say the same."""
+    checkpoint = Checkpoint.open(ROOTS[0] / "gq-dyn")
+    schemes = {name: checkpoint.read_linear(name).scheme for name in checkpoint.quantized_linears()}
+    assert len(schemes) == 12 and not any("down" in name for name in schemes)
+    assert all(scheme == ("w8a16" if ".1." in name else "w4a16") for name, scheme in schemes.items())
+    for name, scheme in schemes.items():
+        assert checkpoint.spec.for_layer(name).scheme == scheme
+    assert checkpoint.spec.for_layer("model.layers.0.mlp.down_proj") is None
+    assert checkpoint.spec.for_layer("lm_head") is None
+    checkpoint = Checkpoint.open(ROOTS[0] / "gq-lmhead")
+    head = checkpoint.read_linear("lm_head")
+    assert (head.scheme, head.group_size) == ("w8a16", 32)
+    assert checkpoint.spec.for_layer("lm_head").layer.group_size == 32
