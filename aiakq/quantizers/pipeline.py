@@ -10,7 +10,6 @@ import copy
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -27,8 +26,10 @@ from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pairs import Wiring
 from aiakq.quantizers.passes import capture
 from aiakq.quantizers.preparation import DTYPE_WORDS, Prepared, prepare
+from aiakq.quantizers.progress import OnProgress, Progress, Rejected
 from aiakq.quantizers.report import QuantizeReport
 from aiakq.quantizers.source_model import cast
+from aiakq.quantizers.widths import quantize_with_chosen_widths
 from aiakq.quantizers.work import BlockWork, Original
 from aiakq.quantizers.writing import layers_of, take_over, write_block, written_names
 from aiakq.runtime.evaluate import Comparison
@@ -37,19 +38,6 @@ from aiakq.spec import QuantSpec
 REPORT_FILE = "aiakq_report.json"
 #: Tokens in one calibration batch.
 _BATCH_TOKENS = 4096
-
-
-@dataclass(frozen=True)
-class Progress:
-    """``done`` of ``total`` steps of ``stage`` are finished; ``detail`` names the present one."""
-
-    stage: str
-    done: int
-    total: int
-    detail: str = ""
-
-
-OnProgress = Callable[[Progress], None]
 
 
 def quantize_checkpoint(
@@ -68,19 +56,11 @@ def quantize_checkpoint(
     tell(Progress("load", 1, 1))
     if options.target_bpw is None and options.max_kl is None:
         return _Run(prepared, prepared.spec, tell, load_scorer, began).run()
-    from aiakq.quantizers.widths import quantize_with_chosen_widths
 
     def attempt(spec: QuantSpec, accept: Callable[[Comparison], bool] | None) -> QuantizeReport:
         return _Run(prepared, spec, tell, load_scorer, began, accept).run()
 
     return quantize_with_chosen_widths(prepared, attempt, tell)
-
-
-class Rejected(Exception):
-    """The output was made and measured, but is not what was wanted; nothing was published."""
-
-    def __init__(self, comparison: Comparison) -> None:
-        self.comparison = comparison
 
 
 class _Run:

@@ -1,0 +1,28 @@
+"""What a run tells while it works, and how it ends when its result is not wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiakq.runtime.evaluate import Comparison
+
+
+@dataclass(frozen=True)
+class Progress:
+    """``done`` of ``total`` steps of ``stage`` are finished; ``detail`` names the present one."""
+
+    stage: str
+    done: int
+    total: int
+    detail: str = ""
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Rejected(Exception):
+    """The output was made and measured, but is not what was wanted; nothing was published."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison

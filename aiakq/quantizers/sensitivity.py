@@ -1,0 +1,150 @@
+"""How much the predictions of a model change when a part of it is stored in fewer bits, measured.
+
+One pass over the model, block by block. Beside the model itself flow copies of its hidden states, one per block, in
+which only that block was rounded; where they end, their predictions are compared with the model's. That says what an
+error of a given size in a block's output costs at the end. Inside each block every part is rounded alone to every
+candidate width, which says how large an error it causes. The product of both is the part's cost.
+
+A part is what is stored alike: the linears that share an input, and the same projection of all experts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from aiakq.quantizers.activations import Activations
+from aiakq.quantizers.groups import Heads, block_linears
+from aiakq.quantizers.pairs import Wiring
+from aiakq.quantizers.passes import capture, finish, load_outside
+from aiakq.quantizers.rounding import dequantize, round_weight
+from aiakq.quantizers.source_model import SourceModel
+from aiakq.spec import LayerSpec
+
+#: Tokens that are followed through the model.
+SAMPLE_TOKENS = 4096
+
+
+@dataclass
+class Part:
+    """Linears stored alike, by full name, their number of weights, and for each candidate its cost: KL in nats."""
+
+    names: tuple[str, ...]
+    weights: int
+    k: int
+    kl: list[float] = field(default_factory=list)
+
+
+def measure(
+    model: SourceModel,
+    batches: Sequence[Tensor],
+    candidates: Sequence[LayerSpec],
+    reference: int,
+    storage: torch.dtype,
+    progress: Callable[[int, int], None],
+) -> list[Part]:
+    """The cost of every part of the model at every candidate.
+
+    batches: token ids, each [B, T] int64. ``candidates[reference]`` is the width at which whole blocks are rounded to
+    see what their errors do to the predictions. ``progress(done, total)`` counts blocks.
+    """
+    base = capture(model, batches, lambda _: None)
+    wiring = Wiring(model.config, Heads.of(model.config), False)
+    others: list[Activations] = []
+    sizes: list[float] = []
+    errors: list[list[tuple[Part, list[float]]]] = []
+    total = len(model.blocks)
+    for index, block in enumerate(model.blocks):
+        progress(index, total)
+        prefix = model.block_prefix(index)
+        model.load(block, prefix)
+        plain = base.copy()
+        plain.advance(block, index)
+        parts = _parts(block, wiring.of(block, index, base)[0])
+        found: list[tuple[Part, list[float]]] = []
+        for names in parts:
+            linears = [block.get_submodule(name) for name in names]
+            weights = sum(linear.weight.numel() for linear in linears if isinstance(linear.weight, Tensor))
+            part = Part(tuple(f"{prefix}.{name}" for name in names), weights, linears[0].in_features)  # type: ignore
+            gaps = []
+            for candidate in candidates:
+                with _Rounded(block, names, candidate, storage):
+                    gaps.append(_gap(base, plain, block, index))
+            found.append((part, gaps))
+        rounded = base.copy()
+        with _Rounded(block, [name for names in parts for name in names], candidates[reference], storage):
+            sizes.append(_gap(base, plain, block, index))
+            rounded.advance(block, index)
+        for other in others:
+            other.advance(block, index)
+        others.append(rounded)
+        errors.append(found)
+        base = plain
+        model.drop(block)
+    progress(total, total)
+    load_outside(model)
+    costs = [_divergence(model, batches, base, other) for other in others]
+    for found, size, cost in zip(errors, sizes, costs, strict=True):
+        for part, gaps in found:
+            part.kl = [gap / size * cost if size else 0.0 for gap in gaps]
+    return [part for found in errors for part, _ in found]
+
+
+def _parts(block: nn.Module, groups: Iterable[tuple[str, ...]]) -> list[list[str]]:
+    """The linears of a block in parts; what ran in no group is a part of its own."""
+    parts: dict[str, list[str]] = {}
+    grouped = [*groups, *((name,) for name in block_linears(block))]
+    seen: set[str] = set()
+    for group in grouped:
+        kind = re.sub(r"\bexperts\.\d+\b", "experts.*", group[0])
+        parts.setdefault(kind, []).extend(name for name in group if name not in seen)
+        seen.update(group)
+    return [names for names in parts.values() if names]
+
+
+class _Rounded:
+    """While open, some linears of a block have the weights that rounding to ``layer`` leaves."""
+
+    def __init__(self, block: nn.Module, names: Iterable[str], layer: LayerSpec, storage: torch.dtype) -> None:
+        linears = block_linears(block)
+        self.linears = [linears[name] for name in names]
+        self.layer = layer
+        self.storage = storage
+
+    def __enter__(self) -> None:
+        self.kept = [linear.weight for linear in self.linears]
+        layer = self.layer
+        for linear in self.linears:
+            found = round_weight(linear.weight.data, layer.bits, layer.group_size, layer.symmetric, self.storage)
+            linear.weight = nn.Parameter(dequantize(*found, layer.group_size), requires_grad=False)
+
+    def __exit__(self, *_: object) -> None:
+        for linear, weight in zip(self.linears, self.kept, strict=True):
+            linear.weight = weight
+
+
+def _gap(inputs: Activations, wanted: Activations, block: nn.Module, index: int) -> float:
+    """The squared distance of the block's outputs from those in ``wanted``."""
+    total = 0.0
+    with torch.inference_mode():
+        for batch in range(len(inputs.hidden)):
+            gap = inputs.run(block, index, batch).to("cpu") - wanted.hidden[batch]
+            total += float(gap.square().sum(dtype=torch.float64))
+    return total
+
+
+def _divergence(model: SourceModel, batches: Sequence[Tensor], base: Activations, other: Activations) -> float:
+    """KL(model || model after other hidden states), in nats per token."""
+    total, count = 0.0, 0
+    for batch, ids in enumerate(batches):
+        for row in range(len(ids)):
+            one = ids[row : row + 1]
+            ours = finish(model, one, base.hidden[batch][row : row + 1], base.tuples).log_softmax(-1)
+            theirs = finish(model, one, other.hidden[batch][row : row + 1], base.tuples).log_softmax(-1)
+            total += float((ours.exp() * (ours - theirs)).sum(dtype=torch.float64))
+            count += one.numel()
+    return total / count

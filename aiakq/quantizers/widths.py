@@ -1,0 +1,181 @@
+"""``--target-bpw`` and ``--max-kl``: bits and groups for every part of the model, from its measured sensitivity."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from aiakq.errors import error
+from aiakq.quantizers.activations import batched
+from aiakq.quantizers.layer_plan import settle_format, with_layers
+from aiakq.quantizers.preparation import Prepared
+from aiakq.quantizers.progress import OnProgress, Progress, Rejected
+from aiakq.quantizers.report import QuantizeReport
+from aiakq.quantizers.sensitivity import SAMPLE_TOKENS, Part, measure
+from aiakq.runtime.evaluate import Comparison
+from aiakq.spec import LayerSpec, QuantSpec
+
+#: Widths offered, narrow to wide. Every server that reads compressed-tensors runs 4 and 8 bits; 2 and 3 are only taken
+#: where the target is below what 4 bits need.
+_WIDE = (LayerSpec(4, 128), LayerSpec(4, 32), LayerSpec(8, 128))
+_NARROW = (LayerSpec(2, 64), LayerSpec(3, 128), LayerSpec(3, 32), *_WIDE)
+#: Below this many bits per weight 4-bit groups do not fit.
+_NEEDS_NARROW = 4.13
+#: Times a model is quantized in search of --max-kl.
+_ATTEMPTS = 5
+
+Attempt = Callable[[QuantSpec, Callable[[Comparison], bool] | None], QuantizeReport]
+
+
+def quantize_with_chosen_widths(prepared: Prepared, attempt: Attempt, progress: OnProgress) -> QuantizeReport:
+    """Choose the widths, quantize, and for ``--max-kl`` choose again until the measured divergence fits.
+
+    Raises ``max_kl`` if the widest candidates do not reach it, ``bad_option`` for a target below the narrowest.
+    """
+    options = prepared.options
+    target, limit = options.target_bpw, options.max_kl
+    offered = _NARROW if options.method == "gptq" and (target or 4) < _NEEDS_NARROW else _WIDE
+    candidates = list(dict.fromkeys(_fitting(layer, prepared) for layer in offered))
+    assert prepared.samples is not None, "gptq and awq have samples"
+    rows = max(1, SAMPLE_TOKENS // max(len(sample) for sample in prepared.samples.samples))
+    everything = measure(
+        prepared.model,
+        batched(prepared.samples.samples[:rows]),
+        candidates,
+        next(index for index, layer in enumerate(candidates) if layer.bits == 4),
+        prepared.storage,
+        lambda done, total: progress(Progress("sensitivity", done, total)),
+    )
+    # What --skip names stays as it is.
+    parts = [part for part in everything if prepared.spec.for_layer(part.names[0]) is not None]
+    if target is not None:
+        return attempt(_spec(prepared, candidates, parts, allocate(parts, candidates, bits=target)), None)
+    assert limit is not None
+    return _within(limit, prepared, attempt, candidates, parts)
+
+
+def _within(
+    limit: float, prepared: Prepared, attempt: Attempt, candidates: Sequence[LayerSpec], parts: Sequence[Part]
+) -> QuantizeReport:
+    """The smallest model whose measured divergence stays within ``limit``.
+
+    Parts are ranked by what plain rounding costs; the method does better and the text for measuring is another, so what
+    the sum of the costs may be is corrected by what was measured.
+    """
+    allowed = limit
+    best: list[int] | None = None
+    tried: dict[tuple[int, ...], float] = {}
+    for _ in range(_ATTEMPTS):
+        choice = allocate(parts, candidates, kl=allowed)
+        if tuple(choice) in tried:
+            break
+        measured = _measured(prepared, attempt, _spec(prepared, candidates, parts, choice))
+        tried[tuple(choice)] = measured
+        if measured <= limit and (best is None or _bits(parts, candidates, choice) < _bits(parts, candidates, best)):
+            best = choice
+        predicted = sum(part.kl[index] for part, index in zip(parts, choice, strict=True))
+        if 0.8 * limit <= measured <= limit:
+            break
+        allowed = predicted * 0.93 * limit / measured
+    if best is None:
+        choice = [len(candidates) - 1] * len(parts)
+        if tuple(choice) not in tried:
+            tried[tuple(choice)] = _measured(prepared, attempt, _spec(prepared, candidates, parts, choice))
+        if tried[tuple(choice)] > limit:
+            raise error("max_kl", wanted=f"{limit:g}", reached=f"{tried[tuple(choice)]:.2g}")
+        best = choice
+    return attempt(_spec(prepared, candidates, parts, best), None)
+
+
+def _measured(prepared: Prepared, attempt: Attempt, spec: QuantSpec) -> float:
+    """The divergence of a model that is made, measured and thrown away."""
+    try:
+        attempt(spec, lambda comparison: False)
+    except Rejected as found:
+        return found.comparison.kl
+    raise AssertionError("an attempt that is never accepted ends with Rejected")
+
+
+def allocate(
+    parts: Sequence[Part], candidates: Sequence[LayerSpec], bits: float | None = None, kl: float | None = None
+) -> list[int]:
+    """A candidate for every part: the least cost within ``bits`` per weight, or the fewest bits for a cost of ``kl``.
+
+    From the narrowest everywhere, widen step by step what gains most per bit, until the bits are spent or the cost is
+    low enough. Raises ``bad_option`` if the narrowest takes more than ``bits``.
+    """
+    assert (bits is None) != (kl is None)
+    choice = [0] * len(parts)
+    total = sum(part.weights for part in parts)
+    used = _bits(parts, candidates, choice)
+    if bits is not None and used > bits * total:
+        raise error(
+            "bad_option",
+            option="--target-bpw",
+            value=bits,
+            expected=f"at least {used / total:.2f}, what the narrowest layers take",
+            hint="Ask for more bits.",
+        )
+    cost = sum(part.kl[0] for part in parts)
+    heap: list[tuple[float, int, int]] = []
+
+    def offer(number: int) -> None:
+        """The best next step of a part: the steepest way down, perhaps past a candidate that gains little."""
+        part, now = parts[number], choice[number]
+        steps = [
+            ((part.kl[index] - part.kl[now]) / (_width(part, candidates[index]) - _width(part, candidates[now])), index)
+            for index in range(now + 1, len(candidates))
+            if _width(part, candidates[index]) > _width(part, candidates[now]) and part.kl[index] < part.kl[now]
+        ]
+        if steps:
+            slope, index = min(steps)
+            heapq.heappush(heap, (slope, number, index))
+
+    for number in range(len(parts)):
+        offer(number)
+    while heap and not (kl is not None and cost <= kl):
+        _, number, index = heapq.heappop(heap)
+        part, now = parts[number], choice[number]
+        more = _width(part, candidates[index]) - _width(part, candidates[now])
+        if bits is not None and used + more > bits * total:
+            continue
+        choice[number] = index
+        used += more
+        cost += part.kl[index] - part.kl[now]
+        offer(number)
+    return choice
+
+
+def _fitting(layer: LayerSpec, prepared: Prepared) -> LayerSpec:
+    """``layer`` as the options and the shapes allow: whole rows where its groups do not divide every cut row."""
+    tp = prepared.options.tp
+    fits = all(shape.k // (tp if shape.row_parallel else 1) % layer.group_size == 0 for shape in prepared.shapes)
+    symmetric = prepared.options.symmetric is not False
+    return replace(layer, group_size=layer.group_size if fits else -1, symmetric=symmetric)
+
+
+def _width(part: Part, layer: LayerSpec) -> float:
+    """Bits of a part, scales (and zero points) included."""
+    group = part.k if layer.group_size == -1 else layer.group_size
+    return part.weights * (layer.bits + (16 if layer.symmetric else 16 + layer.bits) / group)
+
+
+def _bits(parts: Sequence[Part], candidates: Sequence[LayerSpec], choice: Sequence[int]) -> float:
+    return sum(_width(part, candidates[index]) for part, index in zip(parts, choice, strict=True))
+
+
+def _spec(
+    prepared: Prepared, candidates: Sequence[LayerSpec], parts: Sequence[Part], choice: Sequence[int]
+) -> QuantSpec:
+    """The choice as a spec; the commonest width is everybody's, the rest are exceptions."""
+    weights: dict[LayerSpec, int] = {}
+    layers: dict[str, LayerSpec | None] = dict(prepared.spec.layers)
+    for part, index in zip(parts, choice, strict=True):
+        weights[candidates[index]] = weights.get(candidates[index], 0) + part.weights
+        layers |= dict.fromkeys(part.names, candidates[index])
+    common = max(weights, key=lambda layer: weights[layer])
+    for name in prepared.spec.ignore:
+        layers.pop(name, None)
+    base = replace(prepared.spec, layers=(), **vars(common))
+    return settle_format(prepared.options, with_layers(base, layers))
