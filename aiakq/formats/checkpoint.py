@@ -1,6 +1,7 @@
 """Checkpoint folders: found, checked from their headers alone, and read tensor by tensor.
 
-Nothing here executes anything from the folder: no pickle, no Python, no path that leaves it.
+Nothing here executes anything from the folder: no Python, no path that leaves it, and pickles only as plain tensors
+(torch_file.py), where a model has no safetensors.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats.safetensors_file import TensorInfo, read_header
+from aiakq.formats.torch_file import describe, read_torch_file
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
@@ -27,10 +29,15 @@ MANIFEST = "aiakq_manifest.json"
 #: Part of the name of every folder that is still being written.
 PARTIAL_MARK = ".aiakq-partial-"
 INDEX = "model.safetensors.index.json"
-#: What is fetched from the hub: weights in safetensors, config, tokenizer, templates; never pickles.
+_TORCH_INDEX = "pytorch_model.bin.index.json"
+#: What is fetched from the hub: weights in safetensors, config, tokenizer, templates.
 HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
+#: Fetched as well where there are no weights in safetensors.
+_HUB_TORCH = ["pytorch_model*.bin"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _MAX_JSON_BYTES = 64 << 20
+#: Names of torch's files that hold weights, not a trainer's state.
+_TORCH_FILES = ("pytorch_model*.bin", "gptq_model*.bin")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -51,7 +58,7 @@ def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path
 
     try:
         folder = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=HUB_PATTERNS, ignore_patterns=["*/*"]
+            name, revision=revision, allow_patterns=_hub_patterns(name, revision), ignore_patterns=["*/*"]
         )
     except Exception as problem:
         # The hub client raises many kinds (HTTP, offline, validation, disk); the first line says which.
@@ -59,6 +66,19 @@ def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path
         reason = (lines[0] if lines else type(problem).__name__).rstrip(".")
         raise error("model_hub", name=name, reason=reason) from problem
     return Path(folder)
+
+
+def _hub_patterns(name: str, revision: str | None) -> list[str]:
+    """What to fetch of a repository: torch's files only where it has no safetensors."""
+    import huggingface_hub
+
+    try:
+        siblings = huggingface_hub.HfApi().model_info(name, revision=revision).siblings or []
+    except Exception:
+        # Offline, or unreachable: what is in the cache is all there is, and the download says what is wrong.
+        return HUB_PATTERNS + _HUB_TORCH if huggingface_hub.constants.HF_HUB_OFFLINE else HUB_PATTERNS
+    files = [sibling.rfilename for sibling in siblings if "/" not in sibling.rfilename]
+    return HUB_PATTERNS if any(file.endswith(".safetensors") for file in files) else HUB_PATTERNS + _HUB_TORCH
 
 
 def read_json(path: Path, file: str) -> dict[str, Any]:
@@ -79,10 +99,10 @@ def read_json(path: Path, file: str) -> dict[str, Any]:
 class Checkpoint:
     """A model folder whose headers were read and checked; tensors are mapped in when asked for."""
 
-    def __init__(self, path: Path, config: dict[str, Any], inventory: dict[str, TensorInfo]) -> None:
+    def __init__(self, path: Path, config: dict[str, Any]) -> None:
         self.path = path
         self.config = config
-        self.inventory = inventory
+        self.inventory: dict[str, TensorInfo] = {}
         self._handles: dict[str, Any] = {}
 
     @classmethod
@@ -100,9 +120,10 @@ class Checkpoint:
         config = read_json(folder / "config.json", str(folder / "config.json"))
         shards = _shard_files(folder)
         _check_manifest(folder, config)
-        inventory: dict[str, TensorInfo] = {}
+        checkpoint = cls(folder, config)
+        inventory = checkpoint.inventory
         for file, listed in shards.items():
-            found = read_header(_inside(folder, file), file)
+            found = checkpoint._header(file)
             for name, info in found.items():
                 # A tensor may be in a second shard too; the index says which one counts.
                 if listed is None or name in listed:
@@ -118,7 +139,7 @@ class Checkpoint:
                 )
         if not inventory:
             raise error("model_incomplete", path=str(path), missing="it holds no tensor")
-        return cls(folder, config, inventory)
+        return checkpoint
 
     @cached_property
     def spec(self) -> QuantSpec | None:
@@ -140,12 +161,25 @@ class Checkpoint:
         info = self.inventory[name]
         handle = self._handles.get(info.file)
         if handle is None:
-            try:
-                handle = safetensors.safe_open(_inside(self.path, info.file), framework="pt", device="cpu")
-            except (OSError, safetensors.SafetensorError) as problem:
-                raise error("model_malformed", file=info.file, reason=str(problem)) from None
-            self._handles[info.file] = handle
-        return handle.get_tensor(name)
+            handle = self._handles[info.file] = self._open(info.file)
+        return handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
+
+    def _header(self, file: str) -> dict[str, TensorInfo]:
+        """What one file holds, without reading a weight."""
+        if not file.endswith(".bin"):
+            return read_header(_inside(self.path, file), file)
+        tensors = self._handles[file] = self._open(file)
+        return describe(tensors, file)
+
+    def _open(self, file: str) -> Any:
+        """A handle on one file: a dictionary of mapped tensors, or the safetensors package's own."""
+        path = _inside(self.path, file)
+        if file.endswith(".bin"):
+            return read_torch_file(path, file)
+        try:
+            return safetensors.safe_open(path, framework="pt", device="cpu")
+        except (OSError, safetensors.SafetensorError) as problem:
+            raise error("model_malformed", file=file, reason=str(problem)) from None
 
     def names(self, prefix: str) -> Iterator[str]:
         """The tensors whose name starts with ``prefix``."""
@@ -223,12 +257,18 @@ def _spellings(name: str) -> tuple[str, ...]:
 
 
 def _shard_files(folder: Path) -> dict[str, frozenset[str] | None]:
-    """shard file -> the tensors its index puts there, or None for a single file without an index."""
+    """shard file -> the tensors its index puts there, or None for a single file without an index.
+
+    safetensors where there are any; else torch's own files.
+    """
     index = folder / INDEX
     if not index.exists():
         others = sorted(path.name for path in folder.glob("*.safetensors.index.json"))
         if len(others) == 1:
             index = folder / others[0]
+    ending = ".safetensors"
+    if not index.exists() and not any(folder.glob("*.safetensors")):
+        index, ending = folder / _TORCH_INDEX, ".bin"
     if index.exists():
         weight_map = read_json(index, index.name).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
@@ -237,7 +277,7 @@ def _shard_files(folder: Path) -> dict[str, frozenset[str] | None]:
         for name, file in weight_map.items():
             shards.setdefault(file, set()).add(name)
         for file in shards:
-            if file != Path(file).name or file in ("", ".", "..") or not file.endswith(".safetensors"):
+            if file != Path(file).name or file in ("", ".", "..") or not file.endswith(ending):
                 raise error("path_outside_model", path=str(folder), file=file)
         absent = sorted(file for file in shards if not (folder / file).exists())
         if absent:
@@ -252,8 +292,14 @@ def _shard_files(folder: Path) -> dict[str, frozenset[str] | None]:
         raise error(
             "model_incomplete", path=str(folder), missing=f"{INDEX}, which says what its {len(files)} shards hold"
         )
+    torch_files = [path.name for pattern in _TORCH_FILES for path in sorted(folder.glob(pattern))]
+    if len(torch_files) == 1:
+        return {torch_files[0]: None}
+    if len(torch_files) > 1:
+        missing = f"{_TORCH_INDEX}, which says what its {len(torch_files)} shards hold"
+        raise error("model_incomplete", path=str(folder), missing=missing)
     if any(next(folder.glob(pattern), None) for pattern in _PICKLES):
-        raise error("pickle_refused", path=str(folder), reason="there is no safetensors file")
+        raise error("pickle_refused", path=str(folder), reason="there is no safetensors file and no pytorch_model.bin")
     raise error("model_incomplete", path=str(folder), missing="it holds no *.safetensors")
 
 

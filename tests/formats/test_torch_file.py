@@ -1,0 +1,218 @@
+"""Weights in torch's own container: plain tensors are read where they lie, everything else is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import shutil
+import types
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from aiakq.errors import UNSAFE, AiakqError
+from aiakq.formats.checkpoint import INDEX, Checkpoint, resolve_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    return path
+
+
+def refused(folder: Path) -> AiakqError:
+    with pytest.raises(AiakqError) as caught:
+        Checkpoint.open(folder)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_one_file_with_shared_and_turned_tensors(folder: Path) -> None:
+    both = torch.randn(4, 6)
+    tensors = {"a.weight": both, "b.weight": both, "c": both.T, "d": both[1:3].half(), "e": torch.nn.Parameter(both)}
+    torch.save(tensors, folder / "pytorch_model.bin")
+    checkpoint = Checkpoint.open(folder)
+    info = checkpoint.inventory["d"]
+    assert (info.dtype, info.shape, info.file) == ("F16", (2, 6), "pytorch_model.bin")
+    for name, tensor in tensors.items():
+        assert torch.equal(checkpoint.tensor(name), tensor.detach())
+    checkpoint.close()
+    assert torch.equal(checkpoint.tensor("c"), both.T)
+
+
+@pytest.mark.parametrize("wrapper", ["state_dict", "model"])
+def test_a_state_dict_may_be_wrapped(folder: Path, wrapper: str) -> None:
+    torch.save({wrapper: {"a": torch.ones(3)}, "epoch": 7}, folder / "pytorch_model.bin")
+    assert list(Checkpoint.open(folder).inventory) == ["a"]
+
+
+def test_shards_with_an_index(folder: Path) -> None:
+    torch.save({"a": torch.ones(3)}, folder / "pytorch_model-00001-of-00002.bin")
+    torch.save({"b": torch.zeros(2)}, folder / "pytorch_model-00002-of-00002.bin")
+    assert refused(folder).id == "model_incomplete"
+    index = folder / "pytorch_model.bin.index.json"
+    files = {name: f"pytorch_model-0000{number}-of-00002.bin" for number, name in ((1, "a"), (2, "b"))}
+    index.write_text(json.dumps({"weight_map": files}))
+    assert torch.equal(Checkpoint.open(folder).tensor("b"), torch.zeros(2))
+    index.write_text(json.dumps({"weight_map": {"a": "../x.bin"}}))
+    assert refused(folder).id == "path_outside_model"
+    index.write_text(json.dumps({"weight_map": {**files, "c": files["a"]}}))
+    assert refused(folder).id == "model_incomplete"
+
+
+def test_safetensors_come_first(folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    torch.save({"a": torch.ones(3)}, folder / "pytorch_model.bin")
+    save_file({"b": torch.ones(2)}, folder / "model.safetensors")
+    assert list(Checkpoint.open(folder).inventory) == ["b"]
+
+
+class Payload:
+    """Pickles to a call of ``open``, which would leave a file behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return open, (str(self.path), "w")
+
+
+def with_pickle(path: Path, content: bytes) -> None:
+    """A file of torch's whose pickle is replaced."""
+    buffer = io.BytesIO()
+    torch.save({"a": torch.ones(3)}, buffer)
+    with zipfile.ZipFile(buffer) as source, zipfile.ZipFile(path, "w") as target:
+        for entry in source.infolist():
+            data = content if entry.filename.endswith("data.pkl") else source.read(entry.filename)
+            target.writestr(entry.filename, data)
+
+
+def test_code_is_never_run(folder: Path, tmp_path: Path) -> None:
+    canary = tmp_path / "ran"
+    file = folder / "pytorch_model.bin"
+    for save in (
+        lambda: torch.save({"a": Payload(canary)}, file),
+        lambda: torch.save({"a": Payload(canary)}, file, _use_new_zipfile_serialization=False),
+        lambda: file.write_bytes(pickle.dumps({"a": Payload(canary)})),
+        lambda: with_pickle(file, pickle.dumps(Payload(canary))),
+    ):
+        save()
+        problem = refused(folder)
+        assert (problem.id, problem.exit_code) == ("pickle_refused", UNSAFE)
+        assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"a": torch.ones(3), "lr": 0.1},
+        {"a": [torch.ones(3)]},
+        {3: torch.ones(3)},
+        {"../a": torch.ones(3)},
+        {"a\nb": torch.ones(3)},
+        [torch.ones(3)],
+        {},
+        torch.ones(3),
+        {"a": torch.eye(3).to_sparse()},
+        {"a": torch.eye(3).to_sparse_csr()},
+        {"a": torch.zeros(1).expand(10**9)},
+        {"a": torch.empty(3, device="meta")},
+        {"a": types.SimpleNamespace(b=1)},
+    ],
+    ids=lambda content: str(type(content)),
+)
+def test_anything_but_plain_tensors_is_refused(folder: Path, content: object) -> None:
+    torch.save(content, folder / "pytorch_model.bin")
+    assert refused(folder).id == "pickle_refused"
+
+
+def test_a_shape_beyond_the_data_is_refused(folder: Path) -> None:
+    """The pickle claims a larger storage, or a larger shape, than the record has."""
+    good = io.BytesIO()
+    torch.save({"a": torch.ones(300)}, good)
+    with zipfile.ZipFile(good) as archive:
+        content = next(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
+    assert content.count(b"M,\x01") == 2  # the storage's length and the tensor's
+    for count in (1, 2):
+        with_pickle(folder / "pytorch_model.bin", content.replace(b"M,\x01", b"J\x00\x00\x00\x70", count))
+        assert refused(folder).id in ("pickle_refused", "model_malformed")
+
+
+def test_damaged_files(folder: Path) -> None:
+    file = folder / "pytorch_model.bin"
+    torch.save({"a": torch.ones(1000)}, file)
+    whole = file.read_bytes()
+    for content in (whole[: len(whole) // 2], whole[:-30], b"version https://git-lfs", b"", b"<html>", b"PK\x03\x04"):
+        file.write_bytes(content)
+        assert refused(folder).id in ("model_malformed", "pickle_refused")
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data.pkl", pickle.dumps({}))
+        archive.writestr("x/version", "3")
+    assert refused(folder).id == "model_malformed"
+    file.write_bytes(b"PK\x03\x04" + b"\0" * 100)
+    assert refused(folder).id == "model_malformed"
+
+
+def test_hub_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """torch's files are fetched only where the repository has no safetensors."""
+    import huggingface_hub
+
+    asked: list[list[str]] = []
+
+    def download(name: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        return str(tmp_path)
+
+    files: list[str] = []
+
+    def info(self: object, name: str, revision: str | None = None) -> types.SimpleNamespace:
+        return types.SimpleNamespace(siblings=[types.SimpleNamespace(rfilename=file) for file in files])
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", info)
+    files[:] = ["config.json", "model.safetensors", "pytorch_model.bin"]
+    resolve_model("org/name")
+    files[:] = ["config.json", "pytorch_model-00001-of-00002.bin", "original/model.safetensors", "training_args.bin"]
+    resolve_model("org/name")
+    assert not any("bin" in pattern for pattern in asked[0])
+    assert [pattern for pattern in asked[1] if "bin" in pattern] == ["pytorch_model*.bin"]
+
+
+def as_torch_file(source: Path, target: Path, strip: str = "") -> Path:
+    """A copy of a model folder with its weights in pytorch_model.bin, names without the prefix ``strip``."""
+    checkpoint = Checkpoint.open(source)
+    target.mkdir()
+    for path in source.iterdir():
+        if path.suffix != ".safetensors" and path.name != INDEX:
+            shutil.copy(path, target / path.name)
+    tensors = {name.removeprefix(strip): checkpoint.tensor(name) for name in checkpoint.inventory}
+    torch.save(tensors, target / "pytorch_model.bin")
+    return target
+
+
+@pytest.mark.parametrize("architecture", ["OPTForCausalLM", "GPTNeoXForCausalLM"])
+def test_models_in_torch_files_are_quantized_and_served(tiny_model, tmp_path: Path, architecture: str) -> None:
+    """OPT's published files lack the outermost prefix of their names."""
+    from aiakq.quantizers.options import QuantizeOptions
+    from aiakq.quantizers.pipeline import quantize_checkpoint
+    from aiakq.runtime.scoring import load_for_scoring
+
+    source = tiny_model(architecture)
+    strip = "model." if architecture.startswith("OPT") else ""
+    folder = as_torch_file(source, tmp_path / "torch", strip)
+    ids = torch.arange(3, 40).unsqueeze(0)
+    wanted = load_for_scoring(source, "float32", "cpu").logits(ids)
+    assert torch.equal(load_for_scoring(folder, "float32", "cpu").logits(ids), wanted)
+    outputs = []
+    for number, path in enumerate((source, folder)):
+        output = tmp_path / f"out{number}"
+        quantize_checkpoint(QuantizeOptions(str(path), str(output), "weight_only_int8", evaluate=False))
+        outputs.append(load_for_scoring(output, "float32", "cpu").logits(ids))
+        assert not list(output.glob("*.bin")) and (output / "model.safetensors").exists()
+    assert torch.equal(*outputs)
