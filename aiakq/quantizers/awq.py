@@ -12,7 +12,7 @@ group's output. Doing nothing is among the candidates of both searches. What dif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from aiakq.quantizers.groups import Pair
 from aiakq.quantizers.rounding import dequantize, grouped, ranges, round_weight
-from aiakq.quantizers.work import BlockWork
+from aiakq.quantizers.work import BlockWork, Part
 
 GRID = 20
 #: Ranges are cut to no less than about half.
@@ -32,23 +32,29 @@ _NEVER_CLIPPED = ("q_proj", "k_proj")
 
 
 def quantize_block(work: BlockWork) -> None:
-    """Scale, cut and round the linears of the block."""
-    group_of = {name: group[0] for group in work.groups for name in group}
+    """Scale, cut and round the linears of the block; those of experts a few experts at a time."""
+    for part in work.parts():
+        _quantize_part(work, part)
+
+
+def _quantize_part(work: BlockWork, part: Part) -> None:
+    group_of = {name: group[0] for group in part.groups for name in group}
+    pairs = [pair for pair in part.pairs if any(name in group for group in work.groups for name in pair.targets)]
+    # Where a scale is shared by experts, which see a few tokens each, a router shows what they have in common.
+    shown = {pair: group_of.get(pair.witness, pair.witness) for pair in pairs}
     means: dict[str, Tensor] = {}
-    grams = _statistics(work, [group[0] for group in work.groups], means)
-    parents = _parent_calls(work)
+    grams = _statistics(work, dict.fromkeys(group_of.values()), dict.fromkeys(shown.values()), means)
+    parents = _parent_calls(work, pairs)
     chosen: list[tuple[Pair, Tensor]] = []
-    for pair in work.pairs:
-        shared = group_of.get(pair.targets[0])
-        if shared is not None:
-            loss = _loss(work, pair, grams[shared], parents.get(pair.parent))
-            chosen.append((pair, best_scales(work, pair, means[shared], loss)))
+    for pair in pairs:
+        loss = _loss(work, pair, grams.get(shown[pair]), parents.get(pair.parent))
+        chosen.append((pair, best_scales(work, pair, means[shown[pair]], loss)))
     parents.clear()
     for pair, scales in chosen:
         columns = work.fold(pair, scales)
-        shared = group_of[pair.targets[0]]
-        grams[shared] = grams[shared] / columns / columns.unsqueeze(1)
-    for name in work.linears:
+        for shared in {group_of[name] for name in pair.targets if name in group_of}:
+            grams[shared] = grams[shared] / columns / columns.unsqueeze(1)
+    for name in part.linears:
         weight, spec = work.weight(name), work.spec(name)
         limits = None
         if name in group_of and not name.endswith(_NEVER_CLIPPED):
@@ -58,25 +64,33 @@ def quantize_block(work: BlockWork) -> None:
         work.finish(name, *work.round_plainly(name, limits=limits))
 
 
-def _statistics(work: BlockWork, names: list[str], means: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The second moments of the inputs; ``means`` is filled with their mean magnitudes [K], in the same pass."""
+def _statistics(
+    work: BlockWork, names: Iterable[str], shown: Iterable[str], means: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The second moments of the inputs of ``names``; ``means`` is filled with the mean magnitudes [K] of those and of
+    the inputs of ``shown``, in the same pass."""
+    names = list(names)
+    every = [*names, *(name for name in shown if name not in names)]
     sums: dict[str, Tensor] = {}
-    rows: dict[str, int] = dict.fromkeys(names, 0)
+    rows: dict[str, int] = dict.fromkeys(every, 0)
     totals: dict[str, Tensor] = {}
 
     def see(name: str) -> Callable[[Tensor], None]:
         def note(x: Tensor) -> None:
-            if name not in sums:
-                sums[name] = torch.zeros(x.shape[1], x.shape[1], device=x.device)
+            if name not in totals:
                 totals[name] = torch.zeros(x.shape[1], device=x.device)
-            sums[name].addmm_(x.T, x)
+                if name in names:
+                    sums[name] = torch.zeros(x.shape[1], x.shape[1], device=x.device)
+            if name in names:
+                sums[name].addmm_(x.T, x)
             totals[name] += x.abs().sum(0)
             rows[name] += len(x)
 
         return note
 
-    work.observe({name: see(name) for name in names})
-    means.update({name: totals[name] / rows[name] for name in names})
+    if every:
+        work.observe({name: see(name) for name in every})
+    means.update({name: totals[name] / rows[name] for name in every})
     return {name: sums[name] / rows[name] for name in names}
 
 
@@ -98,7 +112,7 @@ def best_scales(work: BlockWork, pair: Pair, activations: Tensor, loss: Callable
 
     activations [K] mean magnitudes of the targets' inputs; ``loss`` takes the targets' weights as they would act.
     """
-    targets = [name for name in pair.targets if name in work.linears]
+    targets = work.tried(pair)
     joined = torch.cat([work.weight(name) for name in targets])
     groups = grouped(joined, work.spec(targets[0]).group_size).abs()
     relative = (groups / (groups.amax(-1, keepdim=True) + 1e-6)).flatten(1).mean(0)
@@ -119,10 +133,11 @@ def best_scales(work: BlockWork, pair: Pair, activations: Tensor, loss: Callable
 
 
 def _loss(
-    work: BlockWork, pair: Pair, gram: Tensor, calls: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]] | None
+    work: BlockWork, pair: Pair, gram: Tensor | None, calls: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]] | None
 ) -> Callable[[dict[str, Tensor]], float]:
     """The squared error of the parent's output for trial weights of the targets."""
     if calls is None:
+        assert gram is not None, "the inputs of a linear that is searched alone were seen"
 
         def linear(trial: dict[str, Tensor]) -> float:
             total = 0.0
@@ -151,9 +166,11 @@ def _loss(
     return through
 
 
-def _parent_calls(work: BlockWork) -> dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Tensor]]]:
+def _parent_calls(
+    work: BlockWork, pairs: list[Pair]
+) -> dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Tensor]]]:
     """How each parent that is no linear is called on a sample of tokens, and what it answers."""
-    names = {pair.parent for pair in work.pairs if pair.parent not in work.linears}
+    names = {pair.parent for pair in pairs if pair.parent not in work.linears}
     calls: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Tensor]]] = {name: [] for name in names}
 
     def hook(name: str) -> Callable[..., None]:

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 #: An expert is calibrated on its own tokens if there are at least this many.
 MIN_TOKENS = 128
+#: Memory for second moments of the inputs of experts, which decides how many are looked at in one pass.
+MOMENT_BYTES = 2 << 30
 #: Where the name of an expert's module ends, in a name inside a block.
 EXPERT = r"^.*\bexperts\.\d+\b"
 
@@ -72,6 +74,13 @@ class Experts(nn.Module):
         for number in range(count):
             self.add_module(str(number), Expert(hidden, inner, act, spelling))
 
+    def chunks(self) -> list[range]:
+        """The experts in runs whose second moments, [K, K] for every input, are in memory together."""
+        first = next(self.children())
+        each = sum(linear.in_features**2 * 4 for linear in first.children() if isinstance(linear, nn.Linear))
+        size = max(1, min(self.count, MOMENT_BYTES // each))
+        return [range(start, min(start + size, self.count)) for start in range(0, self.count, size)]
+
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states [T, K], the chosen experts [T, A] int64 and what they count [T, A] -> [T, K]."""
         out = torch.zeros_like(hidden_states)
@@ -88,6 +97,28 @@ class Experts(nn.Module):
                 if len(tokens):
                     out.index_add_(0, tokens, expert(hidden_states[tokens]) * top_k_weights[tokens, place, None])
         return out
+
+
+def expert(name: str) -> str | None:
+    """The expert that holds the module ``name``, by its own name; None outside of experts."""
+    found = re.search(EXPERT, name)
+    return None if found is None else found[0]
+
+
+def place(name: str) -> str | None:
+    """The name of an expert's linear without the number of the expert; None outside of experts."""
+    found = re.search(EXPERT, name)
+    return None if found is None else re.sub(r"\d+$", "*", found[0]) + name[found.end() :]
+
+
+def in_stages(groups: list[tuple[str, ...]], mixture: Experts, name: str) -> list[tuple[str, ...]]:
+    """Groups of linears so ordered that equal places of the experts of one chunk follow each other."""
+    chunk_of = {f"{name}.{number}": at for at, chunk in enumerate(mixture.chunks()) for number in chunk}
+    inside = [group for group in groups if expert(group[0]) in chunk_of]
+    places = list(dict.fromkeys(place(group[0]) for group in inside))
+    inside.sort(key=lambda group: (chunk_of[expert(group[0]) or ""], places.index(place(group[0]))))
+    queue = iter(inside)
+    return [next(queue) if expert(group[0]) in chunk_of else group for group in groups]
 
 
 def experts_of(block: nn.Module) -> dict[str, Experts]:

@@ -32,9 +32,9 @@ def quantize_block(work: BlockWork) -> None:
         return note
 
     if work.pairs:
-        work.observe({pair.targets[0]: see(pair.targets[0]) for pair in work.pairs})
+        work.observe({pair.witness: see(pair.witness) for pair in work.pairs})
     for pair in work.pairs:
-        work.fold(pair, smoothing_scales(work, pair, largest[pair.targets[0]], work.plan.alpha))
+        work.fold(pair, smoothing_scales(work, pair, largest[pair.witness], work.plan.alpha))
     for name in work.linears:
         work.finish(name, *work.round_plainly(name))
 
@@ -45,7 +45,7 @@ def smoothing_scales(work: BlockWork, pair: Pair, activations: Tensor, alpha: fl
     activations [K], the largest magnitude of each input channel of the targets. Channels that are never used keep
     scale 1; channels without weight are brought to magnitude 1. Channels of one value head are tied by their maxima.
     """
-    weights = torch.stack([work.weight(name).abs().amax(0) for name in pair.targets]).amax(0)
+    weights = torch.stack([work.weight(name).abs().amax(0) for name in pair.targets if name in work.linears]).amax(0)
     if pair.heads:
         activations = work.plan.heads.tie(activations, "max")
         weights = work.plan.heads.tie(weights, "max")

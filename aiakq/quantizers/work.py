@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from aiakq.errors import error
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.activations import Activations
-from aiakq.quantizers.experts import Experts, ExpertTokens, count_tokens, experts_of
+from aiakq.quantizers.experts import Experts, ExpertTokens, count_tokens, expert, experts_of, in_stages, place
 from aiakq.quantizers.groups import Heads, Pair, block_linears, fold, watching
 from aiakq.quantizers.magnitudes import Magnitudes, largest
 from aiakq.quantizers.options import QuantizeOptions
@@ -27,6 +27,8 @@ from aiakq.spec import LayerSpec, QuantSpec
 
 #: Tokens whose outputs are compared to report a layer's error; more would not change the second digit.
 ERROR_TOKENS = 8192
+#: Experts whose rounding decides about a scale that all of them share.
+TRIED_EXPERTS = 4
 
 
 class _Enough(Exception):
@@ -52,6 +54,15 @@ class Plan:
     def needs_original(self) -> bool:
         """Whether blocks get ``BlockWork.original``."""
         return False
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of a block's linears, with the groups they are in and the pairs whose source is among them (or a norm)."""
+
+    linears: list[str]
+    groups: list[tuple[str, ...]]
+    pairs: list[Pair]
 
 
 @dataclass
@@ -94,6 +105,7 @@ class BlockWork:
     remarks: dict[str, dict[str, float | str]] = field(default_factory=dict)
     _reference: dict[str, Tensor] = field(default_factory=dict)
     _rounded: tuple[str, ...] = ()
+    _ahead: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.linears: dict[str, nn.Linear] = {}
@@ -121,6 +133,7 @@ class BlockWork:
         rounded = tuple(f"{name}.{number}." for number in seen.rounded)
         self.groups = [group for group in self.groups if not group[0].startswith(rounded)]
         self._rounded += rounded
+        self.groups = in_stages(self.groups, mixture, name)
         return seen
 
     def spec(self, name: str) -> QuantSpec:
@@ -143,7 +156,7 @@ class BlockWork:
     # --- looking at inputs ----------------------------------------------------------------------------------------
 
     def observe(self, see: Mapping[str, Callable[[Tensor], None]], batches: Iterable[int] | None = None) -> None:
-        """Run the block over calibration batches and show the inputs of some linears.
+        """Run the block over calibration batches and show the inputs of some linears (or routers).
 
         ``see[name]`` is called per batch with the finite rows of that linear's input, [T, K] float32. The pass ends
         as soon as all of them were seen. Raises ``not_finite`` if a linear saw nothing finite in the whole run.
@@ -175,7 +188,7 @@ class BlockWork:
             return show
 
         chosen = range(len(self.inputs.hidden)) if batches is None else batches
-        hooks: dict[nn.Module, Callable[..., Any]] = {self.linears[name]: hook(name) for name in see}
+        hooks: dict[nn.Module, Callable[..., Any]] = {self.block.get_submodule(name): hook(name) for name in see}
         with watching(hooks), torch.inference_mode():
             for batch in chosen:
                 waiting = set(see)
@@ -194,7 +207,26 @@ class BlockWork:
                 )
 
     def grams(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The second moment of the inputs of each named linear, the mean of ``x x^T`` over tokens: [K, K] float32."""
+        """The second moment of the inputs of each named linear, the mean of ``x x^T`` over tokens: [K, K] float32.
+
+        An expert's comes in one pass with those of its neighbours (``experts.chunks``), which then are at hand.
+        """
+        wanted = list(names)
+        missing = [name for name in wanted if name not in self._ahead]
+        if missing:
+            self._ahead |= self._grams([*missing, *self._neighbours(missing)])
+        return {name: self._ahead.pop(name) for name in wanted}
+
+    def _neighbours(self, names: list[str]) -> list[str]:
+        """The first linears of the groups that belong to other experts of the same part, in the same place."""
+        places = {place(name) for name in names if place(name) is not None}
+        part = next((part for part in self.parts() if any(names[0] in group for group in part.groups)), None)
+        if not places or part is None:
+            return []
+        firsts = [group[0] for group in part.groups if group[0] not in self.finished]
+        return [name for name in firsts if name not in names and place(name) in places]
+
+    def _grams(self, names: Iterable[str]) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}
         rows: dict[str, int] = {}
 
@@ -210,6 +242,39 @@ class BlockWork:
 
         self.observe({name: add(name) for name in names})
         return {name: total / rows[name] for name, total in sums.items()}
+
+    def parts(self) -> list[Part]:
+        """The work in parts that bound the memory for second moments: all but experts, then experts a few at a time."""
+        experts = experts_of(self.block)
+        chunks: list[tuple[str, ...]] = [()]
+        for name, mixture in experts.items():
+            chunks += [tuple(f"{name}.{number}." for number in chunk) for chunk in mixture.chunks()]
+        mixed = tuple(f"{name}." for name in experts)
+        parts = []
+        for chunk in chunks:
+
+            def inside(name: str, chunk: tuple[str, ...] = chunk) -> bool:
+                return name.startswith(chunk) if chunk else not name.startswith(mixed)
+
+            parts.append(
+                Part(
+                    [name for name in self.linears if inside(name)],
+                    [group for group in self.groups if inside(group[0])],
+                    [pair for pair in self.pairs if inside(pair.source)],
+                )
+            )
+        return [part for part in parts if part.linears or part.pairs]
+
+    def tried(self, pair: Pair) -> list[str]:
+        """The quantized targets of a pair whose rounding a search looks at: of many experts, those with most tokens."""
+        quantized = [name for name in pair.targets if name in self.linears]
+        if place(pair.source) is not None:
+            return quantized
+        kept = set()
+        for name, seen in zip(experts_of(self.block), self.experts, strict=True):
+            busiest = sorted(range(len(seen.tokens)), key=lambda number: -seen.tokens[number])[:TRIED_EXPERTS]
+            kept |= {f"{name}.{number}" for number in busiest}
+        return [name for name in quantized if place(name) is None or expert(name) in kept]
 
     def some_batches(self, tokens: int) -> list[int]:
         """The first calibration batches that together hold at least ``tokens`` tokens."""
