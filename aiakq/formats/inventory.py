@@ -53,7 +53,7 @@ def compare(checkpoint: Checkpoint, wanted: Wanted) -> list[Difference]:
     return _Comparison(checkpoint, wanted).run()
 
 
-def refusal(checkpoint: Checkpoint, differences: Sequence[Difference]) -> AiakqError | None:
+def refusal(path: str, differences: Sequence[Difference]) -> AiakqError | None:
     """All of it as one ``tensor_inventory`` error with a table; None where there is no difference."""
     if not differences:
         return None
@@ -63,7 +63,7 @@ def refusal(checkpoint: Checkpoint, differences: Sequence[Difference]) -> AiakqE
     plural = "tensor" if len(differences) == 1 else "tensors"
     return error(
         "tensor_inventory",
-        path=str(checkpoint.path),
+        path=path,
         counts=f"{len(differences)} {plural} ({said})",
         table=table(differences),
     )

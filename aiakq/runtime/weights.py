@@ -128,10 +128,10 @@ def wanted_tensors(config: ModelConfig, checkpoint: Checkpoint) -> Wanted:
     """What the native family of ``config`` needs, by building it without weights. Raises ``model_*``."""
     # Room for what a truncated file lacks, and no more: a config may claim a billion layers.
     weights = WantedWeights(checkpoint, limit=4 * len(checkpoint.inventory) + 1000)
-    if config.rope:  # the tables of positions are not needed here
-        config = replace(config, max_position=min(config.max_position, 64))
+    build = importlib.import_module(ARCHITECTURES[config.architecture]).build
     try:
-        importlib.import_module(ARCHITECTURES[config.architecture]).build(config, weights)
+        with torch.device("meta"):  # tables of positions need no memory either
+            build(config, weights)
     except (_Endless, RuntimeError):
         pass  # whatever was noted so far is enough to refuse it
     return weights.wanted
@@ -139,7 +139,7 @@ def wanted_tensors(config: ModelConfig, checkpoint: Checkpoint) -> Wanted:
 
 def check_inventory(config: ModelConfig, checkpoint: Checkpoint) -> None:
     """Compare a checkpoint with what its config implies, before any weight is read. Raises ``tensor_inventory``."""
-    problem = refusal(checkpoint, compare(checkpoint, wanted_tensors(config, checkpoint)))
+    problem = refusal(str(checkpoint.path), compare(checkpoint, wanted_tensors(config, checkpoint)))
     if problem is not None:
         raise problem
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from aiakq.errors import error
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.inventory import Difference, refusal
 from aiakq.kernels.attention import paged_attention, write_kv
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config import EngineConfig
@@ -123,18 +125,18 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, str]:
         if config.load_format == "dummy":
             torch.manual_seed(config.seed)
             hf: Any = AutoModelForCausalLM.from_config(hf_config, **options)
-            missing: list[str] = []
+            differences: list[Difference] = []
         else:
             with _without_load_report():
                 loaded: Any = AutoModelForCausalLM.from_pretrained(
-                    config.model,
                     config=hf_config,
                     local_files_only=True,
-                    use_safetensors=True,
                     output_loading_info=True,
+                    ignore_mismatched_sizes=True,
+                    **_source(config),
                     **options,
                 )
-            hf, missing = loaded[0], sorted(loaded[1]["missing_keys"])
+            hf, differences = loaded[0], _differences(*loaded)
     except ValueError as failure:
         raise _unsupported(config, str(failure).strip().splitlines()[0]) from None
     if not _attention_replaceable(hf):
@@ -142,10 +144,28 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, str]:
     kinds = f"{sum(isinstance(m, nn.Linear) for m in hf.modules())} x w16: torch"
     if config.spec is not None and config.load_format != "dummy":
         kinds, replaced = _put_quantized(hf, config)
-        missing = [name for name in missing if name not in replaced]
-    if missing:
-        raise error("tensor_mismatch", path=config.model, reason=f"the tensor {missing[0]} is missing")
+        differences = [each for each in differences if each.name not in replaced]
+    if problem := refusal(str(config.model), differences):
+        raise problem
     return TransformersModel(hf.to(config.device).eval(), attention, config), f"{kinds} (inside transformers)"
+
+
+def _source(config: EngineConfig) -> dict[str, Any]:
+    """Where transformers finds the weights: it reads safetensors itself, and is given what aiakq read of others."""
+    checkpoint = Checkpoint.open(config.model)
+    if any(info.file.endswith(".safetensors") for info in checkpoint.inventory.values()):
+        return {"pretrained_model_name_or_path": config.model, "use_safetensors": True}
+    tensors = {name: checkpoint.tensor(name) for name in checkpoint.inventory}
+    return {"pretrained_model_name_or_path": None, "state_dict": tensors}
+
+
+def _differences(hf: Any, info: Mapping[str, Any]) -> list[Difference]:
+    """What transformers missed in the checkpoint, and what had another shape."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in hf.state_dict().items()}
+    found = [Difference(name, "-", str(list(shapes.get(name, ())))) for name in sorted(info["missing_keys"])]
+    for name, stored, expected in sorted(info["mismatched_keys"]):
+        found.append(Difference(name, str(list(stored)), str(list(expected))))
+    return found
 
 
 @contextlib.contextmanager
