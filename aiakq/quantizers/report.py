@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import shlex
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from aiakq.quantizers.experts import ExpertTokens
+from aiakq.quantizers.options import QuantizeOptions
+
+#: Options whose flag is not their name with dashes; a pair is what True and False are said with.
+_FLAGS: dict[str, str | tuple[str, str]] = {
+    "input": "-i",
+    "output": "-o",
+    "method": "-quant_type",
+    "tp": "-tp",
+    "dtype": "-t",
+    "smooth_alpha": "-sq",
+    "token_ids": "-token",
+    "symmetric": ("--symmetric", "--asymmetric"),
+    "evaluate": ("--eval", "--no-eval"),
+}
 
 
 @dataclass
@@ -110,3 +125,21 @@ class QuantizeReport:
         }
 
     to_json = document
+
+
+def command_line(options: QuantizeOptions, **instead: str) -> str:
+    """The command that asks for these options; ``instead`` says other words for some of them."""
+    words = ["aiakq", "quantize"]
+    for item in fields(options):
+        value = instead.get(item.name, getattr(options, item.name))
+        if value == item.default:
+            continue
+        flag = _FLAGS.get(item.name, "--" + item.name.replace("_", "-"))
+        if isinstance(value, bool):
+            yes, no = flag if isinstance(flag, tuple) else (flag, "--no-" + flag.lstrip("-"))
+            words.append(yes if value else no)
+            continue
+        assert isinstance(flag, str), item.name
+        for one in value if isinstance(value, tuple) else (value,):
+            words += [flag, str(one)]
+    return shlex.join(words)

@@ -1,0 +1,175 @@
+"""The model card: README.md of the output, for people and for the hub.
+
+It holds nothing of this machine and no time, so that two runs write the same card.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.report import QuantizeReport, command_line
+from aiakq.quantizers.report_page import percent, size
+
+CARD_FILE = "README.md"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+#: What a quantized model inherits from the card of its source.
+_INHERITED = ("license", "license_name", "license_link", "language")
+_MAX_BYTES = 1 << 20
+#: method -> what it does, in a sentence.
+_METHODS = {
+    "weight_only_int8": "Every weight was rounded to the nearest of 256 levels, with one scale per output row.",
+    "smooth_quant": "Outliers were moved from activations into weights (SmoothQuant, arXiv:2211.10438), so that both "
+    "can be 8-bit integers.",
+    "awq": "Inputs that matter were protected by scaling them up before rounding (AWQ, arXiv:2306.00978).",
+    "gptq": "Columns were rounded one after another, the rest making up for the error (GPTQ, arXiv:2210.17323).",
+}
+#: format -> packages that transformers needs to load it.
+_PACKAGES = {
+    "gptq": "gptqmodel optimum",
+    "gptq_v2": "gptqmodel optimum",
+    "awq": "gptqmodel",
+    "compressed-tensors": "compressed-tensors",
+}
+
+
+def text(report: QuantizeReport, options: QuantizeOptions, source: Path) -> str:
+    """The card. ``source`` is the folder of the original, whose card's license it takes over."""
+    hub = _HUB_NAME.fullmatch(options.input) is not None and not Path(options.input).exists()
+    name = options.input.rpartition("/")[2] if hub else source.resolve().name
+    front: dict[str, Any] = {key: value for key, value in front_matter(source).items() if key in _INHERITED}
+    front = {key: value for key, value in front.items() if _short(value)}
+    if hub:
+        front |= {"base_model": options.input, "base_model_relation": "quantized"}
+    front |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    bits = sorted({layer.bits for layer in report.layers if layer.bits})
+    tags = ["quantized", report.method, *(f"{b}-bit" for b in bits), report.format.replace("_", "-"), "aiakq"]
+    front["tags"] = list(dict.fromkeys(tags))
+    parts = [
+        f"---\n{_yaml(front)}---\n",
+        f"# {_plain(name)}, {report.method}\n",
+        f"{_original(name, hub, options)} quantized by aiakq {report.version}: "
+        f"{report.scheme}, {report.bits_per_weight:.2f} bits per weight in quantized layers, scales included. "
+        f"{_METHODS[report.method]}\n",
+        _quality(report),
+        _making(report, options, name if not hub else options.input),
+        _loading(report, bits),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def front_matter(folder: Path) -> dict[str, Any]:
+    """The YAML between the two ``---`` at the top of a model card; nothing if there is none that can be read."""
+    path = folder / CARD_FILE
+    try:
+        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+            return {}
+        found = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", path.read_text(encoding="utf-8"), re.DOTALL)
+    except (OSError, UnicodeDecodeError):
+        return {}
+    if found is None:
+        return {}
+    import yaml
+
+    try:
+        value = yaml.safe_load(found[1])
+    except (yaml.YAMLError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _short(value: Any) -> bool:
+    """Whether a value from somebody's card is a few words, which is all that is taken over."""
+    if isinstance(value, list):
+        return len(value) <= 100 and all(isinstance(item, str) and len(item) <= 100 for item in value)
+    return isinstance(value, str) and len(value) <= 1000
+
+
+def _yaml(value: dict[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+
+
+def _plain(name: str) -> str:
+    """A name without what Markdown would take for its own."""
+    return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", name)
+
+
+def _original(name: str, hub: bool, options: QuantizeOptions) -> str:
+    return f"[{_plain(options.input)}](https://huggingface.co/{options.input})" if hub else _plain(name)
+
+
+def _quality(report: QuantizeReport) -> str:
+    before, after = report.perplexity_before, report.perplexity_after
+    rows = [("size of the weights", size(report.bytes_before), size(report.bytes_after))]
+    if before is not None and after is not None:
+        rows.append(("perplexity", f"{before:.4g}", f"{after:.4g}"))
+    if report.kl is not None:
+        rows.append(("KL divergence, nats per token", "0", f"{report.kl:.2g}"))
+    if report.top1_agreement is not None:
+        rows.append(("same first choice", "100%", f"{report.top1_agreement:.1%}"))
+    table = "\n".join(f"| {name} | {old} | {new} |" for name, old, new in rows)
+    lines = ["## Quality\n", f"| | original | this model |\n|---|---|---|\n{table}\n"]
+    if report.evaluation_text is not None:
+        lines.append(f"Measured on {report.evaluation_tokens:,} tokens of {_plain(report.evaluation_text)}.")
+    if report.mean_error is not None and report.worst is not None:
+        lines.append(
+            f"Error of a layer's output on calibration inputs: {percent(report.mean_error)} on average, "
+            f"{percent(report.worst.error)} at worst (`{report.worst.name}`)."
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _making(report: QuantizeReport, options: QuantizeOptions, source: str) -> str:
+    files = {
+        key: Path(str(value)).name
+        for key in ("token_ids", "calibration", "eval_text")
+        if (value := getattr(options, key)) is not None and Path(str(value)).exists()
+    }
+    command = command_line(options, input=source, output="DIR", **files)
+    lines = ["## How it was made\n", f"```\n{command}\n```\n"]
+    if report.calibration is not None:
+        lines.append(
+            f"Calibrated on {report.tokens:,} tokens of {_plain(report.calibration)} "
+            f"(sha256 of the samples: `{report.calibration_sha256}`)."
+        )
+    lines += [_plain(note) for note in report.notes]
+    lines.append("Everything else about it, layer by layer, is in aiakq_report.html and aiakq_report.json.")
+    return "\n\n".join(lines) + "\n"
+
+
+def _loading(report: QuantizeReport, bits: list[int]) -> str:
+    """How each program loads it, as far as it does."""
+    parallel = f" --tensor-parallel-size {report.tp}" if report.tp > 1 else ""
+    vllm = f"```\nvllm serve path/to/this/folder{parallel}\n```"
+    if report.format == "gptq_v2":
+        vllm = "vLLM does not read this format (GPTQ version 2, asymmetric)."
+    elif report.format == "gptq" and not set(bits) <= {4, 8}:
+        vllm += "\n\nvLLM's fast kernels take 4 and 8 bits only."
+    elif report.format == "compressed-tensors" and report.method == "weight_only_int8":
+        vllm += "\n\nOn an NVIDIA GPU; vLLM has no kernel for 8-bit weights alone on a CPU."
+    return f"""\
+## Loading it
+
+With aiakq, on a GPU or a CPU:
+
+```
+aiakq serve path/to/this/folder
+```
+
+With transformers (`pip install {_PACKAGES[report.format]}`):
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
+tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+```
+
+With vLLM:
+
+{vllm}
+"""
