@@ -128,14 +128,7 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, str]:
             differences: list[Difference] = []
         else:
             with _without_load_report():
-                loaded: Any = AutoModelForCausalLM.from_pretrained(
-                    config=hf_config,
-                    local_files_only=True,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,
-                    **_source(config),
-                    **options,
-                )
+                loaded = _load(hf_config, config, options)
             hf, differences = loaded[0], _differences(*loaded)
     except ValueError as failure:
         raise _unsupported(config, str(failure).strip().splitlines()[0]) from None
@@ -150,13 +143,22 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, str]:
     return TransformersModel(hf.to(config.device).eval(), attention, config), f"{kinds} (inside transformers)"
 
 
-def _source(config: EngineConfig) -> dict[str, Any]:
-    """Where transformers finds the weights: it reads safetensors itself, and is given what aiakq read of others."""
+def _load(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The model and what transformers says of the loading. It reads safetensors itself; others aiakq reads for it."""
+    from transformers import AutoModelForCausalLM
+
     checkpoint = Checkpoint.open(config.model)
+    common = {"config": hf_config, "output_loading_info": True, "ignore_mismatched_sizes": True, **options}
     if any(info.file.endswith(".safetensors") for info in checkpoint.inventory.values()):
-        return {"pretrained_model_name_or_path": config.model, "use_safetensors": True}
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            config.model, local_files_only=True, use_safetensors=True, **common
+        )
+        return loaded
+    with torch.device("meta"):
+        family = type(AutoModelForCausalLM.from_config(hf_config, **options))
+    common.pop("trust_remote_code")
     tensors = {name: checkpoint.tensor(name) for name in checkpoint.inventory}
-    return {"pretrained_model_name_or_path": None, "state_dict": tensors}
+    return family.from_pretrained(None, state_dict=tensors, **common)
 
 
 def _differences(hf: Any, info: Mapping[str, Any]) -> list[Difference]:
