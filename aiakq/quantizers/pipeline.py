@@ -7,6 +7,7 @@ Every finished block is on disk at once, so that an interrupted run can be resum
 from __future__ import annotations
 
 import copy
+import datetime
 import resource
 import time
 from collections.abc import Callable
@@ -22,12 +23,15 @@ from aiakq.quantizers.activations import Activations, HiddenStates, batched
 from aiakq.quantizers.evaluation import Evaluator, LoadScorer
 from aiakq.quantizers.experts import ExpertTokens, expert_warnings
 from aiakq.quantizers.head import head_tensors
+from aiakq.quantizers.model_card import CARD_FILE
+from aiakq.quantizers.model_card import text as card_text
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pairs import Wiring
 from aiakq.quantizers.passes import capture
 from aiakq.quantizers.preparation import DTYPE_WORDS, Prepared, prepare
 from aiakq.quantizers.progress import OnProgress, Progress, Rejected
-from aiakq.quantizers.report import QuantizeReport
+from aiakq.quantizers.report import QuantizeReport, command_line
+from aiakq.quantizers.report_page import html_page
 from aiakq.quantizers.source_model import cast
 from aiakq.quantizers.widths import quantize_with_chosen_widths
 from aiakq.quantizers.work import BlockWork, Original
@@ -36,6 +40,7 @@ from aiakq.runtime.evaluate import Comparison
 from aiakq.spec import QuantSpec
 
 REPORT_FILE = "aiakq_report.json"
+PAGE_FILE = "aiakq_report.html"
 #: Tokens in one calibration batch.
 _BATCH_TOKENS = 4096
 
@@ -104,6 +109,8 @@ class _Run:
             report.seconds = round(time.monotonic() - self.began, 2)
             report.peak_memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             writer.add_json(REPORT_FILE, report.document())
+            writer.add_text(PAGE_FILE, html_page(report))
+            writer.add_text(CARD_FILE, card_text(report, options, prepared.source))
             self.progress(Progress("publish", 0, 1, options.output))
             writer.publish()
         self.progress(Progress("publish", 1, 1, options.output))
@@ -204,6 +211,8 @@ class _Run:
             experts=experts,
             calibration=None if samples is None else samples.source,
             calibration_sha256=None if samples is None else samples.digest,
+            calibration_lengths=None if samples is None else samples.lengths,
+            samples=0 if samples is None else len(samples.samples),
             tokens=0 if samples is None else samples.tokens,
             dropped_tokens=dropped,
             smooth_alpha=self.plan.alpha if self.options.method == "smooth_quant" else None,
@@ -211,6 +220,10 @@ class _Run:
             version=aiakq.__version__,
             verified=sum(len(step.note["linears"]) for step in self.blocks),
             resumed_from=self.resumed,
+            created=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            command=command_line(self.options),
+            padded=dict(prepared.cut.widths),
+            notes=list(prepared.cut.notes),
             warnings=warnings,
         )
 
