@@ -46,7 +46,8 @@ def pack(codes: Tensor, bits: int, dim: int = -1) -> Tensor:
         shifts = torch.arange(0, 24, 3, dtype=torch.int32, device=rows.device)
         triples = (rows.unflatten(-1, (-1, 8)).to(torch.int32) << shifts).sum(-1, dtype=torch.int32)
         stream = torch.stack((triples, triples >> 8, triples >> 16), dim=-1).to(torch.uint8).flatten(-2)
-    words = stream.contiguous().view(torch.int32)[..., : words_for(count, bits)]
+    # A copy: a dimension of size 1 may keep a stride that only ``view`` minds, and ``contiguous`` would leave it.
+    words = stream.clone(memory_format=torch.contiguous_format).view(torch.int32)[..., : words_for(count, bits)]
     return words.movedim(-1, dim).contiguous()
 
 

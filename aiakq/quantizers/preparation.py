@@ -244,6 +244,14 @@ def _about(model: SourceModel, spec: QuantSpec) -> list[str]:
     share = model.unquantized_share()
     if share > 0.1:
         notes.append(f"{share:.0%} of the blocks' weights are not in linear layers and stay as they are.")
+    if model.experts.fused and (spec.format in ("gptq", "gptq_v2", "awq") or spec.activation_bits):
+        what = "refuses experts with quantized activations"
+        if not spec.activation_bits:
+            what = (
+                f"does not know experts in {spec.format} files and fills them with random numbers; it reads those of "
+            )
+            what += "--format compressed-tensors"
+        notes.append(f"aiakq reads this model, but transformers 5.23 {what}.")
     if spec.format == "gptq_v2":
         notes.append(
             "Asymmetric GPTQ is written as gptq_v2, which aiakq and transformers read and vLLM refuses; "

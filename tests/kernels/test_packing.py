@@ -47,3 +47,11 @@ def test_is_one_little_endian_bit_stream(bits: int) -> None:
     stream = np.unpackbits(pack(codes, bits).numpy().view(np.uint8), axis=-1, bitorder="little")
     values = stream.reshape(4, 64, bits) @ (1 << np.arange(bits))
     assert np.array_equal(values, codes.numpy())
+
+
+@pytest.mark.parametrize("bits", SUPPORTED_BITS)
+def test_a_single_column_packs_along_the_other_dimension(bits: int) -> None:
+    codes = torch.arange(64).remainder(2**bits).to(torch.uint8).unsqueeze(1)
+    packed = pack(codes, bits, dim=0)
+    assert packed.shape == (words_for(64, bits), 1)
+    assert torch.equal(unpack(packed, bits, dim=0, count=64), codes)
