@@ -20,6 +20,7 @@ from aiakq.quantizers.experts import Experts, ExpertTokens, count_tokens, expert
 from aiakq.quantizers.groups import Heads, Pair, block_linears, fold, watching
 from aiakq.quantizers.magnitudes import Magnitudes, largest
 from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.replay import Replay, add_second_moment, mirror
 from aiakq.quantizers.report import LayerResult
 from aiakq.quantizers.rounding import Rounding, round_weight
 from aiakq.quantizers.source_model import take_weight
@@ -53,7 +54,7 @@ class Plan:
     @property
     def needs_original(self) -> bool:
         """Whether blocks get ``BlockWork.original``."""
-        return False
+        return self.options.gptaq
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class BlockWork:
     _ahead: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.replay = Replay(self.block, self.index, self.inputs)
         self.linears: dict[str, nn.Linear] = {}
         self._specs: dict[str, QuantSpec] = {}
         for name, linear in block_linears(self.block).items():
@@ -155,11 +157,15 @@ class BlockWork:
 
     # --- looking at inputs ----------------------------------------------------------------------------------------
 
-    def observe(self, see: Mapping[str, Callable[[Tensor], None]], batches: Iterable[int] | None = None) -> None:
+    def observe(
+        self, see: Mapping[str, Callable[[Tensor], None]], batches: Iterable[int] | None = None, keep: bool = False
+    ) -> None:
         """Run the block over calibration batches and show the inputs of some linears (or routers).
 
         ``see[name]`` is called per batch with the finite rows of that linear's input, [T, K] float32. The pass ends
-        as soon as all of them were seen. Raises ``not_finite`` if a linear saw nothing finite in the whole run.
+        as soon as all of them were seen. ``keep`` says that everything before these linears is finished, so that later
+        passes need not compute it again (replay.py). Raises ``not_finite`` if a linear saw nothing finite in the whole
+        run.
         """
         kept = dict.fromkeys(see, 0)
         lost = dict.fromkeys(see, 0)
@@ -170,6 +176,8 @@ class BlockWork:
 
         def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
             def show(module: nn.Module, args: tuple[Any, ...]) -> None:
+                if keep:
+                    self.replay.keep(name, batch, args[0])
                 rows = args[0].reshape(-1, args[0].shape[-1])
                 # One sum tells whether anything is wrong; only then look row by row.
                 if not bool(torch.isfinite(rows.sum())):
@@ -193,7 +201,7 @@ class BlockWork:
             for batch in chosen:
                 waiting = set(see)
                 try:
-                    self.inputs.run(self.block, self.index, batch)
+                    self.replay.run(batch, wanted=tuple(see))
                 except _Enough:
                     pass
         self.magnitudes.first_look(self.groups, sizes)
@@ -206,15 +214,16 @@ class BlockWork:
                     hint="Calibrate on other text, and check that the source model computes sensible output.",
                 )
 
-    def grams(self, names: Iterable[str]) -> dict[str, Tensor]:
+    def grams(self, names: Iterable[str], keep: bool = False) -> dict[str, Tensor]:
         """The second moment of the inputs of each named linear, the mean of ``x x^T`` over tokens: [K, K] float32.
 
         An expert's comes in one pass with those of its neighbours (``experts.chunks``), which then are at hand.
+        ``keep`` as in ``observe``.
         """
         wanted = list(names)
         missing = [name for name in wanted if name not in self._ahead]
         if missing:
-            self._ahead |= self._grams([*missing, *self._neighbours(missing)])
+            self._ahead |= self._grams([*missing, *self._neighbours(missing)], keep)
         return {name: self._ahead.pop(name) for name in wanted}
 
     def _neighbours(self, names: list[str]) -> list[str]:
@@ -226,22 +235,26 @@ class BlockWork:
         firsts = [group[0] for group in part.groups if group[0] not in self.finished]
         return [name for name in firsts if name not in names and place(name) in places]
 
-    def _grams(self, names: Iterable[str]) -> dict[str, Tensor]:
-        sums: dict[str, Tensor] = {}
-        rows: dict[str, int] = {}
+    def _grams(self, names: list[str], keep: bool) -> dict[str, Tensor]:
+        # Made here: what is made during inference cannot be changed in place after it.
+        sums = {name: self.new_moment(name) for name in names}
+        rows = dict.fromkeys(names, 0)
+        keep = keep and not any(place(name) for name in names)
 
         def add(name: str) -> Callable[[Tensor], None]:
             def see(x: Tensor) -> None:
-                if name not in sums:
-                    sums[name] = torch.zeros(x.shape[1], x.shape[1], device=x.device)
-                    rows[name] = 0
-                sums[name].addmm_(x.T, x)
+                add_second_moment(sums[name], x)
                 rows[name] += len(x)
 
             return see
 
-        self.observe({name: add(name) for name in names})
-        return {name: total / rows[name] for name, total in sums.items()}
+        self.observe({name: add(name) for name in names}, keep=keep)
+        return {name: mirror(total.div_(rows[name])) for name, total in sums.items()}
+
+    def new_moment(self, name: str) -> Tensor:
+        """Zeros [K, K] float32 for the inputs of a linear."""
+        weight = self.linears[name].weight
+        return torch.zeros(weight.shape[1], weight.shape[1], device=weight.device)
 
     def parts(self) -> list[Part]:
         """The work in parts that bound the memory for second moments: all but experts, then experts a few at a time."""
@@ -387,7 +400,7 @@ class BlockWork:
                     for handle in handles:
                         handle.remove()
                     handles = []
-                self.inputs.hidden[batch] = self.inputs.run(self.block, self.index, batch).to("cpu")
+                self.inputs.hidden[batch] = self.replay.run(batch, whole=batch in measured).to("cpu")
         for handle in handles:
             handle.remove()
         self.errors = {name: (difference[name] / whole[name]) ** 0.5 for name in self.linears if whole[name] > 0}

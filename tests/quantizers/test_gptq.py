@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aiakq.quantizers.gptq import Settings, column_order, round_with_feedback
+from aiakq.quantizers.feedback import Settings, column_order, round_with_feedback
 from aiakq.quantizers.rounding import dequantize, round_weight
 
 
@@ -125,15 +125,15 @@ def test_better_than_plain_rounding(group: int, order: str, sym: bool) -> None:
 def test_groups_never_begin_on_columns_that_are_behind() -> None:
     """A group of 192 straddles lazy blocks of 128; it must see the same weights as with one block for everything."""
     weight, gram = problem()
-    from aiakq.quantizers import gptq
+    from aiakq.quantizers import feedback
 
     got = ours(weight, gram, group_size=192)
-    usual = gptq._lazy_columns
+    usual = feedback._lazy_columns
     try:
-        gptq._lazy_columns = lambda group, k: k
+        feedback._lazy_columns = lambda group, k: k
         wanted = ours(weight, gram, group_size=192)
     finally:
-        gptq._lazy_columns = usual
+        feedback._lazy_columns = usual
     assert loss(weight, got, gram) == pytest.approx(loss(weight, wanted, gram), rel=1e-3)
 
 

@@ -1,0 +1,133 @@
+"""Running a block again after parts of it were finished, without computing those parts again.
+
+GPTQ sees each group of linears through what was rounded before, so a block runs once per group. What lies before a
+finished group does not change any more: the inputs of its last linear are kept, and where a module of the block (the
+attention, the MLP) gives exactly that linear's output, the linear on its kept input stands in for the module. The bits
+are the same; for a Llama block attention is computed once instead of four times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aiakq.quantizers.activations import Activations, HiddenStates
+
+
+class Replay:
+    """One block and its calibration inputs, with what was kept of them.
+
+    Kept inputs count against the budget of the hidden states and go where they go.
+    """
+
+    def __init__(self, block: nn.Module, index: int, inputs: Activations) -> None:
+        self.block = block
+        self.index = index
+        self.inputs = inputs
+        self._kept: dict[str, HiddenStates] = {}
+        self._owners: dict[str, tuple[str, bool] | None] = {}
+
+    def keep(self, name: str, batch: int, x: Tensor) -> None:
+        """Keep the input of the linear ``name`` on one batch; batches come in order, and nothing before it changes."""
+        if name not in self._kept:
+            hidden = self.inputs.hidden
+            self._kept[name] = HiddenStates((), max(0.0, hidden.budget - self._held()), hidden.folder)
+        if batch == len(self._kept[name]):
+            self._kept[name].append(x.detach().to("cpu", copy=True))
+
+    def _held(self) -> float:
+        states = [self.inputs.hidden, *self._kept.values()]
+        return sum(4.0 * shape.numel() for state in states for shape in state.shapes)
+
+    def run(self, batch: int, wanted: tuple[str, ...] = (), whole: bool = False) -> Tensor:
+        """The block's output on one batch. A module that holds a ``wanted`` linear runs as it is; all if ``whole``."""
+        known = [name for name, owner in self._owners.items() if owner is not None and not whole]
+        unknown = [name for name in self._kept if name not in self._owners]
+        with self._standing_in(known, batch, wanted), self._learning(unknown):
+            return self.inputs.run(self.block, self.index, batch)
+
+    @contextmanager
+    def _standing_in(self, names: list[str], batch: int, wanted: tuple[str, ...]) -> Iterator[None]:
+        replaced: list[nn.Module] = []
+        for name in names:
+            owner = self._owners[name]
+            assert owner is not None
+            if batch >= len(self._kept[name]) or any(f"{other}.".startswith(f"{owner[0]}.") for other in wanted):
+                continue
+            module, linear = self.block.get_submodule(owner[0]), self.block.get_submodule(name)
+            module.forward = self._short(linear, self._kept[name], batch, owner[1])
+            replaced.append(module)
+        try:
+            yield
+        finally:
+            for module in replaced:
+                del module.forward
+
+    def _short(self, linear: nn.Module, kept: HiddenStates, batch: int, in_tuple: bool) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            out = linear(kept[batch].to(self.inputs.device))
+            return (out, None) if in_tuple else out
+
+        return forward
+
+    @contextmanager
+    def _learning(self, names: list[str]) -> Iterator[None]:
+        """Note, for linears with kept inputs, the outermost module that gives just what the linear gives."""
+        outputs: dict[str, tuple[Tensor, Tensor]] = {}
+        handles = []
+
+        def note(name: str) -> Callable[..., None]:
+            def keep(module: nn.Module, args: Any, output: Any) -> None:
+                outputs[name] = output, output.clone()
+
+            return keep
+
+        def compare(owner: str, name: str) -> Callable[..., None]:
+            def look(module: nn.Module, args: Any, output: Any) -> None:
+                in_tuple = isinstance(output, tuple) and len(output) == 2 and output[1] is None
+                first = output[0] if in_tuple else output
+                self._owners.setdefault(name, None)
+                if name in outputs and isinstance(first, Tensor):
+                    given, bits = outputs[name]
+                    # The same tensor, and nobody has written to it in between.
+                    if first.data_ptr() == given.data_ptr() and torch.equal(first, bits):
+                        self._owners[name] = owner, in_tuple
+
+            return look
+
+        for name in names:
+            handles.append(self.block.get_submodule(name).register_forward_hook(note(name)))
+            parts = name.split(".")
+            for depth in range(len(parts) - 1, 0, -1):  # inner ones first, so that the outermost has the last word
+                owner = ".".join(parts[:depth])
+                handles.append(self.block.get_submodule(owner).register_forward_hook(compare(owner, name)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def add_second_moment(total: Tensor, x: Tensor) -> None:
+    """Add ``x^T x`` to the upper triangle of ``total`` [K, K], x [T, K]: half the work, see ``mirror``."""
+    k = x.shape[1]
+    step = max(256, -(-k // 8))
+    for start in range(0, k, step):
+        stop = min(start + step, k)
+        total[start:stop, start:].addmm_(x[:, start:stop].T, x[:, start:])
+
+
+def mirror(total: Tensor) -> Tensor:
+    """Copy the upper triangle to the lower, in place and in pieces; returns ``total``."""
+    k = len(total)
+    step = 1024
+    for start in range(0, k, step):
+        stop = min(start + step, k)
+        square = total[start:stop, start:stop]
+        square.copy_(torch.triu(square) + torch.triu(square, 1).T)
+        total[stop:, start:stop] = total[start:stop, stop:].T
+    return total

@@ -1,0 +1,101 @@
+"""Ranges of groups: the whole one, or the smaller one that leaves less error.
+
+A range that covers the largest weight of a group spends levels on weights that are rare. The search tries the whole
+range and smaller ones down to half of it, and keeps what leaves the least error in the loss that its caller works
+under: ``sum |w - q|^2.4`` where nothing is known of the inputs (the norm of the published GPTQ code, which punishes
+large errors a little more than squares do), ``sum c_j (w_j - q_j)^2`` where each input has a cost. What only equals the
+whole range in loss loses to it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiakq.quantizers.rounding import Rounding, codes_for, grouped, ranges, scales_for
+
+#: Ranges tried for a group: the whole one, then each a fortieth smaller than the one before.
+RANGE_STEPS = 20
+NORM = 2.4
+#: Weights worked on at a time; their intermediate results stay in the cache of a core.
+_AT_ONCE = 2**18
+
+
+def shares() -> list[float]:
+    """The parts of the whole range that are tried, the whole first."""
+    return [1 - step / (2 * RANGE_STEPS) for step in range(RANGE_STEPS)]
+
+
+def searched_scales(
+    groups: Tensor, bits: int, symmetric: bool, storage: torch.dtype, cost: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The best of the ranges tried for groups [..., G]: scales and zero points [...], see rounding.scales_for.
+
+    ``cost`` [..., G] weighs the squared error of each weight; without it the error counts to the power 2.4.
+    """
+    low, high = ranges(groups, symmetric)
+    best, zeros = scales_for(low, high, bits, symmetric, storage)
+    lowest: Tensor | None = None
+    for share in shares():
+        scale, zero = scales_for(low * share, high * share, bits, symmetric, storage)
+        gap = codes_for(groups, scale.unsqueeze(-1), zero.unsqueeze(-1), bits)
+        gap.sub_(zero.unsqueeze(-1)).mul_(scale.unsqueeze(-1)).sub_(groups)
+        loss = (gap.abs_().pow_(NORM) if cost is None else gap.square_().mul_(cost)).sum(-1)
+        if lowest is None:
+            lowest = loss
+            continue
+        better = loss < lowest
+        best, zeros = torch.where(better, scale, best), torch.where(better, zero, zeros)
+        lowest = torch.where(better, loss, lowest)
+    return best, zeros
+
+
+def round_searched(weight: Tensor, bits: int, group_size: int, symmetric: bool, storage: torch.dtype) -> Rounding:
+    """Round every weight to the nearest code of its group, whose range is searched by the error of its weights.
+
+    weight [N, K] float32. Returns codes [N, K] uint8, scales and zeros [N, K / G] float32.
+    """
+    groups = grouped(weight, group_size)
+    scales = torch.empty(groups.shape[:2], device=weight.device)
+    zeros = torch.empty_like(scales)
+    codes = torch.empty_like(weight, dtype=torch.uint8)
+    step = max(1, _AT_ONCE // weight.shape[1])
+    for start in range(0, len(weight), step):
+        part = groups[start : start + step]
+        scale, zero = searched_scales(part, bits, symmetric, storage)
+        scales[start : start + step], zeros[start : start + step] = scale, zero
+        codes[start : start + step] = codes_for(part, scale.unsqueeze(-1), zero.unsqueeze(-1), bits).flatten(1)
+    return codes, scales, zeros
+
+
+def best_limits(
+    weight: Tensor, moments: Tensor, bits: int, group_size: int, symmetric: bool, storage: torch.dtype
+) -> Tensor:
+    """The largest magnitude each group of each row should keep, [N, K / G]: the whole range, or down to 52.5 % of it.
+
+    moments [K / G, G, G]: the second moment of each group's inputs. The loss of a group is ``d moment d^T``, d its
+    rounding error, so the whole range loses to a cut one only where that lowers the error of the group's output.
+    """
+    size = weight.shape[1] if group_size == -1 else group_size
+    best = torch.empty(len(weight), weight.shape[1] // size, device=weight.device)
+    step = max(1, _AT_ONCE // weight.shape[1])
+    for start in range(0, len(weight), step):
+        groups = grouped(weight[start : start + step], size).contiguous()
+        low, high = ranges(groups, symmetric)
+        whole = torch.maximum(-low, high)
+        limits, lowest = whole, None
+        for share in shares():
+            cut = whole * share
+            scale, zero = scales_for(torch.maximum(low, -cut), torch.minimum(high, cut), bits, symmetric, storage)
+            gap = codes_for(groups, scale.unsqueeze(-1), zero.unsqueeze(-1), bits)
+            gap.sub_(zero.unsqueeze(-1)).mul_(scale.unsqueeze(-1)).sub_(groups)
+            across = gap.transpose(0, 1)  # [K / G, n, G]
+            loss = (torch.bmm(across, moments) * across).sum(-1).T
+            if lowest is None:
+                lowest = loss
+            else:
+                better = loss < lowest
+                limits = torch.where(better, cut, limits)
+                lowest = torch.where(better, loss, lowest)
+        best[start : start + step] = limits
+    return best

@@ -1,0 +1,124 @@
+"""Runs of a block that are cut short give the same bits as whole ones."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aiakq.quantizers.activations import Activations, Call, HiddenStates
+from aiakq.quantizers.replay import Replay, add_second_moment, mirror
+
+
+class Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.v_proj, self.o_proj = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return self.o_proj(torch.tanh(self.v_proj(x))), None
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self, scaled: bool) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+        self.scaled = scaled
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.down(torch.relu(self.up(x)))
+        return out.mul_(2) if self.scaled else out
+
+
+class Block(torch.nn.Module):
+    def __init__(self, scaled: bool) -> None:
+        super().__init__()
+        self.attention, self.mlp = Attention(), Mlp(scaled)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        x = x + self.attention(x)[0]
+        return (x + self.mlp(x),)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("spilled", [False, True])
+def test_a_module_is_cut_short_only_where_its_last_linear_is_all_it_gives(
+    scaled: bool, spilled: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    block = Block(scaled)
+    make = torch.Generator().manual_seed(0)
+    hidden = HiddenStates([torch.randn(2, 4, 8, generator=make) for _ in range(3)], 0 if spilled else 1e9, tmp_path)
+    inputs = Activations(hidden, {(2, 4): [Call((), {})]}, torch.device("cpu"))
+    replay = Replay(block, 0, inputs)
+    ran: list[str] = []
+
+    def keep(name: str, batch: int) -> Callable[..., None]:
+        return lambda module, args: replay.keep(name, batch, args[0])
+
+    with torch.no_grad():
+        for batch in range(3):
+            handles = [block.get_submodule(name).register_forward_pre_hook(keep(name, batch))
+                       for name in ("attention.o_proj", "mlp.down")]  # fmt: skip
+            replay.run(batch, whole=True)
+            for handle in handles:
+                handle.remove()
+        for name in ("attention.o_proj", "mlp.down"):  # rounded since: later runs must see it
+            block.get_submodule(name).weight.data.mul_(0.5)
+        block.mlp.down.weight.data.mul_(2)
+        wanted = [inputs.run(block, 0, batch) for batch in range(3)]
+        replay.run(0)  # learns which modules can be cut short
+        for name in ("attention.v_proj", "mlp.up"):
+            block.get_submodule(name).register_forward_pre_hook(lambda module, args, name=name: ran.append(name))
+        block.attention.o_proj.weight.data.mul_(1)
+        got = [replay.run(batch) for batch in range(3)]
+    assert ran == (["mlp.up"] * 3 if scaled else [])
+    if scaled:  # the MLP saw the new attention; nothing of it was cut short
+        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    ran.clear()
+    with torch.no_grad():
+        replay.run(0, wanted=("attention.v_proj",))
+        assert ran == (["attention.v_proj", "mlp.up"] if scaled else ["attention.v_proj"])
+        ran.clear()
+        replay.run(0, whole=True)
+    assert ran == ["attention.v_proj", "mlp.up"]
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "OPTForCausalLM", "GPTNeoXForCausalLM"])
+def test_the_same_bytes_with_and_without(
+    architecture: str, tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aiakq.quantizers.options import QuantizeOptions
+    from aiakq.quantizers.pipeline import quantize_checkpoint
+
+    source = tiny_model(architecture)
+    usual: dict[str, Any] = {"samples": 24, "seqlen": 512, "evaluate": False, "device": "cpu", "group_size": 32}
+
+    def weights(name: str) -> bytes:
+        quantize_checkpoint(QuantizeOptions(str(source), str(tmp_path / name), "gptq", **usual))
+        return (tmp_path / name / "model.safetensors").read_bytes()
+
+    short: list[int] = []
+    stand_in = Replay._short
+    monkeypatch.setattr(Replay, "_short", lambda self, *args: short.append(args[2]) or stand_in(self, *args))
+    got = weights("short")
+    assert short
+    monkeypatch.setattr(Replay, "keep", lambda *args: None)
+    short.clear()
+    assert weights("long") == got
+    assert not short
+
+
+@pytest.mark.parametrize("k", [7, 300, 2300])
+def test_half_of_a_second_moment_is_enough(k: int) -> None:
+    make = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, k, generator=make), torch.randn(9, k, generator=make)
+    total = torch.zeros(k, k)
+    add_second_moment(total, x)
+    add_second_moment(total, y)
+    got = mirror(total)
+    wanted = x.T.double() @ x.double() + y.T.double() @ y.double()
+    assert torch.equal(got, got.T)
+    assert float((got - wanted).abs().max()) < 1e-4
