@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from aiakq.errors import AiakqError
-from aiakq.formats import publish
+from aiakq.formats import publish, safetensors_file, steps
 from aiakq.formats.checkpoint import MANIFEST, Checkpoint
 from aiakq.formats.publish import CheckpointWriter, check_output
 
@@ -101,6 +101,124 @@ def test_a_full_disk_leaves_nothing_and_keeps_the_old(
     monkeypatch.undo()
     assert listing(tmp_path) == ["out"]
     assert {name: (old / name).read_bytes() for name in listing(old)} == before
+
+
+class _Disk:
+    """Counts writes, fsyncs and renames, and fails the one with the number ``broken``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, broken: int = -1) -> None:
+        self.calls = 0
+        self.broken = broken
+        for name in ("fsync", "rename"):
+            monkeypatch.setattr(os, name, self._counted(getattr(os, name)))
+        for module in (publish, steps, safetensors_file):
+            monkeypatch.setattr(module, "open", self._open, raising=False)
+
+    def _counted(self, real: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            self.calls += 1
+            if self.calls == self.broken:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(*arguments, **keywords)
+
+        return call
+
+    def _open(self, *arguments: Any) -> Any:
+        stream = open(*arguments)
+        if "r" in arguments[1]:
+            return stream
+        # Attributes of a real file cannot be set, so a stand-in passes everything on but ``write``.
+        disk = self
+
+        class Stream:
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                stream.close()
+
+            def __getattr__(self, name: str) -> Any:
+                found = getattr(stream, name)
+                return disk._counted(found) if name == "write" else found
+
+        return Stream()
+
+
+def _in_two_steps(output: Path, value: float, **options: Any) -> None:
+    with CheckpointWriter(output, max_shard_bytes=200, **options) as writer:
+        fill(writer, value)
+        writer.commit("first", {"a": 1})
+        writer.add("c.weight", torch.full((64,), value))
+        writer.commit("second")
+        writer.seal()
+        writer.add_json("report.json", {})
+        writer.publish()
+
+
+def test_an_error_at_each_write_fsync_and_rename(tmp_path: Path) -> None:
+    """Whichever fails, the old output stays whole and nothing stays beside it; or the new one is there."""
+    with pytest.MonkeyPatch.context() as patch:
+        disk = _Disk(patch)
+        _in_two_steps(tmp_path / "out", 1.0)
+        total = disk.calls
+    old = {name: (tmp_path / "out" / name).read_bytes() for name in listing(tmp_path / "out")}
+    assert total > 40
+    for number in range(1, total + 2):
+        with pytest.MonkeyPatch.context() as patch:
+            _Disk(patch, broken=number)
+            try:
+                _in_two_steps(tmp_path / "out", 2.0, overwrite=True)
+            except AiakqError as problem:
+                assert problem.id == "output_failed" and "Input/output error" in str(problem), number
+        assert listing(tmp_path) == ["out"], number
+        found = {name: (tmp_path / "out" / name).read_bytes() for name in listing(tmp_path / "out")}
+        if found != old:
+            assert float(Checkpoint.open(tmp_path / "out").tensor("a.weight")[0, 0]) == 2.0, number
+            assert number > total - 4, "only what comes after the exchange may fail with the new output in place"
+            _in_two_steps(tmp_path / "out", 1.0, overwrite=True)
+
+
+def test_steps_are_taken_over_by_the_same_work_only(tmp_path: Path) -> None:
+    def start(fingerprint: str, resume: bool = True) -> list[str]:
+        with (
+            pytest.raises(RuntimeError),
+            CheckpointWriter(tmp_path / "out", fingerprint=fingerprint, resume=resume) as writer,
+        ):
+            known = [step.name for step in writer.steps]
+            if not known:
+                fill(writer)
+                writer.commit("first", {"a": 1})
+            raise RuntimeError
+        return known
+
+    assert start("x") == []
+    assert start("x") == ["first"]
+    assert start("y") == []
+    assert start("x") == []
+    assert start("x", resume=False) == []
+    assert listing(tmp_path) == []
+
+
+def test_steps_become_the_same_shards_however_often_interrupted(tmp_path: Path) -> None:
+    _in_two_steps(tmp_path / "once", 1.0)
+    with (
+        pytest.raises(RuntimeError),
+        CheckpointWriter(tmp_path / "out", max_shard_bytes=200, fingerprint="x", resume=True) as writer,
+    ):
+        fill(writer)
+        writer.commit("first", {"a": 1})
+        writer.add("c.weight", torch.ones(64))
+        raise RuntimeError
+    with CheckpointWriter(tmp_path / "out", max_shard_bytes=200, fingerprint="x", resume=True) as writer:
+        assert [(step.name, step.note) for step in writer.steps] == [("first", {"a": 1})]
+        assert set(writer.read(writer.steps[0])) == {"a.weight", "b.weight"}
+        writer.add("c.weight", torch.ones(64))
+        writer.add_json("config.json", {"model_type": "llama", "aiakq": {}})
+        writer.add_json("report.json", {})
+        writer.publish()
+    assert listing(tmp_path / "out") == listing(tmp_path / "once")
+    for name in listing(tmp_path / "out"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "once" / name).read_bytes(), name
 
 
 def test_what_does_not_read_back_is_not_published(tmp_path: Path) -> None:
