@@ -1,18 +1,19 @@
-"""What a checkpoint is, layer by layer, and whose code would run it: from headers alone, no weight is read."""
+"""What a checkpoint is, layer by layer, whether it is all there, and whose code would run it: from headers alone."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import MANIFEST, Checkpoint, read_json, resolve_model
 from aiakq.formats.checks import derive_group_size
+from aiakq.formats.inventory import Difference, compare
 from aiakq.formats.safetensors_file import DTYPE_BYTES, TensorInfo
 from aiakq.kernels import explain
-from aiakq.kernels.types import LinearProblem
+from aiakq.kernels.types import SCHEME_BITS, LinearProblem
 from aiakq.spec import QuantSpec
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Inspection:
     writer        the tool that wrote it, where it left its name.
     support       how aiakq would run it: native, through transformers, or not.
     dtype, dtype_reason, device   the activation dtype and device the implementations were asked about.
+    differences   tensors that are missing, extra or of another shape than the config implies; None where aiakq cannot
+                  tell, because it has no model of its own for the architecture.
     """
 
     path: str
@@ -73,6 +76,7 @@ class Inspection:
     dtype: str
     dtype_reason: str
     layers: tuple[Layer, ...]
+    differences: tuple[Difference, ...] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -120,7 +124,10 @@ class Inspection:
                 "activation_bits": spec.activation_bits,
                 "desc_act": spec.desc_act,
                 "ignore": list(spec.ignore),
+                "mixed": spec.mixed,
+                "layers": {name: None if layer is None else vars(layer) for name, layer in spec.layers},
             },
+            "inventory": None if self.differences is None else [_difference_document(d) for d in self.differences],
             "layers": [_layer_document(layer) for layer in self.layers],
         }
 
@@ -139,6 +146,10 @@ def _layer_document(layer: Layer) -> dict[str, Any]:
     }
 
 
+def _difference_document(difference: Difference) -> dict[str, str]:
+    return {"kind": difference.kind, **vars(difference)}
+
+
 def _is_quantized(layer: Layer) -> bool:
     return layer.scheme not in ("w16", "w32")
 
@@ -148,8 +159,8 @@ def inspect_checkpoint(
 ) -> Inspection:
     """Describe the checkpoint ``model`` (a folder, or a hub name that is fetched), for ``device`` and ``dtype``.
 
-    Raises ``model_*`` and ``format_unsupported`` for what cannot be read, ``tensor_mismatch`` for shapes that do not
-    fit their format, ``device``.
+    Tensors that are not as the config implies are part of the answer. Raises ``model_*`` and ``format_unsupported`` for
+    what cannot be read, ``tensor_mismatch`` for shapes that do not fit their format, ``device``.
     """
     folder = resolve_model(model, revision)
     checkpoint = Checkpoint.open(folder)
@@ -177,7 +188,23 @@ def inspect_checkpoint(
         dtype=str(target.dtype).removeprefix("torch."),
         dtype_reason=target.dtype_reason,
         layers=tuple(layers),
+        differences=_differences(checkpoint),
     )
+
+
+def _differences(checkpoint: Checkpoint) -> tuple[Difference, ...] | None:
+    """The tensor inventory, where the config can be settled and the family is one of ours."""
+    from aiakq.runtime.config import ModelConfig
+    from aiakq.runtime.models import ARCHITECTURES
+    from aiakq.runtime.weights import wanted_tensors
+
+    try:
+        config = ModelConfig.from_hf(checkpoint.config)
+        if config.architecture not in ARCHITECTURES:
+            return None
+        return tuple(compare(checkpoint, wanted_tensors(config, checkpoint)))
+    except AiakqError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -221,8 +248,7 @@ def _modules(inventory: Mapping[str, TensorInfo], linears: set[str]) -> dict[str
 
 
 def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo], target: _Target) -> Layer:
-    spec = checkpoint.spec
-    assert spec is not None
+    spec = checkpoint.linear_spec(name)
     n, k, bits, groups = _dimensions(name, infos, spec)
     group_size = derive_group_size(k, groups, spec.group_size, "scales", name)
     scheme = "w8a8" if spec.activation_bits else f"w{bits}a16"
@@ -248,17 +274,22 @@ def _dimensions(name: str, infos: Mapping[str, TensorInfo], spec: QuantSpec) -> 
     try:
         if "weight_packed" in infos:
             n, words = infos["weight_packed"].shape
-            return n, words * 32 // spec.bits, spec.bits, infos["weight_scale"].shape[1]
+            groups = 1 if len(infos["weight_scale"].shape) < 2 else infos["weight_scale"].shape[1]
+            # 3-bit words may have gaps, and end anywhere: whole groups say more than words do.
+            k = groups * spec.group_size if groups > 1 and spec.group_size > 0 else words * 32 // spec.bits
+            return n, k, words * 32 // k if words * 32 // k in SCHEME_BITS.values() else spec.bits, groups
         if "weight" in infos:
             n, k = infos["weight"].shape
-            return n, k, 8, 1
+            return n, k, 8, 1 if len(infos["weight_scale"].shape) < 2 else infos["weight_scale"].shape[1]
         rows, columns = infos["qweight"].shape
         groups = infos["scales"].shape[0]
         if spec.format == "awq":
-            return columns * 32 // spec.bits, rows, spec.bits, groups
-        if spec.format == "awq_gemv":
-            return rows, columns * 8, spec.bits, columns * 8 // spec.group_size if spec.group_size > 0 else 1
-        k = infos["g_idx"].shape[0] if "g_idx" in infos else rows * 32 // spec.bits
+            return columns * 8, rows, 4, groups
+        if spec.format in ("awq_gemv", "awq_gemv_fast"):
+            n, k = (rows, columns * 8) if spec.format == "awq_gemv" else (rows * 4, columns)
+            return n, k, 4, k // spec.group_size if spec.group_size > 0 else 1
+        bits = infos["qzeros"].shape[1] * 32 // columns
+        k = infos["g_idx"].shape[0] if "g_idx" in infos else rows * 32 // bits
         return columns, k, rows * 32 // k, groups
     except (KeyError, ValueError, IndexError, ZeroDivisionError):
         raise error("tensor_mismatch", path=name, reason=f"its tensors are not those of {spec.format}") from None
@@ -331,7 +362,15 @@ def collapse(layers: Iterable[Layer]) -> list[Layer]:
     return rows
 
 
-def _joined(members: list[Layer]) -> str:
+def collapse_differences(differences: Iterable[Difference]) -> list[tuple[Difference, int]]:
+    """Equal differences as one row each, with how many there are: same name but for its numbers, same shapes."""
+    groups: dict[Any, list[Difference]] = {}
+    for each in differences:
+        groups.setdefault((_NUMBER.sub("#", each.name), each.found, each.expected), []).append(each)
+    return [(replace(members[0], name=_joined(members)), len(members)) for members in groups.values()]
+
+
+def _joined(members: Sequence[Layer | Difference]) -> str:
     """The common name of equal layers, with their first differing numbers as ranges: model.layers.{0-5}.mlp."""
     if len(members) == 1:
         return members[0].name

@@ -174,6 +174,23 @@ def inspection(found: Inspection, layers: Sequence[Layer]) -> None:
     show(drawn)
     for text in _reasons(layers):
         line((text, "dim"))
+    _inventory(found)
+
+
+def _inventory(found: Inspection) -> None:
+    """Whether every tensor is there, and those that are not as they should be."""
+    from aiakq.inspection import collapse_differences
+
+    if found.differences is None:
+        return
+    if not found.differences:
+        line(("inventory: every tensor that the config implies is there, and no other", "dim"))
+        return
+    drawn = table("not as the config implies", "found", "expected", "tensors")
+    for each, count in collapse_differences(found.differences):
+        drawn.add_row(plain(each.name), each.found, each.expected, number(count))
+    show(drawn)
+    warning(f"{len(found.differences)} tensors are missing, extra or of another shape; aiakq would not load this")
 
 
 def _bits(found: Inspection) -> str | None:
