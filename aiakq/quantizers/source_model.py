@@ -6,7 +6,9 @@ cast to the dtype the output stores them in, so that calibration sees the model 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -243,7 +245,35 @@ def _skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[s
             reason=f"transformers cannot build it: {reason}",
             known="llama, mistral, qwen2, qwen3, opt",
         ) from problem
+    _plain_linears(model)
     return model.eval()
+
+
+def _plain_linears(model: nn.Module) -> None:
+    """Replace linears of a class of their own, as Falcon has, by torch's where trying shows that they are the same."""
+    same: dict[type, bool] = {nn.Linear: False}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if not isinstance(child, nn.Linear):
+                continue
+            if type(child) not in same:
+                same[type(child)] = _is_plain(child)
+            if same[type(child)]:
+                with torch.device("meta"):
+                    setattr(parent, name, nn.Linear(child.in_features, child.out_features, child.bias is not None))
+
+
+def _is_plain(linear: nn.Linear) -> bool:
+    make = torch.Generator().manual_seed(0)
+    small = copy.copy(linear)
+    small._parameters = {"weight": nn.Parameter(torch.randn(3, 4, generator=make)), "bias": None}
+    if linear.bias is not None:
+        small._parameters["bias"] = nn.Parameter(torch.randn(3, generator=make))
+    x = torch.randn(2, 5, 4, generator=make)
+    with torch.no_grad(), suppress(RuntimeError, ValueError, TypeError, AttributeError):
+        found = small(x)
+        return isinstance(found, Tensor) and torch.allclose(found, nn.functional.linear(x, small.weight, small.bias))
+    return False
 
 
 def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
