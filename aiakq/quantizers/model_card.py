@@ -6,6 +6,7 @@ It holds nothing of this machine and no time, so that two runs write the same ca
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,10 @@ def _making(report: QuantizeReport, options: QuantizeOptions, source: str) -> st
         for key in ("token_ids", "calibration", "eval_text")
         if (value := getattr(options, key)) is not None and Path(str(value)).exists()
     }
-    command = command_line(options, input=source, output="DIR", **files)
-    lines = ["## How it was made\n", f"```\n{command}\n```\n"]
+    # Without what changes how the work is done, but not what comes out.
+    same = replace(options, overwrite=False, resume=False, device="auto", activation_memory=None)
+    command = command_line(same, input=source, output="DIR", **files)
+    lines = ["## How it was made", f"```\n{command}\n```"]
     if report.calibration is not None:
         lines.append(
             f"Calibrated on {report.tokens:,} tokens of {_plain(report.calibration)} "

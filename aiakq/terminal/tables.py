@@ -129,7 +129,13 @@ def quantize_report(report: QuantizeReport) -> None:
             f"{number(before, 5)} before, {number(after, 5)} after ({after / before - 1:+.2%}), "
             f"on {number(report.evaluation_tokens)} tokens of {report.evaluation_text}"
         )
+    if report.kl is not None and report.top1_agreement is not None:
+        rows["of the original"] = (
+            f"KL {number(report.kl, 3)} nats per token, same first choice {report.top1_agreement:.2%}"
+        )
     facts("quantized", rows)
+    for text in report.notes:
+        line((plain(text), "dim"))
     for text in report.warnings:
         warning(text)
     line("")

@@ -1,0 +1,302 @@
+"""The report as a page, the model card, and the command line they quote."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import fields, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from aiakq.quantizers import model_card
+from aiakq.quantizers.experts import ExpertTokens
+from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.pipeline import PAGE_FILE, REPORT_FILE, quantize_checkpoint
+from aiakq.quantizers.plots import Block, Mark, bars, pairs
+from aiakq.quantizers.report import LayerResult, QuantizeReport, command_line
+from aiakq.quantizers.report_page import duration, html_page, percent, size
+
+EVIL = "<script>alert('\"&`')</script>"
+#: Tags that HTML does not close.
+VOID = {"meta", "link", "br", "img"}
+
+
+def layers(blocks: int = 3) -> list[LayerResult]:
+    return [
+        LayerResult(f"model.layers.{block}.{name}", 0.01 * (block + 1), 64, 128, 4, 32, 0.5, 0.6, 90.0, 4.0)
+        for block in range(blocks)
+        for name in ("self_attn.q_proj", "mlp.down_proj")
+    ]
+
+
+def report(**changes: Any) -> QuantizeReport:
+    made = QuantizeReport(
+        input="org/model",
+        output="out",
+        method="awq",
+        scheme="w4a16 g128 asym",
+        format="awq",
+        group_size=128,
+        symmetric=False,
+        dtype="bfloat16",
+        tp=1,
+        bits_per_weight=4.16,
+        bytes_before=10**9,
+        bytes_after=4 * 10**8,
+        layers=layers(),
+        version="1.0",
+    )
+    return replace(made, **changes)
+
+
+class Reader(HTMLParser):
+    """Checks that elements close in order, and collects what a page would fetch or run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.fetched: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.fetched += [f"{key}={value}" for key, value in attrs if key in ("src", "href") or key.startswith("on")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    reader.close()
+    assert not reader.open
+    for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        ElementTree.fromstring(drawing)
+    return reader
+
+
+def test_a_page_is_whole_and_fetches_nothing() -> None:
+    found = report(
+        perplexity_before=10.0,
+        perplexity_after=10.5,
+        kl=0.0123,
+        top1_agreement=0.95,
+        evaluation_tokens=8176,
+        seconds=75.0,
+        peak_memory_bytes=3 * 10**9,
+        verified=6,
+        warnings=["Mind this."],
+        notes=["Chose that."],
+        calibration="a text",
+        samples=3,
+        calibration_lengths=(3, 5, 9),
+        command="aiakq quantize -i a",
+    )
+    page = html_page(found)
+    reader = read(page)
+    assert not reader.fetched
+    assert "script" not in reader.tags
+    assert "url(" not in page and "@import" not in page
+    assert page.count("<svg") == 3
+    text = " ".join(" ".join(reader.text).split())
+    for said in ("+5.00% from 10", "0.0123", "95.00%", "75 s", "3 GB of memory", "Mind this.", "Chose that.",
+                 "3 samples of 3 to 9 tokens (median 5)", "aiakq quantize -i a", "model.layers.2.mlp.down_proj",
+                 "worst 3.00% in block 2"):  # fmt: skip
+        assert said in text, said
+    assert html_page(found) == page
+
+
+def test_a_page_of_next_to_nothing() -> None:
+    reader = read(html_page(report(layers=[])))
+    assert "svg" not in reader.tags
+    some = [LayerResult("model.layers.0.mlp.up_proj", None), LayerResult("lm_head", 0.0, weight_after=0.0)]
+    assert read(html_page(report(layers=some))).tags.count("svg") == 2
+
+
+def test_nothing_on_a_page_is_taken_for_html() -> None:
+    found = report(
+        input=EVIL,
+        output=EVIL,
+        scheme=EVIL,
+        dtype=EVIL,
+        version=EVIL,
+        created=EVIL,
+        command=EVIL,
+        calibration=EVIL,
+        calibration_sha256=EVIL,
+        evaluation_text=EVIL,
+        warnings=[EVIL],
+        notes=[EVIL],
+        layers=[LayerResult(f"model.layers.0.{EVIL}", 0.1, 1, 1, 4, 32, 1.0, 1.0, 1.0, 1.0, {EVIL: EVIL})],
+        experts=[ExpertTokens(EVIL, [1, 2], 3, [0], [1])],
+    )
+    page = html_page(found)
+    assert "<script" not in page
+    assert read(page).tags.count("tr") >= 3
+
+
+def test_experts_are_one_bar_with_a_line_to_the_worst() -> None:
+    many = [
+        LayerResult(f"model.layers.{block}.mlp.experts.{expert}.up_proj", 0.01 * (expert + 1), 8, 8, 4, 32, 1, 2, 3, 4)
+        for block in range(2)
+        for expert in range(64)
+    ]
+    page = html_page(report(layers=many, experts=[ExpertTokens("model.layers.0.mlp", list(range(64)), 8, [1], [0])]))
+    reader = read(page)
+    assert page.count("64 experts, ") == 2
+    assert "details" in reader.tags  # more rows than are shown at once
+
+
+@pytest.mark.parametrize("values", [[0.0], [1e-12, 1e12], [0.003, 0.004], [5.0], [0.999, 1.0, 1.001], []])
+def test_plots_of_any_numbers(values: list[float]) -> None:
+    blocks = [Block(str(i), (Mark(i, f"{value}", value, value * 2),)) for i, value in enumerate(values)]
+    for drawing in (bars(blocks, "error"), pairs(blocks, "range")):
+        root = ElementTree.fromstring(drawing)
+        for element in root.iter():
+            for key in ("y", "cy"):
+                if key in element.attrib and element.tag != "text":
+                    assert -1 <= float(element.attrib[key]) <= 261, drawing
+
+
+def test_figures() -> None:
+    assert [size(n) for n in (0, 999, 1000, 11_540_992, 4e12)] == ["0 bytes", "999 bytes", "1 kB", "11.5 MB", "4 TB"]
+    assert [percent(n) for n in (0.0, 0.00123, 0.0123, 0.5)] == ["0.000%", "0.123%", "1.23%", "50.0%"]
+    assert [duration(n) for n in (1.234, 99, 754, 7260)] == ["1.23 s", "99 s", "12 min 34 s", "2 h 1 min"]
+
+
+def test_mean_and_worst_leave_out_what_was_not_measured() -> None:
+    found = report(layers=[LayerResult("a", 0.1), LayerResult("b", None), LayerResult("c", 0.3)])
+    assert found.mean_error == pytest.approx(0.2)
+    assert found.worst is not None and found.worst.name == "c"
+    assert report(layers=[LayerResult("b", None)]).worst is None
+    json.dumps(found.document(), allow_nan=False)
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_is_understood_by_the_command_line() -> None:
+    """Every option's flag is one that ``aiakq quantize`` has."""
+    import typer
+
+    from aiakq.terminal.quantize_command import quantize
+
+    app = typer.Typer()
+    app.command()(quantize)
+    command = typer.main.get_command(app)
+    flags = {flag: item.name for item in command.params for flag in (*item.opts, *item.secondary_opts)}
+    for item in fields(QuantizeOptions):
+        options = QuantizeOptions("a", "b", "gptq")
+        default = item.default
+        value: Any = {bool: not default, tuple: ("x", "y")}.get(type(default), "7")
+        object.__setattr__(options, item.name, False if item.name == "symmetric" else value)
+        words = shlex.split(command_line(options))
+        assert words[:2] == ["aiakq", "quantize"]
+        named = [flags[word] for word in words if word.startswith("-")]
+        assert set(named) == {"input", "output", "method", item.name}, item.name
+
+
+def test_the_command_line_quotes() -> None:
+    options = QuantizeOptions("my model", "out", "gptq", bits=3, symmetric=False, evaluate=False, skip=("*.0.*", "y z"))
+    assert command_line(options) == (
+        "aiakq quantize -i 'my model' -o out -quant_type gptq --bits 3 --asymmetric --no-eval "
+        "--skip '*.0.*' --skip 'y z'"
+    )
+    assert "-o DIR" in command_line(options, output="DIR")
+
+
+# --- the model card ---------------------------------------------------------------------------------------------------
+
+
+def front(card: str) -> dict[str, Any]:
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def card_of(source: Path, **changes: Any) -> str:
+    options = QuantizeOptions(str(source), "/somewhere/out", "awq", overwrite=True)
+    return model_card.text(report(**changes), options, source)
+
+
+def test_a_card_inherits_the_license(tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    source.mkdir()
+    (source / "README.md").write_text("---\nlicense: apache-2.0\nlanguage: [en, fr]\ntags: [x]\n---\n# Model\n")
+    card = card_of(source)
+    assert front(card) == {
+        "license": "apache-2.0",
+        "language": ["en", "fr"],
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["quantized", "awq", "4-bit", "aiakq"],
+    }
+    assert str(tmp_path) not in card and "somewhere" not in card and "--overwrite" not in card
+    assert "aiakq quantize -i model -o DIR -quant_type awq" in card
+
+
+@pytest.mark.parametrize(
+    "readme",
+    [
+        b"",
+        b"# no front matter",
+        b"---\n- a list\n---\n",
+        b"---\nlicense: [\n---\n",
+        b"\xff\xfe",
+        b"---\nlicense: {a: 1}\n---\n",
+    ],
+)
+def test_a_card_survives_any_card(tmp_path: Path, readme: bytes) -> None:
+    (tmp_path / "README.md").write_bytes(readme)
+    assert "license" not in front(card_of(tmp_path))
+
+
+def test_a_card_names_the_model_on_the_hub(tmp_path: Path) -> None:
+    options = QuantizeOptions("org/model-1.5B", "out", "gptq")
+    card = model_card.text(report(method="gptq", format="gptq_v2", tp=4), options, tmp_path)
+    assert front(card)["base_model"] == "org/model-1.5B"
+    assert front(card)["base_model_relation"] == "quantized"
+    assert "vLLM does not read this format" in card
+    card = model_card.text(report(tp=4), options, tmp_path)
+    assert "--tensor-parallel-size 4" in card
+
+
+# --- the whole way ----------------------------------------------------------------------------------------------------
+
+
+def test_an_output_has_all_three(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    """What the layers' ranges were is measured: a method that folds nothing leaves inputs as they are."""
+    source = tiny_model("LlamaForCausalLM")
+    for method in ("smooth_quant", "weight_only_int8"):
+        options = QuantizeOptions(
+            str(source), str(tmp_path / method), method, samples=4, seqlen=32, evaluate=False, device="cpu"
+        )
+        found = quantize_checkpoint(options)
+        document = json.loads((tmp_path / method / REPORT_FILE).read_text())
+        assert document["samples"] == 4 and document["calibration_lengths"] == [32, 32, 32]
+        assert document["command"] == command_line(options)
+        read((tmp_path / method / PAGE_FILE).read_text())
+        assert front((tmp_path / method / "README.md").read_text())["tags"][1] == method
+        assert len(found.layers) == 14
+        for layer in found.layers:
+            assert layer.weight_before and layer.weight_after and layer.input_before and layer.input_after
+            if method == "weight_only_int8":
+                assert layer.weight_after == pytest.approx(layer.weight_before, rel=0.01)
+                assert layer.input_after == layer.input_before
+        moved = [
+            layer.name for layer in found.layers if layer.input_after != pytest.approx(layer.input_before, rel=0.05)
+        ]
+        assert len(moved) > 8 if method == "smooth_quant" else not moved
