@@ -57,7 +57,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     codes = _unpack(qweight)
     if bool((product[scale == 0] != 0).any()):
         raise mismatch(name, f"{suffix} is not zero where the scale is")
-    zeros: Tensor | None = _zeros(product, scale, suffix, name)
+    zeros: Tensor | None = _zeros(product, scale, codes[:, ::group_size], suffix, name)
     if zeros is not None and bool((zeros == 8).all()):
         zeros = None
     check_scales(scale, codes, zeros, group_size, 4, "scales", name)
@@ -71,9 +71,12 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     )
 
 
-def _zeros(product: Tensor, scale: Tensor, suffix: str, name: str) -> Tensor:
-    """-product / scale [N, ng]: uint8 where all are whole but for the rounding, else float32."""
-    zeros = torch.where(scale == 0, 0.0, -product / scale.to(torch.float32))
+def _zeros(product: Tensor, scale: Tensor, first: Tensor, suffix: str, name: str) -> Tensor:
+    """-product / scale [N, ng]: uint8 where all are whole but for the rounding, else float32.
+
+    A scale of 0 leaves no zero point; then the ``first`` code of the group stands for it, as all its codes should.
+    """
+    zeros = torch.where(scale == 0, first.to(torch.float32), -product / scale.to(torch.float32))
     whole = zeros.round()
     if bool(((zeros - whole).abs() <= _ROUNDING).all()):
         zeros = whole
