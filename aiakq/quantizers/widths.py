@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+
+import torch
 
 from aiakq.errors import error
 from aiakq.quantizers.activations import batched
@@ -22,9 +24,13 @@ _WIDE = (LayerSpec(4, 128), LayerSpec(4, 32), LayerSpec(8, 128))
 _NARROW = (LayerSpec(2, 64), LayerSpec(3, 128), LayerSpec(3, 32), *_WIDE)
 #: Below this many bits per weight 4-bit groups do not fit.
 _NEEDS_NARROW = 4.13
+#: Budgets that ``allocate`` tells apart.
+_STEPS = 1 << 16
 #: Times a model is quantized in search of --max-kl.
 _ATTEMPTS = 5
 
+#: Bits by part and candidate.
+Widths = Sequence[Sequence[float]]
 Attempt = Callable[[QuantSpec, Callable[[Comparison], bool] | None], QuantizeReport]
 
 
@@ -49,30 +55,41 @@ def quantize_with_chosen_widths(prepared: Prepared, attempt: Attempt, progress: 
     )
     # What --skip names stays as it is.
     parts = [part for part in everything if prepared.spec.for_layer(part.names[0]) is not None]
+    widths = widths_of(parts, candidates, 8 * prepared.storage.itemsize)
     if target is not None:
-        return attempt(_spec(prepared, candidates, parts, allocate(parts, candidates, bits=target)), None)
+        choice = allocate(parts, widths, bits=target * sum(part.weights for part in parts))
+        return attempt(_spec(prepared, candidates, parts, choice), None)
     assert limit is not None
-    return _within(limit, prepared, attempt, candidates, parts)
+    return _within(limit, prepared, attempt, candidates, parts, widths)
 
 
 def _within(
-    limit: float, prepared: Prepared, attempt: Attempt, candidates: Sequence[LayerSpec], parts: Sequence[Part]
+    limit: float,
+    prepared: Prepared,
+    attempt: Attempt,
+    candidates: Sequence[LayerSpec],
+    parts: Sequence[Part],
+    widths: Widths,
 ) -> QuantizeReport:
     """The smallest model whose measured divergence stays within ``limit``.
 
     Parts are ranked by what plain rounding costs; the method does better and the text for measuring is another, so what
     the sum of the costs may be is corrected by what was measured.
     """
+
+    def size(choice: Sequence[int]) -> float:
+        return sum(row[index] for row, index in zip(widths, choice, strict=True))
+
     allowed = limit
     best: list[int] | None = None
     tried: dict[tuple[int, ...], float] = {}
     for _ in range(_ATTEMPTS):
-        choice = allocate(parts, candidates, kl=allowed)
+        choice = allocate(parts, widths, kl=allowed)
         if tuple(choice) in tried:
             break
         measured = _measured(prepared, attempt, _spec(prepared, candidates, parts, choice))
         tried[tuple(choice)] = measured
-        if measured <= limit and (best is None or _bits(parts, candidates, choice) < _bits(parts, candidates, best)):
+        if measured <= limit and (best is None or size(choice) < size(best)):
             best = choice
         predicted = sum(part.kl[index] for part, index in zip(parts, choice, strict=True))
         if 0.8 * limit <= measured <= limit:
@@ -97,54 +114,45 @@ def _measured(prepared: Prepared, attempt: Attempt, spec: QuantSpec) -> float:
     raise AssertionError("an attempt that is never accepted ends with Rejected")
 
 
-def allocate(
-    parts: Sequence[Part], candidates: Sequence[LayerSpec], bits: float | None = None, kl: float | None = None
-) -> list[int]:
-    """A candidate for every part: the least cost within ``bits`` per weight, or the fewest bits for a cost of ``kl``.
+def allocate(parts: Sequence[Part], widths: Widths, bits: float | None = None, kl: float | None = None) -> list[int]:
+    """A candidate for every part: the least cost within ``bits`` in all, or the fewest bits for a cost of ``kl``.
 
-    From the narrowest everywhere, widen step by step what gains most per bit, until the bits are spent or the cost is
-    low enough. Raises ``bad_option`` if the narrowest takes more than ``bits``.
+    ``widths[p][c]`` are the bits of part p as candidate c. Exact, but for bits being counted in steps of a 65536th of
+    the widest: one pass of dynamic programming over all budgets. With ``kl`` out of reach, the widest. Raises
+    ``bad_option`` if the narrowest takes more than ``bits``.
     """
     assert (bits is None) != (kl is None)
-    choice = [0] * len(parts)
-    total = sum(part.weights for part in parts)
-    used = _bits(parts, candidates, choice)
-    if bits is not None and used > bits * total:
+    narrowest, widest = (sum(pick(row) for row in widths) for pick in (min, max))
+    if bits is not None and narrowest > bits:
+        weights = sum(part.weights for part in parts)
         raise error(
             "bad_option",
             option="--target-bpw",
-            value=bits,
-            expected=f"at least {used / total:.2f}, what the narrowest layers take",
+            value=f"{bits / weights:g}",
+            expected=f"at least {narrowest / weights:.2f}, what the narrowest layers take",
             hint="Ask for more bits.",
         )
-    cost = sum(part.kl[0] for part in parts)
-    heap: list[tuple[float, int, int]] = []
-
-    def offer(number: int) -> None:
-        """The best next step of a part: the steepest way down, perhaps past a candidate that gains little."""
-        part, now = parts[number], choice[number]
-        steps = [
-            ((part.kl[index] - part.kl[now]) / (_width(part, candidates[index]) - _width(part, candidates[now])), index)
-            for index in range(now + 1, len(candidates))
-            if _width(part, candidates[index]) > _width(part, candidates[now]) and part.kl[index] < part.kl[now]
-        ]
-        if steps:
-            slope, index = min(steps)
-            heapq.heappush(heap, (slope, number, index))
-
-    for number in range(len(parts)):
-        offer(number)
-    while heap and not (kl is not None and cost <= kl):
-        _, number, index = heapq.heappop(heap)
-        part, now = parts[number], choice[number]
-        more = _width(part, candidates[index]) - _width(part, candidates[now])
-        if bits is not None and used + more > bits * total:
-            continue
-        choice[number] = index
-        used += more
-        cost += part.kl[index] - part.kl[now]
-        offer(number)
-    return choice
+    step = (widest - narrowest) / _STEPS or 1.0
+    least = torch.zeros(_STEPS + 1, dtype=torch.float64)  # the cost of the parts so far, by what they take too much
+    taken = []
+    for part, row in zip(parts, widths, strict=True):
+        shifted = torch.full((len(row), _STEPS + 1), torch.inf, dtype=torch.float64)
+        for number, width in enumerate(row):
+            above = math.ceil((width - min(row)) / step - 1e-6)
+            shifted[number, above:] = least[: _STEPS + 1 - above] + part.kl[number]
+        least, choice = shifted.min(0)
+        taken.append(choice)
+    if bits is not None:
+        budget = min(int((bits - narrowest) / step), _STEPS)
+    else:
+        enough = (least <= (kl or 0.0)).nonzero()
+        budget = int(enough[0]) if len(enough) else _STEPS
+    result = []
+    for row, choice in zip(reversed(widths), reversed(taken), strict=True):
+        number = int(choice[budget])
+        result.append(number)
+        budget -= math.ceil((row[number] - min(row)) / step - 1e-6)
+    return result[::-1]
 
 
 def _fitting(layer: LayerSpec, prepared: Prepared) -> LayerSpec:
@@ -155,14 +163,15 @@ def _fitting(layer: LayerSpec, prepared: Prepared) -> LayerSpec:
     return replace(layer, group_size=layer.group_size if fits else -1, symmetric=symmetric)
 
 
-def _width(part: Part, layer: LayerSpec) -> float:
-    """Bits of a part, scales (and zero points) included."""
-    group = part.k if layer.group_size == -1 else layer.group_size
-    return part.weights * (layer.bits + (16 if layer.symmetric else 16 + layer.bits) / group)
+def widths_of(parts: Sequence[Part], candidates: Sequence[LayerSpec], scale_bits: int) -> Widths:
+    """The bits of every part as every candidate, scales and zero points included."""
 
+    def per_weight(part: Part, layer: LayerSpec) -> float:
+        group = part.k if layer.group_size == -1 else layer.group_size
+        return layer.bits + (scale_bits + (0 if layer.symmetric else layer.bits)) / group
 
-def _bits(parts: Sequence[Part], candidates: Sequence[LayerSpec], choice: Sequence[int]) -> float:
-    return sum(_width(part, candidates[index]) for part, index in zip(parts, choice, strict=True))
+    # Each linear also stores its shape in two 64-bit numbers.
+    return [[part.weights * per_weight(part, layer) + 128 * len(part.names) for layer in candidates] for part in parts]
 
 
 def _spec(
