@@ -154,7 +154,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     cut = plan_tensor_parallel(options, config.to_dict(), model.linear_shapes(), spec)
     if cut.widths:
         model = SourceModel(checkpoint, storage, device, options.trust_remote_code, cut.widths)
-    spec = replace(spec, group_size=cut.group_size)
+    spec = cut.fit(spec)
     tokenizer = load_tokenizer(source, options.trust_remote_code)
     warnings: list[str] = []
     positions = getattr(config, "max_position_embeddings", None)

@@ -70,6 +70,10 @@ class TensorParallelPlan:
     widths: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    def fit(self, spec: QuantSpec) -> QuantSpec:
+        """``spec`` with the group size settled here, also in layers of their own that had the spec's."""
+        return _with_groups(spec, self.group_size)
+
     def record(self) -> dict[str, Any]:
         """What the output's config.json says of it, under ``aiakq``."""
         entry: dict[str, Any] = {"tp": self.tp}
@@ -136,7 +140,7 @@ class _Planner:
         usual = METHOD_DEFAULTS[self.options.method].group_size
         asked = self.options.group_size
         free = asked is None and usual != -1
-        specs = [replace(self.spec, group_size=g) for g in (_CHOSEN_FROM if free else (asked or usual,))]
+        specs = [_with_groups(self.spec, size) for size in (_CHOSEN_FROM if free else (asked or usual,))]
         problems = []
         for spec in specs:
             problem = self._problem(tp, spec, self.linears)
@@ -188,6 +192,14 @@ class _Planner:
             notes.append(f"{key} was padded with zeros from {old} to {new}, which {cut}{on}; the function is the same.")
         notes += _kernel_note(tp, self.kv_heads, spec, _padded(self.linears, widths))
         return TensorParallelPlan(tp, spec.group_size, chosen, widths, tuple(notes))
+
+
+def _with_groups(spec: QuantSpec, group_size: int) -> QuantSpec:
+    layers = tuple(
+        (pattern, replace(own, group_size=group_size) if own and own.group_size == spec.group_size else own)
+        for pattern, own in spec.layers
+    )
+    return replace(spec, group_size=group_size, layers=layers)
 
 
 # --- what fits --------------------------------------------------------------------------------------------------------

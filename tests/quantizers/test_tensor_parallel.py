@@ -146,6 +146,17 @@ def test_layers_of_their_own_count_as_they_are() -> None:
     assert not plan_tensor_parallel(asked, QWEN2_72B_CONFIG, QWEN2_72B, untouched).widths
 
 
+def test_layers_of_their_own_follow_a_chosen_group() -> None:
+    """``--layer '*=bits:8'`` says nothing of groups, so it has the model's."""
+    asked = options(tp=2)
+    base = asked.spec("")
+    spec = replace(base, layers=(("re:.*mlp.*", LayerSpec(8, 128)), ("re:.*q_proj", LayerSpec(4, 32)), ("x", None)))
+    found = plan_tensor_parallel(asked, QWEN2_72B_CONFIG, QWEN2_72B, spec)
+    assert (found.group_size, dict(found.widths)) == (64, {})
+    assert [own and own.group_size for _, own in found.fit(spec).layers] == [64, 32, None]
+    assert found.fit(base).group_size == 64
+
+
 def test_what_fast_kernels_mind_is_one_sentence() -> None:
     found = plan_tensor_parallel(options("awq", tp=4, group_size=32), CONFIG, llama_shapes(1024, 1536, 8, 4, 32))
     notes = [note for note in found.notes if "Marlin" in note]
@@ -177,7 +188,7 @@ def shards(folder: Path, tp: int) -> None:
     for name in checkpoint.quantized_linears():
         weight = checkpoint.read_linear(name)
         tensors = {suffix: checkpoint.tensor(full) for suffix, full in checkpoint.linear_tensors(name).items()}
-        row = name.endswith(("o_proj", "down_proj"))
+        row = name.endswith(("o_proj", "out_proj", "down_proj", "fc2", "w2"))
         if row:
             assert weight.k % (tp * weight.group_size) == 0 or weight.group_size == weight.k
         else:
@@ -221,6 +232,31 @@ def test_a_padded_model_is_the_same_function(
     got = load_for_scoring(tmp_path / "out", "float32", "cpu").logits(ids)
     wanted = narrow.logits(ids)
     assert float((got - wanted).norm() / wanted.norm()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("architecture", "widths"),
+    [
+        ("OPTForCausalLM", {"ffn_dim": 232}),
+        ("MixtralForCausalLM", {"intermediate_size": 232}),
+        ("Qwen2MoeForCausalLM", {"moe_intermediate_size": 116, "shared_expert_intermediate_size": 232}),
+    ],
+)
+def test_other_families_are_padded(
+    architecture: str, widths: dict[str, int], tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = tiny_model(architecture, **widths)
+    report = quantize_checkpoint(
+        QuantizeOptions(
+            str(source), str(tmp_path / "out"), "gptq", tp=2, samples=8, seqlen=64, evaluate=False, device="cpu"
+        )
+    )
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    for key, width in widths.items():
+        assert config[key] == -(-width // 128) * 128
+        assert report.padded[key] == (width, config[key])
+    assert report.worst is not None and report.worst.error is not None and report.worst.error < 0.25
+    shards(tmp_path / "out", 2)
 
 
 @pytest.mark.parametrize("method", ["weight_only_int8", "smooth_quant"])
