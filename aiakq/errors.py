@@ -178,10 +178,6 @@ REGISTRY: dict[str, ErrorKind] = {
         "This model cannot be cut {tp} ways: {reason}.", "Values of -tp that work: {choices}.", USAGE
     ),
     "option_conflict": ErrorKind("{option} does not go with {other}: {reason}.", "{hint}", USAGE),
-    "no_smoothing_map": ErrorKind(
-        "{method} does not know which layers feed each other in {architecture}.",
-        "Use -quant_type gptq or weight_only_int8, which need no such map.",
-    ),
     "calibration": ErrorKind("The calibration data {source} cannot be used: {reason}.", "{hint}"),
     "evaluation_text": ErrorKind(
         "The text for evaluation cannot be used: {reason}.", "Give a UTF-8 text of at least a few hundred words."

@@ -62,6 +62,14 @@ class Wiring:
             self._known[kind] = groups, pairs
         return self._known[kind]
 
+    def warnings(self) -> list[str]:
+        """A sentence about the kinds of blocks in which no pair was found, if pairs were looked for."""
+        bare = sum(not pairs for _, pairs in self._known.values())
+        if not self.fold or not bare:
+            return []
+        where = f"{bare} of {len(self._known)} kinds of blocks"
+        return [f"No scale could be folded in {where}: nothing in them feeds a linear channel by channel."]
+
 
 @dataclass
 class _Read:

@@ -148,6 +148,7 @@ class _Run:
                     original.inputs.advance(original.block, index)
             self.model.drop(block)
             self.prepared.checkpoint.close()
+        self.warnings += wiring.warnings()
         self.progress(Progress("quantize", count, count))
 
     def _capture(self, writer: CheckpointWriter) -> Activations:
