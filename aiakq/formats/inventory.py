@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aiakq.errors import AiakqError, error
@@ -15,6 +15,9 @@ from aiakq.spec import QuantSpec
 MAX_ROWS = 20
 #: Ends of the names of tensors that files carry and models compute again.
 COMPUTED = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias", "decoder.version", "act.scales")
+
+
+_FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 @dataclass
@@ -118,6 +121,9 @@ class _Comparison:
                 self.found.append(Difference(name, "-", f"{_shape((n, k))} as {spec.scheme}"))
                 return
             self._tensor(f"{name}.weight", (n, k))
+            if plain is not None and self.inventory[plain].dtype not in _FLOATS:
+                found = f"{self.inventory[plain].dtype} {_shape(self.inventory[plain].shape)} without a scale"
+                self.found.append(Difference(plain, found, _shape((n, k))))
             if bias:
                 self._tensor(f"{name}.bias", (n,))
             return
@@ -160,13 +166,20 @@ def packed_shapes(infos: Mapping[str, TensorInfo], spec: QuantSpec, n: int, k: i
             shapes |= {"qzeros": (n, words)} if "qzeros" in infos or not spec.symmetric else {}
         else:
             zeros = "scaled_zeros" if "scaled_zeros" in infos else "qzeros"
-            rows = infos["scales"].shape[0] if "scales" in infos and len(infos["scales"].shape) == 2 else words * 8
+            rows = _held(infos, ("scales", zeros), 0, words * 8, lambda rows: rows >= groups)
             shapes = {"qweight": (n // 4, k), "scales": (rows, n), zeros: (rows, n)}
     elif "weight_packed" in infos:
         words = infos["weight_packed"].shape[-1]
         fits = any(words in (words_for(k, bits), -(-k // (32 // bits))) for bits in SUPPORTED_BITS)
         shapes = {"weight_packed": (n, words if fits else words_for(k, spec.bits))}
         shapes |= {"weight_scale": (n, groups), "weight_shape": (2,)} | _present(infos, weight_g_idx=(k,))
+        zero = infos.get("weight_zero_point")
+        if zero is not None or not spec.symmetric:
+            bits = next((b for b in (spec.bits, *SUPPORTED_BITS) if words == words_for(k, b)), 3)
+            rows = n if zero is not None and zero.dtype == "I8" else words_for(n, bits)
+            if zero is not None and words != words_for(k, bits):  # with gaps, as old versions packed 3 bits
+                rows = -(-n // (32 // bits))
+            shapes["weight_zero_point"] = (rows, groups)
     else:
         shapes = {"weight": (n, k), "weight_scale": (n, groups)}
         if spec.static_input:
@@ -185,16 +198,23 @@ def _bits(infos: Mapping[str, TensorInfo], suffix: str, spec: QuantSpec, k: int)
 
 
 def _groups(infos: Mapping[str, TensorInfo], spec: QuantSpec, k: int) -> int:
-    """Groups along K: those of the scales where they can be, else those of the config."""
+    """Groups along K: those of the config where a tensor has as many, else those of the scales where they can be."""
     said = 1 if spec.group_size == -1 else -(-k // spec.group_size)
     if spec.format in ("awq_gemv", "awq_gemv_fast"):
         return said
-    columns = "weight_scale" in infos
-    shape = infos["weight_scale" if columns else "scales"].shape if columns or "scales" in infos else ()
-    if len(shape) != 2:
+    if spec.format == "compressed-tensors":
+        return _held(infos, ("weight_scale", "weight_zero_point"), 1, said, lambda groups: k % groups == 0)
+    return _held(infos, ("scales", "qzeros"), 0, said, lambda groups: k % groups == 0)
+
+
+def _held(
+    infos: Mapping[str, TensorInfo], suffixes: Sequence[str], dim: int, said: int, possible: Callable[[int], bool]
+) -> int:
+    """The size that the tensors ``suffixes`` have along ``dim``: ``said`` if one has it, else the first possible one."""
+    sizes = [infos[suffix].shape[dim] for suffix in suffixes if suffix in infos and len(infos[suffix].shape) == 2]
+    if said in sizes:
         return said
-    held = shape[1 if columns else 0]
-    return held if held == said or (held > 0 and k % held == 0) else said
+    return next((size for size in sizes if size > 0 and possible(size)), said)
 
 
 def _shape(shape: Iterable[int]) -> str:

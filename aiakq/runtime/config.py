@@ -27,6 +27,8 @@ DTYPES = {
     "float32": torch.float32,
     "fp32": torch.float32,
 }
+#: Ten times more than any model has; what is kept per layer must not fill the memory before a weight is looked at.
+_MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class ModelConfig:
         hidden = number("hidden_size", "n_embd", "d_model")
         heads = number("num_attention_heads", "n_head", "num_heads")
         layers = number("num_hidden_layers", "n_layer", "num_layers")
+        if layers > _MAX_LAYERS:
+            raise error("model_malformed", file="config.json", reason=f"it claims {layers} layers")
         kv_heads = number("num_key_value_heads", default=heads)
         if heads % kv_heads:
             raise error(

@@ -1,0 +1,195 @@
+"""The tensor inventory: every missing, extra and misshapen tensor at once, before any weight is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from aiakq.errors import AiakqError
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.inventory import Difference, Wanted, compare, refusal, table
+from aiakq.inspection import collapse_differences, inspect_checkpoint
+from aiakq.runtime.config import EngineConfig, ModelConfig
+from aiakq.runtime.loading import load_model
+from aiakq.runtime.models import ARCHITECTURES
+from aiakq.runtime.weights import wanted_tensors
+
+FIXTURES = Path(__file__).parent / "fixtures"
+FOLDERS = sorted(path for path in FIXTURES.iterdir() if path.is_dir())
+
+
+def differences(folder: Path) -> list[Difference]:
+    checkpoint = Checkpoint.open(folder)
+    return compare(checkpoint, wanted_tensors(ModelConfig.from_hf(checkpoint.config), checkpoint))
+
+
+def changed(source: Path, target: Path, change: Any, **config: Any) -> Path:
+    """A copy of a one-file model after ``change(tensors)``, its config.json updated."""
+    shutil.copytree(source, target)
+    tensors = load_file(target / "model.safetensors")
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / "model.safetensors")
+    path = target / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    return target
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_whole_checkpoints_have_no_difference(folder):
+    assert differences(folder) == []
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_whole_models_of_every_family(tiny_model, architecture):
+    assert differences(tiny_model(architecture)) == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_every_quantized_tensor_counts(folder, tmp_path):
+    """Without any one tensor of a linear, or with one row less of it, that tensor is named; g_idx may be absent."""
+    prefix = "model.layers.0.self_attn.k_proj."
+    suffixes = [name.removeprefix(prefix) for name in Checkpoint.open(folder).inventory if name.startswith(prefix)]
+    assert len(suffixes) > 1
+    for suffix in suffixes:
+        name = prefix + suffix
+        if suffix != "g_idx":
+            found = differences(
+                changed(folder, tmp_path / f"no {suffix}", lambda tensors, name=name: tensors.pop(name))
+            )
+            # Without its codes the linear is none, and what is left of it is too much.
+            names = {each.name for each in found if each.kind == "missing"}
+            assert names <= {name, prefix.rstrip(".")} and found
+        cut = changed(
+            folder, tmp_path / f"cut {suffix}", lambda tensors, name=name: tensors.update({name: tensors[name][:-1]})
+        )
+        found = differences(cut)
+        assert any(each.name == name and each.kind == "shape" for each in found), (name, found)
+
+
+def test_all_at_once_in_one_error(tmp_path):
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["model.norm.weight"]
+        del tensors["model.layers.0.mlp.up_proj.scales"]
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][:, :-1]
+        tensors["model.layers.0.extra"] = torch.ones(2, 3)
+
+    folder = changed(FIXTURES / "gq-w3", tmp_path / "model", change)
+    with pytest.raises(AiakqError) as caught:
+        load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+    problem = caught.value
+    assert problem.id == "tensor_inventory" and problem.exit_code == 3
+    assert "4 tensors (2 missing, 1 of another shape, 1 without a place in the model)" in problem.message
+    rows = problem.details.splitlines()
+    assert [row.split() for row in rows[:3]] == [
+        ["tensor", "found", "expected"],
+        ["model.norm.weight", "-", "[256]"],
+        ["model.layers.0.mlp.up_proj.scales", "-", "[4,", "512]"],
+    ]
+    assert rows[3].split()[0] == "lm_head.weight" and "[32, 255]  [32, 256]" in rows[3]
+    assert rows[4].split() == ["model.layers.0.extra", "[2,", "3]", "-"]
+    assert str(problem).endswith(problem.details)
+
+
+def test_no_weight_is_read_for_it(tmp_path, monkeypatch):
+    folder = changed(FIXTURES / "aawq", tmp_path / "model", lambda tensors: tensors.pop("model.norm.weight"))
+
+    def refuse(self: Checkpoint, name: str) -> None:
+        raise AssertionError(f"{name} was read")
+
+    monkeypatch.setattr(Checkpoint, "tensor", refuse)
+    with pytest.raises(AiakqError) as caught:
+        load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+    assert caught.value.id == "tensor_inventory"
+
+
+def test_the_table_ends_somewhere():
+    rows = table([Difference(f"t{number}", "-", "[1]") for number in range(70)]).splitlines()
+    assert len(rows) == 22 and rows[-1] == "  and 50 more"
+
+
+def test_through_transformers_too(tiny_model, tmp_path):
+    source = tiny_model("GPTNeoXForCausalLM")
+    name = "gpt_neox.layers.1.mlp.dense_4h_to_h.weight"
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["gpt_neox.final_layer_norm.weight"]
+        tensors[name] = tensors[name][:-1]
+
+    folder = changed(source, tmp_path / "model", change)
+    with pytest.raises(AiakqError) as caught:
+        load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+    assert caught.value.id == "tensor_inventory"
+    assert "gpt_neox.final_layer_norm.weight" in caught.value.details and name in caught.value.details
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_hidden_layers": 2**30},
+        {"hidden_size": 2**30},
+        {"vocab_size": 2**31 - 1},
+        {"intermediate_size": 1},
+        {"num_attention_heads": 2**20, "num_key_value_heads": 2**20},
+    ],
+    ids=str,
+)
+def test_absurd_configs_end_soon(tmp_path, config):
+    folder = changed(FIXTURES / "aawq", tmp_path / "model", lambda tensors: None, **config)
+    with pytest.raises(AiakqError) as caught:
+        load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+    assert caught.value.id in ("tensor_inventory", "model_malformed")
+
+
+def test_tensors_that_are_computed_again_may_be_there(tmp_path):
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(16)
+        tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(256)  # AutoGPTQ writes them for every linear
+
+    assert differences(changed(FIXTURES / "gq-w3", tmp_path / "model", change)) == []
+
+
+def test_any_names_and_shapes_can_be_asked_for():
+    """What a caller without a model of its own uses."""
+    checkpoint = Checkpoint.open(FIXTURES / "gq-w3")
+    shapes = {"model.norm.weight": (256,), "norm.weight": (256,), "model.other": (3, 4)}
+    found = compare(checkpoint, Wanted(tensors=shapes, linears={"model.layers.0.mlp.up_proj": (512, 256, False)}))
+    assert [each.name for each in found if each.kind == "missing"] == ["model.other"]
+    assert not [each for each in found if each.kind == "shape"] and refusal("x", []) is None
+
+
+def test_inspect_shows_it_by_kind(tmp_path, capsys):
+    from aiakq.cli import main
+    from aiakq.terminal import console
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for layer in range(2):
+            del tensors[f"model.layers.{layer}.input_layernorm.weight"]
+
+    folder = changed(FIXTURES / "gq-dyn", tmp_path / "model", change)
+    found = inspect_checkpoint(str(folder), device="cpu")
+    assert found.differences is not None and len(found.differences) == 2
+    ((row, count),) = collapse_differences(found.differences)
+    assert (row.name, row.found, row.expected, count) == ("model.layers.{0-1}.input_layernorm.weight", "-", "[256]", 2)
+    assert main(["inspect", str(folder), "--json"]) == 0
+    shown = capsys.readouterr()
+    inventory = json.loads(shown.out)["inventory"]
+    assert inventory[0] == {
+        "kind": "missing",
+        "name": "model.layers.0.input_layernorm.weight",
+        "found": "-",
+        "expected": "[256]",
+    }
+    assert main(["inspect", str(folder)]) == 0
+    shown = capsys.readouterr()
+    assert "{0-1}.input_layernorm.weight" in shown.err and "missing" in shown.err
+    with pytest.raises(AiakqError) as caught:
+        load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+    console.failure(caught.value)
+    lines = capsys.readouterr().err.splitlines()
+    assert "error[tensor_inventory]" in lines[-1] and any("[256]" in line for line in lines[:-1])
