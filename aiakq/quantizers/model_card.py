@@ -154,6 +154,9 @@ def _loading(report: QuantizeReport, bits: list[int]) -> str:
         vllm += "\n\nvLLM's fast kernels take 4 and 8 bits only."
     elif report.format == "compressed-tensors" and report.method == "weight_only_int8":
         vllm += "\n\nOn an NVIDIA GPU; vLLM has no kernel for 8-bit weights alone on a CPU."
+    fused = ""
+    if report.experts and report.format != "compressed-tensors":
+        fused = "\ntransformers 5.23 does not find the experts in such files; use aiakq or vLLM.\n"
     return f"""\
 ## Loading it
 
@@ -171,7 +174,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
 tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
 ```
-
+{fused}
 With vLLM:
 
 {vllm}

@@ -96,7 +96,11 @@ def quantize(
     damp: Annotated[float, typer.Option("--damp", metavar="X", help="gptq: part of the mean diagonal to add.")] = 0.01,
     calibration: Annotated[
         str | None,
-        typer.Option("--calibration", metavar="TEXT", help="Text file or hub data set; bundled prose if not given."),
+        typer.Option(
+            "--calibration",
+            metavar="DATA",
+            help="Text, chats or tables in files, or a data set (org/name); bundled prose if not given.",
+        ),
     ] = None,
     samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Calibration samples.")] = 128,
     seqlen: Annotated[int, typer.Option("--seqlen", metavar="N", min=1, help="Tokens per sample.")] = 512,
