@@ -1,228 +1,267 @@
 """awq: protect the inputs that matter by scaling them up before rounding, then cut ranges where that pays.
 
-Lin et al. 2023 (arXiv:2306.00978). For each place where a scale can be folded (groups.py), a grid of scales between
+Lin et al. 2023 (arXiv:2306.00978). For each place where a scale can be folded (pairs.py), a grid of scales between
 "follow the activations" and "follow the weights" is tried, and the one whose rounded weights change the output of the
 surrounding module least is folded. Then each group of each row may have its range cut, if that lowers the error of the
 group's output. Doing nothing is among the candidates of both searches. What differs from the published code:
 
-- Losses of single linears and of groups are computed from the second moment of the inputs, so over every calibration
-  token; only the losses through attention and through a gated MLP use a sample of tokens.
+- Both published kinds of scales are tried, with and without the statistics of the weights, and the ends of the grid.
 - The attention output is scaled under grouped-query attention as well, with one scale per shared value channel.
+- A block that comes out worse than rounded plainly, on a sample of tokens, is rounded plainly.
+- Ranges are cut by the inputs of all calibration tokens, not of a sample.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from aiakq.quantizers.groups import Pair
-from aiakq.quantizers.rounding import dequantize, grouped, ranges, round_weight
+from aiakq.quantizers.rounding import grouped, rounded_weight
+from aiakq.quantizers.sample import ModuleCall, collect, output_error, trial_weights
+from aiakq.quantizers.scale_search import best_limits
 from aiakq.quantizers.work import BlockWork, Part
 
 GRID = 20
-#: Ranges are cut to no less than about half.
-CLIP_STEPS = 20
-#: Tokens for losses that need a forward pass of their own for every candidate.
-SEARCH_TOKENS = 4096
 #: Cutting ranges of queries and keys disturbs their product, so these are left whole (as published).
 _NEVER_CLIPPED = ("q_proj", "k_proj")
 
 
 def quantize_block(work: BlockWork) -> None:
     """Scale, cut and round the linears of the block; those of experts a few experts at a time."""
+    calls = collect(work, [""])[""]
+    before = {
+        name: parameter.data.to(work.plan.storage, copy=True) for name, parameter in work.block.named_parameters()
+    }
+    plain = _plain_error(work, calls)
     for part in work.parts():
-        _quantize_part(work, part)
+        statistics = _Statistics(work, part)
+        _fold_part(work, part, statistics)
+        for name in part.linears:
+            work.finish(name, *work.round_plainly(name, limits=statistics.limits(name)))
+    error = output_error(work.block, calls)
+    # Written so that an error that is no number loses.
+    if calls and not error <= plain:
+        work.start_over(before)
+        for name in work.linears:
+            work.finish(name, *work.round_plainly(name))
+            work.remarks[name] = {"awq": "kept plain rounding"}
+        found = f"an error of {error:.3g} instead of {plain:.3g}"
+        work.warnings.append(f"{work.prefix} was rounded plainly: scales and cut ranges gave {found} on a sample.")
 
 
-def _quantize_part(work: BlockWork, part: Part) -> None:
-    group_of = {name: group[0] for group in part.groups for name in group}
-    pairs = [pair for pair in part.pairs if any(name in group for group in work.groups for name in pair.targets)]
-    # Where a scale is shared by experts, which see a few tokens each, a router shows what they have in common.
-    shown = {pair: group_of.get(pair.witness, pair.witness) for pair in pairs}
-    means: dict[str, Tensor] = {}
-    grams = _statistics(work, dict.fromkeys(group_of.values()), dict.fromkeys(shown.values()), means)
-    parents = _parent_calls(work, pairs)
-    chosen: list[tuple[Pair, Tensor]] = []
-    for pair in pairs:
-        loss = _loss(work, pair, grams.get(shown[pair]), parents.get(pair.parent))
-        chosen.append((pair, best_scales(work, pair, means[shown[pair]], loss)))
-    parents.clear()
-    for pair, scales in chosen:
-        columns = work.fold(pair, scales)
-        for shared in {group_of[name] for name in pair.targets if name in group_of}:
-            grams[shared] = grams[shared] / columns / columns.unsqueeze(1)
-    for name in part.linears:
-        weight, spec = work.weight(name), work.spec(name)
-        limits = None
-        if name in group_of and not name.endswith(_NEVER_CLIPPED):
-            limits = best_limits(
-                weight, grams[group_of[name]], spec.bits, spec.group_size, spec.symmetric, work.plan.scales
-            )
-        work.finish(name, *work.round_plainly(name, limits=limits))
+def fold_scales(work: BlockWork) -> dict[str, Tensor]:
+    """Only find and fold the scales; returns what each target's columns were multiplied by, [K], by name."""
+    columns: dict[str, Tensor] = {}
+    for part in work.parts():
+        columns |= _fold_part(work, part, _Statistics(work, part, only_means=True))
+    return columns
 
 
-def _statistics(
-    work: BlockWork, names: Iterable[str], shown: Iterable[str], means: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """The second moments of the inputs of ``names``; ``means`` is filled with the mean magnitudes [K] of those and of
-    the inputs of ``shown``, in the same pass."""
-    names = list(names)
-    every = [*names, *(name for name in shown if name not in names)]
-    sums: dict[str, Tensor] = {}
-    rows: dict[str, int] = dict.fromkeys(every, 0)
-    totals: dict[str, Tensor] = {}
+def _plain_error(work: BlockWork, calls: list[ModuleCall]) -> float:
+    """The error of the block's output with every linear rounded plainly."""
+    if not calls:
+        return 0.0
+    with trial_weights(work, {name: rounded(work, name, work.weight(name)) for name in work.linears}):
+        return output_error(work.block, calls)
 
-    def see(name: str) -> Callable[[Tensor], None]:
-        def note(x: Tensor) -> None:
-            if name not in totals:
-                totals[name] = torch.zeros(x.shape[1], device=x.device)
-                if name in names:
-                    sums[name] = torch.zeros(x.shape[1], x.shape[1], device=x.device)
-            if name in names:
-                sums[name].addmm_(x.T, x)
-            totals[name] += x.abs().sum(0)
-            rows[name] += len(x)
 
-        return note
+def rounded(work: BlockWork, name: str, weight: Tensor, columns: Tensor | None = None) -> Tensor:
+    """What plain rounding leaves of a linear's weight [N, K], rounded after multiplying its columns."""
+    spec = work.spec(name)
+    return rounded_weight(weight, spec.bits, spec.group_size, spec.symmetric, work.plan.scales, columns)
 
-    if every:
-        work.observe({name: see(name) for name in every})
-    means.update({name: totals[name] / rows[name] for name in every})
-    return {name: sums[name] / rows[name] for name in names}
+
+class _Statistics:
+    """What is known of the inputs of a part's linears: mean magnitudes, and second moments inside groups."""
+
+    def __init__(self, work: BlockWork, part: Part, only_means: bool = False) -> None:
+        self.work = work
+        self.group_of = {name: group for group in part.groups for name in group}
+        self.pairs = [
+            pair for pair in part.pairs if any(name in group for group in work.groups for name in pair.targets)
+        ]
+        # Where a scale is shared by experts, which see a few tokens each, a router shows what they have in common.
+        self.shown = {pair: self._first(pair.witness) for pair in self.pairs}
+        self.means: dict[str, Tensor] = {}
+        self.moments: dict[tuple[str, int], Tensor] = {}
+        self.search = not only_means and work.plan.options.scale_search != "minmax"
+        sizes = {first: self._sizes(first) for first in dict.fromkeys(group[0] for group in part.groups)}
+        for first, found in sizes.items():
+            for size in found:
+                k = work.linears[first].in_features
+                device = work.weight(first).device
+                self.moments[first, size] = torch.zeros(k // size, size, size, device=device)
+        rows: dict[str, int] = {}
+
+        def see(name: str) -> Callable[[Tensor], None]:
+            def note(x: Tensor) -> None:
+                self.means[name] = self.means.get(name, 0) + x.abs().sum(0)
+                rows[name] = rows.get(name, 0) + len(x)
+                for size in sizes.get(name, ()):
+                    groups = x.unflatten(1, (-1, size)).transpose(0, 1)  # [K / G, T, G]
+                    self.moments[name, size].baddbmm_(groups.transpose(1, 2), groups)
+
+            return note
+
+        names = dict.fromkeys([*self.shown.values(), *(first for first in sizes if sizes[first])])
+        if names:
+            work.observe({name: see(name) for name in names})
+        self.means = {name: total / rows[name] for name, total in self.means.items()}
+        for name, size in self.moments:
+            self.moments[name, size] /= rows[name]
+
+    def _first(self, name: str) -> str:
+        return self.group_of[name][0] if name in self.group_of else name
+
+    def _sizes(self, first: str) -> set[int]:
+        """The group sizes that occur among the linears whose ranges may be cut."""
+        if not self.search:
+            return set()
+        return {self._size(name) for name in self.group_of[first] if not name.endswith(_NEVER_CLIPPED)}
+
+    def _size(self, name: str) -> int:
+        size = self.work.spec(name).group_size
+        return self.work.linears[name].in_features if size == -1 else size
+
+    def divide(self, names: Iterable[str], columns: Tensor) -> None:
+        """The inputs of some linears were divided by a folded scale."""
+        folded = {self.group_of[name][0] for name in names if name in self.group_of}
+        for (name, size), moment in self.moments.items():
+            if name in folded:
+                parts = columns.unflatten(0, (-1, size))
+                moment.div_(parts.unsqueeze(1)).div_(parts.unsqueeze(2))
+
+    def limits(self, name: str) -> Tensor | None:
+        """Where the ranges of a linear are cut, [N, K / G]; None for whole ranges."""
+        moment = self.moments.get((self._first(name), self._size(name)))
+        if moment is None or name.endswith(_NEVER_CLIPPED):
+            return None
+        spec = self.work.spec(name)
+        return best_limits(
+            self.work.weight(name), moment, spec.bits, spec.group_size, spec.symmetric, self.work.plan.scales
+        )
 
 
 # --- scales ---------------------------------------------------------------------------------------------------------
 
 
-def candidates(activations: Tensor, weights: Tensor) -> Iterator[Tensor]:
-    """Identity, then the published grid: ``x^r / w^(1-r)``, r = 0, 1/20 .. 19/20, normalized. Each [channels]."""
-    yield torch.ones_like(activations)
-    for step in range(GRID):
-        ratio = step / GRID
-        scales = (activations.pow(ratio) / (weights.pow(1 - ratio) + 1e-4)).clamp(min=1e-4)
+@dataclass(frozen=True)
+class Candidate:
+    """Scales ``x^r / w^(1-r)``, or ``x^r`` without ``weights``; r is in steps of a GRID-th. None is no scale at all."""
+
+    step: int
+    weights: bool
+
+    def scales(self, activations: Tensor, relative: Tensor) -> Tensor:
+        """The normalized scales [channels]."""
+        ratio = self.step / GRID
+        scales = activations.pow(ratio)
+        if self.weights:
+            scales = scales / (relative.pow(1 - ratio) + 1e-4)
+        scales = scales.clamp(min=1e-4)
         scales = scales / (scales.max() * scales.min()).sqrt()
-        yield torch.where(torch.isfinite(scales) & (scales > 0), scales, torch.ones_like(scales))
+        return torch.where(torch.isfinite(scales) & (scales > 0), scales, torch.ones_like(scales))
 
 
-def best_scales(work: BlockWork, pair: Pair, activations: Tensor, loss: Callable[[dict[str, Tensor]], float]) -> Tensor:
-    """The candidate with the lowest loss, for every channel of the pair's source.
+#: No scales: ``x^0``.
+IDENTITY = Candidate(0, weights=False)
 
-    activations [K] mean magnitudes of the targets' inputs; ``loss`` takes the targets' weights as they would act.
-    """
-    targets = work.tried(pair)
-    joined = torch.cat([work.weight(name) for name in targets])
-    groups = grouped(joined, work.spec(targets[0]).group_size).abs()
-    relative = (groups / (groups.amax(-1, keepdim=True) + 1e-6)).flatten(1).mean(0)
-    heads = work.plan.heads
-    if pair.heads:
-        activations, relative = heads.tie(activations, "mean"), heads.tie(relative, "mean")
-    best: tuple[float, Tensor] | None = None
-    for scales in candidates(activations, relative):
-        columns = heads.spread(scales) if pair.heads else scales
-        trial = {}
+
+def coarse_grid() -> Iterator[Candidate]:
+    """Identity, then every second point of the published grid, both kinds, from one end to the other."""
+    yield IDENTITY
+    for weights in (True, False):
+        for step in range(0, GRID + 1, 2):
+            if weights or step:
+                yield Candidate(step, weights)
+
+
+def finer(best: Candidate) -> Iterator[Candidate]:
+    """The points of the grid next to one of the coarse grid."""
+    for step in (best.step - 1, best.step + 1):
+        if 0 <= step <= GRID:
+            yield Candidate(step, best.weights)
+
+
+def best_scales(
+    activations: Tensor, relative: Tensor, loss: Callable[[Tensor], float]
+) -> tuple[Candidate, Tensor, float, float]:
+    """The candidate with the lowest loss, its scales [channels], its loss, and that of doing nothing."""
+    tried: dict[Candidate, float] = {}
+
+    def best(candidates: Iterable[Candidate]) -> Candidate:
+        for candidate in candidates:
+            value = loss(candidate.scales(activations, relative))
+            tried[candidate] = value if value == value else float("inf")
+        return min(tried, key=tried.__getitem__)  # the first of equals, so identity before all
+
+    chosen = best(finer(best(coarse_grid())))
+    return chosen, chosen.scales(activations, relative), tried[chosen], tried[IDENTITY]
+
+
+def _fold_part(work: BlockWork, part: Part, statistics: _Statistics) -> dict[str, Tensor]:
+    """Find the scales of every pair with the block as it is, then fold them all; returns columns by target."""
+    calls = collect(work, dict.fromkeys(pair.parent for pair in statistics.pairs))
+    chosen: list[tuple[Pair, Tensor]] = []
+    for pair in statistics.pairs:
+        targets = work.tried(pair)
+        activations = statistics.means[statistics.shown[pair]]
+        relative = _relative(work, targets)
+        heads = work.plan.heads
+        if pair.heads:
+            activations, relative = heads.tie(activations, "mean"), heads.tie(relative, "mean")
+        loss = _loss(work, pair, targets, calls[pair.parent])
+        best, scales, value, identity = best_scales(activations, relative, loss)
         for name in targets:
-            rounded = work.round_plainly(name, work.weight(name) * columns)
-            trial[name] = dequantize(*rounded, work.spec(name).group_size) / columns
-        value = loss(trial)
-        if value == value and (best is None or value < best[0]):
-            best = (value, scales)
-    return best[1] if best is not None else torch.ones_like(activations)
+            kind = "no scale" if best == IDENTITY else "x^r/w^(1-r)" if best.weights else "x^r"
+            work.remarks[name] = {"awq": kind, "r": best.step / GRID, "gain": 1 - value / identity if identity else 0.0}
+        chosen.append((pair, scales))
+    calls.clear()
+    columns: dict[str, Tensor] = {}
+    for pair, scales in chosen:
+        columns |= dict.fromkeys(pair.targets, work.fold(pair, scales))
+        statistics.divide(pair.targets, columns[pair.targets[0]])
+    return columns
 
 
-def _loss(
-    work: BlockWork, pair: Pair, gram: Tensor | None, calls: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]] | None
-) -> Callable[[dict[str, Tensor]], float]:
-    """The squared error of the parent's output for trial weights of the targets."""
-    if calls is None:
-        assert gram is not None, "the inputs of a linear that is searched alone were seen"
+def _relative(work: BlockWork, targets: list[str]) -> Tensor:
+    """How large each input's weights are in their groups, between 0 and 1, on average over rows: [K]."""
+    total, rows = torch.zeros(work.weight(targets[0]).shape[1], device=work.weight(targets[0]).device), 0
+    for name in targets:
+        groups = grouped(work.weight(name), work.spec(name).group_size).abs()
+        total += groups.div_(groups.amax(-1, keepdim=True) + 1e-6).flatten(1).sum(0)
+        rows += len(groups)
+    return total / rows
 
-        def linear(trial: dict[str, Tensor]) -> float:
-            total = 0.0
-            for name, weight in trial.items():
-                difference = weight - work.weight(name)
-                total += float(((difference @ gram) * difference).sum())
-            return total
 
-        return linear
+def _loss(work: BlockWork, pair: Pair, targets: list[str], calls: list[ModuleCall]) -> Callable[[Tensor], float]:
+    """The squared error of the parent's output, as a function of the scales of the pair's channels."""
+    heads = work.plan.heads
+
+    def trial(name: str, scales: Tensor) -> Tensor:
+        return rounded(work, name, work.weight(name), heads.spread(scales) if pair.heads else scales)
+
+    if pair.parent in work.linears:
+        weight = work.weight(pair.parent)
+        x = torch.cat([call.args[0].reshape(-1, weight.shape[1]) for call in calls]) if calls else weight[:0]
+        x = x.clone()
+        moment = x.T @ x if len(x) > weight.shape[1] else None
+
+        def alone(scales: Tensor) -> float:
+            gap = trial(pair.parent, scales).sub_(weight)
+            if moment is not None:
+                return float((gap @ moment).mul_(gap).sum())
+            return float((x @ gap.T).square_().sum())
+
+        return alone
     parent = work.block.get_submodule(pair.parent)
 
-    def through(trial: dict[str, Tensor]) -> float:
-        kept = {name: work.linears[name].weight for name in trial}
-        total = 0.0
-        try:
-            for name, weight in trial.items():
-                work.linears[name].weight = nn.Parameter(weight, requires_grad=False)
-            with torch.inference_mode():
-                for args, kwargs, wanted in calls:
-                    total += float((_first(parent(*args, **kwargs)) - wanted).square().sum())
-        finally:
-            for name, weight in kept.items():
-                work.linears[name].weight = weight
-        return total
+    def through(scales: Tensor) -> float:
+        with trial_weights(work, {name: trial(name, scales) for name in targets}):
+            return output_error(parent, calls)
 
     return through
-
-
-def _parent_calls(
-    work: BlockWork, pairs: list[Pair]
-) -> dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Tensor]]]:
-    """How each parent that is no linear is called on a sample of tokens, and what it answers."""
-    names = {pair.parent for pair in pairs if pair.parent not in work.linears}
-    calls: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Tensor]]] = {name: [] for name in names}
-
-    def hook(name: str) -> Callable[..., None]:
-        def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if bool(torch.isfinite(_first(output)).all()):
-                calls[name].append((args, kwargs, _first(output)))
-
-        return note
-
-    handles = [work.block.get_submodule(name).register_forward_hook(hook(name), with_kwargs=True) for name in names]
-    try:
-        with torch.inference_mode():
-            for batch in work.some_batches(SEARCH_TOKENS) if names else []:
-                work.inputs.run(work.block, work.index, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return calls
-
-
-def _first(output: Any) -> Tensor:
-    return output[0] if isinstance(output, tuple) else output
-
-
-# --- ranges ---------------------------------------------------------------------------------------------------------
-
-
-def best_limits(
-    weight: Tensor, gram: Tensor, bits: int, group_size: int, symmetric: bool, storage: torch.dtype
-) -> Tensor:
-    """The largest magnitude each group of each row should keep, [N, K / G]: the whole range, or down to 55 % of it.
-
-    The loss of a group is ``d gram_g d^T``, d its rounding error and gram_g [G, G] the second moment of its inputs, so
-    the whole range loses to a cut one only where that lowers the error of the group's output.
-    """
-    size = weight.shape[1] if group_size == -1 else group_size
-    groups = grouped(weight, size)
-    low, high = ranges(groups, symmetric=False)
-    largest = torch.maximum(-low, high)
-    count = groups.shape[1]
-    diagonal = torch.stack([gram[i * size : (i + 1) * size, i * size : (i + 1) * size] for i in range(count)])
-    best = largest
-    lowest: Tensor | None = None
-    for step in range(CLIP_STEPS):
-        limits = largest * (1 - step / (2 * CLIP_STEPS))
-        rounded = round_weight(weight, bits, size, symmetric, storage, limits)
-        gap = (grouped(dequantize(*rounded, size), size) - groups).transpose(0, 1)  # [K / G, N, G]
-        loss = (torch.bmm(gap, diagonal) * gap).sum(-1).T
-        if lowest is None:
-            lowest = loss
-        else:
-            better = loss < lowest
-            best = torch.where(better, limits, best)
-            lowest = torch.where(better, loss, lowest)
-    return best

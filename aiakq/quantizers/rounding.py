@@ -11,6 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+#: Weights worked on at a time; their intermediate results stay in the cache of a core.
+_AT_ONCE = 2**18
+
 
 def grouped(weight: Tensor, group_size: int) -> Tensor:
     """[N, K] -> a view [N, K / G, G]; K must be whole groups, and -1 means one group per row."""
@@ -80,6 +83,26 @@ def round_weight(
     scales, zeros = scales_for(low, high, bits, symmetric, storage)
     codes = codes_for(groups, scales.unsqueeze(-1), zeros.unsqueeze(-1), bits)
     return codes.flatten(1).to(torch.uint8), scales, zeros
+
+
+def rounded_weight(
+    weight: Tensor,
+    bits: int,
+    group_size: int,
+    symmetric: bool,
+    storage: torch.dtype,
+    columns: Tensor | None = None,
+) -> Tensor:
+    """What plain rounding leaves of a weight [N, K] float32, its columns multiplied by ``columns`` [K] meanwhile."""
+    result = torch.empty_like(weight)
+    step = max(1, _AT_ONCE // weight.shape[1])
+    for start in range(0, len(weight), step):
+        part = weight[start : start + step]
+        groups = grouped(part if columns is None else part * columns, group_size)
+        scales, zeros = (x.unsqueeze(-1) for x in scales_for(*ranges(groups, symmetric), bits, symmetric, storage))
+        values = codes_for(groups, scales, zeros, bits).sub_(zeros).mul_(scales).flatten(1)
+        result[start : start + step] = values if columns is None else values.div_(columns)
+    return result
 
 
 def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor, group_size: int) -> Tensor:

@@ -351,6 +351,16 @@ class BlockWork:
         take_weight(linear, weight, linear.weight.device)
         self.magnitudes.weight_after[name] = largest(linear.weight.data)
 
+    def start_over(self, parameters: Mapping[str, Tensor]) -> None:
+        """Take back every fold and every finished linear: ``parameters`` are the block's, as they were."""
+        for name, value in parameters.items():
+            path, _, last = name.rpartition(".")
+            old = self.block.get_parameter(name)
+            new = nn.Parameter(value.to(device=old.device, dtype=torch.float32), requires_grad=False)
+            setattr(self.block.get_submodule(path), last, new)
+        for kept in (self.finished, self.changed, self._reference, self.remarks):
+            kept.clear()
+
     def adopt(self, name: str, weight: QWeight) -> None:
         """Take over a linear that an earlier run finished; the block computes as after ``finish``."""
         self.finished[name] = weight
