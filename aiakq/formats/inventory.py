@@ -210,7 +210,7 @@ def _groups(infos: Mapping[str, TensorInfo], spec: QuantSpec, k: int) -> int:
 def _held(
     infos: Mapping[str, TensorInfo], suffixes: Sequence[str], dim: int, said: int, possible: Callable[[int], bool]
 ) -> int:
-    """The size that the tensors ``suffixes`` have along ``dim``: ``said`` if one has it, else the first possible one."""
+    """The size of the tensors ``suffixes`` along ``dim``: ``said`` if one has it, else the first that is possible."""
     sizes = [infos[suffix].shape[dim] for suffix in suffixes if suffix in infos and len(infos[suffix].shape) == 2]
     if said in sizes:
         return said
