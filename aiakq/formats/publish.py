@@ -42,7 +42,8 @@ _SCRATCH = "scratch"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
-#: Files of a source folder that describe how text becomes tokens; published byte for byte.
+#: Files of a source folder that describe how text becomes tokens, or under what terms it may be used; published byte
+#: for byte.
 VERBATIM_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -57,6 +58,12 @@ VERBATIM_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "preprocessor_config.json",
+    "LICENSE",
+    "LICENSE.md",
+    "LICENSE.txt",
+    "NOTICE",
+    "NOTICE.txt",
+    "USE_POLICY.md",
 )
 
 

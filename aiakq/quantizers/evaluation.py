@@ -79,7 +79,7 @@ class Evaluator:
             raise error("evaluation_text", reason="the model folder has no tokenizer")
         if self.options.eval_text is not None:
             path = Path(self.options.eval_text)
-            documents, name = read_documents(path), path.name
+            documents, name = read_documents(path, self.tokenizer), path.name
         else:
             import aiakq.data
 

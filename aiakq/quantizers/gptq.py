@@ -61,6 +61,8 @@ def _round_together(work: BlockWork, names: tuple[str, ...], gram: Tensor, drift
         work.warnings.append(f"The Hessian of {where} could not be factored; the layer was rounded plainly.")
     elif rounded.damp > options.damp:
         work.warnings.append(f"The Hessian of {where} needed a damping of {rounded.damp:g}.")
+    for name in names:
+        work.remark(name, damp="none: rounded plainly" if rounded.damp is None else rounded.damp)
     sizes = [work.linears[name].out_features for name in names]
     parts = [tensor.split(sizes) for tensor in (rounded.codes, rounded.scales, rounded.zeros)]
     del rounded

@@ -230,7 +230,7 @@ class BlockWork:
         """The first linears of the groups that belong to other experts of the same part, in the same place."""
         places = {place(name) for name in names if place(name) is not None}
         part = next((part for part in self.parts() if any(names[0] in group for group in part.groups)), None)
-        if not places or part is None:
+        if not places or part is None or not experts_of(self.block):
             return []
         firsts = [group[0] for group in part.groups if group[0] not in self.finished]
         return [name for name in firsts if name not in names and place(name) in places]
@@ -318,7 +318,14 @@ class BlockWork:
                 self.changed[f"{name}.weight"] = module.weight.data
                 if name == pair.source and isinstance(module.bias, Tensor):
                     self.changed[f"{name}.bias"] = module.bias.data
+        low, high = columns.aminmax()
+        for name in pair.targets:
+            self.remark(name, scaled=f"by {float(low):.3g} to {float(high):.3g}")
         return columns
+
+    def remark(self, name: str, **said: float | str) -> None:
+        """Say in the report how the numbers of the linear ``name`` were chosen."""
+        self.remarks.setdefault(name, {}).update(said)
 
     def weight(self, name: str) -> Tensor:
         """The present float32 weight [N, K] of a linear."""
