@@ -36,7 +36,7 @@ def _linears(block: nn.Module) -> dict[str, nn.Linear]:
 
 
 def _routes(module: nn.Module) -> bool:
-    return any(isinstance(child, Experts) for child in module.children())
+    return any(isinstance(child, Experts) or name == "experts" for name, child in module.named_children())
 
 
 def structure(block: nn.Module) -> tuple[Any, ...]:

@@ -185,19 +185,17 @@ class _Search:
         with self._scaled(pairs, scales):
             if _equal(self._output(), self.plain):
                 return False
-            kept = {}
+            columns: dict[Any, Tensor] = {}
             for pair in pairs:
-                columns = self.heads.spread(scales[pair.source]) if way.heads else scales[pair.source]
-                for target in pair.targets:
-                    weight = self.modules[target].weight
-                    assert isinstance(weight, Tensor)
-                    kept[target] = weight.data
-                    weight.data = weight.data / columns
+                by = self.heads.spread(scales[pair.source]) if way.heads else scales[pair.source]
+                columns |= {self.modules[target].weight: by for target in pair.targets}
+            for weight, by in columns.items():
+                weight.data.div_(by)
             try:
                 return _equal(self._output(), self.plain)
             finally:
-                for target, data in kept.items():
-                    self.modules[target].weight.data = data
+                for weight, by in columns.items():
+                    weight.data.mul_(by)
 
     def _draw(self, pair: Pair) -> Tensor:
         """A quarter, a half, 2 or 4 for every channel of a pair's source."""
@@ -210,24 +208,29 @@ class _Search:
     @contextmanager
     def _scaled(self, pairs: list[Pair], scales: dict[str, Tensor]) -> Iterator[None]:
         """While open, the channels of the pairs' sources are multiplied by ``scales``."""
-        kept: list[tuple[Tensor, Tensor]] = []
+        small: list[tuple[Tensor, Tensor]] = []
+        large: list[tuple[Tensor, Tensor]] = []
         for pair in pairs:
             module, by = self.modules[pair.source], scales[pair.source]
             for parameter in (module.weight, getattr(module, "bias", None)):
                 if not isinstance(parameter, Tensor):
                     continue
-                kept.append((parameter, parameter.data))
-                rows = pair.rows(len(parameter)).to(parameter.device)
-                changed = parameter.data.clone()
+                factors = torch.ones(len(parameter), device=parameter.device)
+                factors[pair.rows(len(parameter)).to(parameter.device)] = by
+                if parameter.dim() > 1:  # a matrix is not copied: powers of two can be divided out again
+                    large.append((parameter.data, factors.unsqueeze(1)))
+                    parameter.data.mul_(factors.unsqueeze(1))
+                    continue
                 one = float(pair.plus_one and parameter is module.weight)
-                factor = by if parameter.dim() == 1 else by.unsqueeze(1)
-                changed[rows] = (changed[rows] + one) * factor - one
-                parameter.data = changed
+                small.append((parameter.data, parameter.data.clone()))
+                parameter.data.copy_((parameter.data + one) * factors - one)
         try:
             yield
         finally:
-            for parameter, data in kept:
-                parameter.data = data
+            for matrix, factors in large:
+                matrix.div_(factors)
+            for vector, kept in small:
+                vector.copy_(kept)
 
     def _output(self) -> Tensor:
         with torch.inference_mode():
