@@ -78,12 +78,12 @@ def load_samples(options: QuantizeOptions, tokenizer: Any, vocab_size: int) -> S
     else:
         if tokenizer is None:
             raise bad("text", "the model folder has no tokenizer", "Give token ids with -token FILE.")
-        chosen, names = [], _sources(options.calibration)
+        chosen, names = [], sources(options.calibration)
         for number, name in enumerate(names):
             share = options.samples // len(names) + (number < options.samples % len(names))
             if share:
                 chosen += _from_texts(name, replace(options, samples=share), tokenizer, vocab_size)
-        source = " and ".join("the bundled text" if name is None else _title(name) for name in names)
+        source = " and ".join("the bundled text" if name is None else title_of(name) for name in names)
     if not chosen:
         raise bad(source, "it holds no token", _HINT_IDS if options.token_ids is not None else HINT)
     samples = Samples([torch.tensor(sample, dtype=torch.int64) for sample in chosen], source)
@@ -182,15 +182,18 @@ def _as_json(text: str) -> Any:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _sources(given: str | Path | None) -> list[str | None]:
-    """The sources named by ``--calibration``, several divided by commas; None is the bundled text."""
+def sources(given: str | Path | None) -> list[str | None]:
+    """The sources that ``--calibration`` names, several divided by commas; None is the bundled text."""
     if given is None or Path(given).exists():
         return [None if given is None else str(given)]
     return [name.strip() for name in str(given).split(",") if name.strip()]
 
 
-def _title(name: str) -> str:
+def title_of(name: str) -> str:
     """What a report calls a source: folders of this machine stay out of it."""
+    folder, colon, split = name.rpartition(":")
+    if colon and Path(folder).is_dir():
+        return f"{Path(folder).name}:{split}"
     return Path(name).name if Path(name).exists() else name
 
 
@@ -208,7 +211,7 @@ def _from_texts(name: str | None, options: QuantizeOptions, tokenizer: Any, voca
         wanted -= documents[number].size
     # Rendered in their own order, so that a complaint names the first line it is about.
     inside = sorted(enough)
-    title = "text" if name is None else _title(name)
+    title = "text" if name is None else title_of(name)
     rendered = dict(zip(inside, _rendered([documents[number] for number in inside], tokenizer, title), strict=True))
     texts = [rendered[number] for number in enough]
     # The template writes what begins a text, and so does every window.

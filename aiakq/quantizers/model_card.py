@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from aiakq.quantizers.calibration import sources, title_of
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.report import QuantizeReport, command_line
 from aiakq.quantizers.report_page import percent, size
@@ -125,11 +126,9 @@ def _quality(report: QuantizeReport) -> str:
 
 
 def _making(report: QuantizeReport, options: QuantizeOptions, source: str) -> str:
-    files = {
-        key: Path(str(value)).name
-        for key in ("token_ids", "calibration", "eval_text")
-        if (value := getattr(options, key)) is not None and Path(str(value)).exists()
-    }
+    files = {key: Path(str(getattr(options, key))).name for key in ("token_ids", "eval_text") if getattr(options, key)}
+    if options.calibration is not None:
+        files["calibration"] = ",".join(title_of(name) for name in sources(options.calibration) if name is not None)
     # Without what changes how the work is done, but not what comes out.
     same = replace(options, overwrite=False, resume=False, device="auto", activation_memory=None)
     command = command_line(same, input=source, output="DIR", **files)

@@ -264,6 +264,17 @@ def test_a_card_survives_any_card(tmp_path: Path, readme: bytes) -> None:
     assert "license" not in front(card_of(tmp_path))
 
 
+def test_a_card_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    for name in ("chats.jsonl", "book.txt"):
+        (tmp_path / name).write_text("x")
+    given = f"{tmp_path}/chats.jsonl,{tmp_path}/rows:train,org/data:train"
+    options = QuantizeOptions(str(tmp_path), "out", "gptq", calibration=given, eval_text=tmp_path / "book.txt")
+    card = model_card.text(report(), options, tmp_path)
+    assert "--calibration chats.jsonl,rows:train,org/data:train --eval-text book.txt" in " ".join(card.split())
+    assert str(tmp_path.parent) not in card
+
+
 def test_a_card_names_the_model_on_the_hub(tmp_path: Path) -> None:
     options = QuantizeOptions("org/model-1.5B", "out", "gptq")
     card = model_card.text(report(method="gptq", format="gptq_v2", tp=4), options, tmp_path)
