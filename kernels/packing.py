@@ -59,6 +59,8 @@ def unpack(words: Tensor, bits: int, dim: int = -1, count: int | None = None) ->
     assert bits in SUPPORTED_BITS, bits
     assert words.dtype == torch.int32, words.dtype
     rows = words.movedim(dim, -1).contiguous()
+    if rows.stride(-1) != 1:  # a single word a row counts as contiguous whatever its stride
+        rows = rows.clone(memory_format=torch.contiguous_format)
     available = rows.shape[-1] * 32 // bits
     count = available if count is None else count
     assert count <= available, (count, available)

@@ -55,3 +55,8 @@ def test_a_single_column_packs_along_the_other_dimension(bits: int) -> None:
     packed = pack(codes, bits, dim=0)
     assert packed.shape == (words_for(64, bits), 1)
     assert torch.equal(unpack(packed, bits, dim=0, count=64), codes)
+
+
+def test_a_single_word_along_the_packed_dimension():
+    codes = torch.arange(8, dtype=torch.uint8).repeat(5, 1).T.contiguous()
+    assert torch.equal(unpack(pack(codes, 4, dim=0), 4, dim=0), codes)
