@@ -162,6 +162,8 @@ def inspect_checkpoint(
     Tensors that are not as the config implies are part of the answer. Raises ``model_*`` and ``format_unsupported`` for
     what cannot be read, ``tensor_mismatch`` for shapes that do not fit their format, ``device``.
     """
+    from aiakq.runtime.config import first_architecture
+
     folder = resolve_model(model, revision)
     checkpoint = Checkpoint.open(folder)
     target = _target(checkpoint, device, dtype)
@@ -173,15 +175,18 @@ def inspect_checkpoint(
         for module, infos in _modules(checkpoint.inventory, linears).items()
     ]
     layers.sort(key=lambda layer: _natural(layer.name))
-    text = checkpoint.config.get("text_config") or {}
-    architecture = (checkpoint.config.get("architectures") or ["unnamed"])[0]
+    text = checkpoint.config.get("text_config")
+    context = checkpoint.config.get("max_position_embeddings")
+    if context is None and isinstance(text, dict):
+        context = text.get("max_position_embeddings")
+    architecture = first_architecture(checkpoint.config)
     return Inspection(
         path=str(folder),
         architecture=architecture,
         support=_support(architecture),
         writer=_writer(checkpoint),
         spec=checkpoint.spec,
-        context=checkpoint.config.get("max_position_embeddings") or text.get("max_position_embeddings"),
+        context=context if isinstance(context, int) else None,
         tied_embeddings=bool(checkpoint.config.get("tie_word_embeddings")),
         files=len({info.file for info in checkpoint.inventory.values()}),
         device=target.device.type,
@@ -329,9 +334,10 @@ def _writer(checkpoint: Checkpoint) -> str | None:
     except AiakqError:
         pass
     quantization = checkpoint.config.get("quantization_config") or {}
-    quantizer = (quantization.get("meta") or {}).get("quantizer")
+    meta = quantization.get("meta") or {}
+    quantizer = meta.get("quantizer") if isinstance(meta, dict) else None
     if quantizer:
-        return ", ".join(quantizer) if isinstance(quantizer, list) else str(quantizer)
+        return ", ".join(map(str, quantizer)) if isinstance(quantizer, list) else str(quantizer)
     if quantization.get("quant_method") == "compressed-tensors" and quantization.get("version"):
         return f"compressed-tensors {quantization['version']}"
     version = checkpoint.config.get("transformers_version")

@@ -24,6 +24,8 @@ def write(spec: QuantSpec) -> dict[str, Any]:
 
 def read(config: Mapping[str, Any]) -> QuantSpec:
     """See ``QuantSpec.from_config``."""
+    if not isinstance(config, Mapping):
+        raise _unsupported("quantization_config is not an object")
     method = str(config.get("quant_method", "")).lower()
     reader = _READERS.get(method)
     if reader is None:

@@ -74,7 +74,7 @@ def derive_group_size(k: int, groups: int, wanted: int, suffix: str, name: str) 
         return k
     if wanted > 0 and -(-k // wanted) == groups:
         return wanted
-    if k % groups == 0:
+    if groups > 0 and k % groups == 0:
         return k // groups
     raise mismatch(name, f"{suffix} holds {groups} groups, which do not divide {k} inputs")
 

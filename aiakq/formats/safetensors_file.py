@@ -143,7 +143,7 @@ def _entry(name: str, entry: Any, bad: Any) -> tuple[str, tuple[int, ...]]:
     if not isinstance(entry, dict):
         raise bad(f"the entry of tensor {name} is no object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if dtype not in DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise bad(f"tensor {name} has the dtype {dtype!r}, which aiakq does not read")
     if not (_sizes(shape) and _sizes(offsets) and len(offsets) == 2):
         raise bad(f"tensor {name} has the shape {shape!r} and offsets {offsets!r}")

@@ -58,49 +58,73 @@ class ModelConfig:
 
     @staticmethod
     def from_hf(raw: Mapping[str, Any]) -> ModelConfig:
-        """Read a config.json. Raises ``model_malformed`` for absent or impossible numbers."""
+        """Read a config.json. Raises ``model_malformed`` for absent or impossible values."""
+        try:
+            return _model_config(raw)
+        except (
+            TypeError,
+            ValueError,
+            KeyError,
+            IndexError,
+            AttributeError,
+            OverflowError,
+            ZeroDivisionError,
+        ) as problem:
+            # Configs come from strangers, and any value may be of any kind.
+            reason = f"{type(problem).__name__}: {problem}"
+            raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
 
-        def number(*names: str, default: int | None = None) -> int:
-            for name in names:
-                value = raw.get(name)
-                if value is not None:
-                    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-                        raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
-                    return value
-            if default is None:
-                raise error("model_malformed", file="config.json", reason=f"{names[0]} is missing")
-            return default
 
-        architecture = (raw.get("architectures") or ["unnamed"])[0]
-        hidden = number("hidden_size", "n_embd", "d_model")
-        heads = number("num_attention_heads", "n_head", "num_heads")
-        layers = number("num_hidden_layers", "n_layer", "num_layers")
-        if layers > _MAX_LAYERS:
-            raise error("model_malformed", file="config.json", reason=f"it claims {layers} layers")
-        kv_heads = number("num_key_value_heads", default=heads)
-        if heads % kv_heads:
-            raise error(
-                "model_malformed",
-                file="config.json",
-                reason=f"{heads} attention heads cannot share {kv_heads} key-value heads",
-            )
-        return ModelConfig(
-            architecture=architecture,
-            vocab_size=number("vocab_size"),
-            hidden_size=hidden,
-            intermediate_size=number("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden),
-            num_layers=layers,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=number("head_dim", default=hidden // heads),
-            max_position=number("max_position_embeddings", "n_positions", "max_seq_len", default=2048),
-            norm_eps=float(raw.get("rms_norm_eps") or raw.get("layer_norm_eps") or 1e-5),
-            activation=str(raw.get("hidden_act") or raw.get("activation_function") or "silu"),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", architecture == "OPTForCausalLM")),
-            sliding_windows=_sliding_windows(raw, layers),
-            rope=_rope(raw),
-            raw=raw,
+def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
+    def number(*names: str, default: int | None = None) -> int:
+        for name in names:
+            value = raw.get(name)
+            if value is not None:
+                if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+                    raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
+                return value
+        if default is None:
+            raise error("model_malformed", file="config.json", reason=f"{names[0]} is missing")
+        return default
+
+    architecture = first_architecture(raw)
+    hidden = number("hidden_size", "n_embd", "d_model")
+    heads = number("num_attention_heads", "n_head", "num_heads")
+    layers = number("num_hidden_layers", "n_layer", "num_layers")
+    if layers > _MAX_LAYERS:
+        raise error("model_malformed", file="config.json", reason=f"it claims {layers} layers")
+    kv_heads = number("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise error(
+            "model_malformed",
+            file="config.json",
+            reason=f"{heads} attention heads cannot share {kv_heads} key-value heads",
         )
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=number("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=number("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=number("head_dim", default=hidden // heads),
+        max_position=number("max_position_embeddings", "n_positions", "max_seq_len", default=2048),
+        norm_eps=float(raw.get("rms_norm_eps") or raw.get("layer_norm_eps") or 1e-5),
+        activation=str(raw.get("hidden_act") or raw.get("activation_function") or "silu"),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", architecture == "OPTForCausalLM")),
+        sliding_windows=_sliding_windows(raw, layers),
+        rope=_rope(raw),
+        raw=raw,
+    )
+
+
+def first_architecture(raw: Mapping[str, Any]) -> str:
+    """The class that a config.json names, ``unnamed`` if none. Raises ``model_malformed``."""
+    names = raw.get("architectures") or ["unnamed"]
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise error("model_malformed", file="config.json", reason="architectures is no list of names")
+    return names[0]
 
 
 def _sliding_windows(raw: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:

@@ -134,6 +134,9 @@ def wanted_tensors(config: ModelConfig, checkpoint: Checkpoint) -> Wanted:
             build(config, weights)
     except (_Endless, RuntimeError):
         pass  # whatever was noted so far is enough to refuse it
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as problem:
+        reason = f"{type(problem).__name__}: {problem}"  # a value of the config that is of another kind than it should
+        raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
     return weights.wanted
 
 
