@@ -154,8 +154,12 @@ def _document(value: Any, source: str, where: str) -> Document:
     if not isinstance(value, Mapping):
         raise bad(source, f"{where} is neither a text nor a JSON object")
     for key in ("messages", "conversations", "conversation"):
-        if isinstance(value.get(key), list):
-            return Document(where, messages=_messages(value[key], source, where))
+        talk = value.get(key)
+        if isinstance(talk, Mapping) and talk and all(isinstance(column, list) for column in talk.values()):
+            # How some data sets keep a list of records: one list per field.
+            talk = [dict(zip(talk, entries, strict=False)) for entries in zip(*talk.values(), strict=False)]
+        if isinstance(talk, list):
+            return Document(where, messages=_messages(talk, source, where))
     for key in _TEXT_KEYS:
         if isinstance(value.get(key), str):
             return Document(where, _sound(value[key], source, where))

@@ -14,8 +14,9 @@ from aiakq.quantizers.report import LayerResult, QuantizeReport
 
 _BLOCK = re.compile(r"\.(\d+)\.")
 _EXPERT = re.compile(r"\bexperts\.\d+\b")
-#: A longer table is folded away.
+#: A longer table is folded away; of one longer still, only the worst are shown.
 _ROWS_SHOWN = 64
+_ROWS_AT_MOST = 2000
 
 _STYLE = """
 :root { color-scheme: light dark; --bg: #fff; --card: #f5f6f8; --text: #1a1d21; --muted: #69707a; --line: #dfe2e7;
@@ -318,6 +319,10 @@ def _table(layers: Sequence[LayerResult]) -> str:
         return ""
     head = ("layer", "outputs x inputs", "bits", "group", "error", "weight before", "after", "input before", "after")
     remarked = any(layer.remarks for layer in layers)
+    note = ""
+    if len(layers) > _ROWS_AT_MOST:
+        note = f"<p>The {_ROWS_AT_MOST:,} with the largest errors of {len(layers):,}; aiakq_report.json has all.</p>"
+        layers = sorted(layers, key=lambda layer: -(layer.error or 0.0))[:_ROWS_AT_MOST]
     rows = [
         (
             layer.name,
@@ -332,8 +337,8 @@ def _table(layers: Sequence[LayerResult]) -> str:
     ]
     drawn = _rows((*head, "remarks") if remarked else head, rows)
     if len(rows) > _ROWS_SHOWN:
-        drawn = f"<details><summary>{len(rows)} layers</summary>{drawn}</details>"
-    return "<h2>Layers</h2>" + drawn
+        drawn = f"<details><summary>{len(rows):,} layers</summary>{drawn}</details>"
+    return "<h2>Layers</h2>" + note + drawn
 
 
 def _remarks(remarks: dict[str, Any]) -> str:

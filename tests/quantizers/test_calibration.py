@@ -216,6 +216,7 @@ def test_forms_of_conversations(tmp_path: Path, tokenizer: Any) -> None:
     lines = [
         {"messages": TALK},
         {"text": "A text between them."},
+        {"messages": {"role": ["user", "assistant"], "content": ["Who was he?", "A sailor."]}},
         TALK,
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "Who was he?"}]}, TALK[1]]},
         {"conversations": [{"from": "human", "value": "Who was he?"}, {"from": "gpt", "value": "A sailor."}]},
@@ -227,9 +228,9 @@ def test_forms_of_conversations(tmp_path: Path, tokenizer: Any) -> None:
         {"instruction": "Who was he?", "input": "Ahab", "output": "A sailor."},
     ]
     found = documents_of(tmp_path, "a.jsonl", "\n".join(map(json.dumps, lines)), tokenizer)
-    assert found[:9] == [RENDERED, "A text between them.", *[RENDERED] * 7]
-    assert found[9] == "<|im_start|>system\nBe brief.<|im_end|>\n" + RENDERED
-    assert found[10] == RENDERED.replace("he?", "he?\n\nAhab")
+    assert found[:10] == [RENDERED, "A text between them.", *[RENDERED] * 8]
+    assert found[10] == "<|im_start|>system\nBe brief.<|im_end|>\n" + RENDERED
+    assert found[11] == RENDERED.replace("he?", "he?\n\nAhab")
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,9 @@ def test_experts_are_one_bar_with_a_line_to_the_worst() -> None:
     reader = read(page)
     assert page.count("64 experts, ") == 2
     assert "details" in reader.tags  # more rows than are shown at once
+    page = html_page(report(layers=[replace(layer, name=f"model.layers.{i}.a") for i in range(40) for layer in many]))
+    assert "The 2,000 with the largest errors of 5,120" in page
+    assert read(page).tags.count("tr") == 2001
 
 
 @pytest.mark.parametrize("values", [[0.0], [1e-12, 1e12], [0.003, 0.004], [5.0], [0.999, 1.0, 1.001], []])
