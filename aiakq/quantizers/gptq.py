@@ -9,6 +9,9 @@ of AWQ folded first (``awq_scaling``), and GPTAQ, which also makes up for what e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from torch import Tensor
 
 from aiakq.quantizers.feedback import Settings, round_with_feedback
@@ -27,8 +30,13 @@ def quantize_block(work: BlockWork) -> None:
     round_groups(work, drift)
 
 
-def round_groups(work: BlockWork, drift: Drift | None = None) -> None:
-    """Round the linears of the block as it now is, from the second moments of their inputs."""
+def round_groups(
+    work: BlockWork, drift: Drift | None = None, input_scales: Mapping[str, Tensor] = MappingProxyType({})
+) -> None:
+    """Round the linears of the block as it now is, from the second moments of their inputs.
+
+    ``input_scales``: the activation scale of each linear that stores one.
+    """
     for group in work.groups:
         first = group[0]
         if drift is None:
@@ -36,14 +44,16 @@ def round_groups(work: BlockWork, drift: Drift | None = None) -> None:
         else:
             gram, shift = drift.moments(first)
         for alike in work.alike(group):
-            _round_together(work, alike, gram, shift)
+            _round_together(work, alike, gram, shift, input_scales)
         del gram, shift
     for name in work.linears:
         if name not in work.finished:
-            work.finish(name, *work.round_plainly(name))
+            work.finish(name, *work.round_plainly(name), input_scale=input_scales.get(name))
 
 
-def _round_together(work: BlockWork, names: tuple[str, ...], gram: Tensor, drift: Tensor | None) -> None:
+def _round_together(
+    work: BlockWork, names: tuple[str, ...], gram: Tensor, drift: Tensor | None, input_scales: Mapping[str, Tensor]
+) -> None:
     """Round linears that share an input and are stored alike as one matrix."""
     options, spec = work.plan.options, work.spec(names[0])
     settings = Settings(
@@ -67,4 +77,4 @@ def _round_together(work: BlockWork, names: tuple[str, ...], gram: Tensor, drift
     parts = [tensor.split(sizes) for tensor in (rounded.codes, rounded.scales, rounded.zeros)]
     del rounded
     for name, codes, scales, zeros in zip(names, *parts, strict=True):
-        work.finish(name, codes.clone(), scales.clone(), zeros.clone())
+        work.finish(name, codes.clone(), scales.clone(), zeros.clone(), input_scale=input_scales.get(name))

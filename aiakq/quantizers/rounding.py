@@ -120,4 +120,4 @@ def round_activations(x: Tensor, scale: Tensor | None = None) -> Tensor:
     if scale is None:
         scale = x.abs().amax(-1, keepdim=True) / 127
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    return torch.round(x / scale).clamp_(-128, 127) * scale
+    return (x / scale).round_().clamp_(-128, 127).mul_(scale)

@@ -10,6 +10,7 @@ from aiakq.quantizers.work import BlockWork
 
 
 def quantize_block(work: BlockWork) -> None:
-    """Round every linear of the block plainly."""
+    """Round every linear of the block, in whole ranges unless told to search them."""
+    search = work.plan.options.scale_search == "mse"
     for name in work.linears:
-        work.finish(name, *work.round_plainly(name))
+        work.finish(name, *(work.round_searched(name) if search else work.round_plainly(name)))

@@ -23,6 +23,7 @@ from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.replay import Replay, add_second_moment, mirror
 from aiakq.quantizers.report import LayerResult
 from aiakq.quantizers.rounding import Rounding, round_weight
+from aiakq.quantizers.scale_search import round_searched
 from aiakq.quantizers.source_model import take_weight
 from aiakq.spec import LayerSpec, QuantSpec
 
@@ -154,6 +155,11 @@ class BlockWork:
         spec = self._specs[name]
         weight = self.weight(name) if weight is None else weight
         return round_weight(weight, spec.bits, spec.group_size, spec.symmetric, self.plan.scales, limits)
+
+    def round_searched(self, name: str) -> Rounding:
+        """The linear's weight, rounded as it is to be stored, in ranges searched by the error of the weights."""
+        spec = self._specs[name]
+        return round_searched(self.weight(name), spec.bits, spec.group_size, spec.symmetric, self.plan.scales)
 
     # --- looking at inputs ----------------------------------------------------------------------------------------
 
