@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
-.PHONY: help quickstart test check format docs quality bench gpu clean
+.PHONY: help quickstart test check format docs quality large bench gpu clean
 
 help:  ## these lines
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ docs: $(VENV)/.test  ## write the reference pages again from the code
 
 quality: $(VENV)/.runtime  ## the table of docs/quality.md, measured anew
 	$(BIN)/python examples/quality.py
+
+large: $(VENV)/.runtime  ## memory of quantizing a 7B-shaped model of random weights; hours on two cores
+	$(BIN)/python examples/large_model.py
 
 bench: $(VENV)/.runtime  ## latency, throughput and serving of the example model
 	$(BIN)/python examples/benchmark.py
