@@ -96,6 +96,20 @@ def read_json(path: Path, file: str) -> dict[str, Any]:
     return value
 
 
+def read_spec(folder: Path, config: dict[str, Any]) -> QuantSpec | None:
+    """How the model in ``folder`` is quantized, or None: config.json says so, or a file of older tools beside it.
+
+    Raises ``format_unsupported``.
+    """
+    found = config.get("quantization_config")
+    if found is None:
+        for file, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
+            if (folder / file).is_file():
+                found = {"quant_method": method, **read_json(folder / file, file)}
+                break
+    return QuantSpec.from_config(found) if found else None
+
+
 class Checkpoint:
     """A model folder whose headers were read and checked; tensors are mapped in when asked for."""
 
@@ -144,17 +158,7 @@ class Checkpoint:
     @cached_property
     def spec(self) -> QuantSpec | None:
         """How the checkpoint is quantized, or None. Raises ``format_unsupported``."""
-        found = self.config.get("quantization_config")
-        if found is None:
-            for file, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
-                if (self.path / file).is_file():
-                    found = {"quant_method": method, **read_json(self.path / file, file)}
-                    break
-        if not found:
-            return None
-        if not isinstance(found, dict):
-            raise error("format_unsupported", reason="quantization_config is not an object")
-        return QuantSpec.from_config(found)
+        return read_spec(self.path, self.config)
 
     def tensor(self, name: str) -> Tensor:
         """One tensor on the CPU, mapped from its file. KeyError for a name outside the inventory."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from aiakq.errors import error
-from aiakq.formats.checkpoint import read_json, resolve_model
+from aiakq.formats.checkpoint import read_json, read_spec, resolve_model
 from aiakq.runtime.args import checked
 from aiakq.spec import QuantSpec, canonical_method
 
@@ -196,7 +196,7 @@ class EngineConfig:
             raise error("usage", reason="No model is given.", hint="Name a folder or a hub model with --model.")
         path = resolve_model(args["model"], args["revision"])
         raw = read_config(path, "config.json")
-        spec = QuantSpec.from_config(raw["quantization_config"]) if raw.get("quantization_config") else None
+        spec = read_spec(path, raw)
         _check_quantization(args["quantization"], spec)
         hf = ModelConfig.from_hf(raw)
         device = _pick_device(args["device"])

@@ -194,13 +194,16 @@ def open_weights(config: EngineConfig) -> CheckpointWeights:
 def _may_dequantize(config: EngineConfig, checkpoint: Checkpoint) -> bool:
     if config.dequantize != "auto" or config.spec is None:
         return config.dequantize != "never"
-    packed = sum(
-        checkpoint.inventory[name].nbytes
-        for prefix in checkpoint.quantized_linears()
-        for suffix in ("qweight", "weight_packed", "weight")
-        if (name := f"{prefix}.{suffix}") in checkpoint.inventory
-    )
-    expanded = packed * 8 / config.spec.bits * config.dtype.itemsize
+    expanded = 0.0
+    for prefix in checkpoint.quantized_linears():
+        # Packed bytes by the layer's own width; a config that lies about it makes this estimate rough, no more.
+        info = next(
+            checkpoint.inventory[name]
+            for suffix in ("qweight", "weight_packed", "weight")
+            if (name := f"{prefix}.{suffix}") in checkpoint.inventory
+        )
+        bits = 8 if info.dtype == "I8" else checkpoint.linear_spec(prefix).bits
+        expanded += info.nbytes * 8 / bits * config.dtype.itemsize
     return expanded < 0.25 * free_memory(config.device)
 
 

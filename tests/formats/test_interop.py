@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.runtime.scoring import load_for_scoring
+from aiakq.runtime.config import EngineConfig
+from aiakq.runtime.loading import load_model
+from aiakq.runtime.scoring import ScoringModel, load_for_scoring
 
 ROOTS = [Path(__file__).parent / "fixtures"]
 if os.environ.get("AIAKQ_INTEROP"):
@@ -46,3 +51,19 @@ def test_widths_are_those_of_each_layer():
     head = checkpoint.read_linear("lm_head")
     assert (head.scheme, head.group_size) == ("w8a16", 32)
     assert checkpoint.spec.for_layer("lm_head").layer.group_size == 32
+
+
+@pytest.mark.parametrize(("name", "file"), [("gq-w3", "quantize_config.json"), ("aawq", "quant_config.json")])
+def test_the_quantization_may_be_in_a_file_of_its_own(tmp_path, name, file):
+    """AutoGPTQ and AutoAWQ of old put it beside config.json."""
+    folder = tmp_path / "model"
+    shutil.copytree(ROOTS[0] / name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / file).write_text(json.dumps(config.pop("quantization_config")))
+    (folder / "config.json").write_text(json.dumps(config))
+    expected = load_file(folder / "expected.safetensors")
+    for impl in ("aiakq", "transformers"):
+        arguments = {"model": str(folder), "dtype": "float32", "device": "cpu", "model_impl": impl}
+        config = EngineConfig.from_args(arguments)
+        found = ScoringModel(load_model(config)[0], config).logits(expected["input_ids"])[0]
+        torch.testing.assert_close(found, expected["logits_dequantized_fp32"], rtol=1e-4, atol=1e-4)

@@ -113,7 +113,7 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, str]:
     except ValueError as failure:
         raise _unsupported(config, str(failure).splitlines()[0]) from None
     hf_config._attn_implementation = name
-    if config.spec is not None:
+    if hasattr(hf_config, "quantization_config"):
         # transformers would hand the quantized layers to another library; we put our own in their place.
         del hf_config.quantization_config
     options: dict[str, Any] = {
