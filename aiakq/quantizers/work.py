@@ -21,7 +21,6 @@ from aiakq.quantizers.groups import Heads, Pair, block_linears, fold, watching
 from aiakq.quantizers.magnitudes import Magnitudes, largest
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.replay import Replay, add_second_moment, mirror
-from aiakq.quantizers.report import LayerResult
 from aiakq.quantizers.rounding import Rounding, round_weight
 from aiakq.quantizers.scale_search import round_searched
 from aiakq.quantizers.source_model import take_weight
@@ -432,22 +431,3 @@ class BlockWork:
             if len(self.inputs.hidden) and not traced:
                 self.warnings.append(f"{self.prefix}.{name} saw no calibration token; it was rounded plainly.")
         self._reference.clear()
-
-    def report(self) -> list[LayerResult]:
-        """What the report says of the linears."""
-        results = []
-        for name, linear in self.linears.items():
-            spec = self._specs[name]
-            results.append(
-                LayerResult(
-                    name=f"{self.prefix}.{name}",
-                    error=self.errors.get(name),
-                    n=linear.out_features,
-                    k=linear.in_features,
-                    bits=spec.bits,
-                    group_size=spec.group_size,
-                    remarks=self.remarks.get(name, {}),
-                    **self.magnitudes.of(name),
-                )
-            )
-        return results

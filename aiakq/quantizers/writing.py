@@ -34,7 +34,7 @@ def write_block(writer: CheckpointWriter, work: BlockWork) -> Step:
         writer.add(name, tensor)
     note = {
         "linears": {name: weight.n * weight.k for name, weight in linears.items()},
-        "layers": [asdict(layer) for layer in work.report()],
+        "layers": [asdict(layer) for layer in results_of(work)],
         "experts": [asdict(mixture) for mixture in work.experts],
         "warnings": work.warnings,
         "dropped": work.dropped,
@@ -86,6 +86,26 @@ def take_over(work: BlockWork, step: Step, written: dict[str, Tensor]) -> None:
             module = work.block.get_submodule(path)
             value = written[name].to(getattr(module, last).device, torch.float32)
             module.register_parameter(last, nn.Parameter(value, requires_grad=False))
+
+
+def results_of(work: BlockWork) -> list[LayerResult]:
+    """What the report says of the linears of a finished block."""
+    results = []
+    for name, linear in work.linears.items():
+        spec = work.spec(name)
+        results.append(
+            LayerResult(
+                name=f"{work.prefix}.{name}",
+                error=work.errors.get(name),
+                n=linear.out_features,
+                k=linear.in_features,
+                bits=spec.bits,
+                group_size=spec.group_size,
+                remarks=work.remarks.get(name, {}),
+                **work.magnitudes.of(name),
+            )
+        )
+    return results
 
 
 def layers_of(step: Step) -> list[LayerResult]:
