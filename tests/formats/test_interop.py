@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.runtime.config import EngineConfig
 from aiakq.runtime.loading import load_model
-from aiakq.runtime.scoring import ScoringModel, load_for_scoring
+from aiakq.runtime.scoring import ScoringModel
 
 ROOTS = [Path(__file__).parent / "fixtures"]
 if os.environ.get("AIAKQ_INTEROP"):
@@ -22,10 +22,17 @@ if os.environ.get("AIAKQ_INTEROP"):
 FOLDERS = sorted(path.parent for root in ROOTS for path in root.glob("*/expected.safetensors"))
 
 
+def logits(folder: Path, ids: torch.Tensor, impl: str) -> torch.Tensor:
+    config = EngineConfig.from_args({"model": str(folder), "dtype": "float32", "device": "cpu", "model_impl": impl})
+    return ScoringModel(load_model(config)[0], config).logits(ids)[0]
+
+
+@pytest.mark.parametrize("impl", ["aiakq", "transformers"])
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
-def test_logits_are_those_of_the_weights(folder):
+def test_logits_are_those_of_the_weights(folder, impl):
+    """Through our own model, and with our linears inside transformers' model."""
     expected = load_file(folder / "expected.safetensors")
-    found = load_for_scoring(folder, "float32", "cpu").logits(expected["input_ids"])[0]
+    found = logits(folder, expected["input_ids"], impl)
     wanted = expected["logits_dequantized_fp32"]
     away = ((found - wanted).norm() / wanted.norm()).item()
     # What is expected of the one with 8-bit activations leaves their rounding out.
@@ -63,7 +70,5 @@ def test_the_quantization_may_be_in_a_file_of_its_own(tmp_path, name, file):
     (folder / "config.json").write_text(json.dumps(config))
     expected = load_file(folder / "expected.safetensors")
     for impl in ("aiakq", "transformers"):
-        arguments = {"model": str(folder), "dtype": "float32", "device": "cpu", "model_impl": impl}
-        config = EngineConfig.from_args(arguments)
-        found = ScoringModel(load_model(config)[0], config).logits(expected["input_ids"])[0]
+        found = logits(folder, expected["input_ids"], impl)
         torch.testing.assert_close(found, expected["logits_dequantized_fp32"], rtol=1e-4, atol=1e-4)

@@ -66,7 +66,8 @@ class TransformersModel:
     def __init__(self, hf: Any, attention: _PagedAttention, config: EngineConfig) -> None:
         text = config.hf
         self.hf = hf
-        self.vocab_size = hf.get_output_embeddings().weight.shape[0]
+        head = hf.get_output_embeddings()
+        self.vocab_size = head.out_features if isinstance(head, _QuantizedModule) else head.weight.shape[0]
         self.kv_shape = (text.num_layers, text.num_kv_heads, text.head_dim)
         self._attention = attention
 
@@ -88,9 +89,10 @@ class TransformersModel:
 class _QuantizedModule(nn.Module):
     """A QLinear in the place of an nn.Linear."""
 
-    def __init__(self, linear: QLinear) -> None:
+    def __init__(self, linear: QLinear, out_features: int) -> None:
         super().__init__()
         self.linear = linear
+        self.out_features = out_features
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x)
@@ -216,7 +218,7 @@ def _put_quantized(hf: Any, config: EngineConfig) -> tuple[str, set[str]]:
         if stored in left and isinstance(module, nn.Linear):
             linear = weights.linear(stored, module.out_features, module.in_features, bias=module.bias is not None)
             assert isinstance(linear, QLinear)
-            hf.set_submodule(name, _QuantizedModule(linear))
+            hf.set_submodule(name, _QuantizedModule(linear, module.out_features))
             left.remove(stored)
             replaced |= {f"{name}.weight", f"{name}.bias"}
     if left:
