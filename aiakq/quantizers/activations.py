@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +121,31 @@ class Activations:
         out = block(hidden, *call.args, **call.kwargs)
         return out[0] if isinstance(out, tuple) else out
 
-    def run_one(self, block: nn.Module, index: int) -> Tensor:
-        """The output of block ``index`` on the first sequence alone, [1, T, hidden]."""
+    def run_one(self, block: nn.Module, index: int, tokens: int | None = None) -> Tensor:
+        """The output of block ``index`` on the first sequence alone, [1, T, hidden], or on its first ``tokens``.
+
+        What else the block is given is cut to these tokens wherever it has as many places as the sequence, which may be
+        wrong; see ``short_run``.
+        """
         hidden = self.hidden[0].to(self.device)
         call = self.calls[tuple(hidden.shape[:2])][index]
-        rows = hidden.shape[0]
-        out = block(hidden[:1], *_first_row(call.args, rows), **_first_row(call.kwargs, rows))
+        rows, length = hidden.shape[:2]
+        args, kwargs = _first_row(call.args, rows), _first_row(call.kwargs, rows)
+        if tokens is not None:
+            args, kwargs = _first_tokens(args, length, tokens), _first_tokens(kwargs, length, tokens)
+        out = block(hidden[:1, :tokens], *args, **kwargs)
         return out[0] if isinstance(out, tuple) else out
+
+    def short_run(self, block: nn.Module, index: int, tokens: int) -> Callable[[], Tensor]:
+        """``run_one`` on so many tokens, if that gives what the whole sequence gives for them, as it does in a causal
+        model; on the whole sequence otherwise."""
+        if tokens < self.hidden.shapes[0][1]:
+            with torch.inference_mode(), suppress(RuntimeError, ValueError, IndexError, TypeError):
+                whole, short = self.run_one(block, index)[:, :tokens], self.run_one(block, index, tokens)
+                fine = torch.isfinite(whole)
+                if torch.allclose(short[fine], whole[fine], rtol=1e-3, atol=1e-4 * float(whole[fine].abs().max())):
+                    return lambda: self.run_one(block, index, tokens)
+        return lambda: self.run_one(block, index)
 
     def advance(self, block: nn.Module, index: int) -> None:
         """Replace every batch by the output of block ``index`` on it."""
@@ -145,13 +164,33 @@ class Activations:
 
 def _first_row(value: Any, rows: int) -> Any:
     """``value`` with every tensor inside that has ``rows`` rows of its own cut to the first of them."""
-    if isinstance(value, Tensor):
+
+    def cut(tensor: Tensor) -> Tensor:
         # A single dimension counts positions, not sequences.
-        return value[:1] if value.dim() > 1 and value.shape[0] == rows else value
+        return tensor[:1] if tensor.dim() > 1 and tensor.shape[0] == rows else tensor
+
+    return _each_tensor(value, cut)
+
+
+def _first_tokens(value: Any, length: int, tokens: int) -> Any:
+    """``value`` with every dimension of ``length`` of every tensor inside cut to ``tokens``."""
+
+    def cut(tensor: Tensor) -> Tensor:
+        for dim, size in enumerate(tensor.shape):
+            tensor = tensor.narrow(dim, 0, tokens) if size == length else tensor
+        return tensor
+
+    return _each_tensor(value, cut)
+
+
+def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """``value`` with ``change`` made to the tensors in its dictionaries, tuples and lists."""
+    if isinstance(value, Tensor):
+        return change(value)
     if isinstance(value, dict):
-        return {key: _first_row(item, rows) for key, item in value.items()}
+        return {key: _each_tensor(item, change) for key, item in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_first_row(item, rows) for item in value)
+        return type(value)(_each_tensor(item, change) for item in value)
     return value
 
 

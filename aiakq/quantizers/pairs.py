@@ -23,6 +23,8 @@ from aiakq.quantizers.groups import Heads, Pair, same_place, structure, trace_gr
 
 #: Largest relative difference that counts as equal; what is not equal differs by a half or more.
 TOLERANCE = 1e-4
+#: Tokens on which a block is tried, if it gives the same for them without the rest.
+_TOKENS = 64
 #: Rows of each tensor that are compared, half of them from its beginning.
 _ROWS = 64
 
@@ -46,12 +48,9 @@ class Wiring:
         """The groups (``trace_groups``) and pairs of a block, by its first calibration sequence; none without one."""
         if not len(inputs.hidden):
             return [], ()
-
-        def run() -> Tensor:
-            return inputs.run_one(block, index)
-
         kind = structure(block)
         if kind not in self._known:
+            run = inputs.short_run(block, index, _TOKENS)
             with all_experts(block):
                 groups = trace_groups(block, run)
                 pairs: tuple[Pair, ...] = ()

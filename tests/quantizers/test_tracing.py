@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers import pairs as search
-from aiakq.quantizers.activations import Activations
+from aiakq.quantizers.activations import Activations, Call
 from aiakq.quantizers.experts import all_experts
 from aiakq.quantizers.groups import Heads, Pair, fold, structure, trace_groups
 from aiakq.quantizers.pairs import Wiring, find_pairs
@@ -127,7 +127,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[So
             folder = tmp_path_factory.mktemp(family)
             _save(family, FAMILIES[family][0], folder)
             model = SourceModel(Checkpoint.open(folder), None, torch.device("cpu"))
-            batches = [torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(1))]
+            batches = [torch.randint(3, 300, (2, 26), generator=torch.Generator().manual_seed(1))]
             made[family] = model, capture(model, batches, lambda done: None)
             for index, block in enumerate(model.blocks):
                 model.load(block, model.block_prefix(index))
@@ -258,3 +258,22 @@ def test_tokens_that_are_not_finite_do_not_hide_a_pair() -> None:
     x[0, 4] = float("nan")
     pairs = find_pairs(block, lambda: block(x), Heads(1, 1))
     assert [_spelled(pair) for pair in pairs] == [("0", "1")]
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "phi3", "falcon", "mixtral"])
+def test_a_few_tokens_stand_for_the_sequence(family: str, opened: Callable[..., Any]) -> None:
+    model, inputs = opened(family)
+    for index, block in enumerate(model.blocks):
+        found = inputs.short_run(block, index, 10)()
+        assert found.shape == (1, 10, 64)
+        torch.testing.assert_close(found, inputs.run_one(block, index)[:, :10], rtol=1e-4, atol=1e-5)
+
+
+def test_a_block_that_looks_ahead_is_tried_on_the_whole_sequence() -> None:
+    class Ahead(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + x.mean(1, keepdim=True)
+
+    inputs = Activations([torch.randn(2, 9, 4)], {(2, 9): [Call((), {})]}, torch.device("cpu"))
+    assert inputs.short_run(Ahead(), 0, 3)().shape == (1, 9, 4)
+    assert inputs.short_run(torch.nn.Identity(), 0, 3)().shape == (1, 3, 4)
