@@ -134,13 +134,13 @@ def test_smoothed_but_unrounded_is_the_same_function(
     folded: dict[str, Tensor] = {}
     finish = BlockWork.finish
 
-    def note(work: BlockWork, name: str, *numbers: Tensor) -> None:
+    def note(work: BlockWork, name: str, *numbers: Tensor, **more: Any) -> None:
         linear = work.linears[name]
         kept[f"{work.prefix}.{name}.weight"] = linear.weight.data.clone()
         if linear.bias is not None:
             kept[f"{work.prefix}.{name}.bias"] = linear.bias.data.clone()
         folded.update({f"{work.prefix}.{key}": value.clone() for key, value in work.changed.items()})
-        finish(work, name, *numbers)
+        finish(work, name, *numbers, **more)
 
     monkeypatch.setattr(BlockWork, "finish", note)
     source = tiny_model(FAMILIES[family])
