@@ -199,17 +199,21 @@ def _factor(gram: Tensor, order: Tensor | None, damp: float) -> tuple[Tensor | N
     attempts = [(torch.float32, damp), *((torch.float64, damp * 2**i) for i in range(_DOUBLINGS + 1))]
     with _same_on_any_number_of_threads(len(gram)):
         for dtype, amount in attempts:
-            base = gram.to(dtype, copy=True) if order is None else gram[order][:, order].to(dtype)
-            base.diagonal()[dead] = mean.to(dtype)
-            base.diagonal().add_(mean.to(dtype), alpha=amount)
-            upper = _inverse_factor(base)
+            upper = _inverse_factor(gram, order, dead, mean.to(dtype), amount)
             if upper is not None:
                 return upper, amount
     return None, None
 
 
-def _inverse_factor(base: Tensor) -> Tensor | None:
-    """The upper Cholesky factor of the inverse of ``base``, float32, or None if there is none."""
+def _inverse_factor(gram: Tensor, order: Tensor | None, dead: Tensor, mean: Tensor, damp: float) -> Tensor | None:
+    """The upper Cholesky factor of the inverse of the damped Hessian, float32, or None if there is none.
+
+    ``mean`` [], whose dtype is computed in, is the diagonal of ``dead`` inputs. Each matrix is let go before the
+    next but one is made.
+    """
+    base = gram.to(mean.dtype, copy=True) if order is None else gram[order][:, order].to(mean.dtype)
+    base.diagonal()[dead] = mean
+    base.diagonal().add_(mean, alpha=damp)
     result, failed = torch.linalg.cholesky_ex(base)
     del base
     if bool(failed):

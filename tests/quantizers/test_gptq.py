@@ -190,3 +190,42 @@ def test_scales_are_in_their_storage_dtype_and_nothing_is_modified() -> None:
     assert torch.equal(result.scales, result.scales.half().float())
     assert torch.equal(weight, kept[0])
     assert torch.equal(gram, kept[1])
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_the_memory_for_factors_is_bounded(scale: float) -> None:
+    """No more than three matrices of K * K floats are made, the second moment among them."""
+    import weakref
+
+    from aiakq.quantizers import feedback
+
+    weight, gram = problem(k=256)
+    gram *= scale
+    alive: list[Any] = []
+    most = 0
+    usual = torch.linalg.cholesky_ex
+
+    def watch(matrix: Tensor, **fields: Any) -> Any:
+        nonlocal most
+        result = usual(matrix, **fields)
+        alive.append(weakref.ref(matrix))
+        alive.append(weakref.ref(result[0]))
+        most = max(most, len({id(ref()) for ref in alive if ref() is not None}))
+        return result
+
+    try:
+        torch.linalg.cholesky_ex = watch
+        factor, _ = feedback._factor(gram, None, 0.01)
+    finally:
+        torch.linalg.cholesky_ex = usual
+    assert factor is not None
+    assert most <= 2
+
+
+def test_several_matrices_count_as_one() -> None:
+    weight, gram = problem(k=256)
+    settings = Settings(4, 64, True, torch.float16, "group")
+    whole = round_with_feedback(weight, gram, settings)
+    parts = round_with_feedback([weight[:16], weight[16:]], gram, settings)
+    assert torch.equal(whole.codes, parts.codes)
+    assert torch.equal(whole.scales, parts.scales)

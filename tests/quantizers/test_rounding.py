@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from aiakq.quantizers.rounding import dequantize, round_activations, round_weight
+from aiakq.quantizers.rounding import dequantize, grouped, round_activations, round_weight
+from aiakq.quantizers.scale_search import best_limits, round_searched, searched_scales
 
 
 def weight(n: int = 48, k: int = 96) -> torch.Tensor:
@@ -58,3 +59,75 @@ def test_activations_get_one_scale_per_token() -> None:
     step = x.abs().amax(-1, keepdim=True) / 127
     assert bool(((got - x).abs() <= step / 2 + 1e-9).all())
     assert torch.equal(got[3], torch.zeros(64))
+
+
+def heavy(n: int = 40, k: int = 128) -> torch.Tensor:
+    """Weights a few of which are far out."""
+    make = torch.Generator().manual_seed(0)
+    return torch.randn(n, k, generator=make) / torch.rand(n, k, generator=make).clamp(min=0.1) * 0.02
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [3, 4, 8])
+@pytest.mark.parametrize("group", [-1, 32])
+def test_searched_ranges_leave_less_error_in_every_group(symmetric: bool, bits: int, group: int) -> None:
+    dense = heavy()
+    size = 128 if group == -1 else group
+
+    def losses(rounded: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return grouped(dequantize(*rounded, size) - dense, size).abs().pow(2.4).sum(-1)
+
+    plain = round_weight(dense, bits, group, symmetric, torch.float16)
+    searched = round_searched(dense, bits, group, symmetric, torch.float16)
+    assert torch.equal(searched[1], searched[1].half().float())
+    assert bool((losses(searched) <= losses(plain) * (1 + 1e-5)).all())
+    if bits < 8:
+        assert float(losses(searched).sum()) < 0.97 * float(losses(plain).sum())
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_the_search_is_a_search_over_the_whole_grid(symmetric: bool) -> None:
+    """Against the definition, written out: every share of the range, for one group at a time, with a cost."""
+    dense = heavy(n=6, k=32)
+    cost = torch.linspace(0.1, 3, 32)
+    scales, zeros = searched_scales(dense, 3, symmetric, torch.float32, cost)
+    for row in range(6):
+        low, high = float(dense[row].min().clamp(max=0)), float(dense[row].max().clamp(min=0))
+        if symmetric:
+            high = max(-low, high)
+            low = -high
+        tried = []
+        for step in range(20):
+            share = 1 - step / 40
+            scale = torch.tensor((high - low) * share / 7)
+            zero = torch.tensor(4.0) if symmetric else torch.round(-torch.tensor(low * share) / scale).clamp(0, 7)
+            codes = (torch.round(dense[row] / scale) + zero).clamp(0, 7)
+            tried.append((float((((codes - zero) * scale - dense[row]).square() * cost).sum()), float(scale)))
+        assert float(scales[row]) == pytest.approx(min(tried)[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("size", [32, 128])
+@pytest.mark.parametrize("bits", [3, 4])
+def test_cut_ranges_are_no_worse_in_any_group(symmetric: bool, size: int, bits: int) -> None:
+    dense = heavy(n=64)
+    make = torch.Generator().manual_seed(1)
+    x = torch.randn(1024, 128, generator=make) * torch.exp(torch.randn(128, generator=make))
+    groups = x.unflatten(1, (-1, size)).transpose(0, 1)
+    moments = groups.transpose(1, 2) @ groups
+
+    def losses(limits: torch.Tensor | None) -> torch.Tensor:
+        rounded = round_weight(dense, bits, size, symmetric, torch.float16, limits)
+        gap = grouped(dequantize(*rounded, size) - dense, size).transpose(0, 1)
+        return ((gap @ moments) * gap).sum(-1).T
+
+    limits = best_limits(dense, moments, bits, size, symmetric, torch.float16)
+    assert bool((losses(limits) <= losses(None) * (1 + 1e-4)).all())
+    assert float(losses(limits).sum()) < 0.95 * float(losses(None).sum())
+    assert bool((limits <= grouped(dense, size).abs().amax(-1) + 1e-9).all())
+
+
+def test_an_empty_group_is_left_alone_by_the_search() -> None:
+    codes, scales, zeros = round_searched(torch.zeros(4, 32), 4, 32, False, torch.float16)
+    assert torch.equal(dequantize(codes, scales, zeros, 32), torch.zeros(4, 32))
+    assert bool((scales > 0).all())
