@@ -12,6 +12,7 @@ Adding a format is a new module and one line here.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -30,6 +31,12 @@ FORMATS: dict[str, str] = {
 def load(name: str) -> ModuleType:
     """The module of the format ``name``; KeyError for a name that is not in FORMATS."""
     return importlib.import_module(FORMATS[name])
+
+
+@functools.cache
+def all_suffixes() -> tuple[str, ...]:
+    """The tensor suffixes of every format, each once."""
+    return tuple(sorted({suffix for name in FORMATS for suffix in load(name).SUFFIXES}))
 
 
 #: How the shapes of qweight and scales go together in each layout that calls its codes ``qweight``.

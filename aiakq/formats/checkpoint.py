@@ -223,8 +223,8 @@ class Checkpoint:
         return formats.layout_of({suffix: info.shape for suffix, info in infos.items()}, half_words, self.spec.format)
 
     def _suffixes(self, prefix: str) -> dict[str, str]:
-        suffixes = {suffix for module in formats.FORMATS for suffix in formats.load(module).SUFFIXES}
-        return {suffix: f"{prefix}.{suffix}" for suffix in sorted(suffixes) if f"{prefix}.{suffix}" in self.inventory}
+        names = {suffix: f"{prefix}.{suffix}" for suffix in formats.all_suffixes()}
+        return {suffix: name for suffix, name in names.items() if name in self.inventory}
 
     def linear_tensors(self, prefix: str) -> dict[str, str]:
         """suffix -> full name of the tensors that the quantized linear ``prefix`` owns."""
