@@ -1,138 +1,260 @@
-"""Measure what quantization costs the example model, and write docs/quality.md. Run by ``make quality``.
+"""Measure what quantization costs, ours and other tools', and write docs/quality.md. Run by ``make quality``.
 
-Every method, and plain rounding at the same widths, on the whole held-out book: perplexity in fp32 over windows of 512
-tokens, KL divergence from the original and how often the most likely token stays the same.
+Every row of examples/peers/rows.py on the example model, on a larger one with outlier channels, and a few on the
+example model with outliers planted. A tool gets a virtual environment and a process of its own, and every checkpoint is
+scored by our runtime in float32 on the same windows. Finished rows are kept: an interrupted run goes on where it
+stopped.
+
+    python examples/quality.py [--fresh] [--only WORDS] [--no-peers] [--page]
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import json
+import math
 import os
-import platform
+import shutil
 import subprocess
 import sys
-import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import torch
-
-from aiakq.quantizers import pipeline, rounding
-from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.work import BlockWork
-from aiakq.terminal import console
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-MODEL, TEXT = "examples/tinybooks", "examples/heldout.txt"
-OUT = Path(os.environ.get("OUT", "out/quality"))
+PEERS = ROOT / "examples" / "peers"
+sys.path[:0] = [str(ROOT / "examples"), str(PEERS)]
 
-#: Name in the table -> options. "rounding" rows replace the method by plain rounding to the same grid.
-ROWS: dict[str, dict] = {
-    "weight_only_int8": {"method": "weight_only_int8"},
-    "smooth_quant": {"method": "smooth_quant"},
-    "rounding, sym": {"method": "gptq", "plain": True},
-    "gptq": {"method": "gptq"},
-    "gptq, act-order static": {"method": "gptq", "act_order": "static"},
-    "gptq, act-order group": {"method": "gptq", "act_order": "group"},
-    "rounding, asym": {"method": "awq", "plain": True},
-    "awq": {"method": "awq"},
-    "gptq, asym": {"method": "gptq", "symmetric": False},
-    "rounding, 3 bits sym": {"method": "gptq", "bits": 3, "plain": True},
-    "gptq, 3 bits": {"method": "gptq", "bits": 3},
-}
+import check_elsewhere  # noqa: E402
+import environments  # noqa: E402
+import outliers  # noqa: E402
+import quality_page  # noqa: E402
+import torch  # noqa: E402
+from rows import ROWS, Row  # noqa: E402
+
+from aiakq.quantizers import calibration  # noqa: E402
+from aiakq.quantizers.options import QuantizeOptions  # noqa: E402
+from aiakq.runtime import evaluate  # noqa: E402
+from aiakq.runtime.scoring import load_for_scoring  # noqa: E402
+from aiakq.terminal import console  # noqa: E402
+
+OUT = Path(os.environ.get("OUT", ROOT / "out" / "quality"))
+EXAMPLE, HELDOUT = ROOT / "examples" / "tinybooks", ROOT / "examples" / "heldout.txt"
+WINDOW, WINDOWS = 512, 64
+#: The longest that one tool may take for one row, in seconds.
+PATIENCE = 3 * 3600
+#: Checkpoints of the example model that are asked about in other engines, by the row they are from.
+ELSEWHERE = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 
 
-class PlainRounding:
-    """A method that only rounds, at whatever width and grouping the options say."""
+@dataclass
+class Subject:
+    """A model to quantize: its folder, a file of calibration ids, and windows [W, T] of ids to score."""
 
-    @staticmethod
-    def quantize_block(work: BlockWork) -> None:
-        spec = work.plan.spec
-        for name in work.linears:
-            rounded = rounding.round_weight(
-                work.weight(name), spec.bits, spec.group_size, spec.symmetric, work.plan.scales
-            )
-            work.finish(name, *rounded)
+    key: str
+    folder: Path
+    calibration: Path
+    windows: torch.Tensor
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--fresh", action="store_true", help="measure every row again")
+    parser.add_argument("--only", default="", help="rows whose tool, kind or name contain this")
+    parser.add_argument("--no-peers", action="store_true", help="our own rows only")
+    parser.add_argument(
+        "--page", action="store_true", help="write the page from what was measured, and measure nothing"
+    )
+    asked = parser.parse_args()
+    asked.no_peers |= os.environ.get("PEERS") == "0"
     os.chdir(ROOT)
     OUT.mkdir(parents=True, exist_ok=True)
-    results = []
+    if not asked.page:
+        measure_all(asked)
+        if not asked.only:
+            ask_elsewhere(asked)
+    results = [json.loads(path.read_text()) for path in sorted(OUT.glob("*/*.result.json"))]
+    elsewhere = OUT / "elsewhere.json"
+    loads = json.loads(elsewhere.read_text())["rows"] if elsewhere.is_file() else []
+    page = quality_page.page(ROWS, results, check_elsewhere.table(loads), ROOT)
+    (ROOT / "docs" / "quality.md").write_text(page, encoding="utf-8")
+
+
+# --- measuring ----------------------------------------------------------------------------------------------------
+
+
+def measure_all(asked: argparse.Namespace) -> None:
+    """Every row on every subject, one after the other; what is finished and unchanged is left alone."""
+    subjects = [example(), with_outliers("outliers", "random"), with_outliers("books-outliers", "books")]
+    todo = [(subject, row) for subject in subjects for row in ROWS if wanted(row, subject, asked)]
+    originals: dict[str, Remembered] = {}
     with console.Progress("quality") as bars:
-        for index, (name, options) in enumerate(ROWS.items()):
-            bars.update("measure", index, len(ROWS), name)
-            results.append({"name": name, **measure(name, dict(options))})
-        bars.update("measure", len(ROWS), len(ROWS), "")
-    (OUT / "quality.json").write_text(json.dumps(results, indent=1))
-    (ROOT / "docs" / "quality.md").write_text(page(results), encoding="utf-8")
+        for index, (subject, row) in enumerate(todo):
+            bars.update("measure", index, len(todo), f"{subject.key}: {row.tool}, {row.name}")
+            file = OUT / subject.key / f"{row.slug}.result.json"
+            stamp = stamp_of(row, subject)
+            if file.is_file() and not asked.fresh and json.loads(file.read_text())["stamp"] == stamp:
+                continue
+            result = quantize(row, subject)
+            if "failed" not in result:
+                original = originals.setdefault(subject.key, Remembered(subject.folder))
+                result |= score(folder_of(row, subject), original, subject)
+            file.write_text(json.dumps({"model": subject.key, "slug": row.slug, "stamp": stamp, **result}))
+            if subject.key != "books" or row.tool != "aiakq" or row.name not in ELSEWHERE:
+                shutil.rmtree(folder_of(row, subject), ignore_errors=True)
+        bars.update("measure", len(todo), len(todo), "")
 
 
-def measure(name: str, options: dict) -> dict:
-    """Quantize one way and evaluate it against the original."""
-    folder = OUT / name.replace(", ", "-").replace(" ", "-")
-    plain = options.pop("plain", False)
-    load = pipeline.quantizers.load
-    if plain:
-        pipeline.quantizers.load = lambda method: PlainRounding
-    began = time.monotonic()
+def wanted(row: Row, subject: Subject, asked: argparse.Namespace) -> bool:
+    words = f"{row.tool} {row.kind} {row.name}".lower()
+    return subject.key in row.models and asked.only.lower() in words and (row.tool == "aiakq" or not asked.no_peers)
+
+
+def folder_of(row: Row, subject: Subject) -> Path:
+    return OUT / subject.key / row.slug
+
+
+def stamp_of(row: Row, subject: Subject) -> str:
+    """What the row's result depends on: when this changes it is measured again."""
+    state = hashlib.sha256(json.dumps([asdict(row), torch.get_num_threads()], sort_keys=True).encode())
+    state.update(subject.calibration.read_bytes())
+    if row.tool == "aiakq":
+        for path in sorted([*ROOT.glob("aiakq/quantizers/*.py"), *ROOT.glob("aiakq/formats/*.py")]):
+            state.update(path.read_bytes())
+    else:
+        state.update(json.dumps(asdict(environments.ENVIRONMENTS[row.tool])).encode())
+    state.update((PEERS / f"peer_{row.tool}.py").read_bytes())
+    return state.hexdigest()
+
+
+def quantize(row: Row, subject: Subject) -> dict[str, Any]:
+    """Run the tool's script in its environment: seconds, peak memory and versions, or ``failed`` and why."""
+    python = Path(sys.executable) if row.tool == "aiakq" else environments.python_of(row.tool, check_elsewhere.VENVS)
+    if isinstance(python, str):
+        return {"failed": python}
+    output = folder_of(row, subject)
+    request, result, log = (output.with_name(f"{row.slug}.{end}") for end in ("request.json", "json", "log"))
+    shutil.rmtree(output, ignore_errors=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    result.unlink(missing_ok=True)
+    asked = {
+        "model": str(subject.folder),
+        "output": str(output),
+        "calibration": str(subject.calibration),
+        "threads": torch.get_num_threads(),
+        **row.request,
+    }
+    request.write_text(json.dumps(asked))
+    words = [str(python), str(PEERS / f"peer_{row.tool}.py"), str(request), str(result)]
+    # The process must not find this repository's folders before its own packages.
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with log.open("w") as out:
+        try:
+            code = subprocess.run(
+                words, stdout=out, stderr=subprocess.STDOUT, cwd=output.parent, env=variables, timeout=PATIENCE
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return {"failed": f"not finished after {PATIENCE // 3600} hours"}
+    if code or not result.is_file():
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        return {"failed": f"failed: {(lines or ['no word'])[-1][:160]}"}
+    return json.loads(result.read_text())
+
+
+# --- scoring ------------------------------------------------------------------------------------------------------
+
+
+class Remembered:
+    """A model whose logits are computed once per window and kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = load_for_scoring(folder)
+        self.known: dict[bytes, torch.Tensor] = {}
+
+    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+        key = ids.numpy().tobytes()
+        if key not in self.known:
+            self.known[key] = self.model.logits(ids)
+        return self.known[key]
+
+
+def score(folder: Path, original: Remembered, subject: Subject) -> dict[str, Any]:
+    """Compare a checkpoint with its original, window by window, so that differences carry their standard error."""
     try:
-        settled = QuantizeOptions(
-            input=MODEL, output=str(folder), dtype="bf16", overwrite=True, evaluate=False, **options
-        )
-        report = pipeline.quantize_checkpoint(settled)
-    finally:
-        pipeline.quantizers.load = load
-    seconds = time.monotonic() - began
-    program = Path(sys.executable).with_name("aiakq")
-    words = [str(program), "eval", str(folder), "--original", MODEL, "--text", TEXT, "--json"]
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
-    result = json.loads(done.stdout)
+        model = load_for_scoring(folder)
+    except Exception as problem:
+        return {"failed": f"does not load here: {problem}"[:200]}
+    windows = [evaluate.compare(model, original, ids.unsqueeze(0)) for ids in subject.windows]
+    files = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
     return {
-        "scheme": report.scheme,
-        "bits": report.bits_per_weight,
-        "megabytes": report.bytes_after / 1e6,
-        "layer_error": report.mean_error,
-        "seconds": seconds,
-        **{key: result[key] for key in ("perplexity", "perplexity_original", "kl", "top1_agreement", "tokens")},
+        "loss": [math.log(window.perplexity) for window in windows],
+        "loss_original": [math.log(window.perplexity_original) for window in windows],
+        "kl": [window.kl for window in windows],
+        "same": [window.top1_agreement for window in windows],
+        "bytes": sum(path.stat().st_size for path in files),
     }
 
 
-ABOUT = """\
-Written by `make quality`. The example model (5.8 M parameters, bf16) on `examples/heldout.txt`, a book it never saw:
-{tokens} tokens in windows of 512, fp32 arithmetic; the original's perplexity is {original:.3f}. Calibration: the
-bundled text, 128 samples of 512 tokens. Groups of 128, in 4 bits unless said otherwise. *KL* is in nats per token
-against the original; *same top* is how often the most likely token is the original's; *s* includes loading and
-calibration, not evaluation, and depends on what else the machine does.
-"""
-READING = """\
-This model is small and has no outliers: plain rounding to 4 bits costs it about 1 %, and perplexity moves by
-some tenths of a percent by chance. The layer error and KL say how far a quantized model is from its original: compare
-those.
-"""
+# --- the models -----------------------------------------------------------------------------------------------------
 
 
-def page(results: list[dict]) -> str:
-    """docs/quality.md."""
-    original, tokens = results[0]["perplexity_original"], results[0]["tokens"]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    lines = [
-        "# Quality",
-        "",
-        ABOUT.format(tokens=tokens, original=original),
-        "| method | scheme | bits/weight | MB | layer error | perplexity | change | KL | same top | s |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-        f"| original | w16 | 16.00 | 11.5 | | {original:.3f} | | | | |",
-    ]
-    for row in results:
-        change = 100 * (row["perplexity"] / original - 1)
-        lines.append(
-            f"| {row['name']} | {row['scheme']} | {row['bits']:.2f} | {row['megabytes']:.1f} | "
-            f"{100 * row['layer_error']:.2f} % | {row['perplexity']:.3f} | {change:+.2f} % | {row['kl']:.5f} | "
-            f"{100 * row['top1_agreement']:.1f} % | {row['seconds']:.0f} |"
-        )
-    threads, machine = torch.get_num_threads(), platform.machine()
-    made = f"Commit {commit}, torch {torch.__version__}, {threads} threads, {machine}."
-    return "\n".join([*lines, "", READING, made]) + "\n"
+def example() -> Subject:
+    """The example model, the calibration samples that ``aiakq quantize`` picks, and a book it never saw."""
+    tokenizer = calibration.load_tokenizer(EXAMPLE)
+    options = QuantizeOptions(input=str(EXAMPLE), output="unused", method="gptq")
+    samples = calibration.load_samples(options, tokenizer, len(tokenizer))
+    file = OUT / "calibration.json"
+    write_ids(file, (sample.tolist() for sample in samples.samples))
+    texts = calibration.tokenize(calibration.read_documents(HELDOUT), tokenizer)
+    ids = [token for text in texts for token in text]
+    return Subject("books", EXAMPLE, file, evaluate.windows(ids, WINDOW, WINDOWS))
+
+
+def with_outliers(key: str, kind: str) -> Subject:
+    """A model of examples/outliers.py, made if it is not there or that file has changed."""
+    folder = OUT / "models" / key
+    made_by = hashlib.sha256((ROOT / "examples" / "outliers.py").read_bytes()).hexdigest()
+    marker = folder / "made_by"
+    if not marker.is_file() or marker.read_text() != made_by:
+        print(f"making the model {key}", file=sys.stderr)
+        shutil.rmtree(folder, ignore_errors=True)
+        getattr(outliers, f"make_{kind}")(folder)
+        marker.write_text(made_by)
+    if kind == "books":
+        text = example()
+        return Subject(key, folder, text.calibration, text.windows)
+    windows = torch.tensor(json.loads((folder / outliers.HELDOUT_FILE).read_text()))
+    return Subject(key, folder, folder / outliers.CALIBRATION_FILE, windows)
+
+
+def write_ids(file: Path, samples: Iterable[list[int]]) -> None:
+    text = json.dumps(list(samples))
+    if not file.is_file() or file.read_text() != text:
+        file.write_text(text)
+
+
+# --- in other engines -------------------------------------------------------------------------------------------------
+
+
+def ask_elsewhere(asked: argparse.Namespace) -> None:
+    """Load our four default outputs in other engines, once per state of the checkpoints."""
+    if asked.no_peers:
+        return
+    folders = {row.name: OUT / "books" / row.slug for row in ROWS if row.tool == "aiakq" and row.name in ELSEWHERE}
+    folders = {name: folder for name, folder in folders.items() if (folder / "config.json").is_file()}
+    state = hashlib.sha256(json.dumps([asdict(e) for e in environments.ENVIRONMENTS.values()]).encode())
+    for path in [
+        *sorted(PEERS.glob("*.py")),
+        *(path for folder in folders.values() for path in sorted(folder.glob("*.safetensors"))),
+    ]:
+        state.update(path.read_bytes())
+    file = OUT / "elsewhere.json"
+    if file.is_file() and not asked.fresh and json.loads(file.read_text())["stamp"] == state.hexdigest():
+        return
+    rows = check_elsewhere.check(EXAMPLE, folders, OUT / "elsewhere")
+    file.write_text(json.dumps({"stamp": state.hexdigest(), "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,45 @@
+"""transformers generates greedily from token ids; see check_elsewhere.py."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # see peer_gptqmodel.py
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AwqConfig, GPTQConfig
+
+
+@torch.inference_mode()
+def main() -> None:
+    """``engine_transformers.py REQUEST RESULT``, both JSON."""
+    request = json.loads(Path(sys.argv[1]).read_text())
+    how = {"dtype": getattr(torch, request["dtype"]), "device_map": "cpu"}
+    stored = getattr(AutoConfig.from_pretrained(request["model"]), "quantization_config", None) or {}
+    # The kernels that gptqmodel would choose for a CPU compute in bfloat16 whatever the model's dtype is.
+    if stored.get("quant_method") == "gptq":
+        how["quantization_config"] = GPTQConfig(bits=stored["bits"], backend="gptq_torch")
+    elif stored.get("quant_method") == "awq":
+        how["quantization_config"] = AwqConfig(backend="torch_awq")
+    model = AutoModelForCausalLM.from_pretrained(request["model"], **how).eval()
+    tokens, scores = [], []
+    for prompt in request["prompts"]:
+        ids, chosen = torch.tensor([prompt]), []
+        # The whole text again for every token: slow, and nothing but the model itself takes part.
+        for _ in range(request["max_tokens"]):
+            logits = model(ids, use_cache=False).logits[0, -1].float()
+            token = int(logits.argmax())
+            chosen.append(float(torch.log_softmax(logits, -1)[token]))
+            ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
+        tokens.append(ids[0, len(prompt) :].tolist())
+        scores.append(chosen)
+    versions = {name: importlib.metadata.version(name) for name in ("transformers", "gptqmodel", "compressed-tensors")}
+    Path(sys.argv[2]).write_text(json.dumps({"tokens": tokens, "logprobs": scores, "versions": versions}))
+
+
+if __name__ == "__main__":
+    main()

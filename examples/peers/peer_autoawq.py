@@ -1,0 +1,28 @@
+"""AutoAWQ: AWQ on a CPU. ``config`` in the request goes to its quant_config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import job
+from awq import AutoAWQForCausalLM
+from transformers import AutoTokenizer
+
+
+def quantize(request: dict[str, Any]) -> None:
+    samples = job.calibration(request)
+    model = AutoAWQForCausalLM.from_pretrained(request["model"], device_map="cpu")
+    tokenizer = AutoTokenizer.from_pretrained(request["model"])
+    model.quantize(
+        tokenizer,
+        quant_config=request["config"],
+        calib_data=samples,
+        max_calib_samples=len(samples),
+        max_calib_seq_len=max(map(len, samples)),
+    )
+    model.save_quantized(request["output"])
+    tokenizer.save_pretrained(request["output"])
+
+
+if __name__ == "__main__":
+    job.run(("autoawq", "torch", "transformers"), quantize)

@@ -1,0 +1,25 @@
+"""GPTQModel: GPTQ on a CPU. ``config`` in the request goes to its GPTQConfig."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import job
+
+# With two cores it plans for fewer threads than its own loader asks for, and stops with "Virtual pool
+# 'model_loader:cpu' requests 2 workers but parent 'cpu' only has 1".
+os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
+
+from gptqmodel import GPTQConfig, GPTQModel
+
+
+def quantize(request: dict[str, Any]) -> None:
+    samples = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in job.calibration(request)]
+    model = GPTQModel.load(request["model"], GPTQConfig(device="cpu", **request["config"]))
+    model.quantize(samples, batch_size=8)
+    model.save(request["output"])
+
+
+if __name__ == "__main__":
+    job.run(("gptqmodel", "torch", "transformers"), quantize)

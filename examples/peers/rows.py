@@ -1,0 +1,105 @@
+"""What ``make quality`` measures: every way of quantizing, ours and other tools', in the kinds that can be compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of quantizing.
+
+    kind     rows of one kind have the same bits, groups and symmetry.
+    tool     whose; ``aiakq`` is ours, the others name a virtual environment and a script ``peer_<tool>.py``.
+    request  what that script is told beside the model, the output folder and the calibration ids.
+    models   the models it is measured on; a tool that is too slow for one is left out there.
+    """
+
+    kind: str
+    tool: str
+    name: str
+    request: dict[str, Any] = field(default_factory=dict)
+    models: tuple[str, ...] = ("books", "outliers")
+
+    @property
+    def slug(self) -> str:
+        """A name for files."""
+        words = f"{self.kind} {self.tool} {self.name}"
+        return "-".join("".join(c if c.isalnum() else " " for c in words.lower()).split())
+
+
+def ours(kind: str, name: str, method: str, plain: bool = False, **options: Any) -> Row:
+    return Row(kind, "aiakq", name, {"options": {"method": method, **options}, "plain": plain})
+
+
+def gptqmodel(kind: str, name: str, **config: Any) -> Row:
+    return Row(kind, "gptqmodel", name, {"config": {"group_size": 128, **config}})
+
+
+def llmcompressor(kind: str, name: str, *recipe: tuple[str, dict[str, Any]]) -> Row:
+    everything = {"targets": ["Linear"], "ignore": ["lm_head"]}
+    steps = [[step, {**everything, **arguments} if "scheme" in arguments else arguments] for step, arguments in recipe]
+    return Row(kind, "llmcompressor", name, {"recipe": steps})
+
+
+def autoround(kind: str, name: str, layout: str, models: tuple[str, ...] = ("books", "outliers"), **config: Any) -> Row:
+    return Row(kind, "autoround", name, {"config": config, "format": layout}, models)
+
+
+W8A16 = "8-bit weights, one scale per row"
+W8A16G = "8-bit weights, groups of 128, symmetric"
+W8A8 = "8-bit weights and activations"
+W4SYM = "4-bit weights, groups of 128, symmetric"
+W4ASYM = "4-bit weights, groups of 128, zero points"
+W3SYM = "3-bit weights, groups of 128, symmetric"
+
+ROWS: list[Row] = [
+    ours(W8A16, "weight_only_int8", "weight_only_int8"),
+    llmcompressor(W8A16, "rounding W8A16", ("rounding", {"scheme": "W8A16"})),
+    ours(W8A16G, "gptq, 8 bits", "gptq", bits=8),
+    gptqmodel(W8A16G, "defaults", bits=8),
+    autoround(W8A16G, "W8A16", "auto_gptq", scheme="W8A16"),
+    ours(W8A8, "plain rounding", "smooth_quant", plain=True),
+    ours(W8A8, "smooth_quant", "smooth_quant"),
+    llmcompressor(W8A8, "rounding W8A8", ("rounding", {"scheme": "W8A8"})),
+    llmcompressor(
+        W8A8,
+        "SmoothQuant 0.8 + rounding",
+        ("smoothquant", {"smoothing_strength": 0.8}),
+        ("rounding", {"scheme": "W8A8"}),
+    ),
+    llmcompressor(
+        W8A8, "SmoothQuant 0.8 + GPTQ", ("smoothquant", {"smoothing_strength": 0.8}), ("gptq", {"scheme": "W8A8"})
+    ),
+    autoround(W8A8, "INT8", "llm_compressor", scheme="INT8", models=("books",)),
+    ours(W4SYM, "plain rounding", "gptq", plain=True),
+    ours(W4SYM, "gptq", "gptq"),
+    ours(W4SYM, "gptq, act-order static", "gptq", act_order="static"),
+    ours(W4SYM, "gptq, act-order group", "gptq", act_order="group"),
+    gptqmodel(W4SYM, "defaults (group-aware order)", bits=4),
+    gptqmodel(W4SYM, "no order", bits=4, act_group_aware=False),
+    gptqmodel(W4SYM, "desc_act", bits=4, desc_act=True, act_group_aware=False),
+    gptqmodel(W4SYM, "mse 2.4", bits=4, mse=2.4),
+    gptqmodel(W4SYM, "GPTAQ", bits=4, gptaq={"alpha": 0.25}),
+    gptqmodel(W4SYM, "FOEM", bits=4, foem={"alpha": 0.25, "beta": 0.2}),
+    llmcompressor(W4SYM, "GPTQ", ("gptq", {"scheme": "W4A16"})),
+    autoround(W4SYM, "50 iterations", "auto_gptq", scheme="W4A16", iters=50),
+    autoround(W4SYM, "200 iterations (defaults)", "auto_gptq", models=("books",), scheme="W4A16"),
+    ours(W4ASYM, "plain rounding", "awq", plain=True),
+    ours(W4ASYM, "awq", "awq"),
+    ours(W4ASYM, "gptq, asymmetric", "gptq", symmetric=False),
+    Row(
+        W4ASYM,
+        "autoawq",
+        "defaults",
+        {"config": {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"}},
+    ),
+    llmcompressor(W4ASYM, "AWQ", ("awq", {}), ("rounding", {"scheme": "W4A16_ASYM"})),
+    gptqmodel(W4ASYM, "GPTQ, asymmetric", bits=4, sym=False, format="gptq_v2"),
+    autoround(W4ASYM, "50 iterations, auto_awq", "auto_awq", scheme="W4A16", sym=False, iters=50),
+    ours(W3SYM, "plain rounding", "gptq", bits=3, plain=True),
+    ours(W3SYM, "gptq, 3 bits", "gptq", bits=3),
+    gptqmodel(W3SYM, "defaults (group-aware order)", bits=3),
+    autoround(W3SYM, "50 iterations", "auto_gptq", scheme="W3A16", iters=50),
+]
