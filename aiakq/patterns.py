@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from aiakq.errors import AiakqError, error
 
@@ -67,11 +67,20 @@ _Node = Callable[["_Match", int], int]
 
 @dataclass
 class _Match:
-    """One name being matched: the text, where each single character fits in it, and what may still be spent."""
+    """One name being matched: the places of each of its characters, and what may still be spent."""
 
     text: str
-    fitting: dict[int, int] = field(default_factory=dict)
+    where: Mapping[str, int]
     budget: int = _BUDGET
+
+
+@functools.lru_cache(maxsize=256)
+def _where(text: str) -> Mapping[str, int]:
+    """Each character of ``text`` with the set of its places."""
+    found: dict[str, int] = {}
+    for at, char in enumerate(text):
+        found[char] = found.get(char, 0) | 1 << at
+    return found
 
 
 class _Regex:
@@ -90,7 +99,7 @@ class _Regex:
         """Whether the expression fits a beginning of ``name``."""
         if len(name) > MAX_NAME:
             raise error("format_unsupported", reason=f"a layer has a name of {len(name)} characters")
-        return bool(self.root(_Match(name), 1))
+        return bool(self.root(_Match(name, _where(name)), 1))
 
     def _refused(self, reason: str) -> AiakqError:
         shown = self.text if len(self.text) <= 60 else self.text[:57] + "..."
@@ -122,9 +131,9 @@ class _Regex:
         if char == "(":
             return self._group(depth)
         if char == "[":
-            return self._node(_one(self._class()))
+            return _One("", self._class())
         if char == ".":
-            return self._node(_one(lambda found: found != "\n"))
+            return _One("", "\n".__ne__)
         if char == "^":
             return _start
         if char == "$":
@@ -133,7 +142,7 @@ class _Regex:
             raise self._refused(f"there is nothing for its {char!r} to repeat")
         if char == "\\":
             return self._escape()
-        return self._node(_one(lambda found: found == char))
+        return _One(char)
 
     def _escape(self) -> _Node:
         char = self._peek()
@@ -142,7 +151,7 @@ class _Regex:
             return _start if char == "A" else _end
         if char == "b":
             return _boundary
-        return self._node(_one(self._escaped(char)))
+        return _One("", self._escaped(char))
 
     def _escaped(self, char: str) -> Callable[[str], bool]:
         if char.lower() in _CLASSES:
@@ -150,7 +159,7 @@ class _Regex:
             return inside if char.islower() else lambda found: not inside(found)
         if not char or char.isalnum():
             raise self._refused(f"it uses \\{char}")
-        return lambda found: found == char
+        return char.__eq__
 
     def _group(self, depth: int) -> _Node:
         look: bool | None = None
@@ -228,17 +237,25 @@ class _Regex:
 # --- nodes -----------------------------------------------------------------------------------------------------------
 
 
-def _one(test: Callable[[str], bool]) -> _Node:
-    """One character that passes ``test``."""
+@dataclass(frozen=True)
+class _One:
+    """One character: a given one, or any that passes ``test``."""
 
-    def node(match: _Match, places: int) -> int:
-        fitting = match.fitting.get(id(node))
-        if fitting is None:
-            fitting = sum(1 << at for at, char in enumerate(match.text) if test(char))
-            match.fitting[id(node)] = fitting
-        return (places & fitting) << 1
+    char: str
+    test: Callable[[str], bool] | None = None
 
-    return node
+    def fitting(self, match: _Match) -> int:
+        """The places of all characters that fit."""
+        if self.test is None:
+            return match.where.get(self.char, 0)
+        found = 0
+        for char, places in match.where.items():
+            if self.test(char):
+                found |= places
+        return found
+
+    def __call__(self, match: _Match, places: int) -> int:
+        return (places & self.fitting(match)) << 1
 
 
 def _between(low: str, high: str) -> Callable[[str], bool]:
@@ -270,6 +287,10 @@ def _repeat(piece: _Node, least: int, most: int | None) -> _Node:
     def node(match: _Match, places: int) -> int:
         for _ in range(least):
             places = piece(match, places)
+        if most is None and isinstance(piece, _One):
+            # Adding carries each place through the run of fitting characters that it begins in, to the run's end.
+            fitting = piece.fitting(match)
+            return ((fitting + (places & fitting)) ^ fitting) | places
         ends = places
         # A place that was reached before, with more repeats left, leads nowhere new.
         rounds = 0
