@@ -61,7 +61,7 @@ def _round_together(
         spec.group_size,
         spec.symmetric,
         work.plan.scales,
-        options.act_order,
+        options.act_order or "group",
         options.damp,
         search=options.scale_search != "minmax",
     )

@@ -69,8 +69,8 @@ class QuantizeOptions:
     token_ids       a file of calibration token ids; replaces ``calibration``.
     calibration     a text file, or the name of a data set on the hub; the bundled text if None.
     samples, seqlen how many calibration sequences, of how many tokens.
-    act_order       gptq: ``static`` processes inputs by importance, ``group`` inside and between groups; neither
-                    leaves a trace in the file.
+    act_order       gptq: ``static`` processes inputs by importance, ``group`` (if None) inside and between groups;
+                    neither leaves a trace in the file.
     damp            gptq: part of the mean diagonal added to the Hessian.
     scale_search    ``minmax`` takes whole ranges, ``mse`` also smaller ones, by the error they leave; the method's own
                     choice if None.
@@ -106,7 +106,7 @@ class QuantizeOptions:
     seed: int = 0
     device: str = "auto"
     overwrite: bool = False
-    act_order: str = "none"
+    act_order: str | None = None
     damp: float = 0.01
     symmetric: bool | None = None
     evaluate: bool = True
@@ -161,7 +161,7 @@ class QuantizeOptions:
         need(self.samples >= 1, "--samples", self.samples, "at least 1")
         need(self.seqlen >= 2, "--seqlen", self.seqlen, "at least 2")
         need(0 <= self.seed < 2**63, "--seed", self.seed, "between 0 and 2^63")
-        need(self.act_order in ACT_ORDERS, "--act-order", self.act_order, "one of " + ", ".join(ACT_ORDERS))
+        need(self.act_order in (None, *ACT_ORDERS), "--act-order", self.act_order, "one of " + ", ".join(ACT_ORDERS))
         searches, scales = ", ".join(SCALE_SEARCHES), ", ".join(ACTIVATION_SCALES)
         need(self.scale_search in (None, *SCALE_SEARCHES), "--scale-search", self.scale_search, f"one of {searches}")
         need(
@@ -185,7 +185,7 @@ class QuantizeOptions:
         method = f"-quant_type {self.method}"
         if self.smooth_alpha is not None and self.method != "smooth_quant":
             conflict("-sq", method, "only smooth_quant smooths", "Leave -sq away, or use -quant_type smooth_quant.")
-        if self.act_order != "none" and self.method != "gptq" and not self.gptq:
+        if self.act_order not in (None, "none") and self.method != "gptq" and not self.gptq:
             conflict("--act-order", method, "only gptq has an order", "Leave it away, or use -quant_type gptq.")
         for given, option in ((self.gptaq, "--gptaq"), (self.awq_scaling, "--awq-scaling")):
             if given and self.method != "gptq":

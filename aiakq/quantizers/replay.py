@@ -8,7 +8,7 @@ are the same; for a Llama block attention is computed once instead of four times
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,11 +17,14 @@ from torch import Tensor, nn
 
 from aiakq.quantizers.activations import Activations, HiddenStates
 
+#: Bytes of kept inputs in memory; more goes where hidden states beyond their budget go.
+_IN_MEMORY = 2**29
+
 
 class Replay:
     """One block and its calibration inputs, with what was kept of them.
 
-    Kept inputs count against the budget of the hidden states and go where they go.
+    Kept inputs count against the budget of the hidden states, and no more than half a gigabyte of them is in memory.
     """
 
     def __init__(self, block: nn.Module, index: int, inputs: Activations) -> None:
@@ -35,13 +38,11 @@ class Replay:
         """Keep the input of the linear ``name`` on one batch; batches come in order, and nothing before it changes."""
         if name not in self._kept:
             hidden = self.inputs.hidden
-            self._kept[name] = HiddenStates((), max(0.0, hidden.budget - self._held()), hidden.folder)
+            kept = _size(self._kept.values())
+            room = min(_IN_MEMORY, hidden.budget - _size([hidden])) - kept
+            self._kept[name] = HiddenStates((), max(0.0, room), hidden.folder)
         if batch == len(self._kept[name]):
             self._kept[name].append(x.detach().to("cpu", copy=True))
-
-    def _held(self) -> float:
-        states = [self.inputs.hidden, *self._kept.values()]
-        return sum(4.0 * shape.numel() for state in states for shape in state.shapes)
 
     def run(self, batch: int, wanted: tuple[str, ...] = (), whole: bool = False) -> Tensor:
         """The block's output on one batch. A module that holds a ``wanted`` linear runs as it is; all if ``whole``."""
@@ -110,6 +111,11 @@ class Replay:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _size(states: Iterable[HiddenStates]) -> int:
+    """Bytes, wherever they are."""
+    return sum(4 * shape.numel() for state in states for shape in state.shapes)
 
 
 def add_second_moment(total: Tensor, x: Tensor) -> None:

@@ -27,7 +27,7 @@ from aiakq.quantizers.source_model import take_weight
 from aiakq.spec import LayerSpec, QuantSpec
 
 #: Tokens whose outputs are compared to report a layer's error; more would not change the second digit.
-ERROR_TOKENS = 8192
+ERROR_TOKENS = 4096
 #: Experts whose rounding decides about a scale that all of them share.
 TRIED_EXPERTS = 4
 

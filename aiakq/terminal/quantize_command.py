@@ -69,11 +69,13 @@ def quantize(
         typer.Option("--symmetric/--asymmetric", help="Whether zero is always the middle code.", show_default=False),
     ] = None,
     act_order: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--act-order", metavar="none|static|group", help="gptq: important inputs first, by row or within groups."
+            "--act-order",
+            metavar="none|static|group",
+            help="gptq: important inputs first, by row or within and between groups (if not given).",
         ),
-    ] = "none",
+    ] = None,
     scale_search: Annotated[
         str | None,
         typer.Option(
