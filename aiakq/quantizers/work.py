@@ -134,6 +134,7 @@ class BlockWork:
         mixture.everywhere = frozenset(seen.everywhere)
         rounded = tuple(f"{name}.{number}." for number in seen.rounded)
         self.groups = [group for group in self.groups if not group[0].startswith(rounded)]
+        self.pairs = tuple(pair for pair in self.pairs if not pair.source.startswith(rounded))
         self._rounded += rounded
         self.groups = in_stages(self.groups, mixture, name)
         return seen

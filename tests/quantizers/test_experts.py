@@ -206,6 +206,18 @@ def test_an_expert_with_few_tokens_sees_all(tiny_model: Callable[..., Path], mon
     assert some.experts[0].everywhere == [number for number, count in enumerate(tokens) if count < max(tokens)]
 
 
+@pytest.mark.parametrize("fields", [{}, {"activation_scales": "tensor"}, {"smooth_alpha": "auto"}, {"gptq": True}])
+@pytest.mark.parametrize("family", FAMILIES[:2])
+def test_smoothing_leaves_out_experts_without_tokens(
+    family: str, fields: dict[str, Any], tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    report = quantize(tiny_model(family), tmp_path / "out", "smooth_quant", samples=1, seqlen=2, **fields)
+    assert any(0 in mixture.tokens for mixture in report.experts)
+    assert (
+        load_for_scoring(tmp_path / "out", "float32", "cpu").logits(torch.arange(3, 20).unsqueeze(0)).isfinite().all()
+    )
+
+
 @pytest.mark.parametrize("method", ["gptq", "awq", "smooth_quant", "weight_only_int8"])
 def test_experts_without_tokens_do_not_stop_the_run(
     method: str, tiny_model: Callable[..., Path], tmp_path: Path
