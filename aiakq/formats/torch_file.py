@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import stat
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,9 @@ def read_torch_file(path: Path, file: str) -> dict[str, Tensor]:
     """
     size = _check_container(path, file)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with warnings.catch_warnings():  # about pickle protocols, which is no concern of the user
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:
         raise _refused(path, f"{file} holds more than plain tensors") from None
     except (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError, OSError) as problem:
