@@ -72,3 +72,14 @@ def test_the_quantization_may_be_in_a_file_of_its_own(tmp_path, name, file):
     for impl in ("aiakq", "transformers"):
         found = logits(folder, expected["input_ids"], impl)
         torch.testing.assert_close(found, expected["logits_dequantized_fp32"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("label", ["gptq", "gptq_v2"])
+def test_a_mislabelled_asymmetric_file_is_remarked_on(tmp_path, label):
+    folder = tmp_path / "model"
+    shutil.copytree(ROOTS[0] / "gq-asym-v2", folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= {"checkpoint_format": label, "format": label}
+    (folder / "config.json").write_text(json.dumps(config))
+    _, line = load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+    assert ("off centre" in line) == (label == "gptq")
