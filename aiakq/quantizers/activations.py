@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import torch
 from torch import Tensor, nn
 
 from aiakq.errors import error
+
+Result = TypeVar("Result")
 
 
 class Call:
@@ -95,11 +99,12 @@ def _held_bytes(item: Tensor | _Spilled) -> int:
 
 
 class Activations:
-    """The hidden states of every calibration batch, before the block that comes next; kept off the device.
+    """The hidden states of every calibration batch, before the block that comes next; kept off the devices.
 
-    hidden  one [B, T, hidden] float32 per batch.
-    calls   [B, T] -> the call of every block; equal shapes are called equally, because no batch has padding.
-    tuples  whether blocks return a tuple that begins with the hidden states.
+    hidden   one [B, T, hidden] float32 per batch.
+    calls    [B, T] -> the call of every block; equal shapes are called equally, because no batch has padding.
+    device   where blocks are; with ``others``, batches are shared out to copies of the block on those as well.
+    tuples   whether blocks return a tuple that begins with the hidden states.
     """
 
     def __init__(
@@ -108,18 +113,49 @@ class Activations:
         calls: dict[tuple[int, ...], list[Call]],
         device: torch.device,
         tuples: bool = False,
+        others: tuple[torch.device, ...] = (),
     ) -> None:
         self.hidden = hidden if isinstance(hidden, HiddenStates) else HiddenStates(hidden)
         self.calls = calls
         self.device = device
         self.tuples = tuples
+        self.others = others
 
-    def run(self, block: nn.Module, index: int, batch: int) -> Tensor:
-        """The output of block ``index`` on one batch, on the device."""
-        hidden = self.hidden[batch].to(self.device)
+    def run(self, block: nn.Module, index: int, batch: int, device: torch.device | None = None) -> Tensor:
+        """The output of block ``index`` on one batch, on ``device``, where the block must be."""
+        device = self.device if device is None else device
+        hidden = self.hidden[batch].to(device)
         call = self.calls[tuple(hidden.shape[:2])][index]
-        out = block(hidden, *call.args, **call.kwargs)
+        args, kwargs = (call.args, call.kwargs) if device == self.device else _moved((call.args, call.kwargs), device)
+        out = block(hidden, *args, **kwargs)
         return out[0] if isinstance(out, tuple) else out
+
+    def spread(
+        self, block: nn.Module, batches: Iterable[int], work: Callable[[nn.Module, int, torch.device], Result]
+    ) -> Iterator[tuple[int, Result]]:
+        """``work(copy of the block, batch, its device)`` for every batch, results in the order of the batches.
+
+        With several devices, each works in a thread of its own on every so many-th batch. Copies are made anew each
+        time, because blocks change between passes.
+        """
+        if not self.others:
+            with torch.inference_mode():
+                for batch in batches:
+                    yield batch, work(block, batch, self.device)
+            return
+        places = [(block, self.device), *((copy.deepcopy(block).to(device), device) for device in self.others)]
+
+        def one(place: tuple[nn.Module, torch.device], batch: int) -> Result:
+            with torch.inference_mode():  # which holds for one thread
+                return work(place[0], batch, place[1])
+
+        waiting = list(batches)
+        with ThreadPoolExecutor(len(places)) as threads:
+            for start in range(0, len(waiting), len(places)):
+                wave = waiting[start : start + len(places)]
+                running = [threads.submit(one, place, batch) for place, batch in zip(places, wave, strict=False)]
+                for batch, future in zip(wave, running, strict=True):
+                    yield batch, future.result()
 
     def run_one(self, block: nn.Module, index: int, tokens: int | None = None) -> Tensor:
         """The output of block ``index`` on the first sequence alone, [1, T, hidden], or on its first ``tokens``.
@@ -149,13 +185,16 @@ class Activations:
 
     def advance(self, block: nn.Module, index: int) -> None:
         """Replace every batch by the output of block ``index`` on it."""
-        with torch.inference_mode():
-            for batch in range(len(self.hidden)):
-                self.hidden[batch] = self.run(block, index, batch).to("cpu")
+
+        def work(block: nn.Module, batch: int, device: torch.device) -> Tensor:
+            return self.run(block, index, batch, device).to("cpu")
+
+        for batch, output in self.spread(block, range(len(self.hidden)), work):
+            self.hidden[batch] = output
 
     def copy(self) -> Activations:
         """The same hidden states, to go another way from here."""
-        return Activations(self.hidden.copy(), self.calls, self.device, self.tuples)
+        return Activations(self.hidden.copy(), self.calls, self.device, self.tuples, self.others)
 
     @property
     def tokens(self) -> int:
@@ -191,6 +230,17 @@ def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return {key: _each_tensor(item, change) for key, item in value.items()}
     if type(value) in (tuple, list):
         return type(value)(_each_tensor(item, change) for item in value)
+    return value
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """``value`` with every tensor inside on ``device``."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(item, device) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_moved(item, device) for item in value)
     return value
 
 

@@ -51,7 +51,7 @@ def capture(
             progress(number + 1)
     for _, module in outside:
         model.drop(module)
-    return Activations(hidden, calls, model.device, returns_tuple[0])
+    return Activations(hidden, calls, model.device, returns_tuple[0], model.others)
 
 
 def head_name(model: SourceModel) -> str | None:

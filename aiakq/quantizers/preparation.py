@@ -144,16 +144,16 @@ def prepare(options: QuantizeOptions) -> Prepared:
     check_output(options.output, [source], options.overwrite)
     checkpoint = Checkpoint.open(source)
     _refuse_quantized(checkpoint)
-    device = _device(options.device)
+    device, *others = _devices(options.device)
     storage = _storage(options, checkpoint)
-    model = SourceModel(checkpoint, storage, device, options.trust_remote_code)
+    model = SourceModel(checkpoint, storage, device, options.trust_remote_code, others=tuple(others))
     config = model.config
     head = head_name(model)
     names = [shape.name for shape in model.linear_shapes()]
     spec = plan_layers(options, options.spec(aiakq.__version__, model.other_linears()), names, head)
     cut = plan_tensor_parallel(options, config.to_dict(), model.linear_shapes(), spec)
     if cut.widths:
-        model = SourceModel(checkpoint, storage, device, options.trust_remote_code, cut.widths)
+        model = SourceModel(checkpoint, storage, device, options.trust_remote_code, cut.widths, tuple(others))
     spec = cut.fit(spec)
     tokenizer = load_tokenizer(source, options.trust_remote_code)
     warnings: list[str] = []
@@ -190,10 +190,14 @@ def _refuse_quantized(checkpoint: Checkpoint) -> None:
         raise error("already_quantized", path=str(checkpoint.path), found="its weights are integers")
 
 
+def _devices(names: str) -> list[torch.device]:
+    """The devices to compute on, the first of which holds the model. Raises ``device``."""
+    if names == "auto":
+        return [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
+    return [_device(name.strip()) for name in names.split(",")]
+
+
 def _device(name: str) -> torch.device:
-    """The device to compute on. Raises ``device``."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise error("device", device=name, reason="torch finds no NVIDIA GPU", hint="Use --device cpu.")
     try:

@@ -41,10 +41,12 @@ class SourceModel:
         device: torch.device,
         trust_remote_code: bool = False,
         widths: Mapping[str, tuple[int, int]] | None = None,
+        others: tuple[torch.device, ...] = (),
     ) -> None:
         self.checkpoint = checkpoint
         self.storage = storage
         self.device = device
+        self.others = others
         self.widths = dict(widths or {})
         self.model = _skeleton(checkpoint, trust_remote_code, self.widths)
         self.config = self.model.config.get_text_config()
