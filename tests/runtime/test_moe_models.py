@@ -56,7 +56,8 @@ def test_a_token_does_not_depend_on_the_others() -> None:
     mixture = SparseMLP(linear(7, 48), experts, 3, True, shared=linear(48, 48), shared_gate=linear(1, 48))
     x = torch.randn(64, 48, generator=make)
     together = mixture(x)
-    for rows in ([0, 1, 2, 3], [5, 17, 40, 63], list(range(20)), list(reversed(range(64)))):
+    some = [list(range(start, start + count)) for count in (4, 12, 20) for start in range(40)]
+    for rows in ([5, 17, 40, 63], list(reversed(range(64))), *some):
         assert torch.equal(mixture(x[rows]), together[rows])
 
 
@@ -83,3 +84,58 @@ def test_impossible_numbers_are_refused(
     with pytest.raises(AiakqError) as caught:
         logits(folder)
     assert caught.value.id == "model_malformed"
+
+
+@pytest.fixture(scope="module")
+def quantized(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``quantized(family, method, **fields)`` -> folder of the tiny model, calibrated on little."""
+    from aiakq.quantizers.options import QuantizeOptions
+    from aiakq.quantizers.pipeline import quantize_checkpoint
+
+    def make(family: str, method: str, **fields: object) -> Path:
+        folder = tmp_path_factory.mktemp("quantized") / method
+        settings = {"dtype": "fp16", "samples": 8, "seqlen": 64, "evaluate": False, **fields}
+        quantize_checkpoint(QuantizeOptions(str(tiny_model(family)), str(folder), method, **settings))
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("MixtralForCausalLM", "gptq"), ("Qwen2MoeForCausalLM", "awq"), ("Qwen3MoeForCausalLM", "smooth_quant")],
+)
+def test_quantized_experts_answer_alike_alone_and_in_a_crowd(
+    family: str, method: str, quantized: Callable[..., Path]
+) -> None:
+    from aiakq import LLM, SamplingParams
+
+    llm = LLM(model=str(quantized(family, method)), dtype="float32", max_model_len=128, enable_prefix_caching=False)
+    draw = torch.Generator().manual_seed(0)
+    lengths = [1, 2, 3, 7, 16, 50]
+    prompts = [{"prompt_token_ids": torch.randint(3, 300, (n,), generator=draw).tolist()} for n in lengths]
+    params = SamplingParams(temperature=0, max_tokens=10, logprobs=1)
+    crowd = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, answer in zip(prompts, crowd, strict=True):
+        alone = llm.generate([prompt], params, use_tqdm=False)[0]
+        assert alone.outputs[0].logprobs == answer.outputs[0].logprobs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("method", "fields"), [("weight_only_int8", {}), ("gptq", {"format": "compressed-tensors"})], ids=["int8", "gptq"]
+)
+def test_transformers_reads_packed_experts(
+    family: str, method: str, fields: dict[str, str], quantized: Callable[..., Path]
+) -> None:
+    """What transformers 5.23 reads of quantized experts; of GPTQ and AWQ files it makes random ones, as we warn."""
+    pytest.importorskip("compressed_tensors")
+    from transformers import AutoModelForCausalLM
+
+    folder = quantized(family, method, **fields)
+    ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(ids).logits
+    ours = logits(folder)
+    assert float((theirs - ours).norm() / ours.norm()) < 3e-3

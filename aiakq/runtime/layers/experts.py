@@ -49,10 +49,19 @@ class SparseMLP:
         if self.shared is not None:
             shared = self.shared(x)
             if self.shared_gate is not None:
-                shared = torch.sigmoid(self.shared_gate(x)) * shared
+                shared = _sigmoid_by_row(self.shared_gate(x).float()) * shared
             out += shared
         return out.to(x.dtype)
 
     def _counts(self, chosen: Tensor) -> list[int]:
         """How many tokens each expert gets."""
         return torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
+
+
+def _sigmoid_by_row(x: Tensor) -> Tensor:
+    """The sigmoid of x [T, 1], as a softmax over (x, 0).
+
+    On a CPU torch computes the last elements of a tensor that do not fill a vector register in another way, so that
+    ``torch.sigmoid`` of one number depends on how many others there are. Softmax goes row by row.
+    """
+    return torch.softmax(F.pad(x, (0, 1)), dim=-1)[:, :1]
