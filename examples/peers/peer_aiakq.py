@@ -8,7 +8,7 @@ import job
 import transformers  # noqa: F401  (imported before the clock starts, as in the other scripts)
 
 from aiakq import quantizers
-from aiakq.quantizers import pipeline, rounding
+from aiakq.quantizers import pipeline
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.work import BlockWork
 
@@ -16,19 +16,18 @@ from aiakq.quantizers.work import BlockWork
 class PlainRounding:
     """A method that only rounds, at whatever width and grouping the options say."""
 
-    @staticmethod
-    def quantize_block(work: BlockWork) -> None:
-        spec = work.plan.spec
+    blocks = 0
+
+    @classmethod
+    def quantize_block(cls, work: BlockWork) -> None:
+        cls.blocks += 1
         for name in work.linears:
-            rounded = rounding.round_weight(
-                work.weight(name), spec.bits, spec.group_size, spec.symmetric, work.plan.scales
-            )
-            work.finish(name, *rounded)
+            work.finish(name, *work.round_plainly(name))
 
 
 def quantize(request: dict[str, Any]) -> None:
     """``options`` are those of QuantizeOptions; ``plain`` replaces the method by rounding to the same grid."""
-    if request.get("plain"):
+    if request["plain"]:
         quantizers.load = lambda method: PlainRounding
     options = QuantizeOptions(
         input=request["model"],
@@ -40,6 +39,7 @@ def quantize(request: dict[str, Any]) -> None:
         **request["options"],
     )
     pipeline.quantize_checkpoint(options)
+    assert bool(PlainRounding.blocks) == request["plain"], "the pipeline took another method"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+Models = tuple[str, ...]
+DEFAULT: Models = ("books", "outliers")
+
+
 @dataclass(frozen=True)
 class Row:
     """One way of quantizing.
@@ -20,7 +24,7 @@ class Row:
     tool: str
     name: str
     request: dict[str, Any] = field(default_factory=dict)
-    models: tuple[str, ...] = ("books", "outliers")
+    models: Models = DEFAULT
 
     @property
     def slug(self) -> str:
@@ -29,23 +33,30 @@ class Row:
         return "-".join("".join(c if c.isalnum() else " " for c in words.lower()).split())
 
 
-def ours(kind: str, name: str, method: str, plain: bool = False, **options: Any) -> Row:
-    return Row(kind, "aiakq", name, {"options": {"method": method, **options}, "plain": plain})
+def ours(kind: str, name: str, method: str, plain: bool = False, models: Models = DEFAULT, **options: Any) -> Row:
+    return Row(kind, "aiakq", name, {"options": {"method": method, **options}, "plain": plain}, models)
 
 
-def gptqmodel(kind: str, name: str, **config: Any) -> Row:
-    return Row(kind, "gptqmodel", name, {"config": {"group_size": 128, **config}})
+def gptqmodel(kind: str, name: str, models: Models = DEFAULT, **config: Any) -> Row:
+    return Row(kind, "gptqmodel", name, {"config": {"group_size": 128, **config}}, models)
 
 
-def llmcompressor(kind: str, name: str, *recipe: tuple[str, dict[str, Any]]) -> Row:
+def autoawq(kind: str, name: str, models: Models = DEFAULT, **config: Any) -> Row:
+    return Row(kind, "autoawq", name, {"config": config}, models)
+
+
+def llmcompressor(kind: str, name: str, *recipe: tuple[str, dict[str, Any]], models: Models = DEFAULT) -> Row:
     everything = {"targets": ["Linear"], "ignore": ["lm_head"]}
     steps = [[step, {**everything, **arguments} if "scheme" in arguments else arguments] for step, arguments in recipe]
-    return Row(kind, "llmcompressor", name, {"recipe": steps})
+    return Row(kind, "llmcompressor", name, {"recipe": steps}, models)
 
 
-def autoround(kind: str, name: str, layout: str, models: tuple[str, ...] = ("books", "outliers"), **config: Any) -> Row:
+def autoround(kind: str, name: str, layout: str, models: Models = DEFAULT, **config: Any) -> Row:
     return Row(kind, "autoround", name, {"config": config, "format": layout}, models)
 
+
+#: llm-compressor's own smoothing, at the strength that ours has for a Llama.
+SMOOTH = ("smoothquant", {"smoothing_strength": 0.8})
 
 W8A16 = "8-bit weights, one scale per row"
 W8A16G = "8-bit weights, groups of 128, symmetric"
@@ -54,52 +65,49 @@ W4SYM = "4-bit weights, groups of 128, symmetric"
 W4ASYM = "4-bit weights, groups of 128, zero points"
 W3SYM = "3-bit weights, groups of 128, symmetric"
 
+BOOKS = ("books",)
+EVERYWHERE = ("books", "outliers", "books-outliers")
+
 ROWS: list[Row] = [
-    ours(W8A16, "weight_only_int8", "weight_only_int8"),
+    ours(W8A16, "weight_only_int8", "weight_only_int8", models=EVERYWHERE),
     llmcompressor(W8A16, "rounding W8A16", ("rounding", {"scheme": "W8A16"})),
-    ours(W8A16G, "gptq, 8 bits", "gptq", bits=8),
-    gptqmodel(W8A16G, "defaults", bits=8),
-    autoround(W8A16G, "W8A16", "auto_gptq", scheme="W8A16"),
-    ours(W8A8, "plain rounding", "smooth_quant", plain=True),
-    ours(W8A8, "smooth_quant", "smooth_quant"),
+    ours(W8A16G, "gptq, 8 bits", "gptq", bits=8, models=BOOKS),
+    gptqmodel(W8A16G, "defaults", bits=8, models=BOOKS),
+    autoround(W8A16G, "W8A16", "auto_gptq", models=BOOKS, scheme="W8A16"),
+    ours(W8A8, "plain rounding", "smooth_quant", plain=True, models=EVERYWHERE),
+    ours(W8A8, "smooth_quant", "smooth_quant", models=EVERYWHERE),
+    ours(W8A8, "smooth_quant, searched strength", "smooth_quant", smooth_alpha="auto"),
+    ours(W8A8, "smooth_quant, GPTQ after it", "smooth_quant", gptq=True),
     llmcompressor(W8A8, "rounding W8A8", ("rounding", {"scheme": "W8A8"})),
-    llmcompressor(
-        W8A8,
-        "SmoothQuant 0.8 + rounding",
-        ("smoothquant", {"smoothing_strength": 0.8}),
-        ("rounding", {"scheme": "W8A8"}),
-    ),
-    llmcompressor(
-        W8A8, "SmoothQuant 0.8 + GPTQ", ("smoothquant", {"smoothing_strength": 0.8}), ("gptq", {"scheme": "W8A8"})
-    ),
-    autoround(W8A8, "INT8", "llm_compressor", scheme="INT8", models=("books",)),
+    llmcompressor(W8A8, "SmoothQuant 0.8", SMOOTH, ("rounding", {"scheme": "W8A8"}), models=EVERYWHERE),
+    llmcompressor(W8A8, "SmoothQuant 0.8 and GPTQ", SMOOTH, ("gptq", {"scheme": "W8A8"})),
+    autoround(W8A8, "INT8", "llm_compressor", models=BOOKS, scheme="INT8"),
     ours(W4SYM, "plain rounding", "gptq", plain=True),
-    ours(W4SYM, "gptq", "gptq"),
-    ours(W4SYM, "gptq, act-order static", "gptq", act_order="static"),
-    ours(W4SYM, "gptq, act-order group", "gptq", act_order="group"),
-    gptqmodel(W4SYM, "defaults (group-aware order)", bits=4),
-    gptqmodel(W4SYM, "no order", bits=4, act_group_aware=False),
-    gptqmodel(W4SYM, "desc_act", bits=4, desc_act=True, act_group_aware=False),
+    ours(W4SYM, "gptq", "gptq", models=EVERYWHERE),
+    ours(W4SYM, "gptq, act-order none", "gptq", act_order="none", models=BOOKS),
+    ours(W4SYM, "gptq, act-order static", "gptq", act_order="static", models=BOOKS),
+    ours(W4SYM, "gptq, GPTAQ", "gptq", gptaq=True),
+    ours(W4SYM, "gptq, scales of awq first", "gptq", awq_scaling=True),
+    ours(W4SYM, "gptq, scales of awq first, GPTAQ", "gptq", awq_scaling=True, gptaq=True),
+    gptqmodel(W4SYM, "defaults (group-aware order)", bits=4, models=EVERYWHERE),
+    gptqmodel(W4SYM, "no order", bits=4, act_group_aware=False, models=BOOKS),
+    gptqmodel(W4SYM, "desc_act", bits=4, desc_act=True, act_group_aware=False, models=BOOKS),
     gptqmodel(W4SYM, "mse 2.4", bits=4, mse=2.4),
-    gptqmodel(W4SYM, "GPTAQ", bits=4, gptaq={"alpha": 0.25}),
-    gptqmodel(W4SYM, "FOEM", bits=4, foem={"alpha": 0.25, "beta": 0.2}),
+    gptqmodel(W4SYM, "GPTAQ", bits=4, gptaq={"alpha": 0.25}, models=BOOKS),
+    gptqmodel(W4SYM, "FOEM", bits=4, foem={"alpha": 0.25, "beta": 0.2}, models=BOOKS),
     llmcompressor(W4SYM, "GPTQ", ("gptq", {"scheme": "W4A16"})),
     autoround(W4SYM, "50 iterations", "auto_gptq", scheme="W4A16", iters=50),
-    autoround(W4SYM, "200 iterations (defaults)", "auto_gptq", models=("books",), scheme="W4A16"),
+    autoround(W4SYM, "200 iterations (defaults)", "auto_gptq", models=BOOKS, scheme="W4A16"),
     ours(W4ASYM, "plain rounding", "awq", plain=True),
-    ours(W4ASYM, "awq", "awq"),
+    ours(W4ASYM, "awq", "awq", models=EVERYWHERE),
     ours(W4ASYM, "gptq, asymmetric", "gptq", symmetric=False),
-    Row(
-        W4ASYM,
-        "autoawq",
-        "defaults",
-        {"config": {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"}},
-    ),
+    autoawq(W4ASYM, "defaults", zero_point=True, q_group_size=128, w_bit=4, version="GEMM"),
     llmcompressor(W4ASYM, "AWQ", ("awq", {}), ("rounding", {"scheme": "W4A16_ASYM"})),
-    gptqmodel(W4ASYM, "GPTQ, asymmetric", bits=4, sym=False, format="gptq_v2"),
-    autoround(W4ASYM, "50 iterations, auto_awq", "auto_awq", scheme="W4A16", sym=False, iters=50),
+    gptqmodel(W4ASYM, "GPTQ, asymmetric", bits=4, sym=False, format="gptq_v2", models=BOOKS),
+    autoround(W4ASYM, "50 iterations", "auto_awq", models=BOOKS, scheme="W4A16", sym=False, iters=50),
     ours(W3SYM, "plain rounding", "gptq", bits=3, plain=True),
     ours(W3SYM, "gptq, 3 bits", "gptq", bits=3),
+    ours(W3SYM, "gptq, 3 bits, GPTAQ", "gptq", bits=3, gptaq=True, models=BOOKS),
     gptqmodel(W3SYM, "defaults (group-aware order)", bits=3),
-    autoround(W3SYM, "50 iterations", "auto_gptq", scheme="W3A16", iters=50),
+    autoround(W3SYM, "50 iterations", "auto_gptq", models=BOOKS, scheme="W3A16", iters=50),
 ]
