@@ -18,6 +18,9 @@ from aiakq.quantizers.feedback import Settings, round_with_feedback
 from aiakq.quantizers.gptaq import Drift
 from aiakq.quantizers.work import BlockWork
 
+#: How often columns are gone over again if not told otherwise; four times gain little more than two.
+SWEEPS = 2
+
 
 def quantize_block(work: BlockWork) -> None:
     """Round the linears of the block, group by group in the order they run."""
@@ -64,6 +67,7 @@ def _round_together(
         options.act_order or "group",
         options.damp,
         search=options.scale_search != "minmax",
+        sweeps=SWEEPS if options.sweeps is None else options.sweeps,
     )
     rounded = round_with_feedback([work.weight(name) for name in names], gram, settings, drift)
     where = f"{work.prefix}.{names[0]}"

@@ -74,6 +74,7 @@ class QuantizeOptions:
     damp            gptq: part of the mean diagonal added to the Hessian.
     scale_search    ``minmax`` takes whole ranges, ``mse`` also smaller ones, by the error they leave; the method's own
                     choice if None.
+    sweeps          gptq: how often all columns are gone over again once they are rounded; 0 as published, 2 if None.
     gptaq           gptq: also make up for what the layers before have changed in the inputs (GPTAQ).
     awq_scaling     gptq: fold the scales of awq first.
     gptq            smooth_quant: round the weights as gptq does.
@@ -122,6 +123,7 @@ class QuantizeOptions:
     resume: bool = False
     activation_memory: float | None = None
     scale_search: str | None = None
+    sweeps: int | None = None
     gptaq: bool = False
     awq_scaling: bool = False
     gptq: bool = False
@@ -176,6 +178,7 @@ class QuantizeOptions:
         need(bpw is None or 2.0 < bpw <= 8.5, "--target-bpw", bpw, "above 2 and at most 8.5", "4.5 is usual.")
         need(kl is None or kl > 0, "--max-kl", kl, "above 0", "0.01 nats per token is little, 0.05 can be noticed.")
         need(memory is None or memory >= 0, "--activation-memory", memory, "a number of gigabytes")
+        need(self.sweeps is None or 0 <= self.sweeps <= 100, "--sweeps", self.sweeps, "between 0 and 100")
         need(0.0 < self.damp <= 1.0, "--damp", self.damp, "above 0 and at most 1", "0.01 is usual.")
 
     def _check_pairs(self) -> None:
@@ -187,6 +190,8 @@ class QuantizeOptions:
             conflict("-sq", method, "only smooth_quant smooths", "Leave -sq away, or use -quant_type smooth_quant.")
         if self.act_order not in (None, "none") and self.method != "gptq" and not self.gptq:
             conflict("--act-order", method, "only gptq has an order", "Leave it away, or use -quant_type gptq.")
+        if self.sweeps is not None and self.method != "gptq" and not self.gptq:
+            conflict("--sweeps", method, "only gptq goes over columns again", "Leave it away, or use -quant_type gptq.")
         for given, option in ((self.gptaq, "--gptaq"), (self.awq_scaling, "--awq-scaling")):
             if given and self.method != "gptq":
                 conflict(option, method, "it is a part of gptq", "Leave it away, or use -quant_type gptq.")

@@ -82,6 +82,12 @@ def quantize(
             "--scale-search", metavar="minmax|mse", help="Whole ranges, or also smaller ones by the error they leave."
         ),
     ] = None,
+    sweeps: Annotated[
+        int | None,
+        typer.Option(
+            "--sweeps", metavar="N", help="gptq: go over all columns again N times; 2 if not given, 0 as published."
+        ),
+    ] = None,
     gptaq: Annotated[
         bool, typer.Option("--gptaq", help="gptq: make up for changed inputs too (GPTAQ); about half as long again.")
     ] = False,

@@ -93,6 +93,16 @@ def test_an_order_of_columns_goes_with_it(order: str) -> None:
     assert asymmetric_loss(weight, with_drift, x, original) < 0.97 * asymmetric_loss(weight, without, x, original)
 
 
+def test_sweeps_lower_the_same_loss() -> None:
+    weight, x, original = problem()
+    gram, drift = moments(x, original)
+    losses = [
+        asymmetric_loss(weight, ours(weight, gram, drift.clone(), sweeps=sweeps, damp=1e-4), x, original)
+        for sweeps in (0, 1, 3)
+    ]
+    assert losses[2] < losses[1] < 0.95 * losses[0]
+
+
 def test_without_drift_it_is_gptq() -> None:
     weight, x, _ = problem()
     gram = x.T @ x

@@ -229,3 +229,32 @@ def test_several_matrices_count_as_one() -> None:
     parts = round_with_feedback([weight[:16], weight[16:]], gram, settings)
     assert torch.equal(whole.codes, parts.codes)
     assert torch.equal(whole.scales, parts.scales)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("sym", [True, False])
+@pytest.mark.parametrize("order", ["none", "group", "static"])
+def test_every_sweep_lowers_the_loss(bits: int, sym: bool, order: str) -> None:
+    weight, gram = problem(k=256)
+    fields = {"bits": bits, "group_size": 64, "symmetric": sym, "order": order}
+    damped = gram + 0.01 * gram.diagonal().mean() * torch.eye(256)
+    losses = [loss(weight, ours(weight, gram, sweeps=sweeps, **fields), damped) for sweeps in (0, 1, 2, 6)]
+    assert losses[0] > losses[1] > losses[2] > losses[3] * 0.999
+    assert losses[2] < (0.99 if order == "static" else 0.92) * losses[0]
+
+
+def test_after_enough_sweeps_no_single_code_can_be_better() -> None:
+    weight, gram = problem(k=256, n=8)
+    gram[7] = 0
+    gram[:, 7] = 0  # an input that never fires
+    settings = Settings(3, 64, True, torch.float32, sweeps=40)
+    result = round_with_feedback(weight, gram, settings)
+    damped = gram.double() + 0.01 * gram.diagonal().double().mean() * torch.eye(256)
+    gap = (dequantize(result.codes, result.scales, result.zeros, 64) - weight).double()
+    losses = ((gap @ damped) * gap).sum(1)
+    for column in range(0, 256, 5):
+        for move in (-1, 1):
+            allowed = (result.codes[:, column].int() + move >= 0) & (result.codes[:, column].int() + move < 8)
+            step = move * result.scales[:, column // 64].double()
+            moved = losses + 2 * step * (gap @ damped[:, column]) + step.square() * damped[column, column]
+            assert bool((moved[allowed] >= losses[allowed] * (1 - 1e-4)).all()) or column == 7

@@ -58,6 +58,8 @@ def test_a_users_spelling_is_understood() -> None:
         ({"method": "smooth_quant", "activation_scales": "channel"}, "bad_option"),
         ({"activation_scales": "tensor"}, "option_conflict"),
         ({"method": "awq", "gptaq": True}, "option_conflict"),
+        ({"method": "awq", "sweeps": 1}, "option_conflict"),
+        ({"sweeps": -1}, "bad_option"),
         ({"method": "smooth_quant", "awq_scaling": True}, "option_conflict"),
         ({"method": "awq", "gptq": True}, "option_conflict"),
         ({"token_ids": "ids.txt", "calibration": "text.txt"}, "option_conflict"),
