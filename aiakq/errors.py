@@ -185,7 +185,7 @@ REGISTRY: dict[str, ErrorKind] = {
     "not_finite": ErrorKind("{what} holds values that are not finite.", "{hint}", NUMERIC, 500, "server_error"),
     "not_as_written": ErrorKind(
         "{layer} does not read back from the disk as it was written.",
-        "Nothing was published. The disk or the memory is failing, or this is a bug: repeat, and report it if it stays.",
+        "Nothing was published. The disk or the memory is failing, or this is a bug: repeat, and report what stays.",
         RESOURCES,
     ),
     "max_kl": ErrorKind(

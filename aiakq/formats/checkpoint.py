@@ -20,6 +20,7 @@ from torch import Tensor
 
 from aiakq import formats
 from aiakq.errors import AiakqError, error
+from aiakq.formats import quantization_config
 from aiakq.formats.safetensors_file import TensorInfo, read_header
 from aiakq.formats.torch_file import describe, read_torch_file
 from aiakq.kernels.types import QWeight
@@ -107,7 +108,7 @@ def read_spec(folder: Path, config: dict[str, Any]) -> QuantSpec | None:
             if (folder / file).is_file():
                 found = {"quant_method": method, **read_json(folder / file, file)}
                 break
-    return QuantSpec.from_config(found) if found else None
+    return quantization_config.read(found) if found else None
 
 
 class Checkpoint:

@@ -53,6 +53,16 @@ def plan_layers(options: QuantizeOptions, base: QuantSpec, names: Iterable[str],
     return settle_format(options, with_layers(replace(base, ignore=ignore), layers))
 
 
+def fit_head(spec: QuantSpec, head: str, k: int) -> QuantSpec:
+    """``spec`` with groups of the output layer, if it is quantized, that divide its K inputs; whole rows if none do."""
+    own = spec.for_layer(head)
+    if own is None or own.group_size == -1 or k % own.group_size == 0:
+        return spec
+    fits = next((size for size in (128, 64, 32) if size < own.group_size and k % size == 0), -1)
+    others = tuple((pattern, layer) for pattern, layer in spec.layers if pattern != head)
+    return replace(spec, layers=((head, replace(own.layer, group_size=fits)), *others))
+
+
 def with_layers(spec: QuantSpec, layers: Mapping[str, LayerSpec | None]) -> QuantSpec:
     """``spec`` where the named linears are stored as ``layers`` says; what is left out there is in ``ignore`` too."""
     skipped = tuple(name for name, layer in layers.items() if layer is None and name not in spec.ignore)

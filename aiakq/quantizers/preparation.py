@@ -13,11 +13,12 @@ import torch
 
 import aiakq
 from aiakq.errors import AiakqError, error
+from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint, resolve_model
 from aiakq.formats.publish import VERBATIM_FILES, check_output
 from aiakq.quantizers.calibration import Samples, load_samples, load_tokenizer
 from aiakq.quantizers.groups import Heads
-from aiakq.quantizers.layer_plan import fused_apart, plan_layers
+from aiakq.quantizers.layer_plan import fit_head, fused_apart, plan_layers
 from aiakq.quantizers.options import DTYPES, QuantizeOptions
 from aiakq.quantizers.passes import head_name
 from aiakq.quantizers.source_model import SourceModel
@@ -117,7 +118,7 @@ class Prepared:
     def documents(self, spec: QuantSpec) -> dict[str, Any]:
         """The JSON files of the output, by name."""
         config = dict(self.checkpoint.config)
-        quantization = spec.to_config()
+        quantization = quantization_config.write(spec)
         word = DTYPE_WORDS[self.storage]
         config["dtype"] = word
         if "torch_dtype" in config:  # what transformers before 4.56 reads
@@ -155,13 +156,15 @@ def prepare(options: QuantizeOptions) -> Prepared:
     if cut.widths:
         model = SourceModel(checkpoint, storage, device, options.trust_remote_code, cut.widths, tuple(others))
     spec = cut.fit(spec)
+    quantized_head = head if options.lm_head is not None else None
+    if quantized_head is not None:
+        spec = fit_head(spec, quantized_head, model.model.get_output_embeddings().in_features)
     tokenizer = load_tokenizer(source, options.trust_remote_code)
     warnings: list[str] = []
     positions = getattr(config, "max_position_embeddings", None)
     samples = _samples(options, tokenizer, config.vocab_size, positions, warnings)
     warnings += [*_about(model, spec), *fused_apart(spec, names)]
     budget = options.activation_memory
-    quantized_head = head if options.lm_head is not None else None
     return Prepared(
         options=options,
         source=source,

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from aiakq import formats
+from aiakq.formats import quantization_config
 from aiakq.inspection import Layer, collapse, inspect_checkpoint
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
@@ -43,7 +44,7 @@ def save_layer(folder, spec: QuantSpec) -> None:
     folder.mkdir()
     named = {f"model.layers.0.mlp.up_proj.{suffix}": tensor for suffix, tensor in tensors.items()}
     save_file(named, folder / "model.safetensors")
-    config = {"architectures": ["LlamaForCausalLM"], "quantization_config": spec.to_config()}
+    config = {"architectures": ["LlamaForCausalLM"], "quantization_config": quantization_config.write(spec)}
     (folder / "config.json").write_text(json.dumps(config))
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from aiakq import formats
 from aiakq.errors import AiakqError
+from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.inspection import inspect_checkpoint
 from aiakq.kernels.types import QWeight
@@ -66,7 +67,9 @@ def test_write_then_read_is_bit_exact(case: tuple[str, QWeight]) -> None:
     group = -1 if weight.group_size == weight.k else weight.group_size
     spec = QuantSpec("gptq", format, weight.bits, group, symmetric=weight.zeros is None)
     module = formats.load(format)
-    read = module.read(module.write(weight, spec, torch.float16), QuantSpec.from_config(spec.to_config()), "x")
+    read = module.read(
+        module.write(weight, spec, torch.float16), quantization_config.read(quantization_config.write(spec)), "x"
+    )
     assert (read.scheme, read.group_size) == (weight.scheme, weight.group_size)
     for name in ("codes", "scales", "zeros", "perm", "bias"):
         left, right = getattr(read, name), getattr(weight, name)
@@ -126,12 +129,12 @@ def config_of(name: str) -> dict[str, Any]:
 def test_damaged_quantization_configs(data: st.DataObject, name: str) -> None:
     config = data.draw(changed(config_of(name)["quantization_config"]))
     try:
-        spec = QuantSpec.from_config(config)
+        spec = quantization_config.read(config)
         for layer in ("lm_head", "model.layers.0.mlp.down_proj"):
             own = spec.for_layer(layer)
             assert own is None or (own.bits in (2, 3, 4, 8) and (own.group_size == -1 or own.group_size > 0))
         spec.describe()
-        spec.to_config()
+        quantization_config.write(spec)
     except AiakqError as problem:
         assert "\n" not in str(problem)
 

@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 from aiakq import formats
 from aiakq.errors import AiakqError
+from aiakq.formats import quantization_config
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
@@ -83,7 +84,7 @@ def test_write_then_read_is_the_same_weight(format: str, scheme: str, fields: di
     assert set(tensors) <= set(module.SUFFIXES)
     same(module.read(tensors, spec), weight)
     # The config that goes with it leads to the same reading.
-    again = QuantSpec.from_config(json.loads(json.dumps(spec.to_config())))
+    again = quantization_config.read(json.loads(json.dumps(quantization_config.write(spec))))
     same(module.read(tensors, again), weight)
 
 
@@ -224,7 +225,7 @@ def test_reads_what_other_tools_wrote(name: str) -> None:
     prefix = "model.layers.0.self_attn.k_proj."
     with safe_open(FIXTURES / name / "model.safetensors", framework="pt") as file:
         tensors = {key.removeprefix(prefix): file.get_tensor(key) for key in file.keys() if key.startswith(prefix)}
-    spec = QuantSpec.from_config(config)
+    spec = quantization_config.read(config)
     module = formats.load(spec.format)
     weight = module.read(tensors, spec, name)
     assert (weight.n, weight.k) == (128, 256)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from aiakq import formats
 from aiakq.errors import AiakqError
+from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import INDEX, Checkpoint
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.scoring import load_for_scoring
@@ -67,7 +68,7 @@ def save_mixed(source: Path, folder: Path, spec: QuantSpec) -> Path:
             written = formats.load(own.format).write(weight, own, torch.float32)
             tensors |= {f"{prefix}.{suffix}": tensor for suffix, tensor in written.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {**checkpoint.config, "quantization_config": spec.to_config()}
+    config = {**checkpoint.config, "quantization_config": quantization_config.write(spec)}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -105,7 +106,7 @@ def test_transformers_loads_mixed_files_and_gives_our_logits(tiny_model, tmp_pat
 @pytest.mark.parametrize("name", MIXED)
 def test_what_is_written_is_read_again(name):
     spec = MIXED[name]
-    again = QuantSpec.from_config(json.loads(json.dumps(spec.to_config())))
+    again = quantization_config.read(json.loads(json.dumps(quantization_config.write(spec))))
     for linear in (*LINEARS, "lm_head"):
         own, read = spec.for_layer(linear), again.for_layer(linear)
         assert (own is None) == (read is None)
@@ -114,13 +115,13 @@ def test_what_is_written_is_read_again(name):
 
 
 def test_groups_of_a_mixed_config():
-    config = MIXED["two formats"].to_config()
+    config = quantization_config.write(MIXED["two formats"])
     assert config["format"] == "mixed-precision" and config["ignore"] == ["lm_head"]
     first, last = config["config_groups"].values()
     assert (first["format"], last["format"]) == ("int-quantized", "pack-quantized")
     assert first["targets"] == ["model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj"]
     assert last["targets"] == ["Linear"]
-    assert MIXED["two widths"].to_config()["format"] == "pack-quantized"
+    assert quantization_config.write(MIXED["two widths"])["format"] == "pack-quantized"
 
 
 def test_resolved_names_the_rarer_layers():
@@ -147,19 +148,19 @@ def test_gptq_says_it_with_dynamic():
     spec = spec_of(
         "gptq", ignore=("lm_head", DOWN), layers=(("model.layers.1.self_attn.q_proj", W8G), ("*.up_proj", W8))
     )
-    config = spec.to_config()
+    config = quantization_config.write(spec)
     assert config["lm_head"] is False
     assert list(config["dynamic"]) == [
         r"-:^model\.layers\.0\.mlp\.down_proj$",
         r"+:^model\.layers\.1\.self_attn\.(q_proj|qkv_proj)$",
         r"+:^.*\.up_proj$",
     ]
-    again = QuantSpec.from_config(config)
+    again = quantization_config.read(config)
     assert again.for_layer(DOWN) is None and again.for_layer("lm_head") is None
     assert again.for_layer("model.layers.1.self_attn.q_proj").layer == W8G
     assert again.for_layer("model.layers.1.self_attn.qkv_proj").layer == W8G  # vLLM's name for three in one
     assert again.for_layer("model.layers.1.self_attn.o_proj").layer == W4
-    head = QuantSpec.from_config(replace(spec, ignore=(), layers=(("lm_head", W8),)).to_config())
+    head = quantization_config.read(quantization_config.write(replace(spec, ignore=(), layers=(("lm_head", W8),))))
     assert head.for_layer("lm_head").bits == 8
 
 
@@ -170,7 +171,7 @@ def test_gptqmodel_reads_dynamic(tiny_model, tmp_path):
     from gptqmodel.quantization.config import dynamic_get
 
     spec = spec_of("gptq", ignore=("lm_head", DOWN), layers=(("model.layers.1.self_attn.q_proj", W8G),))
-    dynamic = spec.to_config()["dynamic"]
+    dynamic = quantization_config.write(spec)["dynamic"]
     assert dynamic_get(dynamic, DOWN) is False
     assert dynamic_get(dynamic, "model.layers.1.self_attn.q_proj", "bits", 4) == 8
     assert dynamic_get(dynamic, "model.layers.0.self_attn.q_proj", "bits", 4) == 4
@@ -178,7 +179,9 @@ def test_gptqmodel_reads_dynamic(tiny_model, tmp_path):
 
 def test_first_dynamic_rule_wins():
     dynamic = {r"-:.*down.*": {}, r"+:.*\.1\..*": {"bits": 8, "sym": False}, r".*up.*": {"group_size": 128}}
-    spec = QuantSpec.from_config({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "dynamic": dynamic})
+    spec = quantization_config.read(
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "dynamic": dynamic}
+    )
     assert spec.for_layer("model.layers.1.mlp.down_proj") is None
     assert spec.for_layer("model.layers.1.mlp.up_proj").layer == LayerSpec(8, 32, symmetric=False)
     assert spec.for_layer("model.layers.0.mlp.up_proj").layer == LayerSpec(4, 128)
@@ -190,15 +193,15 @@ def test_first_dynamic_rule_wins():
 
 def test_awq_lists_hold_parts_of_names():
     config = {"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["gate", "visual", "layers.10."]}
-    spec = QuantSpec.from_config(config)
+    spec = quantization_config.read(config)
     for name in ("model.layers.0.mlp.gate", "visual.blocks.1.fc", "model.layers.0.mlp.gate_proj", "layers.10.x"):
         assert spec.for_layer(name) is None
     assert spec.for_layer("model.layers.1.mlp.up_proj").bits == 4
-    assert QuantSpec.from_config(spec.to_config()).ignore == spec.ignore
+    assert quantization_config.read(quantization_config.write(spec)).ignore == spec.ignore
     left_out = spec_of("awq", ignore=("lm_head",), layers=((DOWN, None),))
-    assert left_out.to_config()["modules_to_not_convert"] == ["lm_head", DOWN]
+    assert quantization_config.write(left_out)["modules_to_not_convert"] == ["lm_head", DOWN]
     with pytest.raises(AiakqError) as caught:
-        spec_of("awq", layers=((DOWN, W8),)).to_config()
+        quantization_config.write(spec_of("awq", layers=((DOWN, W8),)))
     assert caught.value.id == "option_conflict"
 
 
@@ -215,7 +218,7 @@ def test_autoround_extra_config():
             r"layers\.1\.mlp\..*": {"bits": 8, "sym": False},
         },
     }
-    spec = QuantSpec.from_config({**config, "lm_head": True})
+    spec = quantization_config.read({**config, "lm_head": True})
     assert spec.for_layer("lm_head").layer == LayerSpec(8, 128)
     assert spec.for_layer(DOWN) is None
     assert spec.for_layer("model.layers.1.mlp.up_proj").layer == LayerSpec(8, 32, symmetric=False)
@@ -239,13 +242,13 @@ def test_compressed_tensors_precedence():
         },
         "ignore": ["lm_head", "re:.*gate$"],
     }
-    spec = QuantSpec.from_config(config)
+    spec = quantization_config.read(config)
     assert spec.for_layer(DOWN).layer == W8G
     assert spec.for_layer("model.layers.1.mlp.down_proj").layer == W8
     assert spec.for_layer("model.layers.1.mlp.up_proj").layer == W4
     assert spec.for_layer("model.layers.1.mlp.gate") is None
     del config["config_groups"]["a"]
-    spec = QuantSpec.from_config(config)
+    spec = quantization_config.read(config)
     assert spec.for_layer("model.layers.1.mlp.up_proj") is None and spec.for_layer(DOWN).layer == W8G
 
 
@@ -288,7 +291,7 @@ def test_compressed_tensors_precedence():
 )
 def test_what_cannot_be_read_is_refused_in_one_line(config, said):
     with pytest.raises(AiakqError) as caught:
-        QuantSpec.from_config(config)
+        quantization_config.read(config)
     assert caught.value.id == "format_unsupported" and said in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from aiakq.errors import AiakqError
+from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.quantizers.layer_plan import fused_apart, parse_override, plan_layers
+from aiakq.quantizers.layer_plan import fit_head, fused_apart, parse_override, plan_layers
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.spec import LayerSpec, QuantSpec
@@ -50,7 +51,7 @@ def test_the_first_override_counts_and_skip_beats_all() -> None:
     bits = [None if (own := spec.for_layer(name)) is None else own.bits for name in NAMES]
     assert bits == [8, 8, 8, 3, None, 4]
     assert spec.format == "compressed-tensors"
-    assert QuantSpec.from_config(spec.to_config()).for_layer(NAMES[3]).bits == 3  # type: ignore[union-attr]
+    assert quantization_config.read(quantization_config.write(spec)).for_layer(NAMES[3]).bits == 3  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("fields", [{"layer": ("nothing=bits:8",)}, {"skip": ("nothing",)}, {"skip": ("*",)}])
@@ -124,6 +125,13 @@ def test_a_quantized_output_layer(
     ours = load_for_scoring(output, device="cpu").logits(ids)
     wanted = load_for_scoring(source, device="cpu").logits(ids)
     assert float((ours - wanted).norm() / wanted.norm()) < {8: 0.05, 4: 0.2}[bits]
+
+
+@pytest.mark.parametrize(("k", "group"), [(256, 128), (192, 64), (96, 32), (80, -1)])
+def test_groups_of_the_output_layer_fit_its_inputs(k: int, group: int) -> None:
+    own = fit_head(plan(lm_head=4), "lm_head", k).for_layer("lm_head")
+    assert own is not None and (own.bits, own.group_size) == (4, group)
+    assert fit_head(plan(lm_head=4), "lm_head", k).for_layer(NAMES[0]) == plan(lm_head=4).for_layer(NAMES[0])
 
 
 def test_skipped_layers_are_as_they_were(tiny_model: Callable[..., Path], tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """The ``quantization_config`` of config.json, as GPTQ, AWQ, AutoRound and compressed-tensors tools write it.
 
 Both ways: into a QuantSpec, and out of one.
-
-Standard library only.
 """
 
 from __future__ import annotations
@@ -18,12 +16,15 @@ from aiakq.spec import LayerSpec, QuantSpec
 
 
 def write(spec: QuantSpec) -> dict[str, Any]:
-    """See ``QuantSpec.to_config``."""
+    """The ``quantization_config`` that transformers and vLLM read for ``spec``.
+
+    Raises ``option_conflict`` for layers that differ in a format that cannot say so.
+    """
     return _WRITERS[spec.format](spec)
 
 
 def read(config: Mapping[str, Any]) -> QuantSpec:
-    """See ``QuantSpec.from_config``."""
+    """Another tool's or our own ``quantization_config`` as a spec. Raises ``format_unsupported``."""
     if not isinstance(config, Mapping):
         raise _unsupported("quantization_config is not an object")
     method = str(config.get("quant_method", "")).lower()
