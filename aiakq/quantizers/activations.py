@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -157,31 +158,45 @@ class Activations:
                 for batch, future in zip(wave, running, strict=True):
                     yield batch, future.result()
 
-    def run_one(self, block: nn.Module, index: int, tokens: int | None = None) -> Tensor:
-        """The output of block ``index`` on the first sequence alone, [1, T, hidden], or on its first ``tokens``.
+    def run_one(self, block: nn.Module, index: int, batch: int = 0, row: int = 0, tokens: int | None = None) -> Tensor:
+        """The output of block ``index`` on one sequence of a batch alone, [1, T, hidden], or on its first ``tokens``.
 
         What else the block is given is cut to these tokens wherever it has as many places as the sequence, which may be
-        wrong; see ``short_run``.
+        wrong; see ``trial``.
         """
-        hidden = self.hidden[0].to(self.device)
-        call = self.calls[tuple(hidden.shape[:2])][index]
-        rows, length = hidden.shape[:2]
+        hidden = self.hidden[batch][row : row + 1].to(self.device)
+        rows, length = self.hidden.shapes[batch][:2]
+        call = self.calls[rows, length][index]
         args, kwargs = _first_row(call.args, rows), _first_row(call.kwargs, rows)
         if tokens is not None:
             args, kwargs = _first_tokens(args, length, tokens), _first_tokens(kwargs, length, tokens)
-        out = block(hidden[:1, :tokens], *args, **kwargs)
+        out = block(hidden[:, :tokens], *args, **kwargs)
         return out[0] if isinstance(out, tuple) else out
 
-    def short_run(self, block: nn.Module, index: int, tokens: int) -> Callable[[], Tensor]:
-        """``run_one`` on so many tokens, if that gives what the whole sequence gives for them, as it does in a causal
-        model; on the whole sequence otherwise."""
-        if tokens < self.hidden.shapes[0][1]:
-            with torch.inference_mode(), suppress(RuntimeError, ValueError, IndexError, TypeError):
-                whole, short = self.run_one(block, index)[:, :tokens], self.run_one(block, index, tokens)
-                fine = torch.isfinite(whole)
-                if torch.allclose(short[fine], whole[fine], rtol=1e-3, atol=1e-4 * float(whole[fine].abs().max())):
-                    return lambda: self.run_one(block, index, tokens)
-        return lambda: self.run_one(block, index)
+    def trial(self, block: nn.Module, index: int, tokens: int) -> Callable[[], Tensor] | None:
+        """``run_one`` on the first sequence whose output is mostly finite; None if there is none.
+
+        Only the sequence's first ``tokens`` are taken where they give what they give with the rest behind them, as in
+        every causal model.
+        """
+        with torch.inference_mode():
+            for batch in range(len(self.hidden)):
+                for row in range(self.hidden.shapes[batch][0]):
+                    whole = self.run_one(block, index, batch, row)
+                    if float(torch.isfinite(whole).float().mean()) < 0.5:
+                        continue
+                    short = self._same_for_few(block, index, batch, row, tokens, whole)
+                    return partial(self.run_one, block, index, batch, row, tokens if short else None)
+        return None
+
+    def _same_for_few(self, block: nn.Module, index: int, batch: int, row: int, tokens: int, whole: Tensor) -> bool:
+        if tokens < whole.shape[1]:
+            with suppress(RuntimeError, ValueError, IndexError, TypeError):
+                short, wanted = self.run_one(block, index, batch, row, tokens), whole[:, :tokens]
+                fine = torch.isfinite(wanted)
+                size = float(wanted[fine].abs().max()) if bool(fine.any()) else 0.0
+                return size > 0 and torch.allclose(short[fine], wanted[fine], rtol=1e-3, atol=1e-4 * size)
+        return False
 
     def advance(self, block: nn.Module, index: int) -> None:
         """Replace every batch by the output of block ``index`` on it."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aiakq.errors import error
 from aiakq.quantizers.activations import Activations
 from aiakq.quantizers.experts import EXPERT, all_experts
 from aiakq.quantizers.groups import Heads, Pair, same_place, structure, trace_groups, watching
@@ -45,12 +46,19 @@ class Wiring:
     _known: dict[tuple[Any, ...], tuple[list[tuple[str, ...]], tuple[Pair, ...]]] = field(default_factory=dict)
 
     def of(self, block: nn.Module, index: int, inputs: Activations) -> tuple[list[tuple[str, ...]], tuple[Pair, ...]]:
-        """The groups (``trace_groups``) and pairs of a block, by its first calibration sequence; none without one."""
+        """The groups (``trace_groups``) and pairs of a block, by one of its calibration sequences; none without one.
+
+        Raises ``not_finite``.
+        """
         if not len(inputs.hidden):
             return [], ()
         kind = structure(block)
         if kind not in self._known:
-            run = inputs.short_run(block, index, _TOKENS)
+            run = inputs.trial(block, index, _TOKENS)
+            if run is None and self.fold:
+                hint = "Calibrate on other text, and check that the source model computes sensible output."
+                raise error("not_finite", what=f"Every calibration input of block {index}", hint=hint)
+            run = run or (lambda: inputs.run_one(block, index))
             with all_experts(block):
                 groups = trace_groups(block, run)
                 pairs: tuple[Pair, ...] = ()

@@ -264,7 +264,9 @@ def test_tokens_that_are_not_finite_do_not_hide_a_pair() -> None:
 def test_a_few_tokens_stand_for_the_sequence(family: str, opened: Callable[..., Any]) -> None:
     model, inputs = opened(family)
     for index, block in enumerate(model.blocks):
-        found = inputs.short_run(block, index, 10)()
+        run = inputs.trial(block, index, 10)
+        assert run is not None
+        found = run()
         assert found.shape == (1, 10, 64)
         torch.testing.assert_close(found, inputs.run_one(block, index)[:, :10], rtol=1e-4, atol=1e-5)
 
@@ -275,5 +277,16 @@ def test_a_block_that_looks_ahead_is_tried_on_the_whole_sequence() -> None:
             return x + x.mean(1, keepdim=True)
 
     inputs = Activations([torch.randn(2, 9, 4)], {(2, 9): [Call((), {})]}, torch.device("cpu"))
-    assert inputs.short_run(Ahead(), 0, 3)().shape == (1, 9, 4)
-    assert inputs.short_run(torch.nn.Identity(), 0, 3)().shape == (1, 3, 4)
+    ahead, alone = inputs.trial(Ahead(), 0, 3), inputs.trial(torch.nn.Identity(), 0, 3)
+    assert ahead is not None and ahead().shape == (1, 9, 4)
+    assert alone is not None and alone().shape == (1, 3, 4)
+
+
+def test_a_sequence_that_is_not_finite_is_passed_over() -> None:
+    hidden = [torch.full((2, 9, 4), float("nan")), torch.randn(2, 9, 4)]
+    hidden[1][0, 2] = float("inf")
+    hidden[1][0, 4:] = float("nan")
+    inputs = Activations(hidden, {(2, 9): [Call((), {})]}, torch.device("cpu"))
+    run = inputs.trial(torch.nn.Identity(), 0, 3)
+    assert run is not None and torch.equal(run(), hidden[1][1:, :3])
+    assert Activations(hidden[:1], inputs.calls, inputs.device).trial(torch.nn.Identity(), 0, 3) is None
