@@ -72,6 +72,8 @@ def _peaks(work: BlockWork) -> dict[str, Tensor]:
     names = dict.fromkeys(first.get(pair.witness, pair.witness) for pair in work.pairs)
     if work.plan.spec.static_input:
         names |= dict.fromkeys(first.values())
+    # One at least is looked at: inputs of which none is finite are an error, not a block without pairs.
+    names = names or dict.fromkeys(list(first.values())[:1])
     if names:
         work.observe({name: see(name) for name in names})
     for name, shown in first.items():
