@@ -44,22 +44,33 @@ class Replay:
         if batch == len(self._kept[name]):
             self._kept[name].append(x.detach().to("cpu", copy=True))
 
-    def run(self, batch: int, wanted: tuple[str, ...] = (), whole: bool = False) -> Tensor:
-        """The block's output on one batch. A module that holds a ``wanted`` linear runs as it is; all if ``whole``."""
+    def run(
+        self,
+        batch: int,
+        wanted: tuple[str, ...] = (),
+        whole: bool = False,
+        block: nn.Module | None = None,
+        device: torch.device | None = None,
+    ) -> Tensor:
+        """The output of the block, or of a copy on another device, on one batch.
+
+        A module that holds a ``wanted`` linear runs as it is; all if ``whole``.
+        """
+        block = self.block if block is None else block
         known = [name for name, owner in self._owners.items() if owner is not None and not whole]
         unknown = [name for name in self._kept if name not in self._owners]
-        with self._standing_in(known, batch, wanted), self._learning(unknown):
-            return self.inputs.run(self.block, self.index, batch)
+        with self._standing_in(block, known, batch, wanted), self._learning(block, unknown):
+            return self.inputs.run(block, self.index, batch, device)
 
     @contextmanager
-    def _standing_in(self, names: list[str], batch: int, wanted: tuple[str, ...]) -> Iterator[None]:
+    def _standing_in(self, block: nn.Module, names: list[str], batch: int, wanted: tuple[str, ...]) -> Iterator[None]:
         replaced: list[nn.Module] = []
         for name in names:
             owner = self._owners[name]
             assert owner is not None
             if batch >= len(self._kept[name]) or any(f"{other}.".startswith(f"{owner[0]}.") for other in wanted):
                 continue
-            module, linear = self.block.get_submodule(owner[0]), self.block.get_submodule(name)
+            module, linear = block.get_submodule(owner[0]), block.get_submodule(name)
             module.forward = self._short(linear, self._kept[name], batch, owner[1])
             replaced.append(module)
         try:
@@ -70,13 +81,13 @@ class Replay:
 
     def _short(self, linear: nn.Module, kept: HiddenStates, batch: int, in_tuple: bool) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            out = linear(kept[batch].to(self.inputs.device))
+            out = linear(kept[batch].to(next(linear.parameters()).device))
             return (out, None) if in_tuple else out
 
         return forward
 
     @contextmanager
-    def _learning(self, names: list[str]) -> Iterator[None]:
+    def _learning(self, block: nn.Module, names: list[str]) -> Iterator[None]:
         """Note, for linears with kept inputs, the outermost module that gives just what the linear gives."""
         outputs: dict[str, tuple[Tensor, Tensor]] = {}
         handles = []
@@ -101,11 +112,11 @@ class Replay:
             return look
 
         for name in names:
-            handles.append(self.block.get_submodule(name).register_forward_hook(note(name)))
+            handles.append(block.get_submodule(name).register_forward_hook(note(name)))
             parts = name.split(".")
             for depth in range(len(parts) - 1, 0, -1):  # inner ones first, so that the outermost has the last word
                 owner = ".".join(parts[:depth])
-                handles.append(self.block.get_submodule(owner).register_forward_hook(compare(owner, name)))
+                handles.append(block.get_submodule(owner).register_forward_hook(compare(owner, name)))
         try:
             yield
         finally:

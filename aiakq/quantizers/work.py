@@ -7,6 +7,7 @@ which puts the rounded weight into the block so that everything after it sees wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,41 +176,48 @@ class BlockWork:
         """
         kept = dict.fromkeys(see, 0)
         lost = dict.fromkeys(see, 0)
-        waiting: set[str] = set()
         sizes: dict[str, float] = {}
         measured = frozenset(self.some_batches(ERROR_TOKENS))
-        batch = -1
 
-        def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-            def show(module: nn.Module, args: tuple[Any, ...]) -> None:
-                if keep:
-                    self.replay.keep(name, batch, args[0])
-                rows = args[0].reshape(-1, args[0].shape[-1])
-                # One sum tells whether anything is wrong; only then look row by row.
-                if not bool(torch.isfinite(rows.sum())):
-                    fine = torch.isfinite(rows).all(dim=-1)
-                    lost[name] += int((~fine).sum())
-                    rows = rows[fine]
-                kept[name] += len(rows)
-                if len(rows):
-                    if batch in measured:
-                        sizes[name] = max(sizes.get(name, 0.0), largest(rows))
-                    see[name](rows)
-                waiting.discard(name)
-                if not waiting:
-                    raise _Enough
+        def take(batch: int, name: str, x: Tensor) -> None:
+            if keep:
+                self.replay.keep(name, batch, x)
+            rows = x.reshape(-1, x.shape[-1])
+            # One sum tells whether anything is wrong; only then look row by row.
+            if not bool(torch.isfinite(rows.sum())):
+                fine = torch.isfinite(rows).all(dim=-1)
+                lost[name] += int((~fine).sum())
+                rows = rows[fine]
+            kept[name] += len(rows)
+            if len(rows):
+                if batch in measured:
+                    sizes[name] = max(sizes.get(name, 0.0), largest(rows))
+                see[name](rows)
 
-            return show
+        def look(block: nn.Module, batch: int, device: torch.device) -> list[tuple[str, Tensor]]:
+            later: list[tuple[str, Tensor]] = []
+            waiting = set(see)
+
+            def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+                def show(module: nn.Module, args: tuple[Any, ...]) -> None:
+                    if self.inputs.others:  # several threads look; one of them takes, in the order of the batches
+                        later.append((name, args[0].clone()))
+                    else:
+                        take(batch, name, args[0])
+                    waiting.discard(name)
+                    if not waiting:
+                        raise _Enough
+
+                return show
+
+            with watching({block.get_submodule(name): hook(name) for name in see}), suppress(_Enough):
+                self.replay.run(batch, wanted=tuple(see), block=block, device=device)
+            return later
 
         chosen = range(len(self.inputs.hidden)) if batches is None else batches
-        hooks: dict[nn.Module, Callable[..., Any]] = {self.block.get_submodule(name): hook(name) for name in see}
-        with watching(hooks), torch.inference_mode():
-            for batch in chosen:
-                waiting = set(see)
-                try:
-                    self.replay.run(batch, wanted=tuple(see))
-                except _Enough:
-                    pass
+        for batch, found in self.inputs.spread(self.block, chosen, look):
+            for name, x in found:
+                take(batch, name, x.to(self.inputs.device))
         self.magnitudes.first_look(self.groups, sizes)
         self.dropped = max(self.dropped, *lost.values())
         for name, rows in kept.items():
@@ -416,16 +424,18 @@ class BlockWork:
             # Before the hook that rounds activations: the reference must see them as they come.
             handles.append(linear.register_forward_pre_hook(before(name), prepend=True))
             handles.append(linear.register_forward_hook(after(name)))
-        measured = set(self.some_batches(ERROR_TOKENS))
+        measured = self.some_batches(ERROR_TOKENS)
         with torch.inference_mode():
-            for batch in range(len(self.inputs.hidden)):
-                if batch not in measured:
-                    for handle in handles:
-                        handle.remove()
-                    handles = []
-                self.inputs.hidden[batch] = self.replay.run(batch, whole=batch in measured).to("cpu")
+            for batch in measured:
+                self.inputs.hidden[batch] = self.replay.run(batch, whole=True).to("cpu")
         for handle in handles:
             handle.remove()
+
+        def run(block: nn.Module, batch: int, device: torch.device) -> Tensor:
+            return self.replay.run(batch, block=block, device=device).to("cpu")
+
+        for batch, output in self.inputs.spread(self.block, range(len(measured), len(self.inputs.hidden)), run):
+            self.inputs.hidden[batch] = output
         self.errors = {name: (difference[name] / whole[name]) ** 0.5 for name in self.linears if whole[name] > 0}
         for name in self.linears:
             traced = any(name in group for group in self.groups) or name.startswith(self._rounded)
