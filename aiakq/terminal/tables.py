@@ -119,6 +119,7 @@ def quantize_report(report: QuantizeReport) -> None:
         "layer error": "not measured" if worst is None else f"{report.mean_error:.2%} mean",
         "worst layer": None if worst is None else f"{worst.error:.2%} {worst.name}",
         "perplexity": "not measured",
+        "of the original": None,
         "calibration": None if report.calibration is None else f"{report.calibration}, {number(report.tokens)} tokens",
         "time": console.seconds(report.seconds),
         "written to": report.output,

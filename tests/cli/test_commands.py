@@ -43,6 +43,8 @@ def test_quantize_reports_what_it_made(quantized):
         f"aiakq serve {folder}",
     ):
         assert text in done.stderr
+    names = [line[:16].strip() for line in done.stderr.splitlines()]
+    assert names.index("of the original") == names.index("perplexity") + 1
     # What libraries have to say is not for the user of a command that works.
     lines = done.stderr.splitlines()
     assert all(line.startswith("quantize: ") for line in lines[: lines.index("quantized")])
