@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-
 Models = tuple[str, ...]
 DEFAULT: Models = ("books", "outliers")
 
