@@ -40,7 +40,7 @@ from aiakq.runtime import evaluate  # noqa: E402
 from aiakq.runtime.scoring import load_for_scoring  # noqa: E402
 from aiakq.terminal import console  # noqa: E402
 
-OUT = Path(os.environ.get("OUT", ROOT / "out" / "quality"))
+OUT = Path(os.environ.get("OUT", ROOT / "out" / "quality")).resolve()
 EXAMPLE, HELDOUT = ROOT / "examples" / "tinybooks", ROOT / "examples" / "heldout.txt"
 WINDOW, WINDOWS = 512, 64
 #: The longest that one tool may take for one row, in seconds.
@@ -148,12 +148,15 @@ def quantize(row: Row, subject: Subject) -> dict[str, Any]:
     }
     request.write_text(json.dumps(asked))
     words = [str(python), str(PEERS / f"peer_{row.tool}.py"), str(request), str(result)]
-    # The process must not find this repository's folders before its own packages.
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with log.open("w") as out:
         try:
             code = subprocess.run(
-                words, stdout=out, stderr=subprocess.STDOUT, cwd=output.parent, env=variables, timeout=PATIENCE
+                words,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=output.parent,
+                env=environments.variables(),
+                timeout=PATIENCE,
             ).returncode
         except subprocess.TimeoutExpired:
             return {"failed": f"not finished after {PATIENCE // 3600} hours"}

@@ -10,7 +10,6 @@ difference for the original model in the same engine: that one is the engine's r
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -82,12 +81,10 @@ def ask(python: Path, engine: str, folder: Path, dtype: str, prompts: list[list[
     result.unlink(missing_ok=True)
     asked = {"model": str(folder.resolve()), "dtype": dtype, "prompts": prompts, "max_tokens": NEW_TOKENS}
     request.write_text(json.dumps(asked))
-    # aiakq's folder must not be what the engine imports from.
-    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     with log.open("w") as out:
         words = [str(python), str(SCRIPTS / f"engine_{engine}.py"), str(request), str(result)]
         try:
-            subprocess.run(words, stdout=out, stderr=subprocess.STDOUT, timeout=1800, env=variables)
+            subprocess.run(words, stdout=out, stderr=subprocess.STDOUT, timeout=1800, env=environments.variables())
         except subprocess.TimeoutExpired:
             return {"failed": "no answer in 30 minutes"}
     if result.is_file():

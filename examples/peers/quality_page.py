@@ -13,6 +13,7 @@ import torch
 from rows import Row
 
 Result = dict[str, Any]
+WINDOW = 512
 
 TITLES = {
     "books": "The example model",
@@ -35,8 +36,8 @@ the next rows lose against the first table, they lose to outliers.""",
 }
 HEAD = """\
 Written by `make quality`, which makes a virtual environment for every other tool and gives all of them the same
-calibration ids ({calibration}), bits and groups. Every checkpoint, ours and theirs, is scored by our runtime in
-float32 on the same windows of 512 tokens: {tokens} tokens.
+calibration ids, bits and groups: 128 samples of 512 tokens, for the larger model 32. Every checkpoint, ours and theirs,
+is scored by our runtime in float32 on the same windows of 512 tokens.
 
 - *change*: perplexity against the unquantized model; *against ours*: against the row in bold, our default for the kind.
   Both with their standard error over windows: a difference of less than twice that is chance.
@@ -65,12 +66,13 @@ def page(rows: list[Row], results: list[Result], elsewhere: list[str], root: Pat
     by_model: dict[str, dict[str, Result]] = {}
     for result in results:
         by_model.setdefault(result["model"], {})[result["slug"]] = result
-    parts = ["# Quality", "", head(by_model)]
+    parts = ["# Quality", "", HEAD.format(threads=torch.get_num_threads())]
     behind: list[str] = []
     for key, title in TITLES.items():
         if key not in by_model:
             continue
-        parts += ["", f"## {title}", "", ABOUT[key]]
+        parts += [f"## {title}" if parts[-1].endswith("\n") else f"\n## {title}", "", ABOUT[key]]
+        parts += ["", *unquantized(by_model[key])]
         parts += outlier_claim(by_model[key], rows)
         for kind in dict.fromkeys(row.kind for row in rows if key in row.models):
             mine = [row for row in rows if row.kind == kind and key in row.models and row.slug in by_model[key]]
@@ -92,11 +94,13 @@ BEHIND = (
 )
 
 
-def head(by_model: dict[str, dict[str, Result]]) -> str:
-    counts = {key: next((len(r["kl"]) for r in found.values() if "kl" in r), 0) for key, found in by_model.items()}
-    tokens = ", ".join(f"{count * 511} for {TITLES[key].lower()}" for key, count in counts.items() if key in TITLES)
-    calibration = "128 samples of 512 tokens; 32 for the larger model"
-    return HEAD.format(tokens=tokens, threads=torch.get_num_threads(), calibration=calibration)
+def unquantized(found: dict[str, Result]) -> list[str]:
+    """What the model is before anything is done to it."""
+    result = next((result for result in found.values() if "loss" in result), None)
+    if result is None:
+        return []
+    tokens = (WINDOW - 1) * len(result["loss"])
+    return [f"Unquantized: perplexity {math.exp(mean(result['loss_original'])):.3f} on {tokens} predicted tokens."]
 
 
 def default_of(rows: list[Row], found: dict[str, Result]) -> Row | None:
