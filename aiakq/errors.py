@@ -139,6 +139,11 @@ REGISTRY: dict[str, ErrorKind] = {
         "Choose another folder, or add --overwrite to replace it.",
         CONFLICT,
     ),
+    "output_not_folder": ErrorKind(
+        "The output '{path}' exists and is not a folder.",
+        "Choose another path; --overwrite only replaces models.",
+        CONFLICT,
+    ),
     "output_not_model": ErrorKind(
         "The output '{path}' holds files but no model, so --overwrite does not delete it.",
         "Choose another folder, or remove that one yourself.",

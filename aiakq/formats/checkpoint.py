@@ -47,12 +47,12 @@ def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path
 
     Raises ``model_missing`` for something that looks like a path, ``model_hub`` when the hub could not deliver.
     """
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise error("model_malformed", file=str(name_or_path), reason="a model is a folder, this is a file")
     name = str(name_or_path)
+    path = Path(name_or_path).expanduser()
+    if name.strip() and os.path.isdir(path):  # which, other than the path's own method, minds no name however long
+        return path
+    if os.path.lexists(path) or not name.strip():
+        raise error("model_missing", path=name)
     if not _HUB_NAME.fullmatch(name) or name.endswith((".", "-")) or ".." in name:
         raise error("model_missing", path=name)
     import huggingface_hub

@@ -70,9 +70,16 @@ VERBATIM_FILES = (
 def check_output(output: str | Path, inputs: Iterable[str | Path] = (), overwrite: bool = False) -> Path:
     """The real path an output would take, after every check that needs no lock.
 
-    Raises ``output_is_input``, ``output_exists`` and ``output_not_model``.
+    Raises ``output_is_input``, ``output_exists``, ``output_not_folder``, ``output_not_model`` and ``output_failed``.
     """
-    real = Path(os.path.realpath(Path(output).expanduser()))
+    try:
+        real = Path(os.path.realpath(Path(output).expanduser()))
+        real.lstat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as problem:  # too long, through a file, with a zero byte
+        reason = getattr(problem, "strerror", None) or str(problem)
+        raise error("output_failed", path=str(output), reason=reason) from None
     for source in inputs:
         given = Path(os.path.realpath(source))
         if _contains(real, given) or _contains(given, real):
@@ -85,7 +92,7 @@ def check_output(output: str | Path, inputs: Iterable[str | Path] = (), overwrit
             if not any((real / file).is_file() for file in (MANIFEST, "config.json")):
                 raise error("output_not_model", path=str(output))
     elif os.path.lexists(real):
-        raise error("output_exists", path=str(output))
+        raise error("output_not_folder", path=str(output))
     return real
 
 

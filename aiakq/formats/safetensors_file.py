@@ -82,10 +82,11 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as problem:
         raise bad(problem.strerror or str(problem)) from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):  # before it is a stream, which a folder cannot be
+        os.close(descriptor)
+        raise bad("it is not a regular file")
     with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise bad("it is not a regular file")
         prefix = stream.read(8)
         if prefix.startswith(b"version "):
             raise bad("it is a git-lfs pointer, not the weights (run git lfs pull)")

@@ -77,7 +77,7 @@ def load_samples(options: QuantizeOptions, tokenizer: Any, vocab_size: int) -> S
         chosen = pick(pieces, options.samples, options.seed)
     else:
         if tokenizer is None:
-            raise bad("text", "the model folder has no tokenizer", "Give token ids with -token FILE.")
+            raise bad("in words", "the model folder has no tokenizer", "Give token ids with -token FILE.")
         chosen, names = [], sources(options.calibration)
         for number, name in enumerate(names):
             share = options.samples // len(names) + (number < options.samples % len(names))

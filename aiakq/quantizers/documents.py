@@ -229,7 +229,7 @@ def _messages(value: list[Any], source: str, where: str) -> tuple[Message, ...]:
 
 def read_text(path: Path, hint: str) -> str:
     """The text of a UTF-8 file of bounded size. Raises ``calibration``."""
-    _check_size(path)
+    _check_size(path, hint)
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as problem:
@@ -238,14 +238,14 @@ def read_text(path: Path, hint: str) -> str:
         raise bad(path.name, "it is not UTF-8 text", hint) from None
 
 
-def _check_size(path: Path) -> None:
+def _check_size(path: Path, hint: str = HINT) -> None:
     try:
         if not path.is_file():
-            raise bad(str(path), "it is no regular file" if path.exists() else "there is no such file")
+            raise bad(str(path), "it is no regular file" if path.exists() else "there is no such file", hint)
         if path.stat().st_size > _MAX_BYTES:
             raise bad(path.name, "it is larger than 1 GiB", "A few megabytes are plenty.")
     except OSError as problem:
-        raise bad(str(path), problem.strerror or str(problem)) from None
+        raise bad(str(path), problem.strerror or str(problem), hint) from None
 
 
 def _json(text: str, source: str, where: str) -> Any:

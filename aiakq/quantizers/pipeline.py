@@ -246,7 +246,8 @@ class _Run:
         except AiakqError as problem:
             if self.accept is not None:
                 raise
-            report.warnings.append(f"Perplexity was not measured: {problem}")
+            # Without its details, which are a table.
+            report.warnings.append(f"Perplexity was not measured: {problem.message} {problem.remedy}".rstrip())
             return
         report.perplexity_before, report.perplexity_after = found.perplexity_original, found.perplexity
         report.kl, report.top1_agreement = found.kl, found.top1_agreement

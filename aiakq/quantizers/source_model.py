@@ -169,6 +169,11 @@ class SourceModel:
         if tensor.shape != shape:
             reason = f"tensor {source} has shape {list(tensor.shape)}, its config says {list(shape)}"
             raise error("tensor_mismatch", path=str(self.checkpoint.path), reason=reason)
+        if not tensor.is_floating_point():
+            reason = (
+                f"tensor {source} holds {str(tensor.dtype).removeprefix('torch.')}, and nothing says what they mean"
+            )
+            raise error("tensor_mismatch", path=str(self.checkpoint.path), reason=reason)
         return cast(tensor, source, self.storage).to(self.device, torch.float32, copy=True)
 
     def holds(self, name: str) -> bool:
@@ -239,8 +244,9 @@ def _skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[s
             model = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, trust_remote_code=trust_remote_code
             )
-    except (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as problem:
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
+    except Exception as problem:
+        # The classes of configs and models raise whatever a wrong value provokes.
+        reason = " ".join(str(problem).split()[:40]).rstrip(".") or type(problem).__name__
         raise error(
             "model_unsupported",
             architecture=(config_json.get("architectures") or [config_json.get("model_type")])[0],

@@ -193,6 +193,20 @@ def test_malformed_files(tmp_path: Path, content: bytes) -> None:
     assert "model.safetensors" in str(problem)
 
 
+def test_weights_that_are_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").mkdir()
+    assert refused(tmp_path).id == "model_malformed"
+
+
+@pytest.mark.parametrize("name", ["", " ", "file", "a/b/" + "c" * 5000, "zero\0byte"])
+def test_names_of_no_model(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(AiakqError) as caught:
+        resolve_model(str(tmp_path / name) if name.strip() else name)
+    assert caught.value.id == "model_missing"
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", "nul", '{"a": NaN', "[" * 100_000])
 def test_malformed_config(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
@@ -221,7 +235,7 @@ def test_resolve(folder: Path) -> None:
         assert caught.value.id == "model_missing"
     with pytest.raises(AiakqError) as caught:
         resolve_model(folder / "config.json")
-    assert caught.value.id == "model_malformed"
+    assert caught.value.id == "model_missing"
 
 
 def test_a_hub_that_cannot_be_reached_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -246,7 +246,16 @@ def test_existing_output(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(AiakqError) as caught:
         make(tmp_path / "file", overwrite=True)
-    assert caught.value.id == "output_exists"
+    assert caught.value.id == "output_not_folder"
+
+
+@pytest.mark.parametrize("name", ["n" * 5000, "n" * 300, "file/below", "zero\0byte"])
+def test_names_that_cannot_be_are_one_error(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(AiakqError) as caught:
+        make(tmp_path / name)
+    assert caught.value.id == "output_failed"
+    assert listing(tmp_path) == ["file"]
 
 
 def test_overwrite_spares_what_is_no_model(tmp_path: Path) -> None:

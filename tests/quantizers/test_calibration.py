@@ -139,6 +139,8 @@ def test_texts(tmp_path: Path, tokenizer: Any) -> None:
         load_samples(options(calibration=plain), tokenizer, 4096)
     with pytest.raises(AiakqError, match="no such file"):
         load_samples(options(calibration=tmp_path / "nothing.txt"), tokenizer, 4096)
+    with pytest.raises(AiakqError, match="no such file.*token ids"):
+        load_samples(options(token_ids=tmp_path / "nothing.txt"), tokenizer, 4096)
 
 
 def test_a_tokenizer_of_another_model_is_noticed(tokenizer: Any) -> None:

@@ -1,6 +1,7 @@
 """The whole way from a checkpoint to a quantized one, on tiny models, for every method."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -410,6 +411,32 @@ def test_weights_that_are_not_finite_are_named(tiny_model: Callable[..., Path], 
             quantize(source, tmp_path / "out", method)
         assert caught.value.id == "not_finite"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+
+
+def test_integers_that_nothing_explains_are_no_weights(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    import safetensors.torch
+
+    source = tmp_path / "in"
+    shutil.copytree(tiny_model("LlamaForCausalLM"), source)
+    tensors = safetensors.torch.load_file(source / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"].to(torch.int64)
+    safetensors.torch.save_file(tensors, source / "model.safetensors")
+    with pytest.raises(AiakqError, match=r"layers\.1\.mlp\.up_proj\.weight holds int64") as caught:
+        quantize(source, tmp_path / "out", "weight_only_int8")
+    assert caught.value.id == "tensor_mismatch"
+
+
+@pytest.mark.parametrize("key, value", [("vocab_size", -5), ("num_attention_heads", 0), ("hidden_size", "wide")])
+def test_a_config_of_no_model_is_refused(
+    key: str, value: object, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = tmp_path / "in"
+    shutil.copytree(tiny_model("LlamaForCausalLM"), source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(AiakqError) as caught:
+        quantize(source, tmp_path / "out", "weight_only_int8")
+    assert caught.value.id == "model_unsupported"
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "smooth_quant"])
