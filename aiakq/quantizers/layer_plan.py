@@ -50,6 +50,9 @@ def plan_layers(options: QuantizeOptions, base: QuantSpec, names: Iterable[str],
             )
         ignore = tuple(name for name in ignore if name != head)
         layers[head] = LayerSpec(options.lm_head, -1 if options.lm_head == 8 else 128)
+    # transformers reads experts of compressed-tensors files, but fills those of GPTQ files with random numbers.
+    if base.format == "gptq" and options.format is None and any(".experts." in name for name in linears):
+        base = replace(base, format="compressed-tensors")
     return settle_format(options, with_layers(replace(base, ignore=ignore), layers))
 
 

@@ -153,7 +153,8 @@ def test_both_spellings_give_the_same_bytes(
     assert set(one) == set(other)
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
     inside, gate = EVERY[family]
-    assert f"model.layers.0.{inside}.3.{gate}.qweight" in one
+    suffix = "qweight" if method == "awq" else "weight_packed"
+    assert f"model.layers.0.{inside}.3.{gate}.{suffix}" in one
     assert not any("gate_up_proj" in name for name in one)
     routers = [name for name in one if name.endswith((".gate.weight", "shared_expert_gate.weight"))]
     assert len(routers) == (2 if family == FAMILIES[0] else 4)

@@ -81,6 +81,15 @@ def test_the_format_that_most_readers_know(method: str, fields: dict[str, Any], 
     assert plan(method, **fields).format == expected
 
 
+def test_experts_are_written_so_that_transformers_reads_them() -> None:
+    names = [*NAMES, "model.layers.0.mlp.experts.3.up_proj"]
+    formats = []
+    for fields in ({}, {"format": "gptq"}, {"symmetric": False}):
+        options = QuantizeOptions("in", "out", "gptq", **fields)  # type: ignore[arg-type]
+        formats.append(plan_layers(options, options.spec("0"), names, "lm_head").format)
+    assert formats == ["compressed-tensors", "gptq", "gptq_v2"]
+
+
 @pytest.mark.parametrize(
     "method, fields",
     [
