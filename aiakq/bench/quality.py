@@ -87,7 +87,7 @@ def run(options: QualityOptions, progress: Progress) -> Record:
 def _windows(options: QualityOptions, model: ScoringModel) -> tuple[Tensor, str]:
     """The text as windows [W, T] of token ids, and its name. Documents follow each other without special tokens."""
     import aiakq.data
-    from aiakq.quantizers.calibration import read_documents, tokenize
+    from aiakq.quantizers.calibration.samples import read_documents, tokenize
     from aiakq.runtime.evaluate import windows
     from aiakq.runtime.tokenizer import Tokenizer
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aiakq.quantizers.groups import Pair
-from aiakq.quantizers.rounding import grouped, rounded_weight
+from aiakq.quantizers.model.groups import Pair
+from aiakq.quantizers.numerics.rounding import grouped, rounded_weight
+from aiakq.quantizers.numerics.scale_search import best_limits
 from aiakq.quantizers.sample import ModuleCall, collect, output_error, trial_weights
-from aiakq.quantizers.scale_search import best_limits
 from aiakq.quantizers.work import BlockWork, Part
 
 GRID = 20

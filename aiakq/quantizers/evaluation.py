@@ -14,10 +14,10 @@ from torch import Tensor
 
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.quantizers.activations import HiddenStates
-from aiakq.quantizers.calibration import read_documents, tokenize
+from aiakq.quantizers.calibration.samples import read_documents, tokenize
+from aiakq.quantizers.model.activations import HiddenStates
+from aiakq.quantizers.model.streamed import StreamedScorer
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.streamed import StreamedScorer
 from aiakq.runtime.evaluate import Comparison, Scorer, compare, windows
 from aiakq.runtime.memory import free_memory
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from aiakq.errors import AiakqError
-from aiakq.quantizers.experts import place
-from aiakq.quantizers.groups import watching
-from aiakq.quantizers.replay import Replay, add_second_moment, mirror
+from aiakq.quantizers.model.experts import place
+from aiakq.quantizers.model.groups import watching
+from aiakq.quantizers.model.replay import Replay, add_second_moment, mirror
 from aiakq.quantizers.work import BlockWork
 
 #: How much of the drift is made up for: what the authors' code for language models uses.

@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from aiakq.quantizers.feedback import Settings, round_with_feedback
 from aiakq.quantizers.gptaq import Drift
+from aiakq.quantizers.numerics.feedback import Settings, round_with_feedback
 from aiakq.quantizers.work import BlockWork
 
 #: How often columns are gone over again if not told otherwise; four times gain little more than two.

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.types import QWeight
-from aiakq.quantizers.passes import embedding_name
+from aiakq.quantizers.model.passes import embedding_name
+from aiakq.quantizers.numerics.rounding import round_weight
 from aiakq.quantizers.preparation import Prepared
-from aiakq.quantizers.rounding import round_weight
 from aiakq.quantizers.writing import encode, verify
 from aiakq.spec import QuantSpec
 

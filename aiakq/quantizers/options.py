@@ -80,7 +80,7 @@ class QuantizeOptions:
     gptq            smooth_quant: round the weights as gptq does.
     activation_scales   smooth_quant: ``token`` computes one per token when serving, ``tensor`` stores one per layer.
     eval_text       a text file for perplexity before and after; the bundled held-out text if None.
-    layer           overrides like ``model.layers.0.*=bits:8,group:64``; see layer_plan.py.
+    layer           overrides like ``model.layers.0.*=bits:8,group:64``; see layers.py.
     skip            globs of linears that stay as they are.
     lm_head         bits of the output layer, which stays as it is if None.
     format          the layout on disk; one that every reader knows, if None.

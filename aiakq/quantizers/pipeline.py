@@ -19,21 +19,21 @@ from aiakq import quantizers
 from aiakq.errors import AiakqError
 from aiakq.formats.publish import CheckpointWriter
 from aiakq.formats.steps import Step
-from aiakq.quantizers.activations import Activations, HiddenStates, batched
 from aiakq.quantizers.evaluation import Evaluator, LoadScorer
-from aiakq.quantizers.experts import ExpertTokens, expert_warnings
 from aiakq.quantizers.head import head_tensors
-from aiakq.quantizers.model_card import CARD_FILE
-from aiakq.quantizers.model_card import text as card_text
+from aiakq.quantizers.model.activations import Activations, HiddenStates, batched
+from aiakq.quantizers.model.experts import ExpertTokens, expert_warnings
+from aiakq.quantizers.model.pairs import Wiring
+from aiakq.quantizers.model.passes import capture
+from aiakq.quantizers.model.source import cast
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.pairs import Wiring
-from aiakq.quantizers.passes import capture
+from aiakq.quantizers.planning.widths import quantize_with_chosen_widths
 from aiakq.quantizers.preparation import DTYPE_WORDS, Prepared, prepare
 from aiakq.quantizers.progress import OnProgress, Progress, Rejected
-from aiakq.quantizers.report import QuantizeReport, command_line
-from aiakq.quantizers.report_page import html_page
-from aiakq.quantizers.source_model import cast
-from aiakq.quantizers.widths import quantize_with_chosen_widths
+from aiakq.quantizers.report.card import CARD_FILE
+from aiakq.quantizers.report.card import text as card_text
+from aiakq.quantizers.report.page import html_page
+from aiakq.quantizers.report.records import QuantizeReport, command_line
 from aiakq.quantizers.work import BlockWork, Original
 from aiakq.quantizers.writing import layers_of, take_over, write_block, written_names
 from aiakq.runtime.evaluate import Comparison

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,13 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint, resolve_model
 from aiakq.formats.publish import VERBATIM_FILES, check_output
-from aiakq.quantizers.calibration import Samples, load_samples, load_tokenizer
-from aiakq.quantizers.groups import Heads
-from aiakq.quantizers.layer_plan import fit_head, fused_apart, plan_layers
+from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer
+from aiakq.quantizers.model.groups import Heads
+from aiakq.quantizers.model.passes import head_name
+from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import DTYPES, QuantizeOptions
-from aiakq.quantizers.passes import head_name
-from aiakq.quantizers.source_model import SourceModel
-from aiakq.quantizers.tensor_parallel import LinearShape, TensorParallelPlan, plan_tensor_parallel
+from aiakq.quantizers.planning.layers import fit_head, fused_apart, plan_layers
+from aiakq.quantizers.planning.tensor_parallel import LinearShape, TensorParallelPlan, plan_tensor_parallel
 from aiakq.quantizers.work import Plan
 from aiakq.runtime.memory import free_memory
 from aiakq.spec import QuantSpec
@@ -203,10 +204,13 @@ def _devices(names: str) -> list[torch.device]:
 def _device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise error("device", device=name, reason="torch finds no NVIDIA GPU", hint="Use --device cpu.")
-    try:
-        return torch.device(name)
-    except RuntimeError:
-        raise error("device", device=name, reason="torch knows no such device", hint="Use auto, cpu or cuda.") from None
+    match = re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name)
+    if match is None:
+        raise error("device", device=name, reason="aiakq computes on no such device", hint="Use auto, cpu or cuda.")
+    if match[1] and int(match[1][1:]) >= torch.cuda.device_count():
+        reason = f"torch finds {torch.cuda.device_count()} GPUs, counted from 0"
+        raise error("device", device=name, reason=reason, hint="Use --device cuda.")
+    return torch.device(name)
 
 
 def _storage(options: QuantizeOptions, checkpoint: Checkpoint) -> torch.dtype:
@@ -219,7 +223,11 @@ def _storage(options: QuantizeOptions, checkpoint: Checkpoint) -> torch.dtype:
     most = max((name for name in sizes if name in _TORCH_DTYPES), key=sizes.__getitem__, default=None)
     if most is None:
         found = ", ".join(sorted(sizes))
-        raise error("tensor_mismatch", path=str(checkpoint.path), reason=f"its weights are {found}")
+        raise error(
+            "tensor_mismatch",
+            path=str(checkpoint.path),
+            reason=f"its weights are {found}, and -t does not say as what to store them",
+        )
     return _TORCH_DTYPES[most]
 
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from aiakq.quantizers import gptq
-from aiakq.quantizers.groups import Pair, watching
-from aiakq.quantizers.rounding import round_activations, rounded_weight
+from aiakq.quantizers.model.groups import Pair, watching
+from aiakq.quantizers.numerics.rounding import round_activations, rounded_weight
+from aiakq.quantizers.numerics.scale_search import shares
 from aiakq.quantizers.sample import MOST_TOKENS, ModuleCall, collect, output_error, trial_weights
-from aiakq.quantizers.scale_search import shares
 from aiakq.quantizers.work import BlockWork
 
 #: The strengths that ``auto`` tries; None is no smoothing at all.

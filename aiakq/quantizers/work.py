@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from aiakq.errors import error
 from aiakq.kernels.types import QWeight
-from aiakq.quantizers.activations import Activations
-from aiakq.quantizers.experts import Experts, ExpertTokens, count_tokens, expert, experts_of, in_stages, place
-from aiakq.quantizers.groups import Heads, Pair, block_linears, fold, watching
-from aiakq.quantizers.magnitudes import Magnitudes, largest
+from aiakq.quantizers.model.activations import Activations
+from aiakq.quantizers.model.experts import Experts, ExpertTokens, count_tokens, expert, experts_of, in_stages, place
+from aiakq.quantizers.model.groups import Heads, Pair, block_linears, fold, watching
+from aiakq.quantizers.model.replay import Replay, add_second_moment, mirror
+from aiakq.quantizers.model.source import take_weight
+from aiakq.quantizers.numerics.rounding import Rounding, round_weight
+from aiakq.quantizers.numerics.scale_search import round_searched
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.replay import Replay, add_second_moment, mirror
-from aiakq.quantizers.rounding import Rounding, round_weight
-from aiakq.quantizers.scale_search import round_searched
-from aiakq.quantizers.source_model import take_weight
+from aiakq.quantizers.report.magnitudes import Magnitudes, largest
 from aiakq.spec import LayerSpec, QuantSpec
 
 #: Tokens whose outputs are compared to report a layer's error; more would not change the second digit.

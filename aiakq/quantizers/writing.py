@@ -14,8 +14,8 @@ from aiakq.formats.publish import CheckpointWriter
 from aiakq.formats.steps import Step
 from aiakq.kernels.reference import dequantize
 from aiakq.kernels.types import QWeight
-from aiakq.quantizers.report import LayerResult
-from aiakq.quantizers.source_model import cast
+from aiakq.quantizers.model.source import cast
+from aiakq.quantizers.report.records import LayerResult
 from aiakq.quantizers.work import BlockWork
 from aiakq.spec import QuantSpec
 

@@ -12,7 +12,7 @@ from aiakq.terminal.console import facts, line, number, plain, show, size, table
 if TYPE_CHECKING:
     from aiakq.bench.gates import Outcome
     from aiakq.inspection import Inspection, Layer
-    from aiakq.quantizers.report import QuantizeReport
+    from aiakq.quantizers.report.records import QuantizeReport
 
 #: Distributions of a benchmark, in the order they are read.
 _DURATIONS = {

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from aiakq.errors import AiakqError
-from aiakq.quantizers import chat
-from aiakq.quantizers.calibration import (
+from aiakq.quantizers.calibration import chat
+from aiakq.quantizers.calibration.samples import (
     load_samples,
     load_tokenizer,
     read_documents,

@@ -14,16 +14,23 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.quantizers import experts as module
-from aiakq.quantizers.activations import Activations
-from aiakq.quantizers.experts import Experts, ExpertTokens, Spelling, computes_the_same, expert_warnings, experts_of
-from aiakq.quantizers.groups import Heads
+from aiakq.quantizers.model import experts as module
+from aiakq.quantizers.model.activations import Activations
+from aiakq.quantizers.model.experts import (
+    Experts,
+    ExpertTokens,
+    Spelling,
+    computes_the_same,
+    expert_warnings,
+    experts_of,
+)
+from aiakq.quantizers.model.groups import Heads
+from aiakq.quantizers.model.pairs import Wiring
+from aiakq.quantizers.model.passes import capture
+from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.pairs import Wiring
-from aiakq.quantizers.passes import capture
 from aiakq.quantizers.pipeline import quantize_checkpoint
-from aiakq.quantizers.report import QuantizeReport
-from aiakq.quantizers.source_model import SourceModel
+from aiakq.quantizers.report.records import QuantizeReport
 from aiakq.quantizers.work import BlockWork, Plan
 from aiakq.runtime.scoring import load_for_scoring
 

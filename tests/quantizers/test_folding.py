@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from aiakq.quantizers.groups import Heads, Pair, block_linears, fold, trace_groups
-from aiakq.quantizers.pairs import find_pairs
+from aiakq.quantizers.model.groups import Heads, Pair, block_linears, fold, trace_groups
+from aiakq.quantizers.model.pairs import find_pairs
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from aiakq.quantizers import gptq
-from aiakq.quantizers.activations import Activations, Call
-from aiakq.quantizers.feedback import Settings, round_with_feedback
 from aiakq.quantizers.gptaq import ALPHA, Drift
-from aiakq.quantizers.groups import Heads
+from aiakq.quantizers.model.activations import Activations, Call
+from aiakq.quantizers.model.groups import Heads
+from aiakq.quantizers.numerics.feedback import Settings, round_with_feedback
+from aiakq.quantizers.numerics.rounding import dequantize
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.rounding import dequantize
 from aiakq.quantizers.work import BlockWork, Original, Plan
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from aiakq.quantizers.feedback import Settings, column_order, round_with_feedback
-from aiakq.quantizers.rounding import dequantize, round_weight
+from aiakq.quantizers.numerics.feedback import Settings, column_order, round_with_feedback
+from aiakq.quantizers.numerics.rounding import dequantize, round_weight
 
 
 def find_params(x: Tensor, bits: int, sym: bool) -> tuple[Tensor, Tensor]:
@@ -125,7 +125,7 @@ def test_better_than_plain_rounding(group: int, order: str, sym: bool) -> None:
 def test_groups_never_begin_on_columns_that_are_behind() -> None:
     """A group of 192 straddles lazy blocks of 128; it must see the same weights as with one block for everything."""
     weight, gram = problem()
-    from aiakq.quantizers import feedback
+    from aiakq.quantizers.numerics import feedback
 
     got = ours(weight, gram, group_size=192)
     usual = feedback._lazy_columns
@@ -197,7 +197,7 @@ def test_the_memory_for_factors_is_bounded(scale: float) -> None:
     """No more than three matrices of K * K floats are made, the second moment among them."""
     import weakref
 
-    from aiakq.quantizers import feedback
+    from aiakq.quantizers.numerics import feedback
 
     weight, gram = problem(k=256)
     gram *= scale

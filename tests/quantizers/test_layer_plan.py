@@ -10,9 +10,9 @@ import torch
 from aiakq.errors import AiakqError
 from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.quantizers.layer_plan import fit_head, fused_apart, parse_override, plan_layers
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.quantizers.planning.layers import fit_head, fused_apart, parse_override, plan_layers
 from aiakq.spec import LayerSpec, QuantSpec
 
 NAMES = [
@@ -38,7 +38,10 @@ def test_an_override_is_read(text: str, expected: LayerSpec | None) -> None:
     assert parse_override(text, LayerSpec(4, 128), (4, 8)) == ("a*", expected)
 
 
-@pytest.mark.parametrize("text", ["", "a*", "=bits:4", "a=", "a=bits", "a=bits:5", "a=group:0", "a=wide", "a=bits:x"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "a*", "=bits:4", "a=", "a=bits", "a=bits:5", "a=group:0", "a=wide", "a=bits:x", "a=group:--4", "a=bits:²"],
+)
 def test_an_override_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(AiakqError) as caught:
         parse_override(text, LayerSpec(4, 128), (4, 8))
@@ -137,6 +140,13 @@ def test_a_quantized_output_layer(
 
 
 @pytest.mark.parametrize(("k", "group"), [(256, 128), (192, 64), (96, 32), (80, -1)])
+def test_the_output_layer_has_an_option_of_its_own() -> None:
+    for fields in ({"skip": ("lm_head",)}, {"layer": ("lm_head=bits:8",)}):
+        with pytest.raises(AiakqError, match="unless --lm-head") as caught:
+            plan(**fields)
+        assert caught.value.id == "bad_option"
+
+
 def test_groups_of_the_output_layer_fit_its_inputs(k: int, group: int) -> None:
     own = fit_head(plan(lm_head=4), "lm_head", k).for_layer("lm_head")
     assert own is not None and (own.bits, own.group_size) == (4, group)

@@ -18,9 +18,9 @@ from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers import METHODS
+from aiakq.quantizers.numerics.rounding import round_activations
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import REPORT_FILE, Progress, quantize_checkpoint
-from aiakq.quantizers.rounding import round_activations
 
 FAMILIES = {"llama": "LlamaForCausalLM", "opt": "OPTForCausalLM"}
 QUICK = {"samples": 8, "seqlen": 64, "evaluate": False, "device": "cpu"}
@@ -206,8 +206,8 @@ def test_smoothing_removes_outliers(tiny_model: Callable[..., Path], tmp_path: P
 
     assert smooth_quant.quantize_block is not None
     unsmoothed = Dequantized(planted)
-    from aiakq.quantizers.groups import block_linears
-    from aiakq.quantizers.rounding import dequantize, round_weight
+    from aiakq.quantizers.model.groups import block_linears
+    from aiakq.quantizers.numerics.rounding import dequantize, round_weight
 
     for block in unsmoothed.model.model.layers:
         for linear in block_linears(block).values():

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from aiakq.quantizers.activations import Activations, Call, HiddenStates
-from aiakq.quantizers.replay import Replay, add_second_moment, mirror
+from aiakq.quantizers.model.activations import Activations, Call, HiddenStates
+from aiakq.quantizers.model.replay import Replay, add_second_moment, mirror
 
 
 class Attention(torch.nn.Module):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from aiakq.quantizers.rounding import dequantize, grouped, round_activations, round_weight
-from aiakq.quantizers.scale_search import best_limits, round_searched, searched_scales
+from aiakq.quantizers.numerics.rounding import dequantize, grouped, round_activations, round_weight
+from aiakq.quantizers.numerics.scale_search import best_limits, round_searched, searched_scales
 
 
 def weight(n: int = 48, k: int = 96) -> torch.Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from aiakq.quantizers import smooth_quant
-from aiakq.quantizers.activations import Activations, Call
-from aiakq.quantizers.groups import Heads, Pair
+from aiakq.quantizers.model.activations import Activations, Call
+from aiakq.quantizers.model.groups import Heads, Pair
+from aiakq.quantizers.numerics.rounding import round_activations
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.rounding import round_activations
 from aiakq.quantizers.work import BlockWork, Plan
 
 

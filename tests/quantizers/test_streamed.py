@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from aiakq.quantizers.activations import HiddenStates
+from aiakq.quantizers.model.activations import HiddenStates
+from aiakq.quantizers.model.streamed import StreamedScorer
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
-from aiakq.quantizers.streamed import StreamedScorer
 from aiakq.runtime.scoring import load_for_scoring
 
 

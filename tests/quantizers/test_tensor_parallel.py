@@ -11,10 +11,10 @@ import torch
 
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
-from aiakq.quantizers.source_model import SourceModel
-from aiakq.quantizers.tensor_parallel import LinearShape, TensorParallelPlan, pad, plan_tensor_parallel
+from aiakq.quantizers.planning.tensor_parallel import LinearShape, TensorParallelPlan, pad, plan_tensor_parallel
 from aiakq.spec import LayerSpec
 
 CONFIG = {"num_attention_heads": 8, "num_key_value_heads": 4}

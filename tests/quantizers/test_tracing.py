@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.quantizers import pairs as search
-from aiakq.quantizers.activations import Activations, Call
-from aiakq.quantizers.experts import all_experts
-from aiakq.quantizers.groups import Heads, Pair, fold, structure, trace_groups
-from aiakq.quantizers.pairs import Wiring, find_pairs
-from aiakq.quantizers.passes import capture
-from aiakq.quantizers.source_model import SourceModel
+from aiakq.quantizers.model import pairs as search
+from aiakq.quantizers.model.activations import Activations, Call
+from aiakq.quantizers.model.experts import all_experts
+from aiakq.quantizers.model.groups import Heads, Pair, fold, structure, trace_groups
+from aiakq.quantizers.model.pairs import Wiring, find_pairs
+from aiakq.quantizers.model.passes import capture
+from aiakq.quantizers.model.source import SourceModel
 
 _SIZES = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 _HEADS = {**_SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}

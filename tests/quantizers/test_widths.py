@@ -10,9 +10,9 @@ from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.quantizers.planning.sensitivity import Part, measure
+from aiakq.quantizers.planning.widths import allocate, widths_of
 from aiakq.quantizers.preparation import prepare
-from aiakq.quantizers.sensitivity import Part, measure
-from aiakq.quantizers.widths import allocate, widths_of
 from aiakq.spec import LayerSpec
 
 CANDIDATES = (LayerSpec(3, 128), LayerSpec(4, 128), LayerSpec(8, 128))
@@ -72,9 +72,9 @@ def test_sensitivity_is_the_divergence_that_rounding_causes(tiny_model: Callable
     assert [len(part.names) for part in found] == [3, 1, 2, 1] * 2
     for part in found:
         assert part.kl[0] > 2 * part.kl[1] > 100 * part.kl[2] > 0
-    from aiakq.quantizers.groups import block_linears
-    from aiakq.quantizers.passes import capture, finish, load_outside
-    from aiakq.quantizers.sensitivity import _Rounded
+    from aiakq.quantizers.model.groups import block_linears
+    from aiakq.quantizers.model.passes import capture, finish, load_outside
+    from aiakq.quantizers.planning.sensitivity import _Rounded
 
     def logits(rounded: int | None) -> torch.Tensor:
         states = capture(model, [ids], lambda _: None)

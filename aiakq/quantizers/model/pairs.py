@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from aiakq.errors import error
-from aiakq.quantizers.activations import Activations
-from aiakq.quantizers.experts import EXPERT, all_experts
-from aiakq.quantizers.groups import Heads, Pair, same_place, structure, trace_groups, watching
+from aiakq.quantizers.model.activations import Activations
+from aiakq.quantizers.model.experts import EXPERT, all_experts
+from aiakq.quantizers.model.groups import Heads, Pair, same_place, structure, trace_groups, watching
 
 #: Largest relative difference that counts as equal; what is not equal differs by a half or more.
 TOLERANCE = 1e-4

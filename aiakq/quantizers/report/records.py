@@ -6,7 +6,7 @@ import shlex
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from aiakq.quantizers.experts import ExpertTokens
+from aiakq.quantizers.model.experts import ExpertTokens
 from aiakq.quantizers.options import QuantizeOptions
 
 #: Options whose flag is not their name with dashes; a pair is what True and False are said with.

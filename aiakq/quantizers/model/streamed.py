@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.quantizers.activations import HiddenStates
-from aiakq.quantizers.passes import capture, finish, load_outside
-from aiakq.quantizers.source_model import SourceModel
+from aiakq.quantizers.model.activations import HiddenStates
+from aiakq.quantizers.model.passes import capture, finish, load_outside
+from aiakq.quantizers.model.source import SourceModel
 
 #: Tokens that pass a block at a time.
 _BATCH_TOKENS = 4096

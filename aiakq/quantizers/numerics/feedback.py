@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aiakq.quantizers.rounding import codes_for, grouped, ranges, round_weight, scales_for
-from aiakq.quantizers.scale_search import searched_scales
+from aiakq.quantizers.numerics.rounding import codes_for, grouped, ranges, round_weight, scales_for
+from aiakq.quantizers.numerics.scale_search import searched_scales
 
 #: Columns whose updates are collected before the rest of the matrix sees them.
 LAZY_COLUMNS = 128

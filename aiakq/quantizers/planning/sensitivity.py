@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from aiakq.quantizers.activations import Activations
-from aiakq.quantizers.groups import Heads, block_linears
-from aiakq.quantizers.pairs import Wiring
-from aiakq.quantizers.passes import capture, finish, load_outside
-from aiakq.quantizers.rounding import dequantize, round_weight
-from aiakq.quantizers.source_model import SourceModel
+from aiakq.quantizers.model.activations import Activations
+from aiakq.quantizers.model.groups import Heads, block_linears
+from aiakq.quantizers.model.pairs import Wiring
+from aiakq.quantizers.model.passes import capture, finish, load_outside
+from aiakq.quantizers.model.source import SourceModel
+from aiakq.quantizers.numerics.rounding import dequantize, round_weight
 from aiakq.spec import LayerSpec
 
 #: Tokens that are followed through the model.

@@ -7,6 +7,7 @@ counts. Standard library only, so that mistakes show before anything heavy loads
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -30,10 +31,10 @@ def plan_layers(options: QuantizeOptions, base: QuantSpec, names: Iterable[str],
     layers: dict[str, LayerSpec | None] = {}
     for text in options.layer:
         glob, layer = parse_override(text, base.layer, METHOD_DEFAULTS[options.method].bits)
-        for name in _matching(glob, linears, "--layer"):
+        for name in _matching(glob, linears, "--layer", head):
             layers.setdefault(name, layer)
     for glob in options.skip:
-        layers |= dict.fromkeys(_matching(glob, linears, "--skip"))
+        layers |= dict.fromkeys(_matching(glob, linears, "--skip", head))
     if len([name for name in linears if layers.get(name, base.layer) is not None]) == 0:
         raise error(
             "bad_option", option="--skip", value=" ".join(options.skip), expected="leaving a layer to quantize", hint=""
@@ -89,16 +90,16 @@ def settle_format(options: QuantizeOptions, spec: QuantSpec) -> QuantSpec:
             chosen = "compressed-tensors"
     reason = None
     if chosen in ("gptq", "gptq_v2") and spec.activation_bits:
-        reason = "it holds no quantized activations"
+        reason = "such files hold no quantized activations"
     elif chosen == "awq" and (spec.bits != 4 or not uniform or spec.activation_bits):
-        reason = "it holds 4 bits for every layer"
+        reason = "such files hold 4 bits for every layer"
     elif chosen == "gptq" and not spec.symmetric:
         reason = "readers disagree about zero points in version 1"
     if reason:
         raise error(
             "option_conflict",
-            option="--format",
-            other=chosen,
+            option=f"--format {chosen}",
+            other="the other options",
             reason=reason,
             hint="Leave --format away: aiakq takes the layout that fits.",
         )
@@ -121,7 +122,7 @@ def parse_override(text: str, base: LayerSpec, bits: tuple[int, ...]) -> tuple[s
             return glob, None
         if key in ("sym", "asym") and not value:
             layer = replace(layer, symmetric=key == "sym")
-        elif key in ("bits", "group") and value.lstrip("-").isdigit():
+        elif key in ("bits", "group") and re.fullmatch(r"-?[0-9]{1,9}", value):
             number = int(value)
             if key == "bits" and number not in bits:
                 raise bad(f"for this method: bits are {', '.join(map(str, sorted(bits)))}")
@@ -133,15 +134,18 @@ def parse_override(text: str, base: LayerSpec, bits: tuple[int, ...]) -> tuple[s
     return glob, layer
 
 
-def _matching(glob: str, names: list[str], option: str) -> list[str]:
+def _matching(glob: str, names: list[str], option: str, head: str | None) -> list[str]:
     found = [name for name in names if fnmatchcase(name, glob)]
     if not found:
+        hint = f"They are called like {names[0]} and {names[-1]}; * stands for anything."
+        if head is not None and fnmatchcase(head, glob):
+            hint = "The output layer stays as it is unless --lm-head says how many bits it gets."
         raise error(
             "bad_option",
             option=option,
             value=glob,
             expected="the name of any quantized layer",
-            hint=f"They are called like {names[0]} and {names[-1]}; * stands for anything.",
+            hint=hint,
         )
     return found
 

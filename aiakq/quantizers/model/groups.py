@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aiakq.quantizers.experts import EXPERT, Experts
+from aiakq.quantizers.model.experts import EXPERT, Experts
 
 
 def block_linears(block: nn.Module) -> dict[str, nn.Linear]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.quantizers.chat import Message
+from aiakq.quantizers.calibration.chat import Message
 
 HINT = (
     "Give a UTF-8 text file; .jsonl, .json, .csv or .parquet with text or messages; or a data set of the hub "

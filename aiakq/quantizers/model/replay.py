@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aiakq.quantizers.activations import Activations, HiddenStates
+from aiakq.quantizers.model.activations import Activations, HiddenStates
 
 #: Bytes of kept inputs in memory; more goes where hidden states beyond their budget go.
 _IN_MEMORY = 2**29

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from aiakq.quantizers.plots import KINDS, Block, Mark, bars, pairs
-from aiakq.quantizers.report import LayerResult, QuantizeReport
+from aiakq.quantizers.report.plots import KINDS, Block, Mark, bars, pairs
+from aiakq.quantizers.report.records import LayerResult, QuantizeReport
 
 _BLOCK = re.compile(r"\.(\d+)\.")
 _EXPERT = re.compile(r"\bexperts\.\d+\b")

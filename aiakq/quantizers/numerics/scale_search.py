@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aiakq.quantizers.rounding import Rounding, codes_for, grouped, ranges, scales_for
+from aiakq.quantizers.numerics.rounding import Rounding, codes_for, grouped, ranges, scales_for
 
 #: Ranges tried for a group: the whole one, then each a fortieth smaller than the one before.
 RANGE_STEPS = 20

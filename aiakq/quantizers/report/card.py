@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aiakq.quantizers.calibration import sources, title_of
+from aiakq.quantizers.calibration.samples import sources, title_of
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.report import QuantizeReport, command_line
-from aiakq.quantizers.report_page import percent, size
+from aiakq.quantizers.report.page import percent, size
+from aiakq.quantizers.report.records import QuantizeReport, command_line
 
 CARD_FILE = "README.md"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

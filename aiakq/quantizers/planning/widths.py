@@ -9,12 +9,12 @@ from dataclasses import replace
 import torch
 
 from aiakq.errors import error
-from aiakq.quantizers.activations import batched
-from aiakq.quantizers.layer_plan import settle_format, with_layers
+from aiakq.quantizers.model.activations import batched
+from aiakq.quantizers.planning.layers import settle_format, with_layers
+from aiakq.quantizers.planning.sensitivity import SAMPLE_TOKENS, Part, measure
 from aiakq.quantizers.preparation import Prepared
 from aiakq.quantizers.progress import OnProgress, Progress, Rejected
-from aiakq.quantizers.report import QuantizeReport
-from aiakq.quantizers.sensitivity import SAMPLE_TOKENS, Part, measure
+from aiakq.quantizers.report.records import QuantizeReport
 from aiakq.runtime.evaluate import Comparison
 from aiakq.spec import LayerSpec, QuantSpec
 

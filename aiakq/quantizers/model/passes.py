@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aiakq.quantizers.activations import Activations, Call, HiddenStates
-from aiakq.quantizers.source_model import SourceModel
+from aiakq.quantizers.model.activations import Activations, Call, HiddenStates
+from aiakq.quantizers.model.source import SourceModel
 
 
 class _Captured(Exception):

@@ -18,10 +18,10 @@ from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.kernels.reference import dequantize
 from aiakq.kernels.types import QWeight
-from aiakq.quantizers.experts import take_apart
-from aiakq.quantizers.groups import block_linears, gates
-from aiakq.quantizers.rounding import round_activations
-from aiakq.quantizers.tensor_parallel import LinearShape, pad
+from aiakq.quantizers.model.experts import take_apart
+from aiakq.quantizers.model.groups import block_linears, gates
+from aiakq.quantizers.numerics.rounding import round_activations
+from aiakq.quantizers.planning.tensor_parallel import LinearShape, pad
 
 #: Last parts of the names of linears whose outputs are summed over GPUs, so that tensor parallelism cuts their inputs.
 _ROW_PARALLEL = ("o_proj", "out_proj", "down_proj", "fc2", "dense_4h_to_h", "dense", "c_proj", "wo", "w2")
@@ -169,7 +169,7 @@ class SourceModel:
         if tensor.shape != shape:
             reason = f"tensor {source} has shape {list(tensor.shape)}, its config says {list(shape)}"
             raise error("tensor_mismatch", path=str(self.checkpoint.path), reason=reason)
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
             reason = (
                 f"tensor {source} holds {str(tensor.dtype).removeprefix('torch.')}, and nothing says what they mean"
             )

@@ -150,9 +150,12 @@ class _Planner:
         # A group that was asked for, on one GPU: other groups fit without changing the model, so the user decides.
         for spec in specs if free or tp > 1 else ():
             widths = self._widths(tp, spec)
-            if widths and self._problem(tp, spec, _padded(self.linears, widths)) is None:
+            problem = self._problem(tp, spec, _padded(self.linears, widths)) if widths else None
+            if widths and problem is None:
                 return self._plan(tp, spec, free and spec.group_size != usual, widths)
-        return problems[0]
+            problems += [problem] if problem else []
+        # What stays after choosing and padding is what is really in the way.
+        return next((one for one in reversed(problems) if one.id == "tensor_parallel"), problems[0])
 
     def _problem(self, tp: int, spec: QuantSpec, linears: list[LinearShape]) -> AiakqError | None:
         """The first thing that does not fit."""

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import error
-from aiakq.quantizers import chat
-from aiakq.quantizers.documents import HINT, Document, bad, read_dataset, read_file, read_text
+from aiakq.quantizers.calibration import chat
+from aiakq.quantizers.calibration.documents import HINT, Document, bad, read_dataset, read_file, read_text
 from aiakq.quantizers.options import QuantizeOptions
 
 _HINT_IDS = "One sample per line: token ids separated by commas or spaces; or a JSON list of lists of ids."

@@ -1,0 +1,1 @@
+"""The model being quantized: read block by block, traced, run, and run again."""

@@ -1,0 +1,1 @@
+"""How each layer will be stored, settled before any weight is touched."""
