@@ -47,6 +47,9 @@ class Drift:
         """
         work = self.work
         if place(name) is not None:
+            said = f"Experts of {work.prefix} were rounded without GPTAQ: other tokens reach them than before."
+            if said not in work.warnings:
+                work.warnings.append(said)
             return work.grams([name])[name], None
         gram, drift = work.new_moment(name), work.new_moment(name)
         rows = pairs = 0

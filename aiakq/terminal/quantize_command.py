@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from aiakq.terminal import console, tables
-from aiakq.terminal.options import DeviceOption, JsonFlag, RevisionOption, TrustOption
+from aiakq.terminal.options import JsonFlag, RevisionOption, TrustOption
 
 
 def quantize(
@@ -113,7 +113,14 @@ def quantize(
     samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Calibration samples.")] = 128,
     seqlen: Annotated[int, typer.Option("--seqlen", metavar="N", min=1, help="Tokens per sample.")] = 512,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed gives the same bytes.")] = 0,
-    device: DeviceOption = "auto",
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            metavar="auto|cpu|cuda",
+            help="auto: cuda if there is one, else cpu. Several with commas (cuda:0,cuda:1) share out calibration.",
+        ),
+    ] = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output folder if it exists.")] = False,
     evaluate: Annotated[bool, typer.Option("--eval/--no-eval", help="Measure perplexity before and after.")] = True,
     eval_text: Annotated[
