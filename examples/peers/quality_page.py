@@ -36,7 +36,7 @@ the next rows lose against the first table, they lose to outliers.""",
 }
 HEAD = """\
 Written by `make quality`, which makes a virtual environment for every other tool and gives all of them the same
-calibration ids, bits and groups: 128 samples of 512 tokens, for the larger model 32. Every checkpoint, ours and theirs,
+calibration ids, bits and groups: 128 samples of 512 tokens, for the larger model 16. Every checkpoint, ours and theirs,
 is scored by our runtime in float32 on the same windows of 512 tokens.
 
 - *change*: perplexity against the unquantized model; *against ours*: against the row in bold, our default for the kind.
