@@ -139,7 +139,6 @@ def test_a_quantized_output_layer(
     assert float((ours - wanted).norm() / wanted.norm()) < {8: 0.05, 4: 0.2}[bits]
 
 
-@pytest.mark.parametrize(("k", "group"), [(256, 128), (192, 64), (96, 32), (80, -1)])
 def test_the_output_layer_has_an_option_of_its_own() -> None:
     for fields in ({"skip": ("lm_head",)}, {"layer": ("lm_head=bits:8",)}):
         with pytest.raises(AiakqError, match="unless --lm-head") as caught:
@@ -147,6 +146,7 @@ def test_the_output_layer_has_an_option_of_its_own() -> None:
         assert caught.value.id == "bad_option"
 
 
+@pytest.mark.parametrize(("k", "group"), [(256, 128), (192, 64), (96, 32), (80, -1)])
 def test_groups_of_the_output_layer_fit_its_inputs(k: int, group: int) -> None:
     own = fit_head(plan(lm_head=4), "lm_head", k).for_layer("lm_head")
     assert own is not None and (own.bits, own.group_size) == (4, group)
