@@ -25,6 +25,7 @@ def main() -> None:
         how["quantization_config"] = GPTQConfig(bits=stored["bits"], backend="gptq_torch")
     elif stored.get("quant_method") == "awq":
         how["quantization_config"] = AwqConfig(backend="torch_awq")
+        compute_awq_in_the_inputs_dtype()
     model = AutoModelForCausalLM.from_pretrained(request["model"], **how).eval()
     # All prompts are equally long. The whole text again for every token: nothing but the model itself takes part.
     ids, scores = torch.tensor(request["prompts"]), []
@@ -36,6 +37,24 @@ def main() -> None:
     answer = {"tokens": ids[:, -len(scores) :].tolist(), "logprobs": torch.cat(scores, dim=1).tolist()}
     versions = {name: importlib.metadata.version(name) for name in ("transformers", "gptqmodel", "compressed-tensors")}
     Path(sys.argv[2]).write_text(json.dumps({**answer, "versions": versions}))
+
+
+def compute_awq_in_the_inputs_dtype() -> None:
+    """gptqmodel's plain AWQ layer turns float32 into float16; here its own unpacking feeds a product in float32."""
+    from gptqmodel.nn_modules.qlinear import torch_awq
+
+    def forward(self: torch_awq.AwqTorchLinear, x: torch.Tensor) -> torch.Tensor:
+        weight = torch_awq.dequantize_gemm(
+            qweight=self.qweight,
+            qzeros=self.qzeros,
+            scales=self.scales.to(x.dtype),
+            bits=self.bits,
+            group_size=self.group_size,
+        )
+        out = x @ weight.to(x.dtype)
+        return out if self.bias is None else out + self.bias.to(x.dtype)
+
+    torch_awq.AwqTorchLinear.forward = forward
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 def quantize(request: dict[str, Any]) -> None:
     samples = job.calibration(request)
-    # In bfloat16, which it takes from the model's config by default, its packing gets one code in twelve wrong by one.
-    model = AutoAWQForCausalLM.from_pretrained(request["model"], device_map="cpu", torch_dtype=torch.float16)
+    # In bfloat16, which it takes from the model, its packing gets one code in twelve wrong; float16 crawls on a CPU.
+    model = AutoAWQForCausalLM.from_pretrained(request["model"], device_map="cpu", torch_dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(request["model"])
     model.quantize(
         tokenizer,

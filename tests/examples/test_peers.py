@@ -1,0 +1,109 @@
+"""What `make quality` is made of, without the other tools: the rows, the page, the model with outliers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from aiakq.quantizers.options import QuantizeOptions
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def examples_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (EXAMPLES, EXAMPLES / "peers"):
+        monkeypatch.syspath_prepend(str(folder))
+
+
+def tiny_model() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
+    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
+
+
+def test_planted_outliers_keep_the_function_and_reach_every_linear() -> None:
+    import outliers
+
+    model = tiny_model()
+    outliers.fill(model, torch.Generator().manual_seed(0))
+    ids = torch.arange(40).view(2, 20)
+    peaks: dict[str, float] = {}
+
+    def watch(name: str) -> Any:
+        def note(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            largest = args[0].float().abs().amax((0, 1))
+            peaks[name] = float(largest.max() / largest.median())
+
+        return note
+
+    for name, module in model.model.layers.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(watch(name))
+    with torch.inference_mode():
+        before = model.float()(ids).logits
+        outliers.plant(model.to(torch.bfloat16), torch.Generator().manual_seed(1))
+        after = model.float()(ids).logits
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+    assert len(peaks) == 14
+    assert all(peak > 8 for peak in peaks.values()), peaks
+
+
+def test_text_is_the_same_for_the_same_seed() -> None:
+    import outliers
+
+    model = tiny_model().float()
+    outliers.fill(model, torch.Generator().manual_seed(0))
+    texts = [outliers.sample(model, 2, 12, torch.Generator().manual_seed(seed)) for seed in (2, 2, 3)]
+    assert texts[0].shape == (2, 12)
+    assert torch.equal(texts[0], texts[1]) and not torch.equal(texts[0], texts[2])
+
+
+def test_rows_have_names_of_their_own_and_options_that_exist() -> None:
+    from rows import ROWS
+
+    assert len({row.slug for row in ROWS}) == len(ROWS)
+    for row in ROWS:
+        assert (EXAMPLES / "peers" / f"peer_{row.tool}.py").is_file()
+        if row.tool == "aiakq":
+            QuantizeOptions(input="in", output="out", **row.request["options"])
+
+
+def test_page_says_who_is_ahead_and_what_failed() -> None:
+    import quality_page
+    from rows import ROWS, W8A8
+
+    def result(name: str, loss: float, kl: float) -> dict[str, Any]:
+        row = next(row for row in ROWS if row.kind == W8A8 and row.name == name)
+        measured = {"loss": [loss, loss + 0.01], "loss_original": [4.0, 4.01], "kl": [kl, kl], "same": [0.9, 0.9]}
+        cost = {"bytes": 7_000_000, "seconds": 3.0, "peak_memory": 5e8, "versions": {"torch": "2"}}
+        return {"model": "books", "slug": row.slug, **measured, **cost}
+
+    failed = {
+        "model": "books",
+        "slug": next(row.slug for row in ROWS if row.name == "INT8"),
+        "failed": "not installed: x",
+    }
+    results = [
+        result("plain rounding", 4.2, 0.2),
+        result("smooth_quant", 4.002, 0.001),
+        result("rounding W8A8", 3.9, 0.3),
+        failed,
+    ]
+    page = quality_page.page(ROWS, results, [], EXAMPLES)
+    assert "plain rounding changes perplexity by +22.14 ± 0.00 %, `smooth_quant` by +0.20 ± 0.00 %" in page
+    assert "| autoround | INT8 | | not installed: x |" in page
+    assert "llmcompressor, rounding W8A8: perplexity -9.70 ± 0.00 %." in page
+    assert "| aiakq | **smooth_quant** | 7.0 | 54." in page
