@@ -25,7 +25,7 @@ def head_tensors(prepared: Prepared, spec: QuantSpec) -> dict[str, Tensor]:
     assert own is not None, name
     model = prepared.model
     weight = model.value(f"{name}.weight" if model.holds(name) else embedding_name(model))
-    scales = prepared.plan(spec).scales
+    scales = prepared.plan(own).scales
     codes, steps, zeros = round_weight(weight, own.bits, own.group_size, own.symmetric, scales)
     quantized = QWeight(
         scheme=own.scheme,

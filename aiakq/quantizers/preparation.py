@@ -272,7 +272,8 @@ def _about(model: SourceModel, spec: QuantSpec) -> list[str]:
             "Asymmetric GPTQ is written as gptq_v2, which aiakq and transformers read and vLLM refuses; "
             "for vLLM use -quant_type awq."
         )
-    if spec.format == "compressed-tensors" and not spec.symmetric and not spec.activation_bits:
+    stored = (spec.layer, *(layer for _, layer in spec.layers if layer is not None))
+    if spec.format == "compressed-tensors" and any(not layer.symmetric for layer in stored):
         notes.append(
             "Asymmetric weights in compressed-tensors are read by aiakq and vLLM, but not by transformers 5.23 without "
             "dequantize=True."

@@ -114,16 +114,16 @@ def test_what_servers_join_should_be_stored_alike() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits, method", [(4, "weight_only_int8"), (8, "smooth_quant")])
 def test_a_quantized_output_layer(
-    architecture: str, bits: int, tiny_model: Callable[..., Path], tmp_path: Path
+    architecture: str, bits: int, method: str, tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Tied (Qwen2) or not (Llama): the embedding stays, the output layer has codes of its own, both runtimes agree."""
     from aiakq.runtime.scoring import load_for_scoring
 
     source, output = tiny_model(architecture), tmp_path / "out"
     options = QuantizeOptions(
-        str(source), str(output), "weight_only_int8", lm_head=bits, samples=4, seqlen=32, evaluate=False, device="cpu"
+        str(source), str(output), method, lm_head=bits, samples=4, seqlen=32, evaluate=False, device="cpu"
     )
     quantize_checkpoint(options)
     checkpoint = Checkpoint.open(output)
@@ -137,6 +137,13 @@ def test_a_quantized_output_layer(
     ours = load_for_scoring(output, device="cpu").logits(ids)
     wanted = load_for_scoring(source, device="cpu").logits(ids)
     assert float((ours - wanted).norm() / wanted.norm()) < {8: 0.05, 4: 0.2}[bits]
+
+
+@pytest.mark.parametrize("how", ["group:64", "asym"])
+def test_quantized_activations_want_symmetric_rows(how: str) -> None:
+    with pytest.raises(AiakqError, match="one symmetric scale per row") as caught:
+        plan("smooth_quant", layer=(f"*.k_proj={how}",))
+    assert caught.value.id == "bad_option"
 
 
 def test_the_output_layer_has_an_option_of_its_own() -> None:

@@ -89,6 +89,12 @@ def test_what_cannot_be_cut_lists_what_can() -> None:
     assert "1, 3, 6, 12." in problem.remedy
 
 
+def test_what_is_in_the_way_is_named_even_where_the_usual_group_does_not_fit() -> None:
+    config = {**CONFIG, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 352}
+    found = refused(options(tp=3), *llama_shapes(128, 352, 4, 2, 32), config=config)
+    assert found.id == "tensor_parallel" and "4 attention heads" in str(found) and "1, 2, 4" in str(found)
+
+
 def test_attention_is_never_padded() -> None:
     """The output projection is as wide as the heads; only an MLP can be made wider without changing the function."""
     shape = layer(k=1600, n=1600, name="model.layers.0.self_attn.o_proj")
