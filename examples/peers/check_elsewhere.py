@@ -45,23 +45,22 @@ def check(original: Path, folders: dict[str, Path], scratch: Path) -> list[dict[
         python = environments.python_of(environment, VENVS)
         rounding: dict[str, Any] = {}
         for name, folder in {"original": original, **folders}.items():
-            row: dict[str, Any] = {"engine": engine, "name": name}
-            rows.append(row)
-            if isinstance(python, str) or (engine, name) in NO_KERNEL:
-                row["failed"] = python if isinstance(python, str) else NO_KERNEL[engine, name]
-                continue
-            # The original tells how exact the engine is in every dtype; the others are asked in the best they can.
-            for dtype in dtypes:
+            why_not = python if isinstance(python, str) else NO_KERNEL.get((engine, name))
+            answers = []
+            for dtype in () if why_not else dtypes:
                 answer = ask(python, engine, folder, dtype, prompts, scratch)
                 if "failed" in answer:
-                    row.setdefault("failed", answer["failed"])
+                    why_not = answer["failed"]
                     continue
-                row.pop("failed", None)
-                row |= {"dtype": dtype, "versions": answer["versions"], **compare(folder, original, prompts, answer)}
+                compared = compare(folder, original, prompts, answer)
+                answers.append({"dtype": dtype, "versions": answer["versions"], **compared})
                 if name != "original":
-                    row["rounding"] = rounding.get(dtype)
+                    answers[-1]["rounding"] = rounding.get(dtype)
                     break
-                rounding[dtype] = row["gap"]
+                # The original tells how exact the engine is in every dtype; the others speak in the best they can.
+                rounding[dtype] = compared["gap"]
+            for answer in answers or [{"failed": why_not}]:
+                rows.append({"engine": engine, "name": name, **answer})
     return rows
 
 
