@@ -3,7 +3,7 @@
 Every row of examples/peers/rows.py on the example model, on a larger one with outlier channels, and a few on the
 example model with outliers planted. A tool gets a virtual environment and a process of its own, and every checkpoint is
 scored by our runtime in float32 on the same windows. Finished rows are kept: an interrupted run goes on where it
-stopped.
+stopped, and what failed is tried again.
 
     python examples/quality.py [--fresh] [--only WORDS] [--no-peers] [--page]
 """
@@ -95,7 +95,8 @@ def measure_all(asked: argparse.Namespace) -> None:
             bars.update("measure", index, len(todo), f"{subject.key}: {row.tool}, {row.name}")
             file = OUT / subject.key / f"{row.slug}.result.json"
             stamp = stamp_of(row, subject)
-            if file.is_file() and not asked.fresh and json.loads(file.read_text())["stamp"] == stamp:
+            known = json.loads(file.read_text()) if file.is_file() and not asked.fresh else {}
+            if known.get("stamp") == stamp and "failed" not in known:
                 continue
             result = quantize(row, subject)
             if "failed" not in result:
