@@ -136,7 +136,7 @@ def test_a_quantized_output_layer(
     ids = torch.randint(3, 250, (2, 24), generator=torch.Generator().manual_seed(0))
     ours = load_for_scoring(output, device="cpu").logits(ids)
     wanted = load_for_scoring(source, device="cpu").logits(ids)
-    assert float((ours - wanted).norm() / wanted.norm()) < {8: 0.05, 4: 0.2}[bits]
+    assert float((ours - wanted).norm() / wanted.norm()) < {8: 0.1, 4: 0.2}[bits]
 
 
 @pytest.mark.parametrize("how", ["group:64", "asym"])
