@@ -426,6 +426,12 @@ def test_integers_that_nothing_explains_are_no_weights(tiny_model: Callable[...,
     assert caught.value.id == "tensor_mismatch"
 
 
+def test_a_text_for_evaluation_is_read_before_the_work(tmp_path: Path, example_model: Path) -> None:
+    with pytest.raises(AiakqError, match="no such file") as caught:
+        quantize(example_model, tmp_path / "out", "gptq", evaluate=True, eval_text=tmp_path / "nothing.txt")
+    assert caught.value.id == "evaluation_text"
+
+
 @pytest.mark.parametrize("key, value", [("vocab_size", -5), ("num_attention_heads", 0), ("hidden_size", "wide")])
 def test_a_config_of_no_model_is_refused(
     key: str, value: object, tiny_model: Callable[..., Path], tmp_path: Path
