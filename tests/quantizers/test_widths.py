@@ -123,3 +123,17 @@ def test_a_divergence_that_is_asked_for_is_kept(tiny_model: Callable[..., Path],
         run("none", max_kl=1e-12)
     assert caught.value.id == "max_kl"
     assert not (tmp_path / "none").exists()
+
+
+def test_a_target_below_the_narrowest_is_refused_before_measuring(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    options = QuantizeOptions(
+        str(tiny_model("LlamaForCausalLM")), str(tmp_path / "out"), "gptq", target_bpw=2.01, samples=4, seqlen=32,
+        device="cpu",
+    )  # fmt: skip
+    stages: list[str] = []
+    with pytest.raises(AiakqError, match="--target-bpw is 2.01") as caught:
+        quantize_checkpoint(options, lambda step: stages.append(step.stage))
+    assert caught.value.id == "bad_option"
+    assert "sensitivity" not in stages

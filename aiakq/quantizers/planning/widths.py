@@ -44,6 +44,11 @@ def quantize_with_chosen_widths(prepared: Prepared, attempt: Attempt, progress: 
     offered = _NARROW if options.method == "gptq" and (target or 4) < _NEEDS_NARROW else _WIDE
     candidates = list(dict.fromkeys(_fitting(layer, prepared) for layer in offered))
     assert prepared.samples is not None, "gptq and awq have samples"
+    if target is not None:  # refused before the long measurement, if it must be
+        kinds = [Part((shape.name,), shape.n * shape.k, shape.k) for shape in prepared.shapes]
+        kinds = [part for part in kinds if prepared.spec.for_layer(part.names[0]) is not None]
+        sizes = widths_of(kinds, candidates, 8 * prepared.storage.itemsize)
+        _refuse_below(kinds, sizes, target * sum(part.weights for part in kinds))
     rows = max(1, SAMPLE_TOKENS // max(len(sample) for sample in prepared.samples.samples))
     everything = measure(
         prepared.model,
@@ -123,15 +128,8 @@ def allocate(parts: Sequence[Part], widths: Widths, bits: float | None = None, k
     """
     assert (bits is None) != (kl is None)
     narrowest, widest = (sum(pick(row) for row in widths) for pick in (min, max))
-    if bits is not None and narrowest > bits:
-        weights = sum(part.weights for part in parts)
-        raise error(
-            "bad_option",
-            option="--target-bpw",
-            value=f"{bits / weights:g}",
-            expected=f"at least {narrowest / weights:.2f}, what the narrowest layers take",
-            hint="Ask for more bits.",
-        )
+    if bits is not None:
+        _refuse_below(parts, widths, bits)
     step = (widest - narrowest) / _STEPS or 1.0
     least = torch.zeros(_STEPS + 1, dtype=torch.float64)  # the cost of the parts so far, by what they take too much
     taken = []
@@ -153,6 +151,20 @@ def allocate(parts: Sequence[Part], widths: Widths, bits: float | None = None, k
         result.append(number)
         budget -= math.ceil((row[number] - min(row)) / step - 1e-6)
     return result[::-1]
+
+
+def _refuse_below(parts: Sequence[Part], widths: Widths, bits: float) -> None:
+    """Raise ``bad_option`` where the narrowest widths of all parts take more than ``bits``."""
+    narrowest = sum(map(min, widths))
+    if narrowest > bits:
+        weights = sum(part.weights for part in parts)
+        raise error(
+            "bad_option",
+            option="--target-bpw",
+            value=round(bits / weights, 3),
+            expected=f"at least {narrowest / weights:.2f}, what the narrowest layers take",
+            hint="Ask for more bits.",
+        )
 
 
 def _fitting(layer: LayerSpec, prepared: Prepared) -> LayerSpec:
