@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,7 @@ import quality_page  # noqa: E402
 import torch  # noqa: E402
 from rows import ROWS, Row  # noqa: E402
 
-from aiakq.quantizers import calibration  # noqa: E402
+from aiakq.quantizers.calibration import samples as calibration  # noqa: E402
 from aiakq.quantizers.options import QuantizeOptions  # noqa: E402
 from aiakq.runtime import evaluate  # noqa: E402
 from aiakq.runtime.scoring import load_for_scoring  # noqa: E402
@@ -62,7 +63,7 @@ class Subject:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fresh", action="store_true", help="measure every row again")
-    parser.add_argument("--only", default="", help="rows whose tool, kind or name contain this")
+    parser.add_argument("--only", default="", help="rows 'books: aiakq, KIND: NAME' that this regular expression fits")
     parser.add_argument("--no-peers", action="store_true", help="our own rows only")
     parser.add_argument(
         "--page", action="store_true", help="write the page from what was measured, and measure nothing"
@@ -109,8 +110,12 @@ def measure_all(asked: argparse.Namespace) -> None:
 
 
 def wanted(row: Row, subject: Subject, asked: argparse.Namespace) -> bool:
-    words = f"{row.tool} {row.kind} {row.name}".lower()
-    return subject.key in row.models and asked.only.lower() in words and (row.tool == "aiakq" or not asked.no_peers)
+    words = f"{subject.key}: {row.tool}, {row.kind}: {row.name}"
+    return (
+        subject.key in row.models
+        and re.search(asked.only, words) is not None
+        and (row.tool == "aiakq" or not asked.no_peers)
+    )
 
 
 def folder_of(row: Row, subject: Subject) -> Path:
@@ -122,7 +127,7 @@ def stamp_of(row: Row, subject: Subject) -> str:
     state = hashlib.sha256(json.dumps([asdict(row), torch.get_num_threads()], sort_keys=True).encode())
     state.update(subject.calibration.read_bytes())
     if row.tool == "aiakq":
-        for path in sorted([*ROOT.glob("aiakq/quantizers/*.py"), *ROOT.glob("aiakq/formats/*.py")]):
+        for path in sorted([*ROOT.glob("aiakq/quantizers/**/*.py"), *ROOT.glob("aiakq/formats/*.py")]):
             state.update(path.read_bytes())
     else:
         state.update(json.dumps(asdict(environments.ENVIRONMENTS[row.tool])).encode())
@@ -208,9 +213,9 @@ def example() -> Subject:
     """The example model, the calibration samples that ``aiakq quantize`` picks, and a book it never saw."""
     tokenizer = calibration.load_tokenizer(EXAMPLE)
     options = QuantizeOptions(input=str(EXAMPLE), output="unused", method="gptq")
-    samples = calibration.load_samples(options, tokenizer, len(tokenizer))
+    chosen = calibration.load_samples(options, tokenizer, len(tokenizer))
     file = OUT / "calibration.json"
-    write_ids(file, (sample.tolist() for sample in samples.samples))
+    write_ids(file, (sample.tolist() for sample in chosen.samples))
     texts = calibration.tokenize(calibration.read_documents(HELDOUT), tokenizer)
     ids = [token for text in texts for token in text]
     return Subject("books", EXAMPLE, file, evaluate.windows(ids, WINDOW, WINDOWS))

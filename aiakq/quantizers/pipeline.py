@@ -7,6 +7,7 @@ Every finished block is on disk at once, so that an interrupted run can be resum
 from __future__ import annotations
 
 import copy
+import gc
 import datetime
 import resource
 import time
@@ -148,6 +149,8 @@ class _Run:
                     original.inputs.advance(original.block, index)
             self.model.drop(block)
             self.prepared.checkpoint.close()
+            del work, original
+            gc.collect()  # hooks and what they hook hold each other; their weights must not wait for their turn
         self.warnings += wiring.warnings()
         self.progress(Progress("quantize", count, count))
 

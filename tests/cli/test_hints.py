@@ -51,7 +51,7 @@ GOOD = ["quantize", "-i", "in", "-o", "out", "-quant_type", "awq"]
         (["bench", "serve", "--dtype", "float32"], "aiakq bench serve MODEL"),
         (["bench", "latency", "model", "--fail-if", "tpot_ms.p50>"], "The gate 'tpot_ms.p50>' cannot be read"),
         ([*GOOD[:-1], "int9"], "one of weight_only_int8, smooth_quant, awq, gptq"),
-        ([*GOOD, "-sq", "-1"], "-sq is -1.0, which is not between 0 and 1."),
+        ([*GOOD, "-sq", "-1"], "-sq is -1.0, which is not between 0 and 1, or auto."),
         ([*GOOD, "-t", "fp12"], "fp16 or bf16"),
         ([*GOOD, "--act-order", "static"], "only gptq has an order"),
     ],
