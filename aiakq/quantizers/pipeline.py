@@ -7,7 +7,6 @@ Every finished block is on disk at once, so that an interrupted run can be resum
 from __future__ import annotations
 
 import copy
-import gc
 import datetime
 import resource
 import time
@@ -38,6 +37,7 @@ from aiakq.quantizers.report.records import QuantizeReport, command_line
 from aiakq.quantizers.work import BlockWork, Original
 from aiakq.quantizers.writing import layers_of, take_over, write_block, written_names
 from aiakq.runtime.evaluate import Comparison
+from aiakq.runtime.memory import give_back
 from aiakq.spec import QuantSpec
 
 REPORT_FILE = "aiakq_report.json"
@@ -150,7 +150,7 @@ class _Run:
             self.model.drop(block)
             self.prepared.checkpoint.close()
             del work, original
-            gc.collect()  # hooks and what they hook hold each other; their weights must not wait for their turn
+            give_back()  # blocks must not pile up
         self.warnings += wiring.warnings()
         self.progress(Progress("quantize", count, count))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 from pathlib import Path
 
@@ -24,6 +26,18 @@ def free_memory(device: torch.device) -> int:
     if limit and used and limit[0] != "max":
         available = min(available, int(limit[0]) - int(used[0]))
     return max(available, 0)
+
+
+def give_back() -> None:
+    """Return memory that nothing uses any more to the system.
+
+    Objects that hold each other wait for the collector, and glibc keeps freed pieces of some megabytes in its heap,
+    which grows by them when sizes vary.
+    """
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _lines(path: str) -> list[str]:
