@@ -54,10 +54,11 @@ our runtime's token was where tokens first part, at most. transformers reads `gp
 torch kernels: the ones it would choose for a CPU compute in bf16. vLLM's CPU build has no kernel for 8-bit weight-only
 checkpoints and takes `gptq` and `awq` in 16 bits only.
 
-In w8a8 every activation is rounded to 8 bits. The last bit of a sum decides which of two neighbouring codes it becomes,
-and transformers takes a scale of absmax / 127.5 per token where ours is absmax / 127 (with its scale, our logits are half
-as far from its). Through the layers the difference grows until it is as large as the noise of that rounding, and tokens
-part where the two most likely ones are as close as that. *Quantizing* is what the checkpoint itself differs from the unquantized model by, for comparison.
+In w8a8 every activation is rounded to 8 bits. The last bit of a sum decides which of two neighbouring codes it becomes;
+transformers also takes a scale of absmax / 127.5 per token where ours is absmax / 127 (with its scale, our logits are
+half as far from its). Through the layers the difference grows until it is as large as the noise of that rounding, and
+tokens part where the two most likely ones are as close as that. *Quantizing* is what the checkpoint itself differs from
+the unquantized model by, for comparison.
 """
 
 
