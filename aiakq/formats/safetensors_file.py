@@ -11,10 +11,10 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
 import torch
 from torch import Tensor
@@ -68,6 +68,24 @@ class TensorInfo:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
+def open_weights(path: Path, bad: Callable[[str], AiakqError]) -> BinaryIO:
+    """A weight file, open at its beginning. Raises ``bad(reason)`` for what is no regular file or only a pointer."""
+    # O_NONBLOCK: opening a named pipe must not wait for a writer that never comes.
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as problem:
+        raise bad(problem.strerror or str(problem)) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before it is a stream, which a folder cannot be
+        os.close(descriptor)
+        raise bad("it is not a regular file")
+    stream = os.fdopen(descriptor, "rb")
+    if stream.read(8) == b"version ":
+        stream.close()
+        raise bad("it is a git-lfs pointer, not the weights (run git lfs pull)")
+    stream.seek(0)
+    return stream
+
+
 def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
     """Every tensor of one file, from its header; ``file`` is its name in messages and in the result.
 
@@ -77,25 +95,15 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
     def bad(reason: str) -> AiakqError:
         return error("model_malformed", file=file, reason=reason)
 
-    # O_NONBLOCK: opening a named pipe must not wait for a writer that never comes.
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as problem:
-        raise bad(problem.strerror or str(problem)) from None
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):  # before it is a stream, which a folder cannot be
-        os.close(descriptor)
-        raise bad("it is not a regular file")
-    with os.fdopen(descriptor, "rb") as stream:
+    with open_weights(path, bad) as stream:
+        size = os.fstat(stream.fileno()).st_size
         prefix = stream.read(8)
-        if prefix.startswith(b"version "):
-            raise bad("it is a git-lfs pointer, not the weights (run git lfs pull)")
         if len(prefix) < 8:
             raise bad("it is shorter than a header")
         length = int.from_bytes(prefix, "little")
         if length > MAX_HEADER_BYTES:
             raise bad(f"its header claims {length} bytes")
-        if length + 8 > status.st_size:
+        if length + 8 > size:
             raise bad("it is cut off inside the header")
         raw = stream.read(length)
     try:
@@ -120,7 +128,7 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
         if start != position:
             raise bad("its tensors overlap or leave holes")
         position = end
-    missing = 8 + length + position - status.st_size
+    missing = 8 + length + position - size
     if missing:
         raise bad(f"it is cut off, {missing} bytes are missing" if missing > 0 else f"it has {-missing} bytes too many")
     return infos

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import stat
 import warnings
 import zipfile
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.safetensors_file import DTYPE_NAMES, TensorInfo
+from aiakq.formats.safetensors_file import DTYPE_NAMES, TensorInfo, open_weights
 
 #: Bounds of the part that is parsed: names and shapes. The largest real models stay below 20 MB and 200 000 entries.
 _MAX_PICKLE_BYTES = 64 << 20
@@ -63,19 +62,9 @@ def _check_container(path: Path, file: str) -> int:
     def bad(reason: str) -> AiakqError:
         return error("model_malformed", file=file, reason=reason)
 
-    # O_NONBLOCK: opening a named pipe must not wait for a writer that never comes.
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as problem:
-        raise bad(problem.strerror or str(problem)) from None
-    with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise bad("it is not a regular file")
-        start = stream.read(8)
-        if start.startswith(b"version "):
-            raise bad("it is a git-lfs pointer, not the weights (run git lfs pull)")
-        if not start.startswith(b"PK\x03\x04"):
+    with open_weights(path, bad) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if not stream.read(8).startswith(b"PK\x03\x04"):
             raise _refused(path, f"{file} is not a zip archive, as torch writes them since version 1.6")
         try:
             with zipfile.ZipFile(stream) as archive:
@@ -89,7 +78,7 @@ def _check_container(path: Path, file: str) -> int:
             raise bad("its records are compressed, which torch never does")
         if entry.filename.endswith(".pkl") and entry.file_size > _MAX_PICKLE_BYTES:
             raise bad(f"{entry.filename} has {entry.file_size} bytes")
-    return status.st_size
+    return size
 
 
 def _tensors(content: Any, path: Path, file: str) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ import torch
 
 from aiakq.errors import UNSAFE, AiakqError
 from aiakq.formats.checkpoint import INDEX, Checkpoint, resolve_model
+from aiakq.formats.torch_file import read_torch_file
 
 
 @pytest.fixture
@@ -216,3 +217,10 @@ def test_models_in_torch_files_are_quantized_and_served(tiny_model, tmp_path: Pa
         outputs.append(load_for_scoring(output, "float32", "cpu").logits(ids))
         assert not list(output.glob("*.bin")) and (output / "model.safetensors").exists()
     assert torch.equal(*outputs)
+
+
+def test_a_folder_instead_of_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").mkdir()
+    with pytest.raises(AiakqError, match="not a regular file") as caught:
+        read_torch_file(tmp_path / "pytorch_model.bin", "pytorch_model.bin")
+    assert caught.value.id == "model_malformed"
