@@ -37,7 +37,7 @@ from aiakq.quantizers.report.records import QuantizeReport, command_line
 from aiakq.quantizers.work import BlockWork, Original
 from aiakq.quantizers.writing import layers_of, take_over, write_block, written_names
 from aiakq.runtime.evaluate import Comparison
-from aiakq.runtime.memory import give_back
+from aiakq.runtime.memory import few_objects, give_back
 from aiakq.spec import QuantSpec
 
 REPORT_FILE = "aiakq_report.json"
@@ -102,7 +102,8 @@ class _Run:
             resume=options.resume,
         ) as writer:
             self.resumed = len(writer.steps)
-            self._quantize_blocks(writer)
+            with few_objects():
+                self._quantize_blocks(writer)
             self._copy_the_rest(writer)
             report = self._report(writer)
             if options.evaluate:
@@ -140,12 +141,13 @@ class _Run:
                 if index < self.resumed:
                     step = self.blocks[index]
                     take_over(work, step, writer.read(step))
-                    inputs.advance(block, index)
+                    if index < count - 1:
+                        inputs.advance(block, index)
                 else:
                     method.quantize_block(work)
-                    work.advance()
+                    work.advance(last=index == count - 1)
                     self.blocks.append(write_block(writer, work))
-                if original is not None:
+                if original is not None and index < count - 1:
                     original.inputs.advance(original.block, index)
             self.model.drop(block)
             self.prepared.checkpoint.close()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from aiakq.errors import error
 from aiakq.kernels.types import QWeight
+from aiakq.quantizers.comparison import Comparison
 from aiakq.quantizers.model.activations import Activations
 from aiakq.quantizers.model.experts import Experts, ExpertTokens, count_tokens, expert, experts_of, in_stages, place
 from aiakq.quantizers.model.groups import Heads, Pair, block_linears, fold, watching
@@ -389,54 +390,27 @@ class BlockWork:
 
     # --- leaving --------------------------------------------------------------------------------------------------
 
-    def advance(self) -> None:
-        """Replace the calibration inputs by the block's outputs, and measure the error of each linear on the way."""
+    def advance(self, last: bool = False) -> None:
+        """Replace the calibration inputs by the block's outputs, and measure the error of each linear on the way.
+
+        After the ``last`` block nobody looks at them: only what is measured is computed.
+        """
         assert set(self.finished) == set(self.linears), "a method must finish every linear"
         for mixture in experts_of(self.block).values():
             mixture.everywhere = frozenset()
-        difference = dict.fromkeys(self.linears, 0.0)
-        whole = dict.fromkeys(self.linears, 0.0)
-        seen: dict[str, Tensor] = {}
-        sizes = self.magnitudes.input_after
-
-        def before(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-            def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-                seen[name] = args[0]
-                sizes[name] = max(sizes.get(name, 0.0), largest(args[0]))
-
-            return note
-
-        def after(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-            def compare(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-                wanted = nn.functional.linear(seen.pop(name), self._reference[name])
-                bias = self.linears[name].bias
-                got = output if bias is None else output - bias
-                gap = float((got - wanted).double().square().sum())
-                size = float(wanted.double().square().sum())
-                if gap < float("inf") and size < float("inf"):
-                    difference[name] += gap
-                    whole[name] += size
-
-            return compare
-
-        handles = []
-        for name, linear in self.linears.items():
-            # Before the hook that rounds activations: the reference must see them as they come.
-            handles.append(linear.register_forward_pre_hook(before(name), prepend=True))
-            handles.append(linear.register_forward_hook(after(name)))
+        comparison = Comparison(self.linears, self._reference, self.magnitudes.input_after)
         measured = self.some_batches(ERROR_TOKENS)
-        with torch.inference_mode():
+        with torch.inference_mode(), comparison:
             for batch in measured:
                 self.inputs.hidden[batch] = self.replay.run(batch, whole=True).to("cpu")
-        for handle in handles:
-            handle.remove()
 
         def run(block: nn.Module, batch: int, device: torch.device) -> Tensor:
             return self.replay.run(batch, block=block, device=device).to("cpu")
 
-        for batch, output in self.inputs.spread(self.block, range(len(measured), len(self.inputs.hidden)), run):
+        rest = range(len(measured), len(measured) if last else len(self.inputs.hidden))
+        for batch, output in self.inputs.spread(self.block, rest, run):
             self.inputs.hidden[batch] = output
-        self.errors = {name: (difference[name] / whole[name]) ** 0.5 for name in self.linears if whole[name] > 0}
+        self.errors = comparison.errors()
         for name in self.linears:
             traced = any(name in group for group in self.groups) or name.startswith(self._rounded)
             if len(self.inputs.hidden) and not traced:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -38,6 +40,17 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+@contextmanager
+def few_objects() -> Iterator[None]:
+    """Let ``give_back`` look only at what is made inside: what imports have made takes it a third of a second."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _lines(path: str) -> list[str]:

@@ -170,7 +170,7 @@ def _improved(
     if drift is not None:
         pull.addmm_(drift.T, weight.T)
     steps = torch.where(gram.diagonal() > 0, 1 / (gram.diagonal() + mean), 0.0).tolist()
-    for _ in range(settings.sweeps):
+    for sweep in range(settings.sweeps):
         for start in range(0, k, LAZY_COLUMNS):
             stop = min(start + LAZY_COLUMNS, k)
             local = gram[start:stop, start:stop]
@@ -186,7 +186,9 @@ def _improved(
                 torch.sub(new, values[column], out=moves[i])
                 values[column] = new
                 block[i + 1 :].addr_(local[i, i + 1 :], moves[i], alpha=-1)
-            pull.addmm_(gram[:, start:stop], moves, alpha=-1)
+            # The last time, nobody comes back to the columns before.
+            heard = slice(stop if sweep == settings.sweeps - 1 else 0, k)
+            pull[heard].addmm_(gram[heard, start:stop], moves, alpha=-1)
             pull[start:stop].sub_(moves.mul_(mean))
     return codes
 

@@ -1,0 +1,64 @@
+"""Comparison: how far the outputs of quantized linears are from what their old weights would have given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from torch import Tensor, nn
+
+from aiakq.quantizers.report.magnitudes import largest
+
+
+class Comparison:
+    """While entered, every call of ``linears`` is compared with what ``originals`` (name -> [N, K]) would have given.
+
+    ``sizes`` (name -> float) keeps the largest magnitude that each linear was given.
+    """
+
+    def __init__(
+        self, linears: Mapping[str, nn.Linear], originals: Mapping[str, Tensor], sizes: dict[str, float]
+    ) -> None:
+        self.linears, self.originals, self.sizes = linears, originals, sizes
+        self._gap = dict.fromkeys(linears, 0.0)
+        self._whole = dict.fromkeys(linears, 0.0)
+        self._given: dict[str, Tensor] = {}
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> Comparison:
+        for name, linear in self.linears.items():
+            # Before the hook that rounds activations: the original must see them as they come.
+            self._hooks.enter_context(linear.register_forward_pre_hook(self._before(name), prepend=True))
+            self._hooks.enter_context(linear.register_forward_hook(self._after(name)))
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._hooks.close()
+
+    def errors(self) -> dict[str, float]:
+        """``||y_q - y|| / ||y||`` without bias, by name; linears that gave nothing but zeros are left out."""
+        return {name: (self._gap[name] / whole) ** 0.5 for name, whole in self._whole.items() if whole > 0}
+
+    def _before(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+            self._given[name] = args[0]
+            self.sizes[name] = max(self.sizes.get(name, 0.0), largest(args[0]))
+
+        return note
+
+    def _after(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+        def compare(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            wanted = nn.functional.linear(self._given.pop(name), self.originals[name])
+            bias = self.linears[name].bias
+            gap, whole = _squared((output if bias is None else output - bias) - wanted), _squared(wanted)
+            if gap < float("inf") and whole < float("inf"):
+                self._gap[name] += gap
+                self._whole[name] += whole
+
+        return compare
+
+
+def _squared(x: Tensor) -> float:
+    """The sum of squares of x [..., N]: rows in its own dtype, over rows in float64."""
+    return float(x.square().sum(-1).double().sum())
