@@ -1,0 +1,1 @@
+"""Kernels for CPUs, in C++ (src/): a library of operations, its build, and what binds layers to them."""

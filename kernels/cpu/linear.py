@@ -1,0 +1,119 @@
+"""Quantized linear layers on the CPU through the native library: every scheme, group size, zero point and order.
+
+``--cpu-math`` decides how weight-only schemes are computed. ``fast`` rounds every 32 activations to 8 bits with a scale
+of their own and multiplies integers, where the machine has instructions for that; ``exact`` multiplies floats. w8a8
+multiplies integers in either, one activation scale per row, as the scheme says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.cpu import library
+from aiakq.kernels.cpu.library import TYPES, address, native
+from aiakq.kernels.types import LinearProblem, QWeight
+
+BLOCK = 32
+TILE = 32
+
+
+def supports(problem: LinearProblem) -> str | None:
+    """None, or why not."""
+    if problem.device != "cpu":
+        return "it runs on CPUs"
+    if problem.dtype not in TYPES:
+        return f"no activations in {problem.dtype}"
+    return library.unavailable()
+
+
+@dataclass
+class NativeLinear:
+    """A weight in tiles, and the operation that multiplies with it; the tensors are what it points to."""
+
+    op: library.Linear
+    scratch_per_row: int
+    tensors: list[Tensor] = field(default_factory=list)
+
+
+def prepare(weight: QWeight, problem: LinearProblem, exact: bool = False) -> NativeLinear:
+    """Bring ``weight`` (not modified) into tiles. ``exact`` multiplies floats where the scheme allows."""
+    n, k, size = weight.n, weight.k, weight.group_size
+    groups = weight.scales.shape[1]
+    # A group ends with a block, or a block with a group: others get padding at their ends.
+    padded = size if size in (8, 16) or size % BLOCK == 0 else -(-size // BLOCK) * BLOCK
+    blocks = -(-groups * padded // BLOCK)
+    columns = _columns(k, size, padded, groups, blocks)
+    tiles = -(-n // TILE)
+    codes = weight.codes.contiguous()
+    packed = torch.empty(tiles * blocks * 2 * 64 * weight.bits, dtype=torch.uint8)
+    native().library.aiakq_pack_codes(
+        codes.data_ptr(),
+        n,
+        k,
+        weight.bits,
+        columns.data_ptr(),
+        blocks,
+        packed.data_ptr(),
+        torch.get_num_threads(),
+    )
+    scales = _tiled(weight.scales if weight.scales.dtype in TYPES else weight.scales.float(), tiles)
+    zeros = weight.zeros
+    if zeros is not None:
+        zeros = _tiled(zeros if zeros.dtype == torch.uint8 else zeros.float(), tiles)
+    source = columns
+    if weight.perm is not None:
+        taken = weight.perm.to(torch.int32)[columns.clamp(min=0).long()]
+        source = torch.where(columns < 0, columns, taken)
+    identity = bool((source[:k] == torch.arange(k, dtype=torch.int32)).all()) if blocks * BLOCK >= k else False
+    bias = None if weight.bias is None else _padded(weight.bias.float(), tiles * TILE)
+    scale = None if weight.input_scale is None else weight.input_scale.float().reshape(1).contiguous()
+    op = library.Linear()
+    op.op.kind = library.LINEAR
+    op.n, op.k, op.bits = n, k, weight.bits
+    op.math = library.ROWS if weight.scheme == "w8a8" else library.EXACT if exact else library.BLOCKS
+    op.group, op.groups = padded, groups
+    op.scale_type = TYPES[scales.dtype]
+    op.zero_type = TYPES[torch.uint8 if zeros is None else zeros.dtype]
+    op.tiles, op.scales, op.zeros = address(packed), address(scales), address(zeros)
+    op.source = None if identity else address(source)
+    op.bias, op.input_scale = address(bias), address(scale)
+    op.x_type = op.y_type = TYPES[problem.dtype]
+    kept = [t for t in (packed, scales, zeros, None if identity else source, bias, scale) if t is not None]
+    return NativeLinear(op, native().scratch(op), kept)
+
+
+def run(x: Tensor, state: NativeLinear) -> Tensor:
+    """x [M, K] -> [M, N]."""
+    op = state.op
+    m = x.shape[0]
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    y = torch.empty(m, op.n, dtype=x.dtype)
+    scratch = library.scratch_bytes(m * state.scratch_per_row)
+    op.op.m = m
+    op.x, op.y, op.scratch = x.data_ptr(), y.data_ptr(), scratch.data_ptr()
+    op.x_stride, op.y_stride = x.stride(0), op.n
+    native().run(op)
+    return y
+
+
+def _columns(k: int, size: int, padded: int, groups: int, blocks: int) -> Tensor:
+    """The column of the codes at each place of the tiles [blocks * 32] int32, -1 for padding."""
+    place = torch.arange(blocks * BLOCK, dtype=torch.int32)
+    inside = place % padded
+    column = place // padded * size + inside
+    return torch.where((inside < size) & (column < k) & (place < groups * padded), column, -1).to(torch.int32)
+
+
+def _padded(values: Tensor, count: int) -> Tensor:
+    """values [N] with zeros up to [count]."""
+    return torch.nn.functional.pad(values, (0, count - len(values))).contiguous()
+
+
+def _tiled(values: Tensor, tiles: int) -> Tensor:
+    """values [N, groups] -> [tiles, groups, 32], outputs that are not there 0."""
+    values = torch.nn.functional.pad(values, (0, 0, 0, tiles * TILE - len(values)))
+    return values.view(tiles, TILE, -1).transpose(1, 2).contiguous()

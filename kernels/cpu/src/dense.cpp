@@ -1,0 +1,115 @@
+// y = x W^T for weights in floats.
+//
+// W lies in tiles of 32 outputs, input by input; bfloat16 in pairs of inputs, of which the first is the lower half of a
+// lane. Sums are float32, one per output, in the order of the inputs, whatever the other rows are.
+
+#include "elements.h"
+#include "kernels.h"
+#include "team.h"
+
+namespace aiakq {
+namespace ISA {
+namespace {
+
+constexpr int TILE = 32;
+#if defined(__AVX512F__)
+constexpr int MOST_ROWS = 12;
+#elif defined(__AVX2__)
+constexpr int MOST_ROWS = 2;
+#else
+constexpr int MOST_ROWS = 1;
+#endif
+
+struct Source {
+  const float* base;
+  int64_t stride;
+};
+
+INLINE int64_t even(int64_t k) { return k + k % 2; }
+
+INLINE void write(const Dense& a, int64_t row, int64_t tile, int half, F value) {
+  const int64_t column = tile * TILE + half * 16, left = a.n - column;
+  if (left <= 0) return;
+  if (a.bias) value = value + load(a.bias + column);
+  if (a.residual) value = value + load_some(a.residual, row * a.residual_stride + column, a.y_type, left);
+  store_some(a.y, row * a.y_stride + column, a.y_type, value, left);
+}
+
+template <int TYPE, int R> void rows(const Dense& a, const Source& x, int64_t row, int64_t tile) {
+  const int64_t k = TYPE == BFLOAT16 ? even(a.k) : a.k;
+  const uint8_t* at = (const uint8_t*)a.tiles + tile * k * TILE * (TYPE == FLOAT32 ? 4 : 2);
+  const float* from[R];
+  F sums[R][2];
+  UNROLL for (int r = 0; r < R; r++) {
+    from[r] = x.base + (row + r) * x.stride;
+    sums[r][0] = sums[r][1] = splat(0);
+  }
+  if constexpr (TYPE == BFLOAT16) {
+    const I high = isplat((int32_t)0xffff0000);
+    for (int64_t i = 0; i < k; i += 2, at += 128) {
+      const I first = iload(at), second = iload(at + 64);
+      const F w00 = bits_as_float(left<16>(first)), w01 = bits_as_float(left<16>(second));
+      const F w10 = bits_as_float(first & high), w11 = bits_as_float(second & high);
+      UNROLL for (int r = 0; r < R; r++) {
+        const F x0 = splat(from[r][i]), x1 = splat(from[r][i + 1]);
+        sums[r][0] = fma(w10, x1, fma(w00, x0, sums[r][0]));
+        sums[r][1] = fma(w11, x1, fma(w01, x0, sums[r][1]));
+      }
+    }
+  } else {
+    constexpr int SIZE = TYPE == FLOAT32 ? 4 : 2;
+    for (int64_t i = 0; i < k; i++, at += TILE * SIZE) {
+      const F first = load_as_float(at, 0, TYPE), second = load_as_float(at, 16, TYPE);
+      UNROLL for (int r = 0; r < R; r++) {
+        const F value = splat(from[r][i]);
+        sums[r][0] = fma(first, value, sums[r][0]);
+        sums[r][1] = fma(second, value, sums[r][1]);
+      }
+    }
+  }
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int half = 0; half < 2; half++) write(a, row + r, tile, half, sums[r][half]);
+}
+
+template <int TYPE> void tile_of(const Dense& a, const Source& x, int64_t tile) {
+  int64_t row = 0;
+  const int64_t m = a.op.m;
+  if constexpr (MOST_ROWS >= 12)
+    for (; row + 12 <= m; row += 12) rows<TYPE, 12>(a, x, row, tile);
+  if constexpr (MOST_ROWS >= 4)
+    for (; row + 4 <= m; row += 4) rows<TYPE, 4>(a, x, row, tile);
+  if constexpr (MOST_ROWS >= 2)
+    for (; row + 2 <= m; row += 2) rows<TYPE, 2>(a, x, row, tile);
+  for (; row < m; row++) rows<TYPE, 1>(a, x, row, tile);
+}
+
+}  // namespace
+
+int64_t dense_scratch(const Dense& a) { return pieces(even(a.k) * 4, 64) * 64; }
+
+void dense(const void* op, const Team& team) {
+  const Dense& a = *(const Dense*)op;
+  const int64_t m = a.op.m, tiles = pieces(a.n, TILE);
+  Source x = {(const float*)a.x, a.x_stride};
+  if (a.x_type != FLOAT32 || (a.k % 2 && a.weight_type == BFLOAT16)) {
+    x = {(const float*)a.scratch, dense_scratch(a) / 4};
+    for (int64_t row; (row = take(team, 1)) < m;) {
+      float* to = (float*)a.scratch + row * x.stride;
+      for (int64_t i = 0; i < a.k; i += 16)
+        store_some(to, i, FLOAT32, load_some(a.x, row * a.x_stride + i, a.x_type, a.k - i), a.k - i);
+      if (a.k % 2) to[a.k] = 0;
+    }
+    sync(team);
+  }
+  const int64_t chunk = most(1, least(8, tiles / (8 * team.size)));
+  for (int64_t start; (start = take(team, chunk)) < tiles;)
+    for (int64_t tile = start; tile < least(start + chunk, tiles); tile++) {
+      if (a.weight_type == FLOAT32) tile_of<FLOAT32>(a, x, tile);
+      if (a.weight_type == FLOAT16) tile_of<FLOAT16>(a, x, tile);
+      if (a.weight_type == BFLOAT16) tile_of<BFLOAT16>(a, x, tile);
+    }
+  sync(team);
+}
+
+}  // namespace ISA
+}  // namespace aiakq

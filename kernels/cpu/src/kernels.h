@@ -1,0 +1,25 @@
+// What each instruction set offers: the same operations, under a name of its own.
+
+#pragma once
+
+#include "ops.h"
+#include "team.h"
+
+namespace aiakq {
+
+struct Table {
+  const char* name;
+  Body bodies[KINDS];
+  int64_t (*linear_scratch)(const Linear&);
+  int64_t (*dense_scratch)(const Dense&);
+};
+
+namespace ISA {
+
+void linear(const void* op, const Team& team);
+void dense(const void* op, const Team& team);
+int64_t linear_scratch(const Linear& a);
+int64_t dense_scratch(const Dense& a);
+
+}  // namespace ISA
+}  // namespace aiakq

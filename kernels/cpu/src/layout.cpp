@@ -1,0 +1,73 @@
+// Weights brought into the order in which linear.cpp and dense.cpp read them; once, at load.
+
+#include <cstdint>
+#include <cstring>
+
+#include "ops.h"
+
+using namespace aiakq;
+
+namespace {
+
+constexpr int64_t TILE = 32, BLOCK = 32;
+
+int64_t pieces(int64_t whole, int64_t piece) { return (whole + piece - 1) / piece; }
+
+// Code ``c`` of byte ``b`` of operand ``o``, for one output; ``half`` is where this half block begins.
+void put(uint8_t* half, int bits, int lane, int o, int b, uint8_t c) {
+  uint8_t* at = half + 4 * lane + b;
+  switch (bits) {
+    case 8: at[64 * o] = c; break;
+    case 4: at[64 * (o / 2)] |= (uint8_t)(c << (o % 2 * 4)); break;
+    case 2: at[64 * (o / 4)] |= (uint8_t)(c << (o % 4 * 2)); break;
+    default:
+      at[64 * (o / 4)] |= (uint8_t)((c & 3) << (o % 4 * 2));
+      at[128] |= (uint8_t)(c >> 2 << o);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// codes [N, K] uint8 -> tiles, [ceil(N / 32), blocks, 2, bits, 64] bytes; ``columns`` [blocks * 32] says which column is
+// at each place, -1 for none.
+void aiakq_pack_codes(const uint8_t* codes, int64_t n, int64_t k, int32_t bits, const int32_t* columns, int64_t blocks,
+                      uint8_t* tiles, int32_t threads) {
+  const int64_t half = 64 * bits, block_bytes = 2 * half, count = pieces(n, TILE);
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t tile = 0; tile < count; tile++) {
+    uint8_t* out = tiles + tile * blocks * block_bytes;
+    memset(out, 0, blocks * block_bytes);
+    for (int64_t row = 0; row < TILE && tile * TILE + row < n; row++) {
+      const uint8_t* from = codes + (tile * TILE + row) * k;
+      for (int64_t block = 0; block < blocks; block++) {
+        uint8_t* to = out + block * block_bytes + row / 16 * half;
+        const int32_t* places = columns + block * BLOCK;
+        for (int i = 0; i < BLOCK; i++)
+          if (places[i] >= 0) put(to, bits, (int)(row % 16), i / 4, i % 4, from[places[i]]);
+      }
+    }
+  }
+}
+
+// weight [N, K] of 4 or 2 bytes each -> tiles of 32 outputs, [ceil(N / 32), K, 32], or in pairs of inputs,
+// [ceil(N / 32), ceil(K / 2), 32, 2]; missing outputs and inputs are 0.
+void aiakq_pack_floats(const void* weight, int64_t n, int64_t k, int32_t size, bool pairs, void* tiles,
+                       int32_t threads) {
+  const int64_t padded = pairs ? k + k % 2 : k, count = pieces(n, TILE);
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t tile = 0; tile < count; tile++) {
+    uint8_t* out = (uint8_t*)tiles + tile * padded * TILE * size;
+    memset(out, 0, padded * TILE * size);
+    for (int64_t row = 0; row < TILE && tile * TILE + row < n; row++) {
+      const uint8_t* from = (const uint8_t*)weight + (tile * TILE + row) * k * size;
+      for (int64_t i = 0; i < k; i++) {
+        const int64_t place = pairs ? (i / 2 * TILE + row) * 2 + i % 2 : i * TILE + row;
+        memcpy(out + place * size, from + i * size, size);
+      }
+    }
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,387 @@
+// y = x W^T for weights of 2, 3, 4 or 8 bits.
+//
+// W lies in tiles of 32 outputs, each in blocks of 32 inputs, each in two halves of 16 outputs (one per lane), each of
+// BITS vectors of 64 bytes: the order in which they are read. A vector gives operands: per lane, four codes in bytes,
+// those of inputs 4 o to 4 o + 3 of the block for operand o.
+//
+// EXACT multiplies codes and activations as floats. BLOCKS rounds every 32 activations to 8 bits with a scale of their
+// own, ROWS a whole row of them, and both multiply integers. In all three, zero points count through the sum of the
+// activations: sum of (code - zero) x = sum of code x - zero * sum of x.
+//
+// An output is the same sequence of operations whatever the other rows are and however many there are of them: only
+// which rows are worked on side by side differs.
+
+#include "elements.h"
+#include "team.h"
+#include "kernels.h"
+
+namespace aiakq {
+namespace ISA {
+namespace {
+
+constexpr int BLOCK = 32;
+constexpr int TILE = 32;
+// Rows worked on side by side: as many as the registers hold sums for.
+#if defined(__AVX512F__)
+constexpr int MOST_ROWS = 6;
+#elif defined(__AVX2__)
+constexpr int MOST_ROWS = 2;
+#else
+constexpr int MOST_ROWS = 1;
+#endif
+
+// --- activations -------------------------------------------------------------------------------------------------
+
+// Where a row's activations are in the scratch: the values (floats or bytes), a scale per block, a sum per group.
+struct Rows {
+  uint8_t* base;
+  int64_t stride, scales_at, sums_at;
+  const float* floats(int64_t row) const { return (const float*)(base + row * stride); }
+  const int8_t* bytes(int64_t row) const { return (const int8_t*)(base + row * stride); }
+  const float* scales(int64_t row) const { return (const float*)(base + row * stride + scales_at); }
+  const float* sums(int64_t row) const { return (const float*)(base + row * stride + sums_at); }
+};
+
+INLINE int64_t blocks_of(const Linear& a) { return pieces((int64_t)a.group * a.groups, BLOCK); }
+
+INLINE Rows rows_of(const Linear& a) {
+  const int64_t blocks = blocks_of(a);
+  Rows rows;
+  rows.base = (uint8_t*)a.scratch;
+  rows.scales_at = pieces(blocks * BLOCK * (a.math == EXACT ? 4 : 1), 64) * 64;
+  rows.sums_at = rows.scales_at + pieces(blocks * 4, 64) * 64;
+  rows.stride = rows.sums_at + pieces((int64_t)a.groups * 4, 64) * 64;
+  return rows;
+}
+
+// The 32 activations of a block, in the order of the tiles.
+INLINE void gather(const Linear& a, int64_t row, int64_t block, F& first, F& second) {
+  const int64_t start = row * a.x_stride, at = block * BLOCK;
+  if (a.source) {
+    alignas(64) float held[BLOCK];
+    for (int i = 0; i < BLOCK; i++) {
+      const int32_t from = a.source[at + i];
+      held[i] = from < 0 ? 0.0f : element(a.x, start + from, a.x_type);
+    }
+    first = load(held);
+    second = load(held + 16);
+    return;
+  }
+  const int64_t left = a.k - at;
+  first = left > 0 ? load_some(a.x, start + at, a.x_type, left) : splat(0);
+  second = left > 16 ? load_some(a.x, start + at + 16, a.x_type, left - 16) : splat(0);
+}
+
+void arrange_floats(const Linear& a, int64_t row, float* values, float* sums) {
+  const int64_t blocks = blocks_of(a);
+  for (int64_t block = 0; block < blocks; block++) {
+    F first, second;
+    gather(a, row, block, first, second);
+    store(values + block * BLOCK, first);
+    store(values + block * BLOCK + 16, second);
+  }
+  for (int64_t group = 0; group < a.groups; group++) {
+    const float* at = values + group * a.group;
+    if (a.group >= BLOCK) {
+      F total = splat(0);
+      for (int64_t i = 0; i < a.group; i += 16) total = total + load(at + i);
+      sums[group] = sum(total);
+    } else {
+      float total = 0;
+      for (int64_t i = 0; i < a.group; i++) total += at[i];
+      sums[group] = total;
+    }
+  }
+}
+
+INLINE int32_t sum_of_bytes(const int8_t* at, int64_t count) {
+  int32_t total = 0;
+  for (int64_t i = 0; i < count; i++) total += at[i];
+  return total;
+}
+
+// Each block gets the scale max |x| / 127. What is not finite makes the scale not a number, and with it the output.
+void round_blocks(const Linear& a, int64_t row, int8_t* codes, float* scales, float* sums) {
+  const int64_t blocks = blocks_of(a);
+  for (int64_t block = 0; block < blocks; block++) {
+    F first, second;
+    gather(a, row, block, first, second);
+    const float highest = largest(larger(magnitude(first), magnitude(second)));
+    const float broken = sum(first * splat(0) + second * splat(0));
+    // Blocks of next to nothing: the reciprocal would be infinite.
+    const F steps = splat(highest > 1e-30f ? 127.0f / highest : 0.0f);
+    store_low_bytes(codes + block * BLOCK, to_int(first * steps));
+    store_low_bytes(codes + block * BLOCK + 16, to_int(second * steps));
+    scales[block] = highest / 127.0f + broken;
+  }
+  const int64_t inside = a.group / BLOCK;
+  for (int64_t group = 0; group < a.groups; group++) {
+    if (inside) {
+      float total = 0;
+      for (int64_t block = group * inside; block < (group + 1) * inside; block++)
+        total += scales[block] * (float)sum_of_bytes(codes + block * BLOCK, BLOCK);
+      sums[group] = total;
+    } else {
+      const int64_t at = group * a.group;
+      sums[group] = scales[at / BLOCK] * (float)sum_of_bytes(codes + at, a.group);
+    }
+  }
+}
+
+// One scale for the row, max |x| / 127 or the one that is given; codes are exactly those of x / scale.
+void round_row(const Linear& a, int64_t row, int8_t* codes, float* scales, float* sums) {
+  const int64_t blocks = blocks_of(a);
+  F highest = splat(0), broken = splat(0), first, second;
+  for (int64_t block = 0; block < blocks; block++) {
+    gather(a, row, block, first, second);
+    highest = larger(highest, larger(magnitude(first), magnitude(second)));
+    broken = broken + first * splat(0) + second * splat(0);
+  }
+  float scale = a.input_scale ? *a.input_scale : largest(highest) / 127.0f;
+  if (!a.input_scale && !(scale > 1.17549435e-38f)) scale = 1.17549435e-38f;
+  int32_t total = 0;
+  const F by = splat(scale), low = splat(-128), high = splat(127);
+  for (int64_t block = 0; block < blocks; block++) {
+    gather(a, row, block, first, second);
+    store_low_bytes(codes + block * BLOCK, to_int(smaller(larger(first / by, low), high)));
+    store_low_bytes(codes + block * BLOCK + 16, to_int(smaller(larger(second / by, low), high)));
+    total += sum_of_bytes(codes + block * BLOCK, BLOCK);
+  }
+  scales[0] = scale + sum(broken);
+  memcpy(sums, &total, 4);
+}
+
+void arrange(const Linear& a, const Rows& rows, int64_t row) {
+  uint8_t* at = rows.base + row * rows.stride;
+  float *scales = (float*)(at + rows.scales_at), *sums = (float*)(at + rows.sums_at);
+  if (a.math == EXACT) arrange_floats(a, row, (float*)at, sums);
+  if (a.math == BLOCKS) round_blocks(a, row, (int8_t*)at, scales, sums);
+  if (a.math == ROWS) round_row(a, row, (int8_t*)at, scales, sums);
+}
+
+// --- weights -----------------------------------------------------------------------------------------------------
+
+template <int V> struct Number {
+  static constexpr int value = V;
+};
+
+#define LAMBDA __attribute__((always_inline))
+
+template <class Step> INLINE void eight_times(Step step) {
+  step(Number<0>{}), step(Number<1>{}), step(Number<2>{}), step(Number<3>{});
+  step(Number<4>{}), step(Number<5>{}), step(Number<6>{}), step(Number<7>{});
+}
+
+// Operand O of a half block at ``at``.
+template <int BITS, int O> INLINE I operand(const uint8_t* at) {
+  if constexpr (BITS == 8) return iload(at + 64 * O);
+  if constexpr (BITS == 4) return right<O % 2 * 4>(iload(at + 64 * (O / 2))) & isplat(0x0f0f0f0f);
+  const I low = right<O % 4 * 2>(iload(at + 64 * (O / 4))) & isplat(0x03030303);
+  if constexpr (BITS == 2) return low;
+  // The third bits of all codes are in the last vector, operand O's in bit O of its bytes.
+  const I third = iload(at + 128);
+  if constexpr (O <= 2) return low | (left<2 - O>(third) & isplat(0x04040404));
+  return low | (right<O <= 2 ? 0 : O - 2>(third) & isplat(0x04040404));
+}
+
+INLINE F scales_at(const Linear& a, int64_t tile, int64_t group, int half) {
+  return load_as_float(a.scales, (tile * a.groups + group) * TILE + half * 16, a.scale_type);
+}
+
+INLINE F zeros_at(const Linear& a, int64_t tile, int64_t group, int half) {
+  if (!a.zeros) return splat((float)(1 << (a.bits - 1)));
+  return load_as_float(a.zeros, (tile * a.groups + group) * TILE + half * 16, a.zero_type);
+}
+
+// --- products ----------------------------------------------------------------------------------------------------
+
+INLINE I four_bytes(const int8_t* at) {
+  int32_t word;
+  memcpy(&word, at, 4);
+  return isplat(word);
+}
+
+INLINE void write(const Linear& a, int64_t row, int64_t tile, int half, F value) {
+  const int64_t column = tile * TILE + half * 16, left = a.n - column;
+  if (left <= 0) return;
+  if (a.bias) value = value + load(a.bias + column);
+  if (a.residual) value = value + load_some(a.residual, row * a.residual_stride + column, a.y_type, left);
+  store_some(a.y, row * a.y_stride + column, a.y_type, value, left);
+}
+
+// Adds what one block (or, with groups of 8 or 16, PARTS-th of a block) of R rows gives to ``sums`` [R][2].
+template <int MATH, int BITS, int R, int PARTS>
+INLINE void add_part(const Rows& rows, int64_t row, int64_t block, int part, const uint8_t* at, F (&sums)[R][2]) {
+  constexpr int STEPS = 8 / PARTS;
+  if constexpr (MATH == EXACT) {
+    const float* x[R];
+    UNROLL for (int r = 0; r < R; r++) x[r] = rows.floats(row + r) + block * BLOCK;
+    eight_times([&](auto number) LAMBDA {
+      constexpr int O = decltype(number)::value;
+      if (O / STEPS != part) return;
+      const I first = operand<BITS, O>(at), second = operand<BITS, O>(at + 64 * BITS);
+      const I low = isplat(0xff);
+      F w[4][2] = {{to_float(first & low), to_float(second & low)},
+                   {to_float(right<8>(first) & low), to_float(right<8>(second) & low)},
+                   {to_float(right<16>(first) & low), to_float(right<16>(second) & low)},
+                   {to_float(right<24>(first)), to_float(right<24>(second))}};
+      UNROLL for (int i = 0; i < 4; i++)
+        UNROLL for (int r = 0; r < R; r++) {
+          const F value = splat(x[r][4 * O + i]);
+          sums[r][0] = fma(w[i][0], value, sums[r][0]);
+          sums[r][1] = fma(w[i][1], value, sums[r][1]);
+        }
+    });
+  } else {
+    I whole[R][2];
+    const int8_t* x[R];
+    UNROLL for (int r = 0; r < R; r++) {
+      whole[r][0] = whole[r][1] = isplat(0);
+      x[r] = rows.bytes(row + r) + block * BLOCK;
+    }
+    eight_times([&](auto number) LAMBDA {
+      constexpr int O = decltype(number)::value;
+      if (O / STEPS != part) return;
+      const I first = operand<BITS, O>(at), second = operand<BITS, O>(at + 64 * BITS);
+      UNROLL for (int r = 0; r < R; r++) {
+        const I value = four_bytes(x[r] + 4 * O);
+        whole[r][0] = dot4(whole[r][0], first, value);
+        whole[r][1] = dot4(whole[r][1], second, value);
+      }
+    });
+    UNROLL for (int r = 0; r < R; r++) {
+      const F scale = splat(rows.scales(row + r)[block]);
+      sums[r][0] = fma(to_float(whole[r][0]), scale, sums[r][0]);
+      sums[r][1] = fma(to_float(whole[r][1]), scale, sums[r][1]);
+    }
+  }
+}
+
+// R rows of one tile: EXACT and BLOCKS.
+template <int MATH, int BITS, int R, int PARTS> void grouped(const Linear& a, const Rows& rows, int64_t row, int64_t tile) {
+  const int64_t blocks = blocks_of(a), inside = a.group / BLOCK;
+  const uint8_t* at = a.tiles + tile * blocks * (2 * 64 * BITS);
+  F totals[R][2];
+  UNROLL for (int r = 0; r < R; r++) totals[r][0] = totals[r][1] = splat(0);
+  int64_t block = 0;
+  for (int64_t group = 0; group < a.groups; group++) {
+    F sums[R][2];
+    UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0);
+    if constexpr (PARTS == 1) {
+      for (const int64_t stop = block + inside; block < stop; block++, at += 2 * 64 * BITS)
+        add_part<MATH, BITS, R, 1>(rows, row, block, 0, at, sums);
+    } else {
+      const int part = (int)(group % PARTS);
+      add_part<MATH, BITS, R, PARTS>(rows, row, block, part, at, sums);
+      if (part == PARTS - 1) block++, at += 2 * 64 * BITS;
+    }
+    UNROLL for (int half = 0; half < 2; half++) {
+      const F scale = scales_at(a, tile, group, half), zero = zeros_at(a, tile, group, half);
+      UNROLL for (int r = 0; r < R; r++) {
+        const F centred = fnma(zero, splat(rows.sums(row + r)[group]), sums[r][half]);
+        totals[r][half] = fma(centred, scale, totals[r][half]);
+      }
+    }
+  }
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int half = 0; half < 2; half++) write(a, row + r, tile, half, totals[r][half]);
+}
+
+// R rows of one tile: ROWS, integers all the way to the end.
+template <int R> void integers(const Linear& a, const Rows& rows, int64_t row, int64_t tile) {
+  const int64_t blocks = blocks_of(a);
+  const uint8_t* at = a.tiles + tile * blocks * (2 * 64 * 8);
+  I whole[R][2];
+  const int8_t* x[R];
+  UNROLL for (int r = 0; r < R; r++) {
+    int32_t total;
+    memcpy(&total, rows.sums(row + r), 4);
+    whole[r][0] = whole[r][1] = isplat(-128 * total);
+    x[r] = rows.bytes(row + r);
+  }
+  for (int64_t block = 0; block < blocks; block++, at += 2 * 64 * 8)
+    UNROLL for (int o = 0; o < 8; o++) {
+      const I first = iload(at + 64 * o), second = iload(at + 64 * (8 + o));
+      UNROLL for (int r = 0; r < R; r++) {
+        const I value = four_bytes(x[r] + block * BLOCK + 4 * o);
+        whole[r][0] = dot4(whole[r][0], first, value);
+        whole[r][1] = dot4(whole[r][1], second, value);
+      }
+    }
+  UNROLL for (int half = 0; half < 2; half++) {
+    const F scale = scales_at(a, tile, 0, half);
+    UNROLL for (int r = 0; r < R; r++)
+      write(a, row + r, tile, half, to_float(whole[r][half]) * splat(rows.scales(row + r)[0]) * scale);
+  }
+}
+
+using Work = void (*)(const Linear&, const Rows&, int64_t row, int64_t tile);
+
+// The work for 6, 4, 2 and 1 rows; null where the registers do not hold that many.
+struct Works {
+  Work six, four, two, one;
+};
+
+template <int MATH, int BITS, int R, int PARTS> constexpr Work work() {
+  if constexpr (R > MOST_ROWS || (PARTS > 1 && R % 4 == 2))
+    return nullptr;
+  else
+    return grouped<MATH, BITS, R, PARTS>;
+}
+
+template <int R> constexpr Work integer_work() {
+  if constexpr (R > MOST_ROWS)
+    return nullptr;
+  else
+    return integers<R>;
+}
+
+template <int MATH, int BITS, int PARTS> constexpr Works works() {
+  return {work<MATH, BITS, 6, PARTS>(), work<MATH, BITS, 4, PARTS>(), work<MATH, BITS, 2, PARTS>(),
+          work<MATH, BITS, 1, PARTS>()};
+}
+
+template <int MATH, int BITS> Works works_of(int32_t group) {
+  return group == 8 ? works<MATH, BITS, 4>() : group == 16 ? works<MATH, BITS, 2>() : works<MATH, BITS, 1>();
+}
+
+template <int MATH> Works works_of(const Linear& a) {
+  switch (a.bits) {
+    case 2: return works_of<MATH, 2>(a.group);
+    case 3: return works_of<MATH, 3>(a.group);
+    case 4: return works_of<MATH, 4>(a.group);
+    default: return works_of<MATH, 8>(a.group);
+  }
+}
+
+}  // namespace
+
+int64_t linear_scratch(const Linear& a) { return rows_of(a).stride; }
+
+void linear(const void* op, const Team& team) {
+  const Linear& a = *(const Linear*)op;
+  const Rows rows = rows_of(a);
+  const int64_t m = a.op.m, tiles = pieces(a.n, TILE);
+  for (int64_t row; (row = take(team, 1)) < m;) arrange(a, rows, row);
+  sync(team);
+  const Works works = a.math == EXACT    ? works_of<EXACT>(a)
+                      : a.math == BLOCKS ? works_of<BLOCKS>(a)
+                                         : Works{integer_work<6>(), integer_work<4>(), integer_work<2>(), integers<1>};
+  // Few enough that the last ones are shared out evenly, many enough that taking them costs nothing.
+  const int64_t chunk = most(1, least(8, tiles / (8 * team.size)));
+  for (int64_t start; (start = take(team, chunk)) < tiles;)
+    for (int64_t tile = start; tile < least(start + chunk, tiles); tile++) {
+      int64_t row = 0;
+      if (works.six)
+        for (; row + 6 <= m; row += 6) works.six(a, rows, row, tile);
+      if (works.four)
+        for (; row + 4 <= m; row += 4) works.four(a, rows, row, tile);
+      if (works.two)
+        for (; row + 2 <= m; row += 2) works.two(a, rows, row, tile);
+      for (; row < m; row++) works.one(a, rows, row, tile);
+    }
+  sync(team);
+}
+
+}  // namespace ISA
+}  // namespace aiakq

@@ -1,0 +1,60 @@
+// What the library is asked to do: a list of operations, each a plain struct that begins with an Op.
+//
+// kernels/cpu/library.py has the same structs; it compares their sizes with aiakq_size when it loads the library.
+// Shapes: M rows, N outputs, K inputs, G inputs per group; H heads, D head size, P page size, T tokens, S sequences.
+
+#pragma once
+
+#include <cstdint>
+
+namespace aiakq {
+
+enum Kind : int32_t { LINEAR = 0, DENSE = 1, EMBEDDING = 2, RMS_NORM = 3, ROTARY = 4, ATTENTION = 5, GATE = 6, KINDS };
+
+// Types of elements.
+enum Type : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, UINT8 = 3 };
+
+// How a quantized product is computed: with the activations as they are, or rounded to 8 bits, per 32 inputs or per row.
+enum Math : int32_t { EXACT = 0, BLOCKS = 1, ROWS = 2 };
+
+struct Op {
+  int32_t kind;
+  int32_t m;  // rows, the same place in every struct
+};
+
+// y [M, N] = x [M, K] W^T (+ bias) (+ residual), with W = (codes - zero) * scale per group of G inputs; see layout.cpp.
+struct Linear {
+  Op op;
+  int32_t n, k, bits, math;
+  int32_t group;         // inputs per group as they are in the tiles: 8, 16 or a multiple of 32
+  int32_t groups;        // per row of W
+  int32_t scale_type;    // FLOAT32, FLOAT16 or BFLOAT16
+  int32_t zero_type;     // UINT8 or FLOAT32
+  int32_t x_type, y_type;
+  const void* x;
+  void* y;
+  const void* residual;  // [M, N] of y's type, or null; may be y itself
+  int64_t x_stride, y_stride, residual_stride;  // elements from row to row
+  const uint8_t* tiles;  // codes
+  const void* scales;    // [N / 32, groups, 32]
+  const void* zeros;     // the same, or null: 2^(bits - 1)
+  const int32_t* source; // [blocks * 32] the input at each place in the tiles, -1 for padding; null: as they are
+  const float* bias;     // [N rounded up to 32] or null
+  const float* input_scale;  // one number for all rows (ROWS only), or null: one per row
+  void* scratch;         // M * aiakq_linear_scratch() bytes, 64-byte aligned
+};
+
+// y [M, N] = x [M, K] W^T (+ bias) (+ residual), W in floats.
+struct Dense {
+  Op op;
+  int32_t n, k, weight_type, x_type, y_type, reserved;
+  const void* x;
+  void* y;
+  const void* residual;
+  int64_t x_stride, y_stride, residual_stride;
+  const void* tiles;
+  const float* bias;
+  void* scratch;  // M * aiakq_dense_scratch() bytes
+};
+
+}  // namespace aiakq

@@ -1,0 +1,322 @@
+// Sixteen lanes of 32 bits, whatever the machine has for them: one 512-bit register, two 256-bit ones, or a vector type
+// of the compiler's (the portable version, and Arm's).
+//
+// Every file that includes this is compiled once per instruction set, with ISA naming it. All of it is in a namespace
+// of that name, so that the linker never takes one version's function for another's; for the same reason such files use
+// nothing of the C++ library that is a template.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#ifndef ISA
+#error "compile with -DISA=portable, avx2, avx512 or vnni"
+#endif
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+// Loops over sums that must stay in registers.
+#define UNROLL _Pragma("GCC unroll 16")
+#define INLINE static inline __attribute__((always_inline))
+
+namespace aiakq {
+namespace ISA {
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t pieces(int64_t whole, int64_t piece) { return (whole + piece - 1) / piece; }
+
+#if defined(__AVX512F__)
+
+struct F { __m512 v; };   // 16 floats
+struct I { __m512i v; };  // 16 integers, or 64 bytes
+
+INLINE F splat(float x) { return {_mm512_set1_ps(x)}; }
+INLINE F load(const float* p) { return {_mm512_loadu_ps(p)}; }
+INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x.v); }
+INLINE F operator+(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
+INLINE F operator-(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
+INLINE F operator*(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
+INLINE F operator/(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
+INLINE F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+INLINE F fnma(F a, F b, F c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
+INLINE F larger(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
+INLINE F smaller(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
+INLINE F magnitude(F a) { return {_mm512_abs_ps(a.v)}; }
+INLINE F nearest(F a) { return {_mm512_roundscale_ps(a.v, 0x08)}; }
+INLINE float sum(F a) { return _mm512_reduce_add_ps(a.v); }
+INLINE float largest(F a) { return _mm512_reduce_max_ps(a.v); }
+
+INLINE I isplat(int32_t x) { return {_mm512_set1_epi32(x)}; }
+INLINE I iload(const void* p) { return {_mm512_loadu_si512(p)}; }
+INLINE void istore(void* p, I x) { _mm512_storeu_si512(p, x.v); }
+INLINE I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+INLINE I operator&(I a, I b) { return {_mm512_and_si512(a.v, b.v)}; }
+INLINE I operator|(I a, I b) { return {_mm512_or_si512(a.v, b.v)}; }
+template <int S> INLINE I right(I a) { return {_mm512_srli_epi32(a.v, S)}; }
+template <int S> INLINE I left(I a) { return {_mm512_slli_epi32(a.v, S)}; }
+INLINE F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
+INLINE I to_int(F a) { return {_mm512_cvtps_epi32(a.v)}; }
+INLINE F bits_as_float(I a) { return {_mm512_castsi512_ps(a.v)}; }
+INLINE I bits_as_int(F a) { return {_mm512_castps_si512(a.v)}; }
+
+INLINE F load_bytes(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
+INLINE F load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+INLINE F load_bf16(const uint16_t* p) {
+  return bits_as_float({_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16)});
+}
+INLINE void store_low_halves(uint16_t* p, I x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(x.v)); }
+INLINE void store_low_bytes(int8_t* p, I x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(x.v)); }
+INLINE void store_half(uint16_t* p, F x) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+// acc + the four products of unsigned bytes of w and signed bytes of x in each lane.
+INLINE I dot4(I acc, I w, I x) {
+#if defined(__AVX512VNNI__)
+  return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)};
+#else
+  // Through 16 bits by sign extension: the instruction that multiplies bytes would saturate.
+  const __m512i low = _mm512_set1_epi16(0xff);
+  __m512i even = _mm512_madd_epi16(_mm512_and_si512(w.v, low), _mm512_srai_epi16(_mm512_slli_epi16(x.v, 8), 8));
+  __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(w.v, 8), _mm512_srai_epi16(x.v, 8));
+  return {_mm512_add_epi32(acc.v, _mm512_add_epi32(even, odd))};
+#endif
+}
+
+#elif defined(__AVX2__)
+
+struct F { __m256 a, b; };
+struct I { __m256i a, b; };
+
+INLINE F splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+INLINE void store(float* p, F x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
+INLINE F operator+(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+INLINE F operator-(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+INLINE F operator*(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+INLINE F operator/(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+INLINE F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+INLINE F fnma(F x, F y, F z) { return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)}; }
+INLINE F larger(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+INLINE F smaller(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+INLINE F magnitude(F x) {
+  const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  return {_mm256_and_ps(x.a, mask), _mm256_and_ps(x.b, mask)};
+}
+INLINE F nearest(F x) { return {_mm256_round_ps(x.a, 0x08), _mm256_round_ps(x.b, 0x08)}; }
+INLINE float sum(F x) {
+  float lanes[16], half[8];
+  store(lanes, x);
+  for (int i = 0; i < 8; i++) half[i] = lanes[i] + lanes[i + 8];
+  for (int i = 0; i < 4; i++) half[i] += half[i + 4];
+  return (half[0] + half[2]) + (half[1] + half[3]);
+}
+INLINE float largest(F x) {
+  float lanes[16];
+  store(lanes, x);
+  float best = lanes[0];
+  for (int i = 1; i < 16; i++) best = lanes[i] > best ? lanes[i] : best;
+  return best;
+}
+
+INLINE I isplat(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+INLINE I iload(const void* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
+}
+INLINE void istore(void* p, I x) {
+  _mm256_storeu_si256((__m256i*)p, x.a);
+  _mm256_storeu_si256((__m256i*)p + 1, x.b);
+}
+INLINE I operator+(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+INLINE I operator&(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+INLINE I operator|(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+template <int S> INLINE I right(I x) { return {_mm256_srli_epi32(x.a, S), _mm256_srli_epi32(x.b, S)}; }
+template <int S> INLINE I left(I x) { return {_mm256_slli_epi32(x.a, S), _mm256_slli_epi32(x.b, S)}; }
+INLINE F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+INLINE I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+INLINE F bits_as_float(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+INLINE I bits_as_int(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+
+INLINE F load_bytes(const uint8_t* p) {
+  __m128i all = _mm_loadu_si128((const __m128i*)p);
+  return to_float({_mm256_cvtepu8_epi32(all), _mm256_cvtepu8_epi32(_mm_srli_si128(all, 8))});
+}
+INLINE F load_half(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + 1))};
+}
+INLINE F load_bf16(const uint16_t* p) {
+  __m256i a = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+  __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p + 1));
+  return bits_as_float({_mm256_slli_epi32(a, 16), _mm256_slli_epi32(b, 16)});
+}
+INLINE void store_low_halves(uint16_t* p, I x) {
+  int32_t lanes[16];
+  istore(lanes, x);
+  for (int i = 0; i < 16; i++) p[i] = (uint16_t)lanes[i];
+}
+INLINE void store_low_bytes(int8_t* p, I x) {
+  int32_t lanes[16];
+  istore(lanes, x);
+  for (int i = 0; i < 16; i++) p[i] = (int8_t)lanes[i];
+}
+INLINE void store_half(uint16_t* p, F x) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128((__m128i*)p + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+
+INLINE __m256i dot4_half(__m256i acc, __m256i w, __m256i x) {
+  const __m256i low = _mm256_set1_epi16(0xff);
+  __m256i even = _mm256_madd_epi16(_mm256_and_si256(w, low), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+  __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
+  return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+}
+INLINE I dot4(I acc, I w, I x) { return {dot4_half(acc.a, w.a, x.a), dot4_half(acc.b, w.b, x.b)}; }
+
+#else
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+struct F { Floats v; };
+struct I { Ints v; };
+
+#define EACH for (int i = 0; i < 16; i++)
+#define MAKE(T, expression) \
+  T r;                      \
+  EACH r.v[i] = expression; \
+  return r
+INLINE F splat(float x) { return {Floats{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}}; }
+INLINE F load(const float* p) {
+  F r;
+  memcpy(&r.v, p, 64);
+  return r;
+}
+INLINE void store(float* p, F x) { memcpy(p, &x.v, 64); }
+INLINE F operator+(F a, F b) { return {a.v + b.v}; }
+INLINE F operator-(F a, F b) { return {a.v - b.v}; }
+INLINE F operator*(F a, F b) { return {a.v * b.v}; }
+INLINE F operator/(F a, F b) { return {a.v / b.v}; }
+INLINE F fma(F a, F b, F c) { return {a.v * b.v + c.v}; }
+INLINE F fnma(F a, F b, F c) { return {c.v - a.v * b.v}; }
+// As the vector instructions do it: the second if either is not a number.
+INLINE F larger(F a, F b) { return {a.v > b.v ? a.v : b.v}; }
+INLINE F smaller(F a, F b) { return {a.v < b.v ? a.v : b.v}; }
+INLINE F magnitude(F a) { return {(Floats)((Words)a.v & 0x7fffffffu)}; }
+INLINE F nearest(F a) { MAKE(F, __builtin_rintf(a.v[i])); }
+INLINE float sum(F a) {
+  for (int half = 8; half; half /= 2)
+    for (int i = 0; i < half; i++) a.v[i] += a.v[i + half];
+  return a.v[0];
+}
+INLINE float largest(F a) {
+  float best = a.v[0];
+  EACH best = a.v[i] > best ? a.v[i] : best;
+  return best;
+}
+INLINE I isplat(int32_t x) { return {Ints{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}}; }
+INLINE I iload(const void* p) {
+  I r;
+  memcpy(&r.v, p, 64);
+  return r;
+}
+INLINE void istore(void* p, I x) { memcpy(p, &x.v, 64); }
+INLINE I operator+(I a, I b) { return {(Ints)((Words)a.v + (Words)b.v)}; }
+INLINE I operator&(I a, I b) { return {a.v & b.v}; }
+INLINE I operator|(I a, I b) { return {a.v | b.v}; }
+template <int S> INLINE I right(I a) { return {(Ints)((Words)a.v >> S)}; }
+template <int S> INLINE I left(I a) { return {(Ints)((Words)a.v << S)}; }
+INLINE F to_float(I a) { return {__builtin_convertvector(a.v, Floats)}; }
+INLINE I to_int(F a) { MAKE(I, (int32_t)__builtin_rintf(a.v[i])); }
+INLINE F bits_as_float(I a) { return {(Floats)a.v}; }
+INLINE I bits_as_int(F a) { return {(Ints)a.v}; }
+INLINE F load_bytes(const uint8_t* p) { MAKE(F, (float)p[i]); }
+INLINE float half_as_float(uint16_t half) {
+  uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
+  uint32_t bits;
+  if (rest >= 0x7c00) {
+    bits = 0x7f800000 | (rest & 0x3ff) << 13;
+  } else if (rest >= 0x400) {
+    bits = (rest << 13) + ((127 - 15) << 23);
+  } else {
+    float small = (float)rest * 0x1p-24f;
+    memcpy(&bits, &small, 4);
+  }
+  bits |= sign;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+INLINE uint16_t float_as_half(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return sign | 0x7e00;
+  if (bits >= 0x47800000) return sign | 0x7c00;
+  if (bits < 0x38800000) {  // below the smallest normal half: one addition rounds where the half ends
+    float size;
+    memcpy(&size, &bits, 4);
+    size += 0.5f;
+    memcpy(&bits, &size, 4);
+    return sign | (uint16_t)(bits - 0x3f000000);
+  }
+  bits += 0xfff + (bits >> 13 & 1) - ((127 - 15) << 23);
+  return sign | (uint16_t)(bits >> 13);
+}
+INLINE F load_half(const uint16_t* p) { MAKE(F, half_as_float(p[i])); }
+INLINE F load_bf16(const uint16_t* p) {
+  I r;
+  EACH r.v[i] = (int32_t)((uint32_t)p[i] << 16);
+  return bits_as_float(r);
+}
+INLINE void store_low_halves(uint16_t* p, I x) { EACH p[i] = (uint16_t)x.v[i]; }
+INLINE void store_low_bytes(int8_t* p, I x) { EACH p[i] = (int8_t)x.v[i]; }
+INLINE void store_half(uint16_t* p, F x) { EACH p[i] = float_as_half(x.v[i]); }
+INLINE I dot4(I acc, I w, I x) {
+  const Words u = (Words)w.v;
+  const Ints s = x.v;
+  Ints total = acc.v + (Ints)(u & 255u) * ((Ints)((Words)s << 24) >> 24);
+  total += (Ints)(u >> 8 & 255u) * ((Ints)((Words)s << 16) >> 24);
+  total += (Ints)(u >> 16 & 255u) * ((Ints)((Words)s << 8) >> 24);
+  return {total + (Ints)(u >> 24) * (s >> 24)};
+}
+#undef MAKE
+#undef EACH
+
+#endif
+
+// --- what follows from the above ---------------------------------------------------------------------------------
+
+// bfloat16 of the nearest value, ties to even; what is not a number stays so.
+INLINE void store_bf16(uint16_t* p, F x) {
+  I bits = bits_as_int(x);
+  store_low_halves(p, right<16>(bits + isplat(0x7fff) + (right<16>(bits) & isplat(1))));
+}
+
+// e^x for x <= 88, 0 below -87.3; relative error under 2e-7. By 2^n * 2^f with a polynomial for |f| <= 1/2.
+INLINE F exponential(F x) {
+  x = larger(x, splat(-87.33654f));
+  F n = nearest(x * splat(1.44269504f));
+  F f = fnma(n, splat(0.693359375f), x);
+  f = fnma(n, splat(-2.12194440e-4f), f);
+  F y = splat(1.9875691500e-4f);
+  y = fma(y, f, splat(1.3981999507e-3f));
+  y = fma(y, f, splat(8.3334519073e-3f));
+  y = fma(y, f, splat(4.1665795894e-2f));
+  y = fma(y, f, splat(1.6666665459e-1f));
+  y = fma(y, f, splat(5.0000001201e-1f));
+  y = fma(y, f * f, f + splat(1.0f));
+  return y * bits_as_float(left<23>(to_int(n) + isplat(127)));
+}
+
+}  // namespace ISA
+}  // namespace aiakq
