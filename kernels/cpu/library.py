@@ -1,13 +1,14 @@
 """The native library: its operations as structs (src/ops.h), and running them.
 
 ``native()`` loads it on first use. It is built by the normal install where there is a C++ compiler (build.py); without
-it, the torch implementations run.
+it, the torch implementations run. AIAKQ_CPU_LIBRARY names another build of it, AIAKQ_CPU_ISA an instruction set.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 from ctypes import Structure, c_bool, c_char_p, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-FILE = Path(__file__).with_name("_native.so")
+from aiakq.kernels.cpu import build
+
+FILE = build.TARGET
 
 #: Kinds of operations, in the order of src/ops.h.
 LINEAR, DENSE, EMBEDDING, RMS_NORM, ROTARY, ATTENTION, GATE = range(7)
@@ -58,11 +61,21 @@ class Dense(Structure):
 STRUCTS: dict[int, type[Structure]] = {LINEAR: Linear, DENSE: Dense}
 
 
+class Outdated(OSError):
+    """The library was built from other sources than these."""
+
+
 class Native:
-    """The loaded library."""
+    """The loaded library. Raises OSError if it cannot be loaded, Outdated if it does not fit."""
 
     def __init__(self, path: Path) -> None:
+        _offer_openmp()
         library = ctypes.CDLL(str(path))
+        if not hasattr(library, "aiakq_abi"):
+            raise Outdated(f"{path} does not say what it was built from")
+        library.aiakq_abi.restype = c_char_p
+        if library.aiakq_abi().decode() not in (build.abi(), ""):
+            raise Outdated(f"{path} was built from other sources")
         for name, result, *arguments in (
             ("aiakq_isa", c_char_p),
             ("aiakq_use_isa", c_bool, c_char_p),
@@ -78,7 +91,7 @@ class Native:
         for kind, struct in STRUCTS.items():
             size = library.aiakq_size(kind)
             if size != ctypes.sizeof(struct):
-                raise OSError(f"{path} was built from other sources: {struct.__name__} has {size} bytes in it")
+                raise Outdated(f"{path} was built from other sources: {struct.__name__} has {size} bytes in it")
         wanted = os.environ.get("AIAKQ_CPU_ISA")
         if wanted:
             self.use_isa(wanted)
@@ -106,18 +119,40 @@ class Native:
 @lru_cache(maxsize=1)
 def native() -> Native:
     """The library. Raises OSError if it is not there or does not fit."""
-    return Native(FILE)
+    return Native(Path(os.environ.get("AIAKQ_CPU_LIBRARY") or FILE))
 
 
 def unavailable() -> str | None:
-    """None if the library can be used, else one sentence why not."""
+    """None if the library can be used, else one sentence why not and what to do."""
     try:
         native()
+    except Outdated:
+        return f"the native kernels were built from other sources: run '{build.COMMAND}'"
     except (OSError, AttributeError) as problem:
         if not FILE.exists():
-            return "the native kernels were not built; install again where there is a C++ compiler (g++ or clang++)"
+            return f"the native kernels were not built: install g++ or clang++, then run '{build.COMMAND}'"
         return f"the native kernels could not be loaded: {problem}"
     return None
+
+
+def openmp_runtimes() -> set[str]:
+    """Files of the OpenMP runtimes that are loaded into this process; none are found where there is no /proc."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    files = {fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6}
+    return {file for file in files if re.match(r"lib[gi]?omp\d*\b", Path(file).name)}
+
+
+def _offer_openmp() -> None:
+    """Let the library find torch's OpenMP runtime, so that both share one team of threads.
+
+    It asks for libgomp.so.1, which is what torch's is called in its wheels for x86. Where it has another name, its
+    functions are found first all the same once it is opened for everybody.
+    """
+    for file in openmp_runtimes():
+        ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL)
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -28,6 +28,7 @@ void put(uint8_t* half, int bits, int lane, int o, int b, uint8_t c) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // codes [N, K] uint8 -> tiles, [ceil(N / 32), blocks, 2, bits, 64] bytes; ``columns`` [blocks * 32] says which column is
@@ -71,3 +72,4 @@ void aiakq_pack_floats(const void* weight, int64_t n, int64_t k, int32_t size, b
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

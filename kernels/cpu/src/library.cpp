@@ -1,9 +1,16 @@
 // The library's C interface: which instruction set is used, and running lists of operations.
 
-#include <omp.h>
 #include <sched.h>
 
 #include <cstring>
+
+#if defined(_OPENMP)
+#include <omp.h>
+#else
+#include <system_error>
+#include <thread>
+#include <vector>
+#endif
 
 #include "ops.h"
 #define ISA portable
@@ -48,12 +55,36 @@ bool runs_here(const Table* table) {
   return true;
 }
 
-const Table* used = nullptr;
-
 const Table* best() {
   for (const Table* table : TABLES)
     if (runs_here(table)) return table;
-  return nullptr;
+  return &portable::table;
+}
+
+const Table* used = best();
+
+// work(rank, size) once on each of at most ``threads`` threads, all at the same time.
+template <class Work> void together(int32_t threads, Work work) {
+  if (threads <= 1) return work(0, 1);
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(threads)
+  work(omp_get_thread_num(), omp_get_num_threads());
+#else
+  // Without torch's OpenMP: threads of our own, which begin when it is known how many there are.
+  int32_t size = 0;
+  auto wait_and_work = [&](int32_t rank) {
+    while (!__atomic_load_n(&size, __ATOMIC_ACQUIRE)) sched_yield();
+    work(rank, size);
+  };
+  std::vector<std::thread> others;
+  try {
+    for (int32_t rank = 1; rank < threads; rank++) others.emplace_back(wait_and_work, rank);
+  } catch (const std::system_error&) {  // the machine gives no more
+  }
+  __atomic_store_n(&size, (int32_t)others.size() + 1, __ATOMIC_RELEASE);
+  work(0, size);
+  for (std::thread& other : others) other.join();
+#endif
 }
 
 }  // namespace
@@ -61,10 +92,18 @@ const Table* best() {
 
 using namespace aiakq;
 
+#ifndef AIAKQ_ABI
+#define AIAKQ_ABI ""
+#endif
+
+#pragma GCC visibility push(default)
 extern "C" {
 
+// Which interface this was built with: a hash by build.py, empty if built in another way.
+const char* aiakq_abi() { return AIAKQ_ABI; }
+
 // The instruction set in use.
-const char* aiakq_isa() { return (used ? used : used = best())->name; }
+const char* aiakq_isa() { return used->name; }
 
 // Use the instruction set ``name``; false if this machine does not have it.
 bool aiakq_use_isa(const char* name) {
@@ -86,7 +125,6 @@ int64_t aiakq_size(int32_t kind) {
 
 // Bytes of scratch that each row of an operation needs.
 int64_t aiakq_scratch(const Op* op) {
-  aiakq_isa();
   switch (op->kind) {
     case LINEAR: return used->linear_scratch(*(const Linear*)op);
     case DENSE: return used->dense_scratch(*(const Dense*)op);
@@ -96,15 +134,12 @@ int64_t aiakq_scratch(const Op* op) {
 
 // One operation after the other on ``threads`` threads.
 void aiakq_run(const Op* const* ops, int64_t count, int32_t threads) {
-  aiakq_isa();
   Shared shared = {};
-  auto work = [&](int32_t rank, int32_t size) {
+  together(threads, [&](int32_t rank, int32_t size) {
     const Team team = {rank, size, &shared};
     for (int64_t i = 0; i < count; i++) used->bodies[ops[i]->kind](ops[i], team);
-  };
-  if (threads == 1) return work(0, 1);
-#pragma omp parallel num_threads(threads)
-  work(omp_get_thread_num(), omp_get_num_threads());
+  });
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,215 @@
+"""The build of the native library from src/, by the normal install or by ``python -m aiakq.kernels.cpu.build``.
+
+A file whose code is in ``namespace ISA`` is compiled once per instruction set, the others once; the library chooses
+when it is loaded. Objects are kept under a name that holds a hash of all that went into them, so what has not changed
+is not compiled again. Standard library only: setup.py loads this file by its path, before anything is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SOURCES = HERE / "src"
+TARGET = HERE / "_native.so"
+COMMAND = "python -m aiakq.kernels.cpu.build"
+
+# Products and sums are rounded one by one unless the code says otherwise: every compiler gives the same numbers.
+FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
+WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-unknown-pragmas")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+#: Instruction set -> flags. library.cpp has the same names, and what each asks of the machine.
+X86 = {"vnni": (*_AVX512, "-mavx512vnni"), "avx512": _AVX512, "avx2": _AVX2, "portable": ("-O1",)}
+ELSEWHERE = {"portable": ()}
+
+SANITIZERS = {
+    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g1"),
+    "thread": ("-fsanitize=thread", "-g1"),
+}
+
+
+class BuildError(Exception):
+    """The library cannot be built; one sentence why."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler: how it is called, what it says it is, and the flags for the threads it shares with torch."""
+
+    command: tuple[str, ...]
+    version: str
+    x86: bool
+    threads: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One file to compile, and the command but for the name of the object."""
+
+    source: Path
+    label: str
+    command: tuple[str, ...]
+
+
+def abi() -> str:
+    """A hash of what Python and the library must agree on: the structs, and the files with functions to call."""
+    parts = [SOURCES / "ops.h", *(path for path in sorted(SOURCES.glob("*.cpp")) if 'extern "C"' in path.read_text())]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in parts)).hexdigest()[:16]
+
+
+def build(target: Path, objects: Path | None, flags: Sequence[str] = (), openmp: bool = True) -> int:
+    """Compile what has changed and link ``target``; returns how many files were compiled.
+
+    ``objects`` keeps the compiled files, those of one target: what is not needed any more is deleted there. None keeps
+    nothing. ``target`` is replaced in one step, so a process that uses the old one goes on with it. Raises BuildError.
+    """
+    if objects is None:
+        with tempfile.TemporaryDirectory() as folder:
+            return build(target, Path(folder), flags, openmp)
+    compiler = find_compiler(openmp)
+    units = _units(compiler, tuple(flags))
+    objects.mkdir(parents=True, exist_ok=True)
+    wanted = {unit: objects / f"{unit.label}-{_fingerprint(unit, compiler)}.o" for unit in units}
+    for stale in set(objects.glob("*.o")) - set(wanted.values()):
+        stale.unlink()
+    missing = [unit for unit in units if not wanted[unit].exists()]
+    with ThreadPoolExecutor(_cores()) as pool:
+        running = [pool.submit(_replace, list(unit.command), wanted[unit]) for unit in missing]
+        try:
+            for one in running:
+                one.result()
+        except BuildError:
+            pool.shutdown(cancel_futures=True)
+            raise
+    link = [*compiler.command, "-shared", *FLAGS, *flags, *compiler.threads, *map(str, wanted.values())]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _replace(link, target)
+    return len(missing)
+
+
+def find_compiler(openmp: bool = True) -> Compiler:
+    """$CXX, or the first of the usual names there is. Raises BuildError."""
+    given = os.environ.get("CXX")
+    candidates = [shlex.split(given)] if given else [["c++"], ["g++"], ["clang++"]]
+    for command in candidates:
+        if not command or not shutil.which(command[0]):
+            continue
+        try:
+            version = _output([*command, "--version"])
+            x86 = _output([*command, "-dumpmachine"]).startswith(("x86_64", "amd64"))
+        except BuildError:
+            continue
+        return Compiler(tuple(command), version, x86, _openmp(command, version) if openmp else ())
+    raise BuildError("no C++ compiler was found (" + (f"CXX is {given}" if given else "g++ or clang++") + ")")
+
+
+def _openmp(command: list[str], version: str) -> tuple[str, ...]:
+    """-fopenmp where that means GNU's runtime, which is torch's on Linux.
+
+    Another runtime would bring threads of its own beside torch's; without any, library.cpp starts its threads itself.
+    """
+    if "clang" in version or not sys.platform.startswith("linux"):
+        return ()
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "try.cpp")
+        source.write_text("#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n")
+        try:
+            _output([*command, "-fopenmp", str(source), "-o", str(Path(folder, "try"))])
+        except BuildError:
+            return ()
+    return ("-fopenmp",)
+
+
+def _units(compiler: Compiler, flags: tuple[str, ...]) -> list[Unit]:
+    """Every file to compile, those that take longest first."""
+    units = []
+    for source in sorted(SOURCES.glob("*.cpp"), key=lambda path: -path.stat().st_size):
+        sets = X86 if compiler.x86 else ELSEWHERE
+        plain = (*compiler.command, *FLAGS, *WARNINGS)
+        if "namespace ISA {" in source.read_text():
+            for name, own in sets.items():
+                command = (*plain, f"-DISA={name}", *own, *flags, "-c", str(source))
+                units.append(Unit(source, f"{source.stem}-{name}", command))
+        else:
+            command = (*plain, *compiler.threads, f'-DAIAKQ_ABI="{abi()}"', *flags, "-c", str(source))
+            units.append(Unit(source, source.stem, command))
+    return units
+
+
+def _fingerprint(unit: Unit, compiler: Compiler) -> str:
+    """Of the compiler, the command, the file and every header: whichever changes, the object is another."""
+    parts = [compiler.version.encode(), *(word.encode() for word in unit.command), unit.source.read_bytes()]
+    parts += [header.read_bytes() for header in sorted(SOURCES.glob("*.h"))]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
+
+
+def _replace(command: list[str], target: Path) -> None:
+    """Run ``command`` with ``-o`` of a file beside ``target``, and give it that name when it is whole."""
+    partial = target.with_name(f"{target.name}.{os.getpid()}")
+    try:
+        _output([*command, "-o", str(partial)])
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _output(command: list[str]) -> str:
+    """What ``command`` writes. Raises BuildError with its first complaint."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    except OSError as problem:
+        raise BuildError(f"{command[0]} does not start: {problem}") from None
+    if done.returncode:
+        said = (done.stderr + done.stdout).splitlines()
+        errors = [line for line in said if "error" in line.lower()] or said or ["it says nothing"]
+        raise BuildError(f"{command[0]} fails: {errors[0].strip()}")
+    return done.stdout
+
+
+def _cores() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def objects_folder(name: str = "native") -> Path | None:
+    """Where objects are kept: in the checkout's build folder; nowhere if this is an installed copy."""
+    root = HERE.parent.parent
+    return root / "build" / name if (root / "pyproject.toml").exists() else None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Build in place, or a checked build elsewhere; one line says what was done or why not."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Build the native CPU kernels.")
+    parser.add_argument("--output", type=Path, help="the library to write (default: where it is loaded from)")
+    parser.add_argument("--sanitize", choices=sorted(SANITIZERS), help="build with these checks; needs --output")
+    options = parser.parse_args(arguments)
+    if options.sanitize and not options.output:
+        parser.error("--sanitize needs --output: the usual library stays as it is")
+    checks = SANITIZERS.get(options.sanitize, ())
+    target = options.output or TARGET
+    try:
+        count = build(
+            target,
+            objects_folder(f"native-{options.sanitize}" if checks else "native"),
+            checks,
+            openmp=options.sanitize != "thread",
+        )
+    except (BuildError, OSError) as problem:
+        raise SystemExit(f"the native CPU kernels were not built: {problem}") from None
+    sys.stderr.write(f"native CPU kernels: {target} ({count} files compiled)\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The native kernels' part of the installation: built where there is a C++ compiler, left out with one line where not.
+
+Everything else is in pyproject.toml; the build itself is kernels/cpu/build.py.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+FOLDER = Path("kernels", "cpu")
+
+spec = importlib.util.spec_from_file_location("aiakq_native_build", ROOT / FOLDER / "build.py")
+native = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = native
+spec.loader.exec_module(native)
+
+
+class BuildNative(build_ext):
+    """Leaves the compiling to build.py; the library is no Python module and fits every version of Python."""
+
+    def get_ext_filename(self, fullname):
+        return str(Path(*fullname.split("."))) + ".so"
+
+    def build_extension(self, ext):
+        target = Path(self.get_ext_fullpath(ext.name))
+        try:
+            native.build(target, native.objects_folder())
+        except (native.BuildError, OSError) as problem:
+            # An older one in its place would be installed as if it were of these sources.
+            target.unlink(missing_ok=True)
+            self.warn(
+                f"aiakq is installed without its native CPU kernels: {problem}. It runs through torch instead, several "
+                f"times slower; with a compiler there, install again or run '{native.COMMAND}'."
+            )
+
+
+class AnyPython(bdist_wheel):
+    """A wheel for this platform and every Python 3."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "aiakq.kernels.cpu._native",
+            sources=[str(path) for path in sorted(FOLDER.glob("src/*.cpp"))],
+            depends=[str(path) for path in sorted(FOLDER.glob("src/*.h"))],
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": AnyPython},
+)
