@@ -3,10 +3,10 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
-.PHONY: help quickstart test check format docs quality large bench gpu clean
+.PHONY: help quickstart test check format docs quality large bench bench-cpu gpu clean
 
 help:  ## these lines
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +46,9 @@ large: $(VENV)/.runtime  ## memory of quantizing a 7B-shaped model of random wei
 
 bench: $(VENV)/.runtime  ## latency, throughput and serving of the example model
 	$(BIN)/python examples/benchmark.py
+
+bench-cpu: $(VENV)/.runtime  ## our CPU runtime beside llama.cpp, vLLM, OpenVINO and transformers, as far as they are there
+	$(BIN)/python examples/bench_cpu.py $(BENCH)
 
 gpu:  ## everything that needs an NVIDIA GPU, in one go; results under $$OUT (default out/gpu)
 	$(PYTHON) tests/gpu.py

@@ -1,0 +1,224 @@
+"""Measure our CPU runtime and other engines on one model shape, and write a section of docs/performance.md.
+
+Run by ``make bench-cpu``. Every engine of examples/cpu_peers/contenders.py gets a process of its own, one after the
+other, in rounds that run through them forwards and backwards, so that a drift of the machine falls on all; how fast
+memory can be read is measured before each. Samples are kept: an interrupted run goes on where it stopped. Samples of
+ours are measured again when the code has changed.
+
+    python examples/bench_cpu.py [--only WORDS] [--fresh] [--rounds N] [--no-peers] [--install] [--page]
+
+Engines that are not there are skipped with a line. ``--install`` makes them: an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "examples" / "cpu_peers"), str(ROOT / "examples" / "peers"), str(ROOT / "examples")]
+
+import contenders  # noqa: E402
+import cpu_page  # noqa: E402
+import environments  # noqa: E402
+import sections  # noqa: E402
+import torch  # noqa: E402
+from contenders import OUT, SCRIPTS, Row  # noqa: E402
+
+KERNELS = "kernels"
+#: The longest that one process may take, in seconds.
+PATIENCE = 1800
+#: What the speed of a row of ours depends on.
+SOURCES = ("kernels/**/*.py", "kernels/**/*.h", "kernels/**/*.cpp", "aiakq/runtime/*.py", "aiakq/runtime/[lm]*/*.py")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="rows 'TOOL NAME' (and 'kernels') that this regular expression fits")
+    parser.add_argument("--fresh", action="store_true", help="forget the samples of these rows first")
+    parser.add_argument("--rounds", type=int, default=2, help="processes per row")
+    parser.add_argument("--no-peers", action="store_true", help="our own rows only")
+    parser.add_argument("--install", action="store_true", help="install, build and convert what other engines need")
+    parser.add_argument("--page", action="store_true", help="write the section from what is there, and measure nothing")
+    asked = parser.parse_args()
+    asked.no_peers |= os.environ.get("PEERS") == "0"
+    os.chdir(ROOT)
+    (OUT / "rows").mkdir(parents=True, exist_ok=True)
+    if not asked.page:
+        measure_all(asked)
+    results = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit(),
+        "machine": machine(),
+        "rows": {row.slug: {**asdict(row), **kept(row)} for row in contenders.rows()},
+        "kernels": read(KERNELS),
+    }
+    (OUT / "results.json").write_text(json.dumps(results, indent=1))
+    sections.put(ROOT / "docs" / "performance.md", "bench-cpu", cpu_page.section(results))
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measure_all(asked: argparse.Namespace) -> None:
+    """Rounds over the rows that are asked for; what has its samples is left alone."""
+    chosen = [
+        row
+        for row in contenders.rows()
+        if re.search(asked.only, f"{row.tool} {row.name}") and (row.tool == "aiakq" or not asked.no_peers)
+    ]
+    commands: dict[str, tuple[list[str], dict[str, Any]]] = {}
+    for row in chosen:
+        found = contenders.words(row, asked.install)
+        if isinstance(found, str):
+            say(f"{row.tool} {row.name}: {found}")
+        else:
+            commands[row.slug] = found
+            # What a row is measured with: samples of something else do not count.
+            begin(row.slug, stamp_of(row), asked.fresh)
+    if re.search(asked.only, KERNELS):
+        begin(KERNELS, stamp_of(None), asked.fresh)
+        if not read(KERNELS)["samples"]:
+            take(KERNELS, [sys.executable, str(SCRIPTS / "one_layer.py")], {}, "1 of 1")
+    for number in range(asked.rounds):
+        there = [row for row in chosen if row.slug in commands]
+        for row in there if number % 2 == 0 else reversed(there):
+            if len(read(row.slug)["samples"]) <= number:
+                take(row.slug, *commands[row.slug], f"{number + 1} of {asked.rounds}")
+
+
+def take(slug: str, command: list[str], request: dict[str, Any], which: str) -> None:
+    """Run one process, and add what it says to the row's file."""
+    began = time.monotonic()
+    state = {"at": round(time.time()), "read_gbps": read_speed(), "busy": busy(), "commit": commit()}
+    files = {end: OUT / "rows" / f"{slug}.{end}" for end in ("request.json", "answer.json", "log")}
+    files["answer.json"].unlink(missing_ok=True)
+    files["request.json"].write_text(json.dumps({"threads": threads(), **request}))
+    variables = environments.variables() | {"OMP_NUM_THREADS": str(threads())}
+    words = [*command, str(files["request.json"]), str(files["answer.json"])]
+    answer: dict[str, Any]
+    try:
+        with files["log"].open("w") as out:
+            subprocess.run(words, stdout=out, stderr=subprocess.STDOUT, env=variables, timeout=PATIENCE, check=True)
+        answer = json.loads(files["answer.json"].read_text())
+    except (OSError, ValueError, subprocess.SubprocessError) as problem:
+        late = isinstance(problem, subprocess.TimeoutExpired)
+        answer = {"failed": f"not finished after {PATIENCE} s" if late else contenders.last_word(files["log"])}
+    known = read(slug)
+    known["samples"] = [sample for sample in known["samples"] if "failed" not in sample] + [{**state, **answer}]
+    write(slug, known)
+    outcome = answer.get("failed") or {name: round(max(values), 1) for name, values in answer.get("cells", {}).items()}
+    say(f"{slug}, {which}: {outcome} ({time.monotonic() - began:.0f} s, read {state['read_gbps']:.1f} GB/s)")
+
+
+def threads() -> int:
+    """Every core this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def read_speed() -> float:
+    """GB/s at which all threads together read memory: the best of several sums over a gigabyte."""
+    torch.set_num_threads(threads())
+    values = torch.ones(2**28)
+    best = 0.0
+    for _ in range(6):
+        began = time.perf_counter()
+        values.sum()
+        best = max(best, values.nbytes / (time.perf_counter() - began) / 1e9)
+    return best
+
+
+def busy() -> float:
+    """The part of this machine's processors that others use just now, 0 .. 1."""
+
+    def counted() -> tuple[int, int]:
+        numbers = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        return sum(numbers), numbers[3] + numbers[4]
+
+    total, idle = counted()
+    time.sleep(0.5)
+    total_now, idle_now = counted()
+    return 1 - (idle_now - idle) / max(1, total_now - total)
+
+
+# --- what was measured ------------------------------------------------------------------------------------------------
+
+
+def read(slug: str) -> dict[str, Any]:
+    file = OUT / "rows" / f"{slug}.json"
+    return json.loads(file.read_text()) if file.is_file() else {"stamp": None, "samples": []}
+
+
+def write(slug: str, known: dict[str, Any]) -> None:
+    file = OUT / "rows" / f"{slug}.json"
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(known))
+    partial.rename(file)
+
+
+def begin(slug: str, stamp: str, fresh: bool) -> None:
+    """Forget samples of another state, and failures."""
+    known = read(slug)
+    samples = [] if fresh or known["stamp"] != stamp else known["samples"]
+    write(slug, {"stamp": stamp, "samples": [sample for sample in samples if "failed" not in sample]})
+
+
+def stamp_of(row: Row | None) -> str:
+    """What the samples of a row (None: of the kernels) depend on."""
+    state = hashlib.sha256(json.dumps([row and asdict(row), threads()]).encode())
+    script = "one_layer" if row is None else f"speed_{row.tool.replace('.', '')}"
+    files = [SCRIPTS / f"{script}.py"] + ([] if row is None else [SCRIPTS / "timing.py"])
+    if row is None or row.tool == "aiakq":
+        files += [path for pattern in SOURCES for path in sorted(ROOT.glob(pattern))]
+    for path in files:
+        state.update(path.read_bytes())
+    return state.hexdigest()
+
+
+def kept(row: Row) -> dict[str, Any]:
+    """The samples of a row, and the bytes that one of its tokens reads, if they can be known."""
+    file = OUT / row.weights
+    return {**read(row.slug), "bytes": cpu_page.bytes_of(row, file.stat().st_size if file.is_file() else None)}
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers belong to."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+    flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
+    known = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": model,
+        "flags": [name for name in known if name in flags],
+        "threads": threads(),
+        "memory_gb": round(memory / 1e9),
+    }
+
+
+def commit() -> str:
+    """The commit, with a plus where files of ours differ from it."""
+    words = ["git", "rev-parse", "--short", "HEAD"]
+    changed = ["git", "status", "--porcelain", "--untracked-files=no", "--", "aiakq", "kernels"]
+    name, others = (
+        subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.strip() for words in (words, changed)
+    )
+    return name + ("+" if others else "")
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
