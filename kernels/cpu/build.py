@@ -56,7 +56,7 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Unit:
-    """One file to compile, and the command but for the name of the object."""
+    """One file to compile, and the command but for the name of the object; it is run in the folder of the sources."""
 
     source: Path
     label: str
@@ -80,6 +80,7 @@ def build(target: Path, objects: Path | None, flags: Sequence[str] = (), openmp:
             return build(target, Path(folder), flags, openmp)
     compiler = find_compiler(openmp)
     units = _units(compiler, tuple(flags))
+    objects = objects.absolute()
     objects.mkdir(parents=True, exist_ok=True)
     wanted = {unit: objects / f"{unit.label}-{_fingerprint(unit, compiler)}.o" for unit in units}
     for stale in set(objects.glob("*.o")) - set(wanted.values()):
@@ -140,10 +141,10 @@ def _units(compiler: Compiler, flags: tuple[str, ...]) -> list[Unit]:
         plain = (*compiler.command, *FLAGS, *WARNINGS)
         if "namespace ISA {" in source.read_text():
             for name, own in sets.items():
-                command = (*plain, f"-DISA={name}", *own, *flags, "-c", str(source))
+                command = (*plain, f"-DISA={name}", *own, *flags, "-c", source.name)
                 units.append(Unit(source, f"{source.stem}-{name}", command))
         else:
-            command = (*plain, *compiler.threads, f'-DAIAKQ_ABI="{abi()}"', *flags, "-c", str(source))
+            command = (*plain, *compiler.threads, f'-DAIAKQ_ABI="{abi()}"', *flags, "-c", source.name)
             units.append(Unit(source, source.stem, command))
     return units
 
@@ -157,6 +158,7 @@ def _fingerprint(unit: Unit, compiler: Compiler) -> str:
 
 def _replace(command: list[str], target: Path) -> None:
     """Run ``command`` with ``-o`` of a file beside ``target``, and give it that name when it is whole."""
+    target = target.absolute()
     partial = target.with_name(f"{target.name}.{os.getpid()}")
     try:
         _output([*command, "-o", str(partial)])
@@ -168,7 +170,7 @@ def _replace(command: list[str], target: Path) -> None:
 def _output(command: list[str]) -> str:
     """What ``command`` writes. Raises BuildError with its first complaint."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=SOURCES)
     except OSError as problem:
         raise BuildError(f"{command[0]} does not start: {problem}") from None
     if done.returncode:

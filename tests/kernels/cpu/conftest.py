@@ -1,0 +1,109 @@
+"""What the tests of the native kernels share: the library in each instruction set, weights, and calls with strides."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aiakq.kernels.cpu import build, library
+from aiakq.kernels.types import QWeight
+
+SCHEMES = {2: "w2a16", 3: "w3a16", 4: "w4a16", 8: "w8a16"}
+SETS = build.X86 if platform.machine().lower() in ("x86_64", "amd64") else build.ELSEWHERE
+
+
+@pytest.fixture(scope="session")
+def native() -> library.Native:
+    """The library. Without a compiler there is none to test; with one, its absence is a failure."""
+    reason = library.unavailable()
+    if reason:
+        try:
+            build.find_compiler()
+        except build.BuildError:
+            pytest.skip(reason)
+        pytest.fail(reason)
+    return library.native()
+
+
+@pytest.fixture(params=SETS)
+def isa(request, native) -> Iterator[str]:
+    """Every instruction set that this machine has, one after the other."""
+    before = native.isa
+    try:
+        native.use_isa(request.param)
+    except OSError as problem:
+        pytest.skip(str(problem))
+    yield request.param
+    native.use_isa(before)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """``threads(n)`` sets torch's number of threads until the test ends."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def make_weight() -> Callable[..., QWeight]:
+    """``make_weight(n, k, bits, group, zeros=None | "codes" | "floats", perm, bias, w8a8)`` -> random QWeight."""
+
+    def make(
+        n: int, k: int, bits: int, group: int, zeros: str | None = None, perm=False, bias=False, w8a8=False
+    ) -> QWeight:
+        random = torch.Generator().manual_seed(n * 1009 + k * 31 + bits * 7 + group)
+        groups = -(-k // group)
+        codes = torch.randint(0, 2**bits, (n, k), generator=random).to(torch.uint8)
+        # Signed: some tools write negative scales.
+        scales = (torch.rand(n, groups, generator=random) + 0.5) * torch.randn(n, groups, generator=random).sign()
+        zero = torch.randint(0, 2**bits, (n, groups), generator=random)
+        return QWeight(
+            scheme="w8a8" if w8a8 else SCHEMES[bits],
+            codes=codes,
+            scales=scales if w8a8 or group % 3 else scales.half(),
+            zeros={None: None, "codes": zero.to(torch.uint8), "floats": zero + 0.37}[zeros],
+            perm=torch.randperm(k, generator=random) if perm else None,
+            bias=torch.randn(n, generator=random) if bias else None,
+            group_size=group,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def apply() -> Callable[..., Tensor]:
+    """``apply(state, x, y, residual)`` runs a prepared layer into ``y``, rows of any stride, and returns it."""
+
+    def run(state: Any, x: Tensor, y: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        op, m = state.op, len(x)
+        y = torch.full((m, op.n), float("nan"), dtype=x.dtype) if y is None else y
+        assert x.stride(1) == 1 and y.stride(1) == 1
+        scratch = library.scratch_bytes(m * state.scratch_per_row)
+        op.op.m, op.x_type, op.y_type = m, library.TYPES[x.dtype], library.TYPES[y.dtype]
+        op.x, op.y, op.scratch = x.data_ptr(), y.data_ptr(), scratch.data_ptr()
+        op.residual = library.address(residual)
+        op.x_stride, op.y_stride = x.stride(0), y.stride(0)
+        op.residual_stride = 0 if residual is None else residual.stride(0)
+        library.native().run(op)
+        op.residual = None
+        return y
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def worst_row() -> Callable[[Tensor, Tensor], float]:
+    """The largest relative error, root mean square over a row, of any row."""
+
+    def worst(found: Tensor, wanted: Tensor) -> float:
+        error = (found.double() - wanted).norm(dim=1) / wanted.norm(dim=1).clamp_min(1e-30)
+        # Not a number is the worst of all.
+        return error.nan_to_num(float("inf")).max().item()
+
+    return worst
