@@ -24,6 +24,7 @@ __version__ = "0.1.0"  # transformers looks for a package named "kernels"; a ver
 
 #: name -> module, in order of preference.
 IMPLEMENTATIONS: dict[str, str] = {
+    "cpu": "aiakq.kernels.cpu.linear",
     "dequantized": "aiakq.kernels.dequantized",
     "reference": "aiakq.kernels.reference",
 }

@@ -6,7 +6,7 @@ H heads, D head size, P page size in tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -57,7 +57,16 @@ class QWeight:
     def bits(self) -> int:
         return SCHEME_BITS[self.scheme]
 
-    def problem(self, dtype: torch.dtype, device: torch.device) -> LinearProblem:
+    def to(self, device: torch.device) -> QWeight:
+        """The same weight on another device."""
+        moved = {
+            name: value.to(device)
+            for name in ("codes", "scales", "zeros", "perm", "bias", "input_scale")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, **moved)
+
+    def problem(self, dtype: torch.dtype, device: torch.device, exact: bool = True) -> LinearProblem:
         """The question to ask an implementation about running this weight on activations of ``dtype``."""
         return LinearProblem(
             scheme=self.scheme,
@@ -70,12 +79,16 @@ class QWeight:
             static_input=self.input_scale is not None,
             dtype=dtype,
             device=device.type,
+            exact=exact,
         )
 
 
 @dataclass(frozen=True)
 class LinearProblem:
-    """What an implementation is asked about before it is bound to a layer; also the tuning key."""
+    """What an implementation is asked about before it is bound to a layer; also the tuning key.
+
+    exact  activations may be rounded no further than the scheme says; else to 8 bits, with a scale per 32 at most.
+    """
 
     scheme: str
     n: int
@@ -87,6 +100,7 @@ class LinearProblem:
     static_input: bool
     dtype: torch.dtype
     device: str
+    exact: bool = True
 
     @property
     def bits(self) -> int:

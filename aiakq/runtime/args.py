@@ -102,6 +102,15 @@ ARGUMENTS: tuple[Argument, ...] = (
         choices=("auto", "always", "never"),
     ),
     Argument(
+        "cpu_math",
+        str,
+        "fast",
+        "How weight-only checkpoints are multiplied on a CPU. fast rounds every 32 activations to 8 bits with a scale "
+        "of their own and multiplies integers; exact multiplies floats, at a third of the speed.",
+        "model",
+        choices=("fast", "exact"),
+    ),
+    Argument(
         "enforce_eager",
         bool,
         False,

@@ -14,6 +14,7 @@ import torch
 
 from aiakq.errors import error
 from aiakq.formats.checkpoint import read_json, read_spec, resolve_model
+from aiakq.kernels.cpu import library
 from aiakq.runtime.args import checked
 from aiakq.spec import QuantSpec, canonical_method
 
@@ -181,6 +182,7 @@ class EngineConfig:
     load_format: str
     model_impl: str
     dequantize: str
+    cpu_math: str
     trust_remote_code: bool
     eos_token_ids: tuple[int, ...]
     sampling: Mapping[str, Any]
@@ -244,6 +246,7 @@ class EngineConfig:
             load_format=args["load_format"],
             model_impl=args["model_impl"],
             dequantize=args["dequantize"],
+            cpu_math=args["cpu_math"],
             trust_remote_code=args["trust_remote_code"],
             eos_token_ids=_eos_ids(generation, raw),
             sampling=_default_sampling(generation) if args["generation_config"] == "auto" else {},
@@ -302,6 +305,8 @@ def pick_dtype(wanted: str, raw: Mapping[str, Any], device: torch.device) -> tup
         if stored == torch.float32:
             return torch.float16, "the checkpoint is float32; 16 bits are twice as fast on a GPU"
         return stored, "the checkpoint's own"
+    if library.unavailable() is None:
+        return torch.float32, "the native kernels compute in float32; weights stay as they are stored"
     if _cpu_has_bf16() and stored != torch.float32:
         return torch.bfloat16, "this processor multiplies bf16 natively"
     return torch.float32, "fastest and most exact on this processor, which has no bf16 arithmetic"

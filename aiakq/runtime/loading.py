@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from aiakq.errors import error
-from aiakq.runtime.config import EngineConfig
+from aiakq.runtime.config import DTYPES, EngineConfig
 from aiakq.runtime.engine import Engine
 from aiakq.runtime.memory import count_pages, kv_bytes_per_page
 from aiakq.runtime.messages import ModelLimits
@@ -64,12 +64,15 @@ def load_model(config: EngineConfig) -> tuple[Model, str]:
                 reason="only unquantized weights can be made up",
                 hint="Use the original model's config.json.",
             )
-        weights = DummyWeights(config.dtype, config.device, config.seed)
+        stored = DTYPES.get(str(config.hf.raw.get("dtype") or config.hf.raw.get("torch_dtype")))
+        weights = DummyWeights(config.dtype, config.device, config.seed, stored)
     else:
         weights = open_weights(config)
     if isinstance(weights, CheckpointWeights):
         check_inventory(config.hf, weights.checkpoint)
     model = importlib.import_module(native).build(config.hf, weights)
+    if config.device.type == "cpu" and weights.all_native:
+        model.row_multiple = 1
     remarks = weights.remarks if isinstance(weights, CheckpointWeights) else []
     return model, "; ".join([describe_kinds(weights.kinds), *remarks])
 

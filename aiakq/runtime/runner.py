@@ -9,7 +9,6 @@ from torch import Tensor
 
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.layers.attention import LayerCache
-from aiakq.runtime.layers.linear import ROW_MULTIPLE
 from aiakq.runtime.messages import TokenLogprobs
 from aiakq.runtime.models.decoder import Model, ModelInput
 from aiakq.runtime.sampler import Sampled, prompt_logprobs, sample
@@ -82,10 +81,10 @@ class Runner:
             logit_rows += [starts[-1] + at - first for at in wanted]
             starts.append(starts[-1] + item.count)
             lengths.append(end)
-        padding = -len(token_ids) % ROW_MULTIPLE
+        padding = -len(token_ids) % self.model.row_multiple
         for column in (token_ids, positions, slots):
             column += [0] * padding
-        logit_rows += [0] * (-len(logit_rows) % ROW_MULTIPLE)
+        logit_rows += [0] * (-len(logit_rows) % self.model.row_multiple)
         width = max(-(-length // P) for length in lengths)
         table = [sequence_pages(item.sequence, width) for item in items]
         context = AttentionContext(

@@ -13,7 +13,7 @@ from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config import EngineConfig
 from aiakq.runtime.loading import load_model
 from aiakq.runtime.models.decoder import Model, ModelInput
-from aiakq.runtime.runner import ROW_MULTIPLE, Runner
+from aiakq.runtime.runner import Runner
 
 
 @dataclass
@@ -34,7 +34,7 @@ class ScoringModel:
         table = torch.arange(1, 1 + B * per_sequence, dtype=torch.int32, device=device).view(B, per_sequence)
         positions = torch.arange(T, device=device).repeat(B)
         slots = (table.long().repeat_interleave(P, dim=1) * P)[:, :T] + (torch.arange(T, device=device) % P)
-        padding = -(B * T) % ROW_MULTIPLE
+        padding = -(B * T) % self.model.row_multiple
         context = AttentionContext(
             query_start=torch.arange(0, B * T + 1, T, dtype=torch.int32, device=device),
             kv_len=torch.full((B,), T, dtype=torch.int32, device=device),
@@ -55,6 +55,6 @@ class ScoringModel:
 
 def load_for_scoring(path: str | Path, dtype: str = "float32", device: str = "auto") -> ScoringModel:
     """Load a checkpoint, quantized or not, to compute the logits of whole texts (perplexity, KL)."""
-    config = EngineConfig.from_args({"model": str(path), "dtype": dtype, "device": device})
+    config = EngineConfig.from_args({"model": str(path), "dtype": dtype, "device": device, "cpu_math": "exact"})
     model, _ = load_model(config)
     return ScoringModel(model, config)

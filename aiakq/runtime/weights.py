@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,39 +13,43 @@ from aiakq.errors import error
 from aiakq.formats import gptq
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import Wanted, compare, refusal
-from aiakq.kernels import bind
 from aiakq.kernels.types import QWeight
+from aiakq.runtime.binding import Binder, Kinds, stacked
 from aiakq.runtime.config import EngineConfig, ModelConfig
-from aiakq.runtime.layers.linear import AnyLinear, Linear, QLinear
+from aiakq.runtime.layers.linear import AnyLinear, Embedding, Linear, SideBySide
 from aiakq.runtime.memory import free_memory
 from aiakq.runtime.models import ARCHITECTURES
 
-#: (scheme, implementation, why each better one was passed over) -> number of layers.
-Kinds = Counter[tuple[str, str, tuple[tuple[str, str], ...]]]
+#: A layer's name, and how many outputs it has.
+Part = tuple[str, int]
 
 
-@dataclass
-class CheckpointWeights:
-    """The ``Weights`` a family builds itself from, read from a checkpoint; notes what was bound to what.
+class CheckpointWeights(Binder):
+    """The ``Weights`` a family builds itself from, read from a checkpoint.
 
-    excluded  implementations that may not be chosen (see ``--dequantize``).
-    remarks   what a user should know about the file, once each.
+    remarks  what a user should know about the file, once each.
     """
 
-    checkpoint: Checkpoint
-    dtype: torch.dtype
-    device: torch.device
-    excluded: frozenset[str] = frozenset()
-    kinds: Kinds = field(default_factory=Counter)
-    remarks: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.quantized = set(self.checkpoint.quantized_linears())
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        excluded: frozenset[str] = frozenset(),
+        exact: bool = True,
+    ) -> None:
+        super().__init__(dtype, device, excluded, exact)
+        self.checkpoint = checkpoint
+        self.remarks: list[str] = []
 
     def has(self, name: str) -> bool:
         return self.checkpoint.locate(name) is not None
 
     def tensor(self, name: str, *shape: int) -> Tensor:
+        return self._stored(name, *shape).to(device=self.device, dtype=self.dtype)
+
+    def _stored(self, name: str, *shape: int) -> Tensor:
+        """The tensor in the dtype it is stored in."""
         source = self.checkpoint.locate(name)
         if source is None:
             raise error("tensor_mismatch", path=self.checkpoint.path, reason=f"the tensor {name} is missing")
@@ -56,13 +60,31 @@ class CheckpointWeights:
                 path=self.checkpoint.path,
                 reason=f"{source} has the shape {list(found)}, config.json says {list(shape)}",
             )
-        return self.checkpoint.tensor(source).to(device=self.device, dtype=self.dtype)
+        return self.checkpoint.tensor(source)
 
     def linear(self, name: str, n: int, k: int, *, bias: bool = False) -> AnyLinear:
+        return self.stacked([(name, n)], k, bias=bias)
+
+    def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> AnyLinear:
+        sources = [self.checkpoint.locate_linear(name) for name, _ in parts]
+        if all(source is None for source in sources):
+            weights = [self._stored(f"{name}.weight", n, k) for name, n in parts]
+            biases = [self._stored(f"{name}.bias", n) for name, n in parts] if bias else None
+            return self.dense(_one(weights), None if biases is None else _one(biases), len(parts))
+        if all(source is not None for source in sources):
+            found = [self._quantized(name, n, k) for name, n in parts]
+            whole = found[0] if len(found) == 1 else stacked(found)
+            if whole is not None:
+                return self.bound(whole, len(parts))
+            return SideBySide([self.bound(weight) for weight in found])
+        return SideBySide([self.stacked([part], k, bias=bias) for part in parts])
+
+    def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[Embedding, AnyLinear | None]:
+        return self.embedded(self._stored(name, vocab, width), tied)
+
+    def _quantized(self, name: str, n: int, k: int) -> QWeight:
         source = self.checkpoint.locate_linear(name)
-        if source is None:
-            self.kinds[("w16", "torch", ())] += 1
-            return Linear(self.tensor(f"{name}.weight", n, k), self.tensor(f"{name}.bias", n) if bias else None)
+        assert source is not None, name
         weight = self.checkpoint.read_linear(source)
         if (weight.n, weight.k) != (n, k):
             raise error(
@@ -71,9 +93,7 @@ class CheckpointWeights:
                 reason=f"{source} holds {weight.n} x {weight.k} weights, config.json says {n} x {k}",
             )
         self._check_zeros(source, weight)
-        bound = bind(_moved(weight, self.device), weight.problem(self.dtype, self.device), self.excluded)
-        self.kinds[(weight.scheme, bound.choice.name, bound.choice.passed_over)] += 1
-        return QLinear(bound)
+        return weight
 
     def _check_zeros(self, name: str, weight: QWeight) -> None:
         """Remark on asymmetric GPTQ zero points that look off by one: their version may be mislabelled."""
@@ -119,6 +139,18 @@ class WantedWeights:
         self._count()
         return Linear(torch.empty((), dtype=self.dtype, device="meta").expand(n, k))
 
+    def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> AnyLinear:
+        for name, n in parts:
+            self.linear(name, n, k, bias=bias)
+        return Linear(torch.empty((), dtype=self.dtype, device="meta").expand(sum(n for _, n in parts), k))
+
+    def dense(self, weight: Tensor, bias: Tensor | None = None) -> AnyLinear:
+        return Linear(weight, bias)
+
+    def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[Embedding, AnyLinear | None]:
+        table = self.tensor(name, vocab, width)
+        return Embedding(table, self.dtype), Linear(table) if tied else None
+
     def _count(self) -> None:
         if len(self.wanted.tensors) + len(self.wanted.linears) > self.limit:
             raise _Endless
@@ -147,48 +179,48 @@ def check_inventory(config: ModelConfig, checkpoint: Checkpoint) -> None:
         raise problem
 
 
-@dataclass
-class DummyWeights:
+class DummyWeights(Binder):
     """Random ``Weights`` of the right shapes, the same for the same seed; for benchmarks of shapes."""
 
-    dtype: torch.dtype
-    device: torch.device
-    seed: int
-    kinds: Kinds = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(self.seed)
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int, stored: torch.dtype | None = None) -> None:
+        super().__init__(dtype, device)
+        self.stored = stored or dtype
+        self.generator = torch.Generator().manual_seed(seed)
 
     def has(self, name: str) -> bool:
         return False  # what is asked for with tensor() there is, under the usual names
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        value = torch.randn(shape, generator=self.generator).mul_(shape[-1] ** -0.5)
+        return self._made(name, *shape).to(device=self.device, dtype=self.dtype)
+
+    def _made(self, name: str, *shape: int) -> Tensor:
         if name.endswith("norm.weight"):
-            value = torch.ones(shape)
-        return value.to(device=self.device, dtype=self.dtype)
+            return torch.ones(shape)
+        return torch.randn(shape, generator=self.generator).mul_(shape[-1] ** -0.5).to(self.stored)
 
     def linear(self, name: str, n: int, k: int, *, bias: bool = False) -> AnyLinear:
-        self.kinds[("w16", "torch", ())] += 1
-        return Linear(self.tensor(name, n, k), self.tensor(name, n) if bias else None)
+        return self.stacked([(name, n)], k, bias=bias)
+
+    def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> AnyLinear:
+        weights = [self._made(f"{name}.weight", n, k) for name, n in parts]
+        biases = [self._made(f"{name}.bias", n) for name, n in parts] if bias else None
+        return self.dense(_one(weights), None if biases is None else _one(biases), len(parts))
+
+    def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[Embedding, AnyLinear | None]:
+        return self.embedded(self._made(name, vocab, width), tied)
 
 
-def _moved(weight: QWeight, device: torch.device) -> QWeight:
-    if device.type == "cpu":
-        return weight
-    moved = {
-        name: value.to(device)
-        for name in ("codes", "scales", "zeros", "perm", "bias", "input_scale")
-        if (value := getattr(weight, name)) is not None
-    }
-    return replace(weight, **moved)
+def _one(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def open_weights(config: EngineConfig) -> CheckpointWeights:
     """The checkpoint of ``config`` as a source of weights, with the implementations that memory allows."""
     checkpoint = Checkpoint.open(config.model)
-    excluded = frozenset() if _may_dequantize(config, checkpoint) else frozenset({"dequantized"})
-    return CheckpointWeights(checkpoint, config.dtype, config.device, excluded)
+    excluded = set() if _may_dequantize(config, checkpoint) else {"dequantized"}
+    if config.dequantize == "always":
+        excluded.add("cpu")
+    return CheckpointWeights(checkpoint, config.dtype, config.device, frozenset(excluded), config.cpu_math == "exact")
 
 
 def _may_dequantize(config: EngineConfig, checkpoint: Checkpoint) -> bool:

@@ -116,6 +116,19 @@ class Native:
         self.library.aiakq_run(pointers, len(ops), torch.get_num_threads())
 
 
+class Call:
+    """Some operations, to be run one after the other again and again; what they point to may change in between."""
+
+    def __init__(self, *ops: Structure) -> None:
+        self.ops = ops
+        self._pointers = (c_void_p * len(ops))(*(ctypes.addressof(op) for op in ops))
+        self._at, self._count = ctypes.addressof(self._pointers), len(ops)
+        self._run = native().library.aiakq_run
+
+    def __call__(self) -> None:
+        self._run(self._at, self._count, torch.get_num_threads())
+
+
 @lru_cache(maxsize=1)
 def native() -> Native:
     """The library. Raises OSError if it is not there or does not fit."""

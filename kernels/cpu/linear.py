@@ -1,8 +1,8 @@
 """Quantized linear layers on the CPU through the native library: every scheme, group size, zero point and order.
 
-``--cpu-math`` decides how weight-only schemes are computed. ``fast`` rounds every 32 activations to 8 bits with a scale
-of their own and multiplies integers, where the machine has instructions for that; ``exact`` multiplies floats. w8a8
-multiplies integers in either, one activation scale per row, as the scheme says.
+Weight-only schemes are computed as the problem allows (``--cpu-math``). Not exact: every 32 activations are rounded to
+8 bits with a scale of their own, and integers are multiplied. Exact: floats are multiplied. w8a8 multiplies integers in
+either, with one activation scale per row, as the scheme says.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ class NativeLinear:
     """A weight in tiles, and the operation that multiplies with it; the tensors are what it points to."""
 
     op: library.Linear
+    call: library.Call
     scratch_per_row: int
     tensors: list[Tensor] = field(default_factory=list)
 
 
-def prepare(weight: QWeight, problem: LinearProblem, exact: bool = False) -> NativeLinear:
-    """Bring ``weight`` (not modified) into tiles. ``exact`` multiplies floats where the scheme allows."""
+def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
+    """Bring ``weight`` (not modified) into tiles."""
     n, k, size = weight.n, weight.k, weight.group_size
     groups = weight.scales.shape[1]
     # A group ends with a block, or a block with a group: others get padding at their ends.
@@ -73,16 +74,15 @@ def prepare(weight: QWeight, problem: LinearProblem, exact: bool = False) -> Nat
     op = library.Linear()
     op.op.kind = library.LINEAR
     op.n, op.k, op.bits = n, k, weight.bits
-    op.math = library.ROWS if weight.scheme == "w8a8" else library.EXACT if exact else library.BLOCKS
+    op.math = library.ROWS if weight.scheme == "w8a8" else library.EXACT if problem.exact else library.BLOCKS
     op.group, op.groups = padded, groups
     op.scale_type = TYPES[scales.dtype]
     op.zero_type = TYPES[torch.uint8 if zeros is None else zeros.dtype]
     op.tiles, op.scales, op.zeros = address(packed), address(scales), address(zeros)
     op.source = None if identity else address(source)
     op.bias, op.input_scale = address(bias), address(scale)
-    op.x_type = op.y_type = TYPES[problem.dtype]
     kept = [t for t in (packed, scales, zeros, None if identity else source, bias, scale) if t is not None]
-    return NativeLinear(op, native().scratch(op), kept)
+    return NativeLinear(op, library.Call(op), native().scratch(op), kept)
 
 
 def run(x: Tensor, state: NativeLinear) -> Tensor:
@@ -93,10 +93,10 @@ def run(x: Tensor, state: NativeLinear) -> Tensor:
         x = x.contiguous()
     y = torch.empty(m, op.n, dtype=x.dtype)
     scratch = library.scratch_bytes(m * state.scratch_per_row)
-    op.op.m = m
+    op.op.m, op.x_type, op.y_type = m, TYPES[x.dtype], TYPES[x.dtype]
     op.x, op.y, op.scratch = x.data_ptr(), y.data_ptr(), scratch.data_ptr()
     op.x_stride, op.y_stride = x.stride(0), op.n
-    native().run(op)
+    state.call()
     return y
 
 

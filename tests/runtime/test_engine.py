@@ -25,6 +25,7 @@ class CountingModel:
     """
 
     kv_shape = (1, 1, 1)
+    row_multiple = 4
     vocab_size = VOCAB
 
     def __init__(self) -> None:

@@ -1,23 +1,26 @@
-"""Linear layers of the runtime: dense, or quantized through whichever kernel is bound to them."""
+"""Linear layers of the runtime: dense, or quantized through whichever kernel is bound to them; and the embedding."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from aiakq.kernels import BoundLinear
+from aiakq.kernels.cpu.dense import NativeDense
 
-#: Token rows, logit rows and the rows of each expert are padded to a multiple of this. On a CPU, BLAS sums in another
-#: order for fewer than four rows; with the padding a row's result does not depend on how many others there are
-#: (docs/decisions/0003).
+#: Where a product is torch's, token rows, logit rows and the rows of each expert are padded to a multiple of this. On a
+#: CPU, BLAS sums in another order for fewer than four rows; with the padding a row's result does not depend on how many
+#: others there are (docs/decisions/0003). Native kernels need none.
 ROW_MULTIPLE = 4
 
 
 @dataclass
 class Linear:
-    """y = x W^T + b with W [N, K] in the activation dtype."""
+    """y = x W^T + b with W [N, K] in the activation dtype, by torch."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -40,4 +43,29 @@ class QLinear:
         return self.bound(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
-AnyLinear = Linear | QLinear
+@dataclass
+class SideBySide:
+    """Several linears with the same input as one, their outputs one after the other; for those that cannot be fused."""
+
+    parts: Sequence[Linear | QLinear | NativeDense]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., K] -> [..., sum of N]."""
+        return torch.cat([part(x) for part in self.parts], dim=-1)
+
+
+AnyLinear = Linear | QLinear | NativeDense | SideBySide
+
+
+@dataclass
+class Embedding:
+    """Rows of a table [V, D], in the activation dtype; the table may be the tiles of a head that is tied to it."""
+
+    table: Tensor | NativeDense
+    dtype: torch.dtype
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """ids [T] int64 -> [T, D]."""
+        if isinstance(self.table, NativeDense):
+            return self.table.rows(ids).to(self.dtype)
+        return F.embedding(ids, self.table).to(self.dtype)

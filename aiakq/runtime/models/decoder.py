@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config import ModelConfig
 from aiakq.runtime.layers.attention import Attention, LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
-from aiakq.runtime.layers.linear import AnyLinear
+from aiakq.runtime.layers.linear import ROW_MULTIPLE, AnyLinear, Embedding
 from aiakq.runtime.layers.norm import AnyNorm
 from aiakq.runtime.layers.rotary import Rotary
 
@@ -48,6 +48,15 @@ class Weights(Protocol):
     def linear(self, name: str, n: int, k: int, *, bias: bool = False) -> AnyLinear:
         """The linear layer ``name`` with N outputs and K inputs, dense or quantized as the checkpoint holds it."""
 
+    def stacked(self, parts: Sequence[tuple[str, int]], k: int, *, bias: bool = False) -> AnyLinear:
+        """Several linear layers (name, N) with the same K inputs as one, outputs in the order given."""
+
+    def dense(self, weight: Tensor, bias: Tensor | None = None) -> AnyLinear:
+        """A linear layer of a weight [N, K] that is at hand."""
+
+    def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[Embedding, AnyLinear | None]:
+        """The table ``name`` [V, D]; if the head is tied to it, that too."""
+
     @property
     def dtype(self) -> torch.dtype: ...
 
@@ -58,12 +67,14 @@ class Weights(Protocol):
 class Model(Protocol):
     """What the runner needs of a model, native or through transformers.
 
-    kv_shape    (layers, key-value heads, head size) of the cache.
-    vocab_size  width of the logits.
+    kv_shape      (layers, key-value heads, head size) of the cache.
+    vocab_size    width of the logits.
+    row_multiple  rows of tokens and logits come in multiples of this.
     """
 
     kv_shape: tuple[int, int, int]
     vocab_size: int
+    row_multiple: int
 
     def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
         """Logits [R, V] float32 of ``step.logit_rows``; writes the step's keys and values into ``caches``."""
@@ -135,13 +146,13 @@ class Block:
 class Decoder:
     """A decoder-only language model: embedding, blocks, final norm, head.
 
-    embedding        [V, D].
+    embedding        its first layer.
     positions        learned positions [max + offset, D] and the offset, or None with rotary.
     project_in, out  between the embedding's width and the blocks' (OPT-350m), or None.
     """
 
     config: ModelConfig
-    embedding: Tensor
+    embedding: Embedding
     blocks: list[Block]
     norm: AnyNorm | None
     head: AnyLinear
@@ -149,6 +160,7 @@ class Decoder:
     positions: tuple[Tensor, int] | None = None
     project_in: AnyLinear | None = None
     project_out: AnyLinear | None = None
+    row_multiple: int = ROW_MULTIPLE
 
     @property
     def kv_shape(self) -> tuple[int, int, int]:
@@ -160,7 +172,7 @@ class Decoder:
 
     def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
         """See Model.forward."""
-        x = F.embedding(step.token_ids, self.embedding)
+        x = self.embedding(step.token_ids)
         if self.project_in is not None:
             x = self.project_in(x)
         if self.positions is not None:

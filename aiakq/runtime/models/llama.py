@@ -7,7 +7,6 @@ from collections.abc import Callable
 from aiakq.runtime.config import ModelConfig
 from aiakq.runtime.layers.attention import Attention
 from aiakq.runtime.layers.experts import SparseMLP
-from aiakq.runtime.layers.linear import Linear
 from aiakq.runtime.layers.norm import RMSNorm
 from aiakq.runtime.layers.rotary import Rotary
 from aiakq.runtime.models.decoder import Block, Decoder, GatedMLP, Weights, activation
@@ -78,12 +77,13 @@ def build_llama_like(
             act=activation(config.activation),
         )
 
-    embedding = weights.tensor("model.embed_tokens.weight", config.vocab_size, D)
+    tied = config.tie_word_embeddings
+    embedding, head = weights.embedding("model.embed_tokens.weight", config.vocab_size, D, tied=tied)
     return Decoder(
         config=config,
         embedding=embedding,
         blocks=[block(layer) for layer in range(config.num_layers)],
         norm=norm("model.norm"),
-        head=Linear(embedding) if config.tie_word_embeddings else weights.linear("lm_head", config.vocab_size, D),
+        head=weights.linear("lm_head", config.vocab_size, D) if head is None else head,
         rotary=rotary,
     )

@@ -9,7 +9,7 @@ from typing import Any
 from aiakq.errors import error
 from aiakq.runtime.config import ModelConfig
 from aiakq.runtime.layers.experts import SparseMLP
-from aiakq.runtime.layers.linear import AnyLinear, Linear
+from aiakq.runtime.layers.linear import AnyLinear
 from aiakq.runtime.models.decoder import GatedMLP, Weights, activation
 
 
@@ -52,7 +52,7 @@ class Mixture:
         else:
             experts = [self._separate(f"{at}.experts.{number}", D, weights) for number in range(self.count)]
         return SparseMLP(
-            router=Linear(weights.tensor(f"{at}.gate.weight", self.count, D)),
+            router=weights.dense(weights.tensor(f"{at}.gate.weight", self.count, D)),
             experts=[GatedMLP(*projections, act) for projections in experts],
             top_k=self.top_k,
             normalize=self.normalize,
@@ -70,6 +70,6 @@ class Mixture:
         both = weights.tensor(f"{at}.experts.gate_up_proj", self.count, 2 * self.width, D)
         down = weights.tensor(f"{at}.experts.down_proj", self.count, D, self.width)
         return [
-            (Linear(pair[: self.width]), Linear(pair[self.width :]), Linear(last))
+            (weights.dense(pair[: self.width]), weights.dense(pair[self.width :]), weights.dense(last))
             for pair, last in zip(both, down, strict=True)
         ]

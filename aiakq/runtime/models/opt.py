@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiakq.runtime.config import ModelConfig
 from aiakq.runtime.layers.attention import Attention
-from aiakq.runtime.layers.linear import AnyLinear, Linear
+from aiakq.runtime.layers.linear import AnyLinear
 from aiakq.runtime.layers.norm import LayerNorm
 from aiakq.runtime.models.decoder import Block, Decoder, PlainMLP, Weights, activation
 
@@ -46,7 +46,8 @@ def build(config: ModelConfig, weights: Weights) -> Decoder:
         )
         return Block(norm(f"{at}.self_attn_layer_norm"), attention, norm(f"{at}.final_layer_norm"), mlp, norm_first)
 
-    embedding = weights.tensor("model.decoder.embed_tokens.weight", config.vocab_size, width)
+    tied = config.tie_word_embeddings
+    embedding, head = weights.embedding("model.decoder.embed_tokens.weight", config.vocab_size, width, tied=tied)
     positions = weights.tensor("model.decoder.embed_positions.weight", config.max_position + POSITION_OFFSET, D)
     narrow = width != D
     final_norm = norm_first and not raw.get("_remove_final_layer_norm", False)
@@ -55,7 +56,7 @@ def build(config: ModelConfig, weights: Weights) -> Decoder:
         embedding=embedding,
         blocks=[block(layer) for layer in range(config.num_layers)],
         norm=norm("model.decoder.final_layer_norm") if final_norm else None,
-        head=Linear(embedding) if config.tie_word_embeddings else weights.linear("lm_head", config.vocab_size, width),
+        head=weights.linear("lm_head", config.vocab_size, width) if head is None else head,
         positions=(positions, POSITION_OFFSET),
         project_in=weights.linear("model.decoder.project_in", D, width) if narrow else None,
         project_out=weights.linear("model.decoder.project_out", width, D) if narrow else None,

@@ -22,7 +22,7 @@ from aiakq.kernels.attention import paged_attention, write_kv
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config import EngineConfig
 from aiakq.runtime.layers.attention import LayerCache
-from aiakq.runtime.layers.linear import QLinear
+from aiakq.runtime.layers.linear import ROW_MULTIPLE, QLinear
 from aiakq.runtime.models import FAMILIES
 from aiakq.runtime.models.decoder import Model, ModelInput
 
@@ -69,6 +69,7 @@ class TransformersModel:
         head = hf.get_output_embeddings()
         self.vocab_size = head.out_features if isinstance(head, _QuantizedModule) else head.weight.shape[0]
         self.kv_shape = (text.num_layers, text.num_kv_heads, text.head_dim)
+        self.row_multiple = ROW_MULTIPLE
         self._attention = attention
 
     def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
@@ -210,7 +211,7 @@ def _put_quantized(hf: Any, config: EngineConfig) -> tuple[str, set[str]]:
     from aiakq.runtime.weights import describe_kinds, open_weights
 
     weights = open_weights(config)
-    left = set(weights.quantized)
+    left = set(weights.checkpoint.quantized_linears())
     prefix = f"{hf.base_model_prefix}."
     replaced = set()
     for name, module in list(hf.named_modules()):
