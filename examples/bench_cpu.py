@@ -5,7 +5,7 @@ other, in rounds that run through them forwards and backwards, so that a drift o
 memory can be read is measured before each. Samples are kept: an interrupted run goes on where it stopped. Samples of
 ours are measured again when the code has changed.
 
-    python examples/bench_cpu.py [--only WORDS] [--fresh] [--rounds N] [--no-peers] [--install] [--page]
+    python examples/bench_cpu.py [--only WORDS] [--fresh] [--rounds N] [--no-peers] [--install] [--quiet S] [--page]
 
 Engines that are not there are skipped with a line. ``--install`` makes them: an hour on two cores.
 """
@@ -50,6 +50,9 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true", help="our own rows only")
     parser.add_argument("--install", action="store_true", help="install, build and convert what other engines need")
     parser.add_argument("--page", action="store_true", help="write the section from what is there, and measure nothing")
+    parser.add_argument(
+        "--quiet", type=float, default=0, help="wait so many seconds at most until nobody else computes"
+    )
     asked = parser.parse_args()
     asked.no_peers |= os.environ.get("PEERS") == "0"
     os.chdir(ROOT)
@@ -89,18 +92,22 @@ def measure_all(asked: argparse.Namespace) -> None:
     if re.search(asked.only, KERNELS):
         begin(KERNELS, stamp_of(None), asked.fresh)
         if not read(KERNELS)["samples"]:
-            take(KERNELS, [sys.executable, str(SCRIPTS / "one_layer.py")], {}, "1 of 1")
+            take(KERNELS, [sys.executable, str(SCRIPTS / "one_layer.py")], {}, "1 of 1", asked.quiet)
     for number in range(asked.rounds):
         there = [row for row in chosen if row.slug in commands]
         for row in there if number % 2 == 0 else reversed(there):
             if len(read(row.slug)["samples"]) <= number:
-                take(row.slug, *commands[row.slug], f"{number + 1} of {asked.rounds}")
+                take(row.slug, *commands[row.slug], f"{number + 1} of {asked.rounds}", asked.quiet)
 
 
-def take(slug: str, command: list[str], request: dict[str, Any], which: str) -> None:
+def take(slug: str, command: list[str], request: dict[str, Any], which: str, patience: float) -> None:
     """Run one process, and add what it says to the row's file."""
     began = time.monotonic()
-    state = {"at": round(time.time()), "read_gbps": read_speed(), "busy": busy(), "commit": commit()}
+    others = busy()
+    while others > 0.1 and time.monotonic() - began < patience:
+        others = busy()
+    state = {"at": round(time.time()), "read_gbps": read_speed(), "busy": others, "commit": commit()}
+    began = time.monotonic()
     files = {end: OUT / "rows" / f"{slug}.{end}" for end in ("request.json", "answer.json", "log")}
     files["answer.json"].unlink(missing_ok=True)
     files["request.json"].write_text(json.dumps({"threads": threads(), **request}))

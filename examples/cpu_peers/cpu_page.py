@@ -29,7 +29,8 @@ for keys and values, vocabulary 32000, output layer tied to the embedding). Toke
   part that is reached.
 - *load*: from files in the page cache to an engine that answers, without imports; for llama.cpp, whose files are
   mapped, until a program has read one token. *peak*: the most memory the process ever had resident; *grew*: without
-  what it had before it began to load (Python and its packages).
+  what it had before it began to load (Python and its packages). *read*: the best streaming read just before the row
+  was measured; where it differs from the others, so did the machine.
 
 Each engine runs in a process of its own, all cores its own, the rounds forwards and backwards through the rows.
 """
@@ -82,19 +83,20 @@ def bytes_of(row: Row, file_bytes: int | None) -> int | None:
 
 
 def table(rows: list[Result], read: float) -> list[str]:
-    heads = ["engine", "weights", *COLUMNS.values(), "limit", "of it", "load, s", "peak, MB", "grew, MB"]
+    heads = ["engine", "weights", *COLUMNS.values(), "limit", "of it", "load, s", "peak, MB", "grew, MB", "read, GB/s"]
     lines = ["| " + " | ".join(heads) + " |", "|---|---|" + "---:|" * (len(heads) - 2)]
     best = {name: max((row["cells"][name] for row in rows if "cells" in row), default=0.0) for name in COLUMNS}
     for row in rows:
         words = [row["tool"], row["name"]]
         if "cells" not in row:
-            lines.append("| " + " | ".join([*words, row["failed"] or "not measured"] + [""] * 8) + " |")
+            lines.append("| " + " | ".join([*words, row["failed"] or "not measured"] + [""] * (len(heads) - 3)) + " |")
             continue
         for name, value in row["cells"].items():
             words.append(f"**{value:.1f}**" if value == best[name] else f"{value:.1f}")
         limit = read * 1e9 / row["bytes"] if row["bytes"] else None
         words += ["", ""] if limit is None else [f"{limit:.1f}", f"{100 * row['cells']['decode'] / limit:.0f} %"]
         words += [f"{row['load']:.1f}", f"{row['peak'] / 1e6:.0f}", f"{row['grew'] / 1e6:.0f}"]
+        words.append(f"{row['read']:.1f}")
         lines.append("| " + " | ".join(words) + " |")
     return lines
 

@@ -97,10 +97,11 @@ def ours(scheme: str, bits: int, exact: bool) -> Product:
     codes = torch.randint(0, 2**bits, (N, K), dtype=torch.uint8)
     scales = torch.rand(N, K // size) * 0.01 + 0.001
     weight = QWeight(scheme, codes, scales if scheme == "w8a8" else scales.half(), group_size=size)
-    reason = linear.supports(weight.problem(torch.float32, torch.device("cpu")))
+    problem = weight.problem(torch.float32, torch.device("cpu"), exact)
+    reason = linear.supports(problem)
     if reason:
         raise RuntimeError(reason)
-    state = linear.prepare(weight, weight.problem(torch.float32, torch.device("cpu")), exact)
+    state = linear.prepare(weight, problem)
     return lambda x: linear.run(x, state), N * K * bits // 8 + weight.scales.nbytes
 
 
@@ -111,7 +112,8 @@ def dense(dtype: torch.dtype) -> Product:
 
 def dynamic(engine: str) -> Product:
     torch.backends.quantized.engine = engine
-    weight = torch.quantize_per_channel(torch.randn(N, K), torch.full((N,), 0.03), torch.zeros(N), 0, torch.qint8)
+    scales, zeros = torch.full((N,), 0.03, dtype=torch.float64), torch.zeros(N, dtype=torch.int64)
+    weight = torch.quantize_per_channel(torch.randn(N, K), scales, zeros, 0, torch.qint8)
     packed = torch.ops.quantized.linear_prepack(weight, None)
     return lambda x: torch.ops.quantized.linear_dynamic(x, packed), N * K
 

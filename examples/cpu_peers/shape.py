@@ -85,11 +85,13 @@ def folder(kind: str, root: Path) -> Path:
 def _write(made: Path, shards: Iterable[dict[str, Tensor]]) -> None:
     """Shards, index and tokenizer; the config comes last and says that the rest is there."""
     where: dict[str, str] = {}
+    size = 0
     for number, tensors in enumerate(shards):
         name = f"model-{number:05d}.safetensors"
-        safetensors_file.write_file(made / name, tensors)
+        size += safetensors_file.write_file(made / name, tensors)[0]
         where.update(dict.fromkeys(tensors, name))
-    (made / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    index = {"metadata": {"total_size": size}, "weight_map": where}
+    (made / "model.safetensors.index.json").write_text(json.dumps(index))
     _write_tokenizer(made)
 
 

@@ -84,7 +84,7 @@ def test_section_says_who_is_ahead_and_what_is_not_there() -> None:
     machine = {"cpu": "some CPU", "flags": ["avx2"], "threads": 2, "memory_gb": 24}
     section = cpu_page.section({"rows": found, "kernels": table, "machine": machine})
     # A limit of 20 tokens per second: 20 GB/s over 1 GB.
-    assert "| aiakq | W4A16 g128 | 20.0 | 20.0 | 20.0 | 20.0 | 20.0 | 100 % | 2.0 | 2000 | 1500 |" in section
+    assert "| aiakq | W4A16 g128 | 20.0 | 20.0 | 20.0 | 20.0 | 20.0 | 100 % | 2.0 | 2000 | 1500 | 20.0 |" in section
     assert "| decode, W4A16 over llama.cpp Q4_0 | 1.82 | 1.3 | reached |" in section
     assert "| decode, W8A8 over llama.cpp Q8_0 | not measured | 1.3 | |" in section
     assert "| vllm | AWQ g128 | no such kernel |" in section
