@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache in plain torch: the oracle of every other implementation, and the fallback.
+"""Attention over the paged KV cache: native where that runs, else here in plain torch, the oracle of the native one.
 
 Keys are walked in chunks of CHUNK positions, counted from position 0 of the sequence, with the running maximum and sum
 of an online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867). Because chunk borders depend on positions alone,
@@ -11,21 +11,63 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from aiakq.kernels.cpu import attention as native
 from aiakq.kernels.types import AttentionContext
 
 CHUNK = 128
 ROWS = 4
 
+_wanted: str | None = None
 
-def write_kv(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    """Store key and value [T, Hkv, D] at ``slots`` [T] of the caches [pages, P, Hkv, D], which are modified."""
-    k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, slots, key.to(k_cache.dtype))
-    v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slots, value.to(v_cache.dtype))
+
+def use(implementation: str | None) -> None:
+    """Compute attention by ``native`` or ``torch`` from now on; None for native where it runs. For tests."""
+    global _wanted
+    _wanted = implementation
+
+
+def is_native(x: Tensor, cache: Tensor) -> bool:
+    """Whether attention of activations like ``x`` over a cache like ``cache`` [..., D] is native."""
+    if _wanted == "torch" or x.device.type != "cpu":
+        return False
+    reason = _why_not(x.dtype, cache.dtype, cache.shape[-1])
+    assert _wanted is None or reason is None, reason
+    return reason is None
+
+
+@lru_cache
+def _why_not(dtype: torch.dtype, cache: torch.dtype, head_size: int) -> str | None:
+    return native.supports(dtype, cache, head_size, "cpu")
+
+
+def write_kv(
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """Store key and value [T, Hkv, D] at ``slots`` [T] of the caches [pages, P, Hkv, D], which are modified.
+
+    int8 caches have ``scales``, two of [pages, P, Hkv] float32. Slot 0 is scratch and may be left as it is.
+    """
+    if is_native(key, k_cache):
+        layer = native.PagedAttention(key.shape[1], *key.shape[1:], 1.0)
+        layer.write(key.flatten(1), value.flatten(1), (k_cache, v_cache, *(scales or ())), slots)
+        return
+    for at, (x, cache) in enumerate(((key, k_cache), (value, v_cache))):
+        if scales is not None:
+            scale = x.float().abs().amax(-1) / 127
+            scales[at].view(-1, scale.shape[-1]).index_copy_(0, slots, scale)
+            x = (x.float() / scale.clamp_min(1e-30).unsqueeze(-1)).round()
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, x.to(cache.dtype))
 
 
 def paged_attention(
@@ -35,22 +77,32 @@ def paged_attention(
     context: AttentionContext,
     scale: float,
     sliding_window: int | None = None,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Causal attention of query [T, H, D] over the cache; returns [T, H, D] in the query's dtype.
 
     The step's own keys must be in the cache already (``write_kv``). sliding_window W lets a query see itself and the
     W - 1 positions before it.
     """
-    layout = _Layout(query.shape[1], *k_cache.shape[1:3], sliding_window)
+    caches = (k_cache, v_cache, *(scales or ()))
+    if is_native(query, k_cache):
+        T, H, D = query.shape
+        layer = native.PagedAttention(H, k_cache.shape[2], D, scale, sliding_window)
+        return layer.attend(query.flatten(1), caches, context).view(T, H, D)
+    layout = _Layout(query.shape[1], k_cache.shape[1], k_cache.shape[2], sliding_window)
     out = torch.zeros_like(query)
     if context.num_decodes:
         rows = slice(0, context.num_decodes)
-        out[rows] = _decode(query[rows], k_cache, v_cache, context, scale, layout)
+        out[rows] = _decode(query[rows], caches, context, scale, layout)
     starts = context.query_start_list
     for s in range(context.num_decodes, len(starts) - 1):
         rows = slice(starts[s], starts[s + 1])
-        out[rows] = _prefill(query[rows], k_cache, v_cache, context, s, scale, layout)
+        out[rows] = _prefill(query[rows], caches, context, s, scale, layout)
     return out
+
+
+#: Keys, values [pages, P, Hkv, D], and for int8 the scales of both [pages, P, Hkv].
+_Caches = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -87,9 +139,7 @@ def _planned(context: AttentionContext, key: tuple, make: Callable[[], list[_Chu
     return plan
 
 
-def _decode(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, context: AttentionContext, scale: float, layout: _Layout
-) -> Tensor:
+def _decode(query: Tensor, caches: _Caches, context: AttentionContext, scale: float, layout: _Layout) -> Tensor:
     """One query per sequence, all sequences at once: query [S, H, D] -> [S, H, D]."""
     S, H, D = query.shape
     group = layout.group
@@ -100,12 +150,12 @@ def _decode(
         position = (context.kv_len[:S] - 1).view(S, 1, 1)
         return _chunks(context.page_table[:S], max(context.kv_len_list[:S]), position, layout)
 
-    out = _attend(q, k_cache, v_cache, _planned(context, (layout, "decode"), make), layout)
+    out = _attend(q, caches, _planned(context, (layout, "decode"), make), layout)
     return out[:, :group].reshape(S, H, D).to(query.dtype)
 
 
 def _prefill(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, context: AttentionContext, s: int, scale: float, layout: _Layout
+    query: Tensor, caches: _Caches, context: AttentionContext, s: int, scale: float, layout: _Layout
 ) -> Tensor:
     """The last L positions of sequence s: query [L, H, D] -> [L, H, D]."""
     L, H, D = query.shape
@@ -120,7 +170,7 @@ def _prefill(
         position = torch.arange(first, first + padded, device=query.device).repeat_interleave(group)
         return _chunks(context.page_table[s : s + 1], kv_len, position.view(1, -1, 1), layout)
 
-    out = _attend(q, k_cache, v_cache, _planned(context, (layout, s), make), layout)
+    out = _attend(q, caches, _planned(context, (layout, s), make), layout)
     return out.view(kv_heads, padded, group, D).transpose(0, 1).reshape(padded, H, D)[:L].to(query.dtype)
 
 
@@ -147,15 +197,19 @@ def _chunks(page_table: Tensor, length: int, position: Tensor, layout: _Layout) 
     return chunks
 
 
-def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: list[_Chunk], layout: _Layout) -> Tensor:
+def _attend(q: Tensor, caches: _Caches, chunks: list[_Chunk], layout: _Layout) -> Tensor:
     """Online softmax over ``chunks``: q [S * Hkv, R, D] float32 -> [S * Hkv, R, D]."""
     B, R, D = q.shape
-    k_rows, v_rows = k_cache.view(-1, D), v_cache.view(-1, D)
-    maximum = total = weighted = None
+    maximum: Tensor | None = None
+    total = weighted = torch.empty(())
     for chunk in chunks:
         C = chunk.hidden.shape[-1]
-        keys = k_rows.index_select(0, chunk.rows).view(B, C, D).float()
-        values = v_rows.index_select(0, chunk.rows).view(B, C, D).float()
+        keys, values = (_rows(cache, chunk.rows).view(B, C, D) for cache in caches[:2])
+        if len(caches) > 2:
+            keys, values = (
+                x * _rows(s.unsqueeze(-1), chunk.rows).view(B, C, 1)
+                for x, s in zip((keys, values), caches[2:], strict=True)
+            )
         scores = torch.bmm(q, keys.transpose(1, 2))
         scores.view(-1, layout.kv_heads, R, C).masked_fill_(chunk.hidden, float("-inf"))
         highest = scores.amax(dim=-1, keepdim=True)
@@ -171,5 +225,9 @@ def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: list[_Chunk], l
             decay = torch.exp(maximum - base)
             total, weighted = total * decay + fresh, weighted * decay + added
         maximum = highest
-    assert weighted is not None and total is not None
     return weighted / total.clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _rows(cache: Tensor, rows: Tensor) -> Tensor:
+    """Rows of a cache seen as [pages * P * Hkv, D], as float32."""
+    return cache.view(-1, cache.shape[-1]).index_select(0, rows).float()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from ctypes import Structure, c_bool, c_char_p, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_bool, c_char_p, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 
@@ -58,7 +58,47 @@ class Dense(Structure):
     )
 
 
-STRUCTS: dict[int, type[Structure]] = {LINEAR: Linear, DENSE: Dense}
+class Step(Structure):
+    """Where the tokens of a step are in the paged cache; no operation by itself."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("sequences", "max_pages")),
+        *((name, c_void_p) for name in ("query_start", "kv_len", "page_table", "slots", "positions")),
+    )
+
+
+class Rotary(Structure):
+    """Head norms, rotary positions, and keys and values into the cache."""
+
+    _fields_ = (
+        ("op", Op),
+        *((name, c_int32) for name in ("heads", "kv_heads", "head_size", "rotated", "x_type", "cache_type")),
+        ("eps", c_float),
+        ("reserved", c_int32),
+        *((name, c_void_p) for name in ("step", "q", "k", "v")),
+        *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm", "cosines", "sines")),
+        *((name, c_void_p) for name in ("k_cache", "v_cache", "k_scales", "v_scales")),
+    )
+
+
+class Attention(Structure):
+    """Attention over the paged cache."""
+
+    _fields_ = (
+        ("op", Op),
+        *((name, c_int32) for name in ("heads", "kv_heads", "head_size", "page_size", "window")),
+        *((name, c_int32) for name in ("q_type", "out_type", "cache_type")),
+        ("scale", c_float),
+        ("reserved", c_int32),
+        *((name, c_void_p) for name in ("step", "q", "out")),
+        *((name, c_int64) for name in ("q_stride", "out_stride")),
+        *((name, c_void_p) for name in ("k_cache", "v_cache", "k_scales", "v_scales", "scratch")),
+        ("scratch_bytes", c_int64),
+    )
+
+
+STRUCTS: dict[int, type[Structure]] = {LINEAR: Linear, DENSE: Dense, ROTARY: Rotary, ATTENTION: Attention}
 
 
 class Outdated(OSError):

@@ -8,13 +8,14 @@
 namespace aiakq {
 namespace ISA {
 
-INLINE int64_t bytes_of(int32_t type) { return type == FLOAT32 ? 4 : type == UINT8 ? 1 : 2; }
+INLINE int64_t bytes_of(int32_t type) { return type == FLOAT32 ? 4 : type == UINT8 || type == INT8 ? 1 : 2; }
 
 INLINE F load_as_float(const void* base, int64_t index, int32_t type) {
   switch (type) {
     case FLOAT32: return load((const float*)base + index);
     case FLOAT16: return load_half((const uint16_t*)base + index);
     case BFLOAT16: return load_bf16((const uint16_t*)base + index);
+    case INT8: return load_signed_bytes((const int8_t*)base + index);
     default: return load_bytes((const uint8_t*)base + index);
   }
 }

@@ -12,14 +12,18 @@ struct Table {
   Body bodies[KINDS];
   int64_t (*linear_scratch)(const Linear&);
   int64_t (*dense_scratch)(const Dense&);
+  int64_t (*attention_scratch)(const Attention&);
 };
 
 namespace ISA {
 
 void linear(const void* op, const Team& team);
 void dense(const void* op, const Team& team);
+void rotary(const void* op, const Team& team);
+void attention(const void* op, const Team& team);
 int64_t linear_scratch(const Linear& a);
 int64_t dense_scratch(const Dense& a);
+int64_t attention_scratch(const Attention& a);
 
 }  // namespace ISA
 }  // namespace aiakq

@@ -119,15 +119,18 @@ int64_t aiakq_size(int32_t kind) {
   switch (kind) {
     case LINEAR: return sizeof(Linear);
     case DENSE: return sizeof(Dense);
+    case ROTARY: return sizeof(Rotary);
+    case ATTENTION: return sizeof(Attention);
     default: return 0;
   }
 }
 
-// Bytes of scratch that each row of an operation needs.
+// Bytes of scratch that each row of an operation needs; each thread for ATTENTION.
 int64_t aiakq_scratch(const Op* op) {
   switch (op->kind) {
     case LINEAR: return used->linear_scratch(*(const Linear*)op);
     case DENSE: return used->dense_scratch(*(const Dense*)op);
+    case ATTENTION: return used->attention_scratch(*(const Attention*)op);
     default: return 0;
   }
 }

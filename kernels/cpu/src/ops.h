@@ -12,7 +12,7 @@ namespace aiakq {
 enum Kind : int32_t { LINEAR = 0, DENSE = 1, EMBEDDING = 2, RMS_NORM = 3, ROTARY = 4, ATTENTION = 5, GATE = 6, KINDS };
 
 // Types of elements.
-enum Type : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, UINT8 = 3 };
+enum Type : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, UINT8 = 3, INT8 = 4 };
 
 // How a quantized product is computed: with the activations as they are, or rounded to 8 bits, per 32 inputs or per row.
 enum Math : int32_t { EXACT = 0, BLOCKS = 1, ROWS = 2 };
@@ -55,6 +55,58 @@ struct Dense {
   const void* tiles;
   const float* bias;
   void* scratch;  // M * aiakq_dense_scratch() bytes
+};
+
+// Where the tokens of one step are in the paged cache; AttentionContext in kernels/types.py. The same for all layers.
+struct Step {
+  int32_t sequences, max_pages;
+  const int32_t* query_start;  // [S + 1]
+  const int32_t* kv_len;       // [S]
+  const int32_t* page_table;   // [S, max_pages]
+  const int64_t* slots;        // [T], 0 for padding
+  const int64_t* positions;    // [T], or null where nothing is rotated
+};
+
+// In place: q = rotate(norm(q)). Into the cache at the tokens' slots: rotate(norm(k)) and v.
+struct Rotary {
+  Op op;
+  int32_t heads, kv_heads, head_size, rotated;  // the first ``rotated`` elements of a head are turned
+  int32_t x_type, cache_type;                   // of q, k and v; of the cache: INT8 has a scale per token and head
+  float eps;
+  int32_t reserved;
+  const Step* step;
+  void* q;  // [T, H * D], or null: only keys and values are written
+  const void* k;
+  const void* v;  // [T, Hkv * D]
+  int64_t q_stride, k_stride, v_stride;
+  const float* q_norm;  // [D] or null
+  const float* k_norm;
+  const float* cosines;  // [positions, rotated / 2] or null
+  const float* sines;
+  void* k_cache;  // [pages, P, Hkv, D]
+  void* v_cache;
+  float* k_scales;  // [pages, P, Hkv]
+  float* v_scales;
+};
+
+// out [T, H * D] = softmax(scale q k^T) v: every token over the positions up to its own, or the last ``window`` of them.
+struct Attention {
+  Op op;
+  int32_t heads, kv_heads, head_size, page_size;
+  int32_t window;  // 0: no limit
+  int32_t q_type, out_type, cache_type;
+  float scale;
+  int32_t reserved;
+  const Step* step;
+  const void* q;
+  void* out;
+  int64_t q_stride, out_stride;
+  const void* k_cache;
+  const void* v_cache;
+  const float* k_scales;
+  const float* v_scales;
+  void* scratch;  // aiakq_scratch() bytes per thread, and room for parts (kernels/cpu/attention.py)
+  int64_t scratch_bytes;
 };
 
 }  // namespace aiakq

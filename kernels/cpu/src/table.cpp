@@ -9,7 +9,8 @@ namespace aiakq {
 namespace ISA {
 
 extern const Table table;
-const Table table = {TEXT(ISA), {linear, dense}, linear_scratch, dense_scratch};
+const Table table = {TEXT(ISA), {linear, dense, nullptr, nullptr, rotary, attention},
+                     linear_scratch, dense_scratch, attention_scratch};
 
 }  // namespace ISA
 }  // namespace aiakq

@@ -1,0 +1,97 @@
+// What happens between the projections of an attention layer and attention: head norms, rotary positions (Su et al.
+// 2021, arXiv:2104.09864), and keys and values into the paged cache. One token at a time, all in floats.
+
+#include "elements.h"
+#include "kernels.h"
+
+namespace aiakq {
+namespace ISA {
+namespace {
+
+// The largest head size; kernels/cpu/attention.py knows it too.
+constexpr int64_t MOST = 1024;
+
+// x / rms(x) * weight over ``size`` elements; zeros follow up to a multiple of 16.
+void normalize(float* x, const float* weight, int64_t size, float eps) {
+  F squares = splat(0);
+  for (int64_t i = 0; i < size; i += 16) squares = fma(load(x + i), load(x + i), squares);
+  const F factor = splat(1.0f / __builtin_sqrtf(sum(squares) / (float)size + eps));
+  for (int64_t i = 0; i < size; i += 16)
+    store_some(x, i, FLOAT32, load(x + i) * factor * load_some(weight, i, FLOAT32, size - i), size - i);
+}
+
+// Turns the pairs (x[i], x[i + rotated / 2]).
+void rotate(float* x, const float* cosines, const float* sines, int64_t rotated) {
+  const int64_t half = rotated / 2;
+  for (int64_t i = 0; i < half; i += 16) {
+    const int64_t left = half - i;
+    const F a = load_some(x, i, FLOAT32, left), b = load_some(x, half + i, FLOAT32, left);
+    const F cosine = load_some(cosines, i, FLOAT32, left), sine = load_some(sines, i, FLOAT32, left);
+    store_some(x, i, FLOAT32, fnma(b, sine, a * cosine), left);
+    store_some(x, half + i, FLOAT32, fma(a, sine, b * cosine), left);
+  }
+}
+
+// One head into floats, normalized and turned where the op says so.
+void prepare(const Rotary& a, const void* x, int64_t from, const float* norm, int64_t position, float* head) {
+  const int64_t size = a.head_size;
+  for (int64_t d = 0; d < size; d += 16) store(head + d, load_some(x, from + d, a.x_type, size - d));
+  if (norm) normalize(head, norm, size, a.eps);
+  if (a.cosines && position >= 0)
+    rotate(head, a.cosines + position * (a.rotated / 2), a.sines + position * (a.rotated / 2), a.rotated);
+}
+
+// A head into row ``row`` of a cache; 8 bits with the scale max |x| / 127, which is not a number if an x is not finite.
+void keep(const Rotary& a, const float* head, void* cache, float* scales, int64_t row) {
+  const int64_t size = a.head_size;
+  F factor = splat(1);
+  if (a.cache_type == INT8) {
+    F most = splat(0), broken = splat(0);
+    for (int64_t d = 0; d < size; d += 16) {
+      most = larger(most, magnitude(load(head + d)));
+      broken = fma(load(head + d), splat(0), broken);
+    }
+    const float scale = largest(most) * (1 / 127.0f) + sum(broken);
+    scales[row] = scale;
+    factor = splat(scale > 0 ? 1 / scale : 0);
+  }
+  for (int64_t d = 0; d < size; d += 16) {
+    const F value = load(head + d);
+    if (a.cache_type != INT8) {
+      store_some(cache, row * size + d, a.cache_type, value, size - d);
+      continue;
+    }
+    // What is not a number becomes 127: its row's scale is none either.
+    alignas(64) int8_t codes[64];
+    store_low_bytes(codes, to_int(larger(smaller(value * factor, splat(127)), splat(-127))));
+    memcpy((int8_t*)cache + row * size + d, codes, least(16, size - d));
+  }
+}
+
+}  // namespace
+
+void rotary(const void* op, const Team& team) {
+  const Rotary& a = *(const Rotary*)op;
+  const Step& step = *a.step;
+  const int64_t size = a.head_size;
+  alignas(64) float head[MOST];
+  for (int64_t token; (token = take(team, 1)) < a.op.m;) {
+    // Padding is at slot 0, which nobody reads: it is not written either.
+    const int64_t position = step.positions ? step.positions[token] : -1, slot = step.slots[token];
+    for (int64_t h = 0; a.q && h < a.heads; h++) {
+      const int64_t from = token * a.q_stride + h * size;
+      prepare(a, a.q, from, a.q_norm, position, head);
+      for (int64_t d = 0; d < size; d += 16) store_some(a.q, from + d, a.x_type, load(head + d), size - d);
+    }
+    for (int64_t h = 0; slot > 0 && h < a.kv_heads; h++) {
+      prepare(a, a.k, token * a.k_stride + h * size, a.k_norm, position, head);
+      keep(a, head, a.k_cache, a.k_scales, slot * a.kv_heads + h);
+      prepare(a, a.v, token * a.v_stride + h * size, nullptr, -1, head);
+      keep(a, head, a.v_cache, a.v_scales, slot * a.kv_heads + h);
+    }
+  }
+  sync(team);
+}
+
+}  // namespace ISA
+}  // namespace aiakq
