@@ -193,9 +193,11 @@ def stamp_of(row: Row | None) -> str:
 
 
 def kept(row: Row) -> dict[str, Any]:
-    """The samples of a row, and the bytes that one of its tokens reads, if they can be known."""
-    file = OUT / row.weights
-    return {**read(row.slug), "bytes": cpu_page.bytes_of(row, file.stat().st_size if file.is_file() else None)}
+    """The samples of a row, the bytes that one of its tokens reads, if they can be known, and those of its files."""
+    file, folder = OUT / row.weights, OUT / "models" / row.request.get("model", "none")
+    found = [file] if file.is_file() else list(folder.glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in found)
+    return {**read(row.slug), "bytes": cpu_page.bytes_of(row, size), "disk": size}
 
 
 def machine() -> dict[str, Any]:

@@ -16,6 +16,8 @@ Result = dict[str, Any]
 COLUMNS = {"decode": "decode, 1", "batch": "decode, 16", "prefill": "prefill, 512", "prefill128": "prefill, 128"}
 #: Tokens in the cache while tokens are generated, on average.
 CONTEXT = CELLS["decode"][1] + CELLS["decode"][2] / 2
+#: Tokens for which our engine is given pages (speed_aiakq.py).
+KV_TOKENS = 96 * 16
 HEAD = """\
 ## One model shape, every engine: a plain CPU
 
@@ -54,7 +56,7 @@ def section(results: Result) -> str:
 
 def summary(row: Result) -> Result:
     """A row with medians over all samples of all its processes; no ``cells`` where there is none."""
-    kept = {key: row[key] for key in ("tool", "name", "kind", "weights", "bytes")}
+    kept = {key: row[key] for key in ("tool", "name", "kind", "weights", "bytes", "disk")}
     samples = [sample for sample in row["samples"] if "failed" not in sample]
     if not samples:
         failed = [sample["failed"] for sample in row["samples"]]
@@ -75,10 +77,10 @@ def summary(row: Result) -> Result:
     }
 
 
-def bytes_of(row: Row, file_bytes: int | None) -> int | None:
+def bytes_of(row: Row, file_bytes: int) -> int | None:
     """What a token reads: from the layout, or from the size of the file and a cache of 16-bit numbers."""
     if "/" in row.weights:
-        return None if file_bytes is None else file_bytes + shape.kv_bytes(CONTEXT, 2)
+        return file_bytes + shape.kv_bytes(CONTEXT, 2) if file_bytes else None
     return shape.bytes_per_token(row.weights, CONTEXT, 4 if row.weights == "float32" else 2)
 
 
@@ -136,6 +138,18 @@ def aims(rows: dict[str, Result], read: float) -> list[str]:
             continue
         ratio = mine / max(against)
         lines.append(f"| {words} | {ratio:.2f} | {aim} | {'reached' if ratio >= aim else 'not reached'} |")
+    for slug in (w4, w8, w8a8):
+        row = rows.get(slug, {})
+        if "cells" in row:
+            pages = shape.kv_bytes(KV_TOKENS, 2 if row["facts"].get("dtype", "").startswith("bfloat16") else 4)
+            times = row["grew"] / (row["disk"] + pages)
+            lines.append(
+                f"| memory, {row['name']} over its files and KV pages | {times:.2f} | at most 1.1 | "
+                f"{'reached' if times <= 1.1 else 'not reached'} |"
+            )
+    if "load" in rows.get(w4, {}):
+        seconds = rows[w4]["load"]
+        lines.append(f"| load of W4A16, s | {seconds:.1f} | below 5 | {'reached' if seconds < 5 else 'not reached'} |")
     return lines
 
 

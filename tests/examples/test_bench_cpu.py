@@ -73,7 +73,8 @@ def test_section_says_who_is_ahead_and_what_is_not_there() -> None:
         cells = {name: [decode, decode + 2, 100.0] for name in cpu_page.COLUMNS}
         state = {"at": 1_700_000_000, "read_gbps": 20.0, "busy": 0.0, "commit": "abc", "versions": {"torch": "2"}}
         sample = {**state, "cells": cells, "load_s": 2.0, "rss_before": 5e8, "rss_peak": 2e9}
-        kept = {"tool": found.tool, "name": found.name, "kind": found.kind, "weights": found.weights, "bytes": 10**9}
+        kept = {"tool": found.tool, "name": found.name, "kind": found.kind, "weights": found.weights}
+        kept |= {"bytes": 10**9, "disk": 10**9}
         return {**kept, "samples": [{"failed": failed}] if failed else [sample]}
 
     slugs = {"aiakq-w4a16-g128": 18.0, "llama-cpp-q4-0": 9.0, "openvino-int4-g128": 19.0}
@@ -87,6 +88,8 @@ def test_section_says_who_is_ahead_and_what_is_not_there() -> None:
     assert "| aiakq | W4A16 g128 | 20.0 | 20.0 | 20.0 | 20.0 | 20.0 | 100 % | 2.0 | 2000 | 1500 | 20.0 |" in section
     assert "| decode, W4A16 over llama.cpp Q4_0 | 1.82 | 1.3 | reached |" in section
     assert "| decode, W8A8 over llama.cpp Q8_0 | not measured | 1.3 | |" in section
+    assert "| memory, W4A16 g128 over its files and KV pages | 1.36 | at most 1.1 | not reached |" in section
+    assert "| load of W4A16, s | 2.0 | below 5 | reached |" in section
     assert "| vllm | AWQ g128 | no such kernel |" in section
     assert "- 4-bit weights, openvino int4 g128: decode, 1: 21.0 against 20.0" in section
     assert "| aiakq W8A8 | 16.0 | 537 |" in section
