@@ -59,7 +59,7 @@ def write_kv(
     int8 caches have ``scales``, two of [pages, P, Hkv] float32. Slot 0 is scratch and may be left as it is.
     """
     if is_native(key, k_cache):
-        layer = native.PagedAttention(key.shape[1], *key.shape[1:], 1.0)
+        layer = native.PagedAttention(key.shape[1], key.shape[1], key.shape[2], 1.0)
         layer.write(key.flatten(1), value.flatten(1), (k_cache, v_cache, *(scales or ())), slots)
         return
     for at, (x, cache) in enumerate(((key, k_cache), (value, v_cache))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,8 +13,23 @@ from torch import Tensor
 from aiakq.errors import error
 
 
+class Angles:
+    """The positions [T] int64 of a step's tokens; by how much they are turned is looked up if somebody asks."""
+
+    def __init__(self, rotary: Rotary, positions: Tensor) -> None:
+        self.positions = positions
+        self._rotary = rotary
+
+    @cached_property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, 1, D]."""
+        rotary = self._rotary
+        cos, sin = (table[self.positions].to(rotary.dtype) for table in (rotary.cosines, rotary.sines))
+        return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((sin, sin), dim=-1).unsqueeze(1)
+
+
 class Rotary:
-    """Tables of cosines and sines [max_position, D] in ``dtype``, indexed by position.
+    """Tables of cosines and sines [max_position, D / 2] float32, indexed by position; D of a head's elements turn.
 
     rope  rope_type default, linear, llama3 or yarn, with that type's parameters.
     Raises ``model_unsupported`` for other types.
@@ -25,18 +41,18 @@ class Rotary:
         rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
         frequencies, magnitude = _frequencies(rope, rotated, max_position)
         angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
-        angles = torch.cat((angles, angles), dim=-1)
         self.rotated = rotated
-        self.cos = (angles.cos() * magnitude).to(device=device, dtype=dtype)
-        self.sin = (angles.sin() * magnitude).to(device=device, dtype=dtype)
+        self.dtype = dtype
+        self.cosines = (angles.cos() * magnitude).to(device)
+        self.sines = (angles.sin() * magnitude).to(device)
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [T] -> cosines and sines [T, 1, D], to share among all layers of a step."""
-        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+    def at(self, positions: Tensor) -> Angles:
+        """What to turn tokens at ``positions`` [T] by, to share among all layers of a step."""
+        return Angles(self, positions)
 
-    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """Rotate x [T, H, D] by ``angles`` from ``at``."""
-        cos, sin = angles
+    def __call__(self, x: Tensor, angles: Angles) -> Tensor:
+        """Rotate x [T, H, D], by torch."""
+        cos, sin = angles.tables
         turned, rest = x[..., : self.rotated], x[..., self.rotated :]
         first, second = turned.chunk(2, dim=-1)
         turned = turned * cos + torch.cat((-second, first), dim=-1) * sin

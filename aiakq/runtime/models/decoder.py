@@ -17,7 +17,7 @@ from aiakq.runtime.layers.attention import Attention, LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.layers.linear import ROW_MULTIPLE, AnyLinear, Embedding
 from aiakq.runtime.layers.norm import AnyNorm
-from aiakq.runtime.layers.rotary import Rotary
+from aiakq.runtime.layers.rotary import Angles, Rotary
 
 
 @dataclass
@@ -132,9 +132,7 @@ class Block:
     mlp: GatedMLP | PlainMLP | SparseMLP
     norm_first: bool = True
 
-    def __call__(
-        self, x: Tensor, angles: tuple[Tensor, Tensor] | None, cache: LayerCache, context: AttentionContext
-    ) -> Tensor:
+    def __call__(self, x: Tensor, angles: Angles | None, cache: LayerCache, context: AttentionContext) -> Tensor:
         if self.norm_first:
             x = x + self.attention(self.attention_norm(x), angles, cache, context)
             return x + self.mlp(self.mlp_norm(x))

@@ -47,15 +47,15 @@ def build_llama_like(
     )
     rotary = Rotary(config.rope, head_dim, config.max_position, weights.dtype, weights.device)
 
+    projections = [("q_proj", H * head_dim), ("k_proj", Hkv * head_dim), ("v_proj", Hkv * head_dim)]
+
     def norm(name: str, size: int = D) -> RMSNorm:
         return RMSNorm(weights.tensor(f"{name}.weight", size), config.norm_eps)
 
     def block(layer: int) -> Block:
         at = f"model.layers.{layer}"
         attention = Attention(
-            query=weights.linear(f"{at}.self_attn.q_proj", H * head_dim, D, bias=qkv_bias),
-            key=weights.linear(f"{at}.self_attn.k_proj", Hkv * head_dim, D, bias=qkv_bias),
-            value=weights.linear(f"{at}.self_attn.v_proj", Hkv * head_dim, D, bias=qkv_bias),
+            qkv=weights.stacked([(f"{at}.self_attn.{name}", n) for name, n in projections], D, bias=qkv_bias),
             output=weights.linear(f"{at}.self_attn.o_proj", D, H * head_dim, bias=output_bias),
             num_heads=H,
             num_kv_heads=Hkv,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from aiakq.runtime.config import ModelConfig
 from aiakq.runtime.layers.attention import Attention
-from aiakq.runtime.layers.linear import AnyLinear
 from aiakq.runtime.layers.norm import LayerNorm
 from aiakq.runtime.models.decoder import Block, Decoder, PlainMLP, Weights, activation
 
@@ -25,15 +24,11 @@ def build(config: ModelConfig, weights: Weights) -> Decoder:
 
     def block(layer: int) -> Block:
         at = f"model.decoder.layers.{layer}"
-
-        def projection(name: str) -> AnyLinear:
-            return weights.linear(f"{at}.self_attn.{name}", D, D, bias=bias)
-
         attention = Attention(
-            query=projection("q_proj"),
-            key=projection("k_proj"),
-            value=projection("v_proj"),
-            output=projection("out_proj"),
+            qkv=weights.stacked(
+                [(f"{at}.self_attn.{name}", D) for name in ("q_proj", "k_proj", "v_proj")], D, bias=bias
+            ),
+            output=weights.linear(f"{at}.self_attn.out_proj", D, D, bias=bias),
             num_heads=config.num_heads,
             num_kv_heads=config.num_heads,
             head_dim=head_dim,
