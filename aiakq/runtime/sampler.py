@@ -6,17 +6,22 @@ repeats itself whatever else is in the batch, and after a preemption, without an
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from aiakq.kernels.cpu import rows
+from aiakq.kernels.cpu import sampling as native
 from aiakq.runtime.messages import RequestSpec, TokenLogprobs
 from aiakq.runtime.sequence import Sequence
 
 #: Candidates looked at first for top-k, top-p and min-p; a row whose cut lies beyond is sorted whole. A constant, so
 #: that a row's candidates do not depend on its neighbours.
 CANDIDATES = 1024
+
+NOT_FINITE = "the model's output is not finite (overflow)"
 
 
 @dataclass
@@ -30,28 +35,40 @@ class Sampled:
 
 
 def sample(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
-    """Choose one token per row of ``logits`` [R, V] float32, which is modified where penalties apply."""
-    specs = [sequence.spec for sequence in sequences]
-    # Log-probabilities are those of the model, before anything the request asks for is applied.
-    normalizer = torch.logsumexp(logits, dim=-1)
-    tops = _top_logprobs(logits, normalizer, specs)
+    """Choose one token per row of ``logits`` [R, V] float32.
+
+    Log-probabilities are those of the model, before anything the request asks for is applied.
+    """
     changed = [row for row, sequence in enumerate(sequences) if _changes_logits(sequence)]
+    own = logits[changed] if changed else logits[:0]
+    _apply_changes(own, [sequences[row] for row in changed])
+    return (_sample_natively if _is_native(logits) else _sample)(logits, changed, own, sequences)
+
+
+def _is_native(logits: Tensor) -> bool:
+    return logits.is_cpu and logits.dtype == torch.float32 and logits.stride(1) == 1 and rows.available()
+
+
+def _sample(raw: Tensor, changed: list[int], own: Tensor, sequences: list[Sequence]) -> list[Sampled]:
+    """``sample`` by torch; rows ``changed`` are drawn from the logits ``own``."""
+    specs = [sequence.spec for sequence in sequences]
+    normalizer = torch.logsumexp(raw, dim=-1)
+    tops = _top_logprobs(raw, normalizer, specs)
+    logits = raw
     if changed:
-        raw, logits = logits, logits.clone()
-        _apply_changes(logits, changed, sequences)
-    else:
-        raw = logits
+        logits = raw.clone()
+        logits[changed] = own
     tokens = logits.argmax(dim=-1)
     random = [row for row, spec in enumerate(specs) if spec.temperature > 0]
     if random:
-        rows = torch.tensor(random, device=logits.device)
-        tokens[rows] = _draw(logits[rows], [sequences[row] for row in random])
+        drawn = torch.tensor(random, device=logits.device)
+        tokens[drawn] = _draw(logits[drawn], [sequences[row] for row in random])
     chosen = (raw.gather(1, tokens.unsqueeze(1)).squeeze(1) - normalizer).tolist()
     finite = torch.isfinite(normalizer).tolist()
     results = []
     for row, (token, logprob) in enumerate(zip(tokens.tolist(), chosen, strict=True)):
         if not finite[row]:
-            results.append(Sampled(token, logprob, error="the model's output is not finite (overflow)"))
+            results.append(Sampled(token, logprob, error=NOT_FINITE))
             continue
         top = tops.get(row)
         if top is not None:
@@ -61,19 +78,77 @@ def sample(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
     return results
 
 
+def _sample_natively(raw: Tensor, changed: list[int], own: Tensor, sequences: list[Sequence]) -> list[Sampled]:
+    """The same by the native library, which neither sorts nor copies the rows."""
+    vocab = raw.shape[1]
+    asked = native.choices(len(sequences))
+    at, step = raw.data_ptr(), raw.stride(0) * 4
+    for choice, sequence in zip(asked, sequences, strict=True):
+        spec = sequence.spec
+        choice.logits = choice.raw = at
+        at += step
+        choice.given = -1
+        choice.temperature = spec.temperature
+        if spec.temperature > 0:
+            choice.uniform = uniform_at(spec.seed, len(sequence.token_ids))
+            choice.top_k, choice.top_p, choice.min_p = spec.top_k, spec.top_p, spec.min_p
+        if spec.logprobs is not None:
+            choice.ranked, choice.count = 1, vocab if spec.logprobs == -1 else min(spec.logprobs, vocab)
+    for index, row in enumerate(changed):
+        asked[row].logits = own.data_ptr() + index * vocab * 4
+    wants_top = any(choice.count for choice in asked)
+    ids, values = native.top_buffers(asked) if wants_top else (None, None)
+    native.choose(asked, vocab)
+    results = []
+    at = 0
+    for choice, sequence in zip(asked, sequences, strict=True):
+        token, logprob, count = choice.token, choice.log_probability, choice.count
+        top = None
+        if sequence.spec.logprobs is not None:
+            top = TokenLogprobs([token], [logprob], choice.rank)
+            if ids is not None and values is not None:
+                top.token_ids += ids[at : at + count].tolist()
+                top.logprobs += values[at : at + count].tolist()
+                at += count
+        if math.isfinite(choice.normalizer):
+            results.append(Sampled(token, logprob, top))
+        else:
+            results.append(Sampled(token, logprob, error=NOT_FINITE))
+    return results
+
+
 def prompt_logprobs(logits: Tensor, targets: list[int], count: int) -> list[TokenLogprobs]:
     """Log-probabilities of prompt tokens: row i of ``logits`` [R, V] float32 predicts ``targets[i]``."""
+    wanted = logits.shape[1] if count == -1 else count
+    if _is_native(logits):
+        return _prompt_logprobs_natively(logits, targets, wanted)
     normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
     target = torch.tensor(targets, device=logits.device).unsqueeze(1)
     of_target = logits.gather(1, target)
     ranks = ((logits > of_target).sum(dim=-1) + 1).tolist()
     chosen = (of_target - normalizer).squeeze(1).tolist()
-    wanted = logits.shape[1] if count == -1 else count
     values, ids = (logits - normalizer).topk(wanted, dim=-1)
     return [
         TokenLogprobs([token, *row_ids], [logprob, *row_values], rank)
         for token, logprob, rank, row_ids, row_values in zip(
             targets, chosen, ranks, ids.tolist(), values.tolist(), strict=True
+        )
+    ]
+
+
+def _prompt_logprobs_natively(logits: Tensor, targets: list[int], count: int) -> list[TokenLogprobs]:
+    asked = native.choices(len(targets))
+    at, step = logits.data_ptr(), logits.stride(0) * 4
+    for choice, target in zip(asked, targets, strict=True):
+        choice.logits = choice.raw = at
+        at += step
+        choice.given, choice.ranked, choice.count = target, 1, count
+    ids, values = native.top_buffers(asked)
+    native.choose(asked, logits.shape[1])
+    return [
+        TokenLogprobs([choice.token, *row_ids], [choice.log_probability, *row_values], choice.rank)
+        for choice, row_ids, row_values in zip(
+            asked, ids.view(len(targets), count).tolist(), values.view(len(targets), count).tolist(), strict=True
         )
     ]
 
@@ -105,10 +180,9 @@ def _changes_logits(sequence: Sequence) -> bool:
     )
 
 
-def _apply_changes(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
-    """Penalties, biases and masks, in vLLM's order; modifies the given rows of ``logits``."""
-    for row in rows:
-        sequence, values = sequences[row], logits[row]
+def _apply_changes(logits: Tensor, sequences: list[Sequence]) -> None:
+    """Penalties, biases and masks, in vLLM's order; modifies ``logits``, a row per sequence."""
+    for values, sequence in zip(logits, sequences, strict=True):
         spec = sequence.spec
         if spec.allowed_token_ids is not None:
             allowed = torch.zeros_like(values, dtype=torch.bool)
@@ -146,8 +220,8 @@ def _draw(logits: Tensor, sequences: list[Sequence]) -> Tensor:
         tokens[plain] = _invert(weights, uniform[plain])
     filtered = [row for row, is_cut in enumerate(cut) if is_cut]
     if filtered:
-        rows = torch.tensor(filtered, device=device)
-        tokens[rows] = _draw_filtered(scaled[rows], uniform[rows], [specs[row] for row in filtered])
+        some = torch.tensor(filtered, device=device)
+        tokens[some] = _draw_filtered(scaled[some], uniform[some], [specs[row] for row in filtered])
     return tokens
 
 
@@ -155,16 +229,23 @@ def _draw_filtered(scaled: Tensor, uniform: Tensor, specs: list[RequestSpec]) ->
     """Random tokens [R] among those that min-p, top-k and top-p leave."""
     vocab = scaled.shape[1]
     normalizer = torch.logsumexp(scaled, dim=-1, keepdim=True)
-    values, ids = scaled.topk(min(CANDIDATES, vocab), dim=-1)
+    values, ids = _in_order(*scaled.topk(min(CANDIDATES, vocab), dim=-1))
     weights, complete = _kept_weights(values, normalizer, specs, vocab)
     tokens = ids.gather(1, _invert(weights, uniform).unsqueeze(1)).squeeze(1)
     late = [row for row, done in enumerate(complete) if not done]
     if late:
-        rows = torch.tensor(late, device=scaled.device)
-        values, ids = scaled[rows].sort(dim=-1, descending=True, stable=True)
-        weights, _ = _kept_weights(values, normalizer[rows], [specs[row] for row in late], vocab)
-        tokens[rows] = ids.gather(1, _invert(weights, uniform[rows]).unsqueeze(1)).squeeze(1)
+        some = torch.tensor(late, device=scaled.device)
+        values, ids = scaled[some].sort(dim=-1, descending=True, stable=True)
+        weights, _ = _kept_weights(values, normalizer[some], [specs[row] for row in late], vocab)
+        tokens[some] = ids.gather(1, _invert(weights, uniform[some]).unsqueeze(1)).squeeze(1)
     return tokens
+
+
+def _in_order(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Candidates best first, the first token of equal ones first; topk leaves that open."""
+    ids, order = ids.sort(dim=-1)
+    values, best = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, best)
 
 
 def _kept_weights(
@@ -173,7 +254,7 @@ def _kept_weights(
     """Probabilities of candidates ``values`` [R, C], best first, with 0 where cut off; and whether C was enough."""
     device = values.device
     width = values.shape[1]
-    top_k = torch.tensor([spec.top_k or vocab for spec in specs], device=device).unsqueeze(1)
+    top_k = torch.tensor([min(spec.top_k or vocab, vocab) for spec in specs], device=device).unsqueeze(1)
     top_p = torch.tensor([spec.top_p for spec in specs], dtype=torch.float64, device=device).unsqueeze(1)
     min_p = torch.tensor([spec.min_p for spec in specs], dtype=torch.float64, device=device).unsqueeze(1)
     weights = torch.exp((values - normalizer).double())

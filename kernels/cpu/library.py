@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from ctypes import Structure, c_bool, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from aiakq.kernels.cpu import build
 FILE = build.TARGET
 
 #: Kinds of operations, in the order of src/ops.h.
-LINEAR, DENSE, EMBEDDING, RMS_NORM, ROTARY, ATTENTION, GATE = range(7)
+LINEAR, DENSE, EMBEDDING, NORM, ROTARY, ATTENTION, GATE, SAMPLE = range(8)
 #: How a quantized product is computed; see src/ops.h.
 EXACT, BLOCKS, ROWS = range(3)
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
@@ -55,6 +55,65 @@ class Dense(Structure):
         *((name, c_void_p) for name in ("x", "y", "residual")),
         *((name, c_int64) for name in ("x_stride", "y_stride", "residual_stride")),
         *((name, c_void_p) for name in ("tiles", "bias", "scratch")),
+    )
+
+
+class Embedding(Structure):
+    """Rows of a table."""
+
+    _fields_ = (
+        ("op", Op),
+        *((name, c_int32) for name in ("d", "table_type", "y_type", "tiled")),
+        *((name, c_int64) for name in ("vocabulary", "y_stride")),
+        *((name, c_void_p) for name in ("table", "ids", "y")),
+    )
+
+
+class Norm(Structure):
+    """A normalization of rows."""
+
+    _fields_ = (
+        ("op", Op),
+        *((name, c_int32) for name in ("d", "x_type", "centered")),
+        ("epsilon", c_float),
+        *((name, c_void_p) for name in ("x", "y", "residual")),
+        *((name, c_int64) for name in ("x_stride", "y_stride", "residual_stride")),
+        *((name, c_void_p) for name in ("weight", "bias")),
+    )
+
+
+class Gate(Structure):
+    """An activation function, times another tensor or alone."""
+
+    _fields_ = (
+        ("op", Op),
+        *((name, c_int32) for name in ("columns", "type", "activation", "reserved")),
+        *((name, c_void_p) for name in ("gate", "up", "y")),
+        *((name, c_int64) for name in ("gate_stride", "up_stride", "y_stride")),
+    )
+
+
+class Choice(Structure):
+    """What is asked of one row of logits, and the answer."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "raw")),
+        *((name, c_double) for name in ("uniform", "top_p", "min_p")),
+        ("temperature", c_float),
+        *((name, c_int32) for name in ("top_k", "given", "count", "ranked", "token", "rank")),
+        *((name, c_float) for name in ("normalizer", "log_probability")),
+        ("reserved", c_int32),
+        *((name, c_void_p) for name in ("top_ids", "top_values")),
+    )
+
+
+class Sample(Structure):
+    """One token per row of logits."""
+
+    _fields_ = (
+        ("op", Op),
+        *((name, c_int32) for name in ("vocabulary", "reserved")),
+        *((name, c_void_p) for name in ("choices", "scratch")),
     )
 
 
@@ -98,7 +157,16 @@ class Attention(Structure):
     )
 
 
-STRUCTS: dict[int, type[Structure]] = {LINEAR: Linear, DENSE: Dense, ROTARY: Rotary, ATTENTION: Attention}
+STRUCTS: dict[int, type[Structure]] = {
+    LINEAR: Linear,
+    DENSE: Dense,
+    EMBEDDING: Embedding,
+    NORM: Norm,
+    ROTARY: Rotary,
+    ATTENTION: Attention,
+    GATE: Gate,
+    SAMPLE: Sample,
+}
 
 
 class Outdated(OSError):
@@ -165,8 +233,9 @@ class Call:
         self._at, self._count = ctypes.addressof(self._pointers), len(ops)
         self._run = native().library.aiakq_run
 
-    def __call__(self) -> None:
-        self._run(self._at, self._count, torch.get_num_threads())
+    def __call__(self, threads: int = 0) -> None:
+        """Run them on so many threads, 0: torch's number."""
+        self._run(self._at, self._count, threads or torch.get_num_threads())
 
 
 @lru_cache(maxsize=1)

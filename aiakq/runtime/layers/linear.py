@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from aiakq.kernels import BoundLinear
 from aiakq.kernels.cpu.dense import NativeDense
+from aiakq.kernels.cpu.library import TYPES
+from aiakq.kernels.cpu.rows import NativeEmbedding, available
 
 #: Where a product is torch's, token rows, logit rows and the rows of each expert are padded to a multiple of this. On a
 #: CPU, BLAS sums in another order for fewer than four rows; with the padding a row's result does not depend on how many
@@ -63,9 +65,16 @@ class Embedding:
 
     table: Tensor | NativeDense
     dtype: torch.dtype
+    _native: NativeEmbedding | None = field(default=None, init=False, repr=False, compare=False)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """ids [T] int64 -> [T, D]."""
-        if isinstance(self.table, NativeDense):
-            return self.table.rows(ids).to(self.dtype)
-        return F.embedding(ids, self.table).to(self.dtype)
+        if self._native is None:
+            if isinstance(self.table, NativeDense):
+                n, k = self.table.op.n, self.table.op.k
+                self._native = NativeEmbedding(self.table.tiles, n, k, True, self.dtype)
+            elif self.table.is_cpu and {self.table.dtype, self.dtype} <= TYPES.keys() and available():
+                self._native = NativeEmbedding(self.table, *self.table.shape, False, self.dtype)
+            else:
+                return F.embedding(ids, self.table).to(self.dtype)
+        return self._native(ids)

@@ -1,12 +1,15 @@
-"""Normalization, computed in float32 whatever the activations are."""
+"""Normalization, computed in float32 whatever the activations are; on a CPU by the native library where it is there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from aiakq.kernels.cpu import rows
+from aiakq.kernels.cpu.library import TYPES
 
 
 @dataclass
@@ -15,8 +18,16 @@ class RMSNorm:
 
     weight: Tensor
     eps: float
+    _native: rows.NativeNorm | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """x [..., D] -> [..., D]; ``residual`` is added to x, in place, first."""
+        if x.is_cpu and x.dtype in TYPES and rows.available():
+            if self._native is None:
+                self._native = rows.NativeNorm(self.weight, None, self.eps, centered=False)
+            return self._native(x, residual)
+        if residual is not None:
+            x += residual
         values = x.to(torch.float32)
         values = values * torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * values.to(x.dtype)
@@ -29,8 +40,16 @@ class LayerNorm:
     weight: Tensor
     bias: Tensor
     eps: float
+    _native: rows.NativeNorm | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """x [..., D] -> [..., D]; ``residual`` is added to x, in place, first."""
+        if x.is_cpu and x.dtype in TYPES and rows.available():
+            if self._native is None:
+                self._native = rows.NativeNorm(self.weight, self.bias, self.eps, centered=True)
+            return self._native(x, residual)
+        if residual is not None:
+            x += residual
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 

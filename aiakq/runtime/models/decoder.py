@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from aiakq.errors import error
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.layers.activation import Activation
 from aiakq.runtime.layers.attention import Attention, LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.layers.linear import ROW_MULTIPLE, AnyLinear, Embedding
@@ -80,34 +79,16 @@ class Model(Protocol):
         """Logits [R, V] float32 of ``step.logit_rows``; writes the step's keys and values into ``caches``."""
 
 
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function a config calls ``name``. Raises ``model_unsupported``."""
-    known: dict[str, Callable[[Tensor], Tensor]] = {
-        "silu": F.silu,
-        "swish": F.silu,
-        "relu": F.relu,
-        "gelu": F.gelu,
-        "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-        "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    }
-    if name not in known:
-        raise error(
-            "model_unsupported", architecture=f"activation {name}", reason="it is not known", known=", ".join(known)
-        )
-    return known[name]
-
-
 @dataclass
 class GatedMLP:
-    """down(act(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
+    """down(act(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202); ``gate_up`` is both, gate's outputs first."""
 
-    gate: AnyLinear
-    up: AnyLinear
+    gate_up: AnyLinear
     down: AnyLinear
-    act: Callable[[Tensor], Tensor]
+    act: Activation
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.act(self.gate(x)) * self.up(x))
+        return self.down(self.act.halves(self.gate_up(x)))
 
 
 @dataclass
@@ -116,7 +97,7 @@ class PlainMLP:
 
     first: AnyLinear
     second: AnyLinear
-    act: Callable[[Tensor], Tensor]
+    act: Activation
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.second(self.act(self.first(x)))
@@ -133,9 +114,12 @@ class Block:
     norm_first: bool = True
 
     def __call__(self, x: Tensor, angles: Angles | None, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """x [T, hidden], which is modified, -> [T, hidden]."""
         if self.norm_first:
-            x = x + self.attention(self.attention_norm(x), angles, cache, context)
-            return x + self.mlp(self.mlp_norm(x))
+            attended = self.attention(self.attention_norm(x), angles, cache, context)
+            normalized = self.mlp_norm(x, attended)
+            x += self.mlp(normalized)
+            return x
         x = self.attention_norm(x + self.attention(x, angles, cache, context))
         return self.mlp_norm(x + self.mlp(x))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.attention import Attention
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.layers.norm import RMSNorm
 from aiakq.runtime.layers.rotary import Rotary
-from aiakq.runtime.models.decoder import Block, Decoder, GatedMLP, Weights, activation
+from aiakq.runtime.models.decoder import Block, Decoder, GatedMLP, Weights
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:
@@ -71,8 +72,7 @@ def build_llama_like(
 
     def gated(at: str) -> GatedMLP:
         return GatedMLP(
-            gate=weights.linear(f"{at}.mlp.gate_proj", F, D, bias=mlp_bias),
-            up=weights.linear(f"{at}.mlp.up_proj", F, D, bias=mlp_bias),
+            gate_up=weights.stacked([(f"{at}.mlp.gate_proj", F), (f"{at}.mlp.up_proj", F)], D, bias=mlp_bias),
             down=weights.linear(f"{at}.mlp.down_proj", D, F, bias=mlp_bias),
             act=activation(config.activation),
         )

@@ -8,9 +8,10 @@ from typing import Any
 
 from aiakq.errors import error
 from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.layers.linear import AnyLinear
-from aiakq.runtime.models.decoder import GatedMLP, Weights, activation
+from aiakq.runtime.models.decoder import GatedMLP, Weights
 
 
 def size(raw: Mapping[str, Any], *names: str) -> int:
@@ -58,18 +59,14 @@ class Mixture:
             normalize=self.normalize,
         )
 
-    def _separate(self, at: str, D: int, weights: Weights) -> tuple[AnyLinear, AnyLinear, AnyLinear]:
+    def _separate(self, at: str, D: int, weights: Weights) -> tuple[AnyLinear, AnyLinear]:
         gate, up, down = self.names
         return (
-            weights.linear(f"{at}.{gate}", self.width, D),
-            weights.linear(f"{at}.{up}", self.width, D),
+            weights.stacked([(f"{at}.{gate}", self.width), (f"{at}.{up}", self.width)], D),
             weights.linear(f"{at}.{down}", D, self.width),
         )
 
-    def _fused(self, at: str, D: int, weights: Weights) -> list[tuple[AnyLinear, AnyLinear, AnyLinear]]:
+    def _fused(self, at: str, D: int, weights: Weights) -> list[tuple[AnyLinear, AnyLinear]]:
         both = weights.tensor(f"{at}.experts.gate_up_proj", self.count, 2 * self.width, D)
         down = weights.tensor(f"{at}.experts.down_proj", self.count, D, self.width)
-        return [
-            (weights.dense(pair[: self.width]), weights.dense(pair[self.width :]), weights.dense(last))
-            for pair, last in zip(both, down, strict=True)
-        ]
+        return [(weights.dense(pair), weights.dense(last)) for pair, last in zip(both, down, strict=True)]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.attention import Attention
 from aiakq.runtime.layers.norm import LayerNorm
-from aiakq.runtime.models.decoder import Block, Decoder, PlainMLP, Weights, activation
+from aiakq.runtime.models.decoder import Block, Decoder, PlainMLP, Weights
 
 #: Rows before position 0 in the table of learned positions.
 POSITION_OFFSET = 2

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.experts import SparseMLP
-from aiakq.runtime.models.decoder import Decoder, GatedMLP, Weights, activation
+from aiakq.runtime.models.decoder import Decoder, GatedMLP, Weights
 from aiakq.runtime.models.llama import build_llama_like
 from aiakq.runtime.models.mixture import Mixture, size
 
@@ -48,8 +49,7 @@ def mixture(config: ModelConfig, layer: int) -> Mixture:
 def gated(config: ModelConfig, weights: Weights, at: str, width: int) -> GatedMLP:
     """A gated MLP of ``width`` at ``at``."""
     return GatedMLP(
-        gate=weights.linear(f"{at}.gate_proj", width, config.hidden_size),
-        up=weights.linear(f"{at}.up_proj", width, config.hidden_size),
+        gate_up=weights.stacked([(f"{at}.gate_proj", width), (f"{at}.up_proj", width)], config.hidden_size),
         down=weights.linear(f"{at}.down_proj", config.hidden_size, width),
         act=activation(config.activation),
     )

@@ -19,6 +19,10 @@ namespace ISA {
 
 void linear(const void* op, const Team& team);
 void dense(const void* op, const Team& team);
+void embedding(const void* op, const Team& team);
+void norm(const void* op, const Team& team);
+void gate(const void* op, const Team& team);
+void sample(const void* op, const Team& team);
 void rotary(const void* op, const Team& team);
 void attention(const void* op, const Team& team);
 int64_t linear_scratch(const Linear& a);

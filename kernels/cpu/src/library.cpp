@@ -119,6 +119,10 @@ int64_t aiakq_size(int32_t kind) {
   switch (kind) {
     case LINEAR: return sizeof(Linear);
     case DENSE: return sizeof(Dense);
+    case EMBEDDING: return sizeof(Embedding);
+    case NORM: return sizeof(Norm);
+    case GATE: return sizeof(Gate);
+    case SAMPLE: return sizeof(Sample);
     case ROTARY: return sizeof(Rotary);
     case ATTENTION: return sizeof(Attention);
     default: return 0;

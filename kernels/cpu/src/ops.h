@@ -9,7 +9,7 @@
 
 namespace aiakq {
 
-enum Kind : int32_t { LINEAR = 0, DENSE = 1, EMBEDDING = 2, RMS_NORM = 3, ROTARY = 4, ATTENTION = 5, GATE = 6, KINDS };
+enum Kind : int32_t { LINEAR, DENSE, EMBEDDING, NORM, ROTARY, ATTENTION, GATE, SAMPLE, KINDS };
 
 // Types of elements.
 enum Type : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, UINT8 = 3, INT8 = 4 };
@@ -55,6 +55,70 @@ struct Dense {
   const void* tiles;
   const float* bias;
   void* scratch;  // M * aiakq_dense_scratch() bytes
+};
+
+// y [M, D] = rows ``ids`` of a table [V, D]; a row that is not there is NaN.
+struct Embedding {
+  Op op;
+  int32_t d, table_type, y_type;
+  int32_t tiled;  // the table is as aiakq_pack_floats leaves it, bfloat16 in pairs; else row by row
+  int64_t vocabulary, y_stride;
+  const void* table;
+  const int64_t* ids;
+  void* y;
+};
+
+// y [M, D] = x / rms(x) * weight, or centered: (x - mean) / deviation * weight + bias.
+struct Norm {
+  Op op;
+  int32_t d, x_type;     // y has x's type
+  int32_t centered;
+  float epsilon;
+  void* x;
+  void* y;
+  const void* residual;  // [M, D] of x's type, or null; added to x, which is written
+  int64_t x_stride, y_stride, residual_stride;
+  const float* weight;
+  const float* bias;     // centered only, or null
+};
+
+enum Activation : int32_t { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
+
+// y [M, I] = act(gate) * up, or act(gate) alone; y may be gate.
+struct Gate {
+  Op op;
+  int32_t columns, type, activation, reserved;
+  const void* gate;
+  const void* up;  // or null
+  void* y;
+  int64_t gate_stride, up_stride, y_stride;
+};
+
+// What is asked of one row of logits, and the answer.
+struct Choice {
+  const float* logits;  // [V] what the token is drawn from
+  const float* raw;     // [V] what the log-probabilities are of; may be the same
+  double uniform, top_p, min_p;
+  float temperature;    // 0: the largest, the first of equal ones
+  int32_t top_k;        // 0: no limit
+  int32_t given;        // a token, whose log-probability is wanted; -1: draw one
+  int32_t count;        // most likely tokens wanted
+  int32_t ranked;       // whether the token's rank is wanted
+  int32_t token;        // --- the answer
+  int32_t rank;         // 1 for the most likely
+  float normalizer;     // log of the sum of e^raw; not finite if the row is not
+  float log_probability;
+  int32_t reserved;
+  int32_t* top_ids;     // [count] best first, the first of equal ones first
+  float* top_values;    // [count] their log-probabilities
+};
+
+// One token per row.
+struct Sample {
+  Op op;
+  int32_t vocabulary, reserved;
+  Choice* choices;  // [M]
+  void* scratch;    // per thread: 16 bytes for each token of the vocabulary, and 1024
 };
 
 // Where the tokens of one step are in the paged cache; AttentionContext in kernels/types.py. The same for all layers.

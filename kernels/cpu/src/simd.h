@@ -47,6 +47,10 @@ INLINE F larger(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
 INLINE F smaller(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
 INLINE F magnitude(F a) { return {_mm512_abs_ps(a.v)}; }
 INLINE F nearest(F a) { return {_mm512_roundscale_ps(a.v, 0x08)}; }
+// Bit i: whether lane i of a is at least that of b; false if either is not a number.
+INLINE uint32_t at_least(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+// x where a is at least b, else 0.
+INLINE F where_at_least(F a, F b, F x) { return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ), x.v)}; }
 INLINE float sum(F a) { return _mm512_reduce_add_ps(a.v); }
 INLINE float largest(F a) { return _mm512_reduce_max_ps(a.v); }
 
@@ -139,6 +143,13 @@ INLINE F magnitude(F x) {
   return {_mm256_and_ps(x.a, mask), _mm256_and_ps(x.b, mask)};
 }
 INLINE F nearest(F x) { return {_mm256_round_ps(x.a, 0x08), _mm256_round_ps(x.b, 0x08)}; }
+INLINE uint32_t at_least(F x, F y) {
+  return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)) |
+         (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)) << 8;
+}
+INLINE F where_at_least(F x, F y, F z) {
+  return {_mm256_and_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), z.a), _mm256_and_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ), z.b)};
+}
 INLINE float sum(F x) {
   float lanes[16], half[8];
   store(lanes, x);
@@ -274,6 +285,12 @@ INLINE F larger(F a, F b) { return {a.v > b.v ? a.v : b.v}; }
 INLINE F smaller(F a, F b) { return {a.v < b.v ? a.v : b.v}; }
 INLINE F magnitude(F a) { return {(Floats)((Words)a.v & 0x7fffffffu)}; }
 INLINE F nearest(F a) { MAKE(F, __builtin_rintf(a.v[i])); }
+INLINE uint32_t at_least(F a, F b) {
+  uint32_t bits = 0;
+  EACH bits |= (uint32_t)(a.v[i] >= b.v[i]) << i;
+  return bits;
+}
+INLINE F where_at_least(F a, F b, F x) { return {(Floats)((Ints)x.v & (Ints)(a.v >= b.v))}; }
 INLINE float sum(F a) {
   for (int half = 8; half; half /= 2)
     for (int i = 0; i < half; i++) a.v[i] += a.v[i + half];

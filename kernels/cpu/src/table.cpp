@@ -9,8 +9,8 @@ namespace aiakq {
 namespace ISA {
 
 extern const Table table;
-const Table table = {TEXT(ISA), {linear, dense, nullptr, nullptr, rotary, attention},
-                     linear_scratch, dense_scratch, attention_scratch};
+const Table table = {TEXT(ISA), {linear, dense, embedding, norm, rotary, attention, gate, sample},
+                      linear_scratch, dense_scratch, attention_scratch};
 
 }  // namespace ISA
 }  // namespace aiakq
