@@ -2,8 +2,8 @@
 
 Run by ``make bench-cpu``. Every engine of examples/cpu_peers/contenders.py gets a process of its own, one after the
 other, in rounds that run through them forwards and backwards, so that a drift of the machine falls on all; how fast
-memory can be read is measured before each. Samples are kept: an interrupted run goes on where it stopped. Samples of
-ours are measured again when the code has changed.
+memory can be read is measured before each. Samples are kept: an interrupted run goes on where it stopped. Taken again
+are samples of ours when the code has changed, and all that others disturbed.
 
     python examples/bench_cpu.py [--only WORDS] [--fresh] [--rounds N] [--no-peers] [--install] [--quiet S] [--page]
 
@@ -18,10 +18,11 @@ import hashlib
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from contenders import OUT, SCRIPTS, Row  # noqa: E402
 KERNELS = "kernels"
 #: The longest that one process may take, in seconds.
 PATIENCE = 1800
+#: A sample counts as disturbed, and is taken again next time, when others used more of the machine than this.
+NOISY = cpu_page.NOISY
 #: What the speed of a row of ours depends on.
 SOURCES = ("kernels/**/*.py", "kernels/**/*.h", "kernels/**/*.cpp", "aiakq/runtime/*.py", "aiakq/runtime/[lm]*/*.py")
 
@@ -91,29 +94,26 @@ def measure_all(asked: argparse.Namespace) -> None:
             begin(row.slug, stamp_of(row), asked.fresh)
     if re.search(asked.only, KERNELS):
         begin(KERNELS, stamp_of(None), asked.fresh)
-        if not read(KERNELS)["samples"]:
+        if not good(read(KERNELS)["samples"]):
             take(KERNELS, [sys.executable, str(SCRIPTS / "one_layer.py")], {}, "1 of 1", asked.quiet)
     for number in range(asked.rounds):
         there = [row for row in chosen if row.slug in commands]
         for row in there if number % 2 == 0 else reversed(there):
-            if len(read(row.slug)["samples"]) <= number:
+            if len(good(read(row.slug)["samples"])) <= number:
                 take(row.slug, *commands[row.slug], f"{number + 1} of {asked.rounds}", asked.quiet)
 
 
 def take(slug: str, command: list[str], request: dict[str, Any], which: str, patience: float) -> None:
     """Run one process, and add what it says to the row's file."""
-    began = time.monotonic()
-    others = busy()
-    while others > 0.1 and time.monotonic() - began < patience:
-        others = busy()
-    state = {"at": round(time.time()), "read_gbps": read_speed(), "busy": others, "commit": commit()}
-    began = time.monotonic()
+    wait_until_quiet(patience)
+    state: dict[str, Any] = {"at": round(time.time()), "read_gbps": read_speed(), "commit": commit()}
     files = {end: OUT / "rows" / f"{slug}.{end}" for end in ("request.json", "answer.json", "log")}
     files["answer.json"].unlink(missing_ok=True)
     files["request.json"].write_text(json.dumps({"threads": threads(), **request}))
     variables = environments.variables() | {"OMP_NUM_THREADS": str(threads())}
     words = [*command, str(files["request.json"]), str(files["answer.json"])]
     answer: dict[str, Any]
+    began, before = time.monotonic(), Used.now()
     try:
         with files["log"].open("w") as out:
             subprocess.run(words, stdout=out, stderr=subprocess.STDOUT, env=variables, timeout=PATIENCE, check=True)
@@ -121,11 +121,13 @@ def take(slug: str, command: list[str], request: dict[str, Any], which: str, pat
     except (OSError, ValueError, subprocess.SubprocessError) as problem:
         late = isinstance(problem, subprocess.TimeoutExpired)
         answer = {"failed": f"not finished after {PATIENCE} s" if late else contenders.last_word(files["log"])}
+    state["busy"] = Used.now().by_others(before)
     known = read(slug)
-    known["samples"] = [sample for sample in known["samples"] if "failed" not in sample] + [{**state, **answer}]
+    known["samples"] = [*good(known["samples"]), {**state, **answer}]
     write(slug, known)
     outcome = answer.get("failed") or {name: round(max(values), 1) for name, values in answer.get("cells", {}).items()}
-    say(f"{slug}, {which}: {outcome} ({time.monotonic() - began:.0f} s, read {state['read_gbps']:.1f} GB/s)")
+    remark = f"{time.monotonic() - began:.0f} s, read {state['read_gbps']:.1f} GB/s, others {100 * state['busy']:.0f} %"
+    say(f"{slug}, {which}: {outcome} ({remark})")
 
 
 def threads() -> int:
@@ -145,17 +147,35 @@ def read_speed() -> float:
     return best
 
 
-def busy() -> float:
-    """The part of this machine's processors that others use just now, 0 .. 1."""
+@dataclass
+class Used:
+    """Processor seconds since the machine started: of everybody, of children of this process, and all there were."""
 
-    def counted() -> tuple[int, int]:
-        numbers = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-        return sum(numbers), numbers[3] + numbers[4]
+    everybody: float
+    children: float
+    all: float
 
-    total, idle = counted()
-    time.sleep(0.5)
-    total_now, idle_now = counted()
-    return 1 - (idle_now - idle) / max(1, total_now - total)
+    @classmethod
+    def now(cls) -> Used:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        second = os.sysconf("SC_CLK_TCK")
+        mine = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return cls((sum(ticks) - ticks[3] - ticks[4]) / second, mine.ru_utime + mine.ru_stime, sum(ticks) / second)
+
+    def by_others(self, before: Used) -> float:
+        """The part of the machine that others have used since ``before``, 0 .. 1."""
+        used = self.everybody - before.everybody - (self.children - before.children)
+        return max(0.0, used / max(1e-9, self.all - before.all))
+
+
+def wait_until_quiet(patience: float) -> None:
+    """Wait until others leave this machine alone, for at most so many seconds."""
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        before = Used.now()
+        time.sleep(1)
+        if Used.now().by_others(before) < NOISY:
+            break
 
 
 # --- what was measured ------------------------------------------------------------------------------------------------
@@ -174,10 +194,15 @@ def write(slug: str, known: dict[str, Any]) -> None:
 
 
 def begin(slug: str, stamp: str, fresh: bool) -> None:
-    """Forget samples of another state, and failures."""
+    """Forget samples of another state."""
     known = read(slug)
     samples = [] if fresh or known["stamp"] != stamp else known["samples"]
-    write(slug, {"stamp": stamp, "samples": [sample for sample in samples if "failed" not in sample]})
+    write(slug, {"stamp": stamp, "samples": samples})
+
+
+def good(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that need not be taken again: they did not fail, and nobody else took much of the machine."""
+    return [sample for sample in samples if "failed" not in sample and sample["busy"] < NOISY]
 
 
 def stamp_of(row: Row | None) -> str:

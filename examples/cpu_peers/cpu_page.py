@@ -18,6 +18,8 @@ COLUMNS = {"decode": "decode, 1", "batch": "decode, 16", "prefill": "prefill, 51
 CONTEXT = CELLS["decode"][1] + CELLS["decode"][2] / 2
 #: Tokens for which our engine is given pages (speed_aiakq.py).
 KV_TOKENS = 96 * 16
+#: The part of the machine that others may use while a row is measured, without a remark.
+NOISY = 0.1
 HEAD = """\
 ## One model shape, every engine: a plain CPU
 
@@ -240,7 +242,7 @@ def about(results: Result, rows: dict[str, Result]) -> str:
             f"{max(reads):.1f} GB/s. Again: `make bench-cpu`; ours alone: `python examples/bench_cpu.py --only aiakq "
             f"--fresh`; the other engines are made by `python examples/bench_cpu.py --install`."
         )
-    noisy = [f"{row['tool']} {row['name']}" for row in measured if row["busy"] > 0.1]
+    noisy = [f"{row['tool']} {row['name']}" for row in measured if row["busy"] >= NOISY]
     if noisy:
-        lines.append(f"Others used the processors when these began, so they are too slow: {', '.join(noisy)}.")
+        lines.append(f"Others used the processors while these were measured, so they are too slow: {', '.join(noisy)}.")
     return "\n\n".join(lines)

@@ -114,8 +114,17 @@ def test_samples_are_kept_until_what_they_depend_on_changes(tmp_path: Path, monk
 
     monkeypatch.setattr(bench_cpu, "OUT", tmp_path)
     (tmp_path / "rows").mkdir()
-    bench_cpu.write("row", {"stamp": "a", "samples": [{"x": 1}, {"failed": "no"}]})
+    samples = [{"busy": 0.01}, {"busy": 0.5}, {"busy": 0.0, "failed": "no"}]
+    bench_cpu.write("row", {"stamp": "a", "samples": samples})
     bench_cpu.begin("row", "a", fresh=False)
-    assert bench_cpu.read("row")["samples"] == [{"x": 1}]
+    assert bench_cpu.good(bench_cpu.read("row")["samples"]) == samples[:1]
     bench_cpu.begin("row", "b", fresh=False)
     assert json.loads((tmp_path / "rows" / "row.json").read_text()) == {"stamp": "b", "samples": []}
+
+
+def test_what_others_use_is_what_is_not_ours() -> None:
+    import bench_cpu
+
+    before, now = bench_cpu.Used(100.0, 10.0, 200.0), bench_cpu.Used(118.0, 26.0, 220.0)
+    assert now.by_others(before) == pytest.approx(0.1)
+    assert bench_cpu.Used.now().by_others(bench_cpu.Used.now()) >= 0
