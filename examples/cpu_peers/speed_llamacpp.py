@@ -31,7 +31,7 @@ def main() -> None:
     loaded = time.perf_counter() - began
     rss_loaded = children_peak()
     _, prompt, tokens = CELLS["decode"]
-    long, short = bench("-p", f"{CELLS['prefill'][1]},{prompt}", "-n", "0", "-r", str(REPEATS))
+    long, short = bench("-p", f"{CELLS['prefill'][1]},{prompt}", "-n", "0", "-r", "2")
     (decode,) = bench("-p", "0", "-n", str(tokens - 1), "-d", str(prompt), "-r", str(REPEATS))
     batch, prompt, tokens = CELLS["batch"]
     words = ["-c", "2048", "-b", "2048", "-ub", "512", "-npp", str(prompt), "-ntg", str(tokens - 1), "-npl", str(batch)]
