@@ -5,7 +5,8 @@ other, in rounds that run through them forwards and backwards, so that a drift o
 memory can be read is measured before each. Samples are kept: an interrupted run goes on where it stopped. Taken again
 are samples of ours when the code has changed, and all that others disturbed.
 
-    python examples/bench_cpu.py [--only WORDS] [--fresh] [--rounds N] [--no-peers] [--install] [--quiet S] [--page]
+    python examples/bench_cpu.py [--only WORDS] [--fresh] [--rounds N] [--no-peers] [--install] [--quiet S]
+                                 [--disturbed] [--page]
 
 Engines that are not there are skipped with a line. ``--install`` makes them: an hour on two cores.
 """
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="processes per row")
     parser.add_argument("--no-peers", action="store_true", help="our own rows only")
     parser.add_argument("--install", action="store_true", help="install, build and convert what other engines need")
+    parser.add_argument("--disturbed", action="store_true", help="accept samples that others disturbed, and name them")
     parser.add_argument("--page", action="store_true", help="write the section from what is there, and measure nothing")
     parser.add_argument(
         "--quiet", type=float, default=0, help="wait so many seconds at most until nobody else computes"
@@ -62,15 +64,18 @@ def main() -> None:
     (OUT / "rows").mkdir(parents=True, exist_ok=True)
     if not asked.page:
         measure_all(asked)
-    results = {
+    results: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit(),
         "machine": machine(),
-        "rows": {row.slug: {**asdict(row), **kept(row)} for row in contenders.rows()},
-        "kernels": read(KERNELS),
+        "rows": {row.slug: {**asdict(row), **kept(row, asked.disturbed)} for row in contenders.rows()},
+        "kernels": samples_of(KERNELS, asked.disturbed),
     }
     (OUT / "results.json").write_text(json.dumps(results, indent=1))
-    sections.put(ROOT / "docs" / "performance.md", "bench-cpu", cpu_page.section(results))
+    if any(row["samples"] for row in results["rows"].values()):
+        sections.put(ROOT / "docs" / "performance.md", "bench-cpu", cpu_page.section(results))
+    else:
+        say("nothing undisturbed was measured, so the page stays as it is; --disturbed takes the rest")
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -94,12 +99,12 @@ def measure_all(asked: argparse.Namespace) -> None:
             begin(row.slug, stamp_of(row), asked.fresh)
     if re.search(asked.only, KERNELS):
         begin(KERNELS, stamp_of(None), asked.fresh)
-        if not good(read(KERNELS)["samples"]):
+        if not samples_of(KERNELS, asked.disturbed)["samples"]:
             take(KERNELS, [sys.executable, str(SCRIPTS / "one_layer.py")], {}, "1 of 1", asked.quiet)
     for number in range(asked.rounds):
         there = [row for row in chosen if row.slug in commands]
         for row in there if number % 2 == 0 else reversed(there):
-            if len(good(read(row.slug)["samples"])) <= number:
+            if len(samples_of(row.slug, asked.disturbed)["samples"]) <= number:
                 take(row.slug, *commands[row.slug], f"{number + 1} of {asked.rounds}", asked.quiet)
 
 
@@ -123,7 +128,8 @@ def take(slug: str, command: list[str], request: dict[str, Any], which: str, pat
         answer = {"failed": f"not finished after {PATIENCE} s" if late else contenders.last_word(files["log"])}
     state["busy"] = Used.now().by_others(before)
     known = read(slug)
-    known["samples"] = [*good(known["samples"]), {**state, **answer}]
+    # A disturbed or failed one makes room for the next.
+    known["samples"] = [*samples_of(slug, False)["samples"], {**state, **answer}]
     write(slug, known)
     outcome = answer.get("failed") or {name: round(max(values), 1) for name, values in answer.get("cells", {}).items()}
     remark = f"{time.monotonic() - began:.0f} s, read {state['read_gbps']:.1f} GB/s, others {100 * state['busy']:.0f} %"
@@ -200,9 +206,13 @@ def begin(slug: str, stamp: str, fresh: bool) -> None:
     write(slug, {"stamp": stamp, "samples": samples})
 
 
-def good(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that need not be taken again: they did not fail, and nobody else took much of the machine."""
-    return [sample for sample in samples if "failed" not in sample and sample["busy"] < NOISY]
+def samples_of(slug: str, disturbed: bool) -> dict[str, Any]:
+    """The samples that count, and why there are none if there are none."""
+    found = read(slug)["samples"]
+    done = [sample for sample in found if "failed" not in sample]
+    kept = [sample for sample in done if disturbed or sample["busy"] < NOISY]
+    failed = [sample["failed"] for sample in found if "failed" in sample]
+    return {"samples": kept, "why_none": "others disturbed it" if done else failed[-1] if failed else "not measured"}
 
 
 def stamp_of(row: Row | None) -> str:
@@ -217,12 +227,12 @@ def stamp_of(row: Row | None) -> str:
     return state.hexdigest()
 
 
-def kept(row: Row) -> dict[str, Any]:
+def kept(row: Row, disturbed: bool) -> dict[str, Any]:
     """The samples of a row, the bytes that one of its tokens reads, if they can be known, and those of its files."""
     file, folder = OUT / row.weights, OUT / "models" / row.request.get("model", "none")
     found = [file] if file.is_file() else list(folder.glob("*.safetensors"))
     size = sum(path.stat().st_size for path in found)
-    return {**read(row.slug), "bytes": cpu_page.bytes_of(row, size), "disk": size}
+    return {**samples_of(row.slug, disturbed), "bytes": cpu_page.bytes_of(row, size), "disk": size}
 
 
 def machine() -> dict[str, Any]:

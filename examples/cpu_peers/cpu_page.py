@@ -59,10 +59,9 @@ def section(results: Result) -> str:
 def summary(row: Result) -> Result:
     """A row with medians over all samples of all its processes; no ``cells`` where there is none."""
     kept = {key: row[key] for key in ("tool", "name", "kind", "weights", "bytes", "disk")}
-    samples = [sample for sample in row["samples"] if "failed" not in sample]
+    samples = row["samples"]
     if not samples:
-        failed = [sample["failed"] for sample in row["samples"]]
-        return kept | {"failed": failed[-1] if failed else None}
+        return kept | {"why_none": row["why_none"]}
     cells = {name: [value for sample in samples for value in sample["cells"][name]] for name in COLUMNS}
     return kept | {
         "cells": {name: statistics.median(values) for name, values in cells.items()},
@@ -93,7 +92,7 @@ def table(rows: list[Result], read: float) -> list[str]:
     for row in rows:
         words = [row["tool"], row["name"]]
         if "cells" not in row:
-            lines.append("| " + " | ".join([*words, row["failed"] or "not measured"] + [""] * (len(heads) - 3)) + " |")
+            lines.append("| " + " | ".join([*words, row["why_none"]] + [""] * (len(heads) - 3)) + " |")
             continue
         for name, value in row["cells"].items():
             words.append(f"**{value:.1f}**" if value == best[name] else f"{value:.1f}")
@@ -185,7 +184,7 @@ def ahead(rows: dict[str, Result]) -> list[str]:
 
 def kernel_section(kernels: Result) -> list[str]:
     """One layer alone."""
-    samples = [sample for sample in kernels["samples"] if "failed" not in sample]
+    samples = kernels["samples"]
     if not samples:
         return []
     by_name: dict[str, dict[int, Result]] = {}

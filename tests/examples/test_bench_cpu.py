@@ -75,7 +75,7 @@ def test_section_says_who_is_ahead_and_what_is_not_there() -> None:
         sample = {**state, "cells": cells, "load_s": 2.0, "rss_before": 5e8, "rss_peak": 2e9}
         kept = {"tool": found.tool, "name": found.name, "kind": found.kind, "weights": found.weights}
         kept |= {"bytes": 10**9, "disk": 10**9}
-        return {**kept, "samples": [{"failed": failed}] if failed else [sample]}
+        return {**kept, "samples": [] if failed else [sample], "why_none": failed}
 
     slugs = {"aiakq-w4a16-g128": 18.0, "llama-cpp-q4-0": 9.0, "openvino-int4-g128": 19.0}
     found = {slug: row(slug, decode) for slug, decode in slugs.items()}
@@ -117,7 +117,8 @@ def test_samples_are_kept_until_what_they_depend_on_changes(tmp_path: Path, monk
     samples = [{"busy": 0.01}, {"busy": 0.5}, {"busy": 0.0, "failed": "no"}]
     bench_cpu.write("row", {"stamp": "a", "samples": samples})
     bench_cpu.begin("row", "a", fresh=False)
-    assert bench_cpu.good(bench_cpu.read("row")["samples"]) == samples[:1]
+    assert bench_cpu.samples_of("row", disturbed=False)["samples"] == samples[:1]
+    assert bench_cpu.samples_of("row", disturbed=True)["samples"] == samples[:2]
     bench_cpu.begin("row", "b", fresh=False)
     assert json.loads((tmp_path / "rows" / "row.json").read_text()) == {"stamp": "b", "samples": []}
 
