@@ -49,7 +49,9 @@ class Runner:
         ]
         drawing = [at for at, item in enumerate(items) if item.completes and item.sequence.spec.max_tokens > 0]
         if drawing:
-            last = logits[[rows[at][-1] for at in drawing]]
+            wanted = [rows[at][-1] for at in drawing]
+            # Logits are large: rows that are already one after the other are not copied.
+            last = logits[: len(wanted)] if wanted == list(range(len(wanted))) else logits[wanted]
             for at, sampled in zip(drawing, sample(last, [items[at].sequence for at in drawing]), strict=True):
                 results[at].sampled = sampled
         return results

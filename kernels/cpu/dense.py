@@ -45,11 +45,6 @@ class NativeDense:
             return run(x, self)
         return run(x.reshape(-1, x.shape[-1]), self).view(*x.shape[:-1], -1)
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """Rows ``ids`` [T] of the weight, [T, K] in its own dtype: an embedding that shares memory with the head."""
-        found = self.tiles[ids // TILE, :, ids % TILE]
-        return found.flatten(1)[:, : self.op.k]
-
 
 def prepare(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> NativeDense:
     """Bring ``weight`` [N, K] (not modified) into tiles, for activations of ``dtype``."""

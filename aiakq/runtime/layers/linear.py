@@ -74,7 +74,8 @@ class Embedding:
                 n, k = self.table.op.n, self.table.op.k
                 self._native = NativeEmbedding(self.table.tiles, n, k, True, self.dtype)
             elif self.table.is_cpu and {self.table.dtype, self.dtype} <= TYPES.keys() and available():
-                self._native = NativeEmbedding(self.table, *self.table.shape, False, self.dtype)
+                n, k = self.table.shape
+                self._native = NativeEmbedding(self.table, n, k, False, self.dtype)
             else:
                 return F.embedding(ids, self.table).to(self.dtype)
         return self._native(ids)

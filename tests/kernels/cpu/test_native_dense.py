@@ -91,14 +91,6 @@ def test_any_number_of_threads_gives_the_same_bits(isa, threads):
         assert all(torch.equal(one, found[0]) for one in found)
 
 
-def test_rows_of_the_tiles_are_the_rows_of_the_weight(native):
-    ids = torch.tensor([0, 44, 31, 32, 7, 7])
-    for stored in TOLERANCE:
-        for k in (64, 77):
-            weight = random(45, k).to(stored)
-            assert torch.equal(dense.prepare(weight, None, torch.float32).rows(ids), weight[ids])
-
-
 def test_outputs_at_the_edges_of_their_types(isa, apply):
     """Rounding of float16 and bfloat16 is torch's: ties, what underflows, what overflows."""
     values = torch.tensor(
