@@ -179,9 +179,8 @@ class _Plan:
         step.slots = slots.data_ptr()
         self.step_at = addressof(step)
         self.turned = False
-        self.threads = torch.get_num_threads()
         self._longest = max(context.kv_len_list, default=0)
-        self._scratch: dict[tuple[int, int], tuple[int, int]] = {}
+        self._scratch: dict[tuple[int, int, int], tuple[int, int]] = {}
 
     def turn(self, positions: Tensor) -> None:
         """Positions [T] int64 for layers that rotate."""
@@ -193,14 +192,15 @@ class _Plan:
 
     def scratch(self, per_thread: int, part: int) -> tuple[int, int]:
         """Where the memory is and how much: ``per_thread`` bytes for each, and for parts if segments are shared out."""
-        found = self._scratch.get((per_thread, part))
+        threads = torch.get_num_threads()
+        found = self._scratch.get((per_thread, part, threads))
         if found is None:
-            count = per_thread * self.threads
-            if self._longest > SEGMENT and self.threads > 1:
-                count += 4 * self.threads * (self._longest // SEGMENT + 2) * part
+            count = per_thread * threads
+            if self._longest > SEGMENT and threads > 1:
+                count += 4 * threads * (self._longest // SEGMENT + 2) * part
             memory = _memory(count)
             self._kept += (memory,)
-            found = self._scratch[per_thread, part] = memory.data_ptr(), count
+            found = self._scratch[per_thread, part, threads] = memory.data_ptr(), count
         return found
 
 

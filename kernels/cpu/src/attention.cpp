@@ -50,19 +50,19 @@ struct Part {
 
 // A thread's own memory.
 struct Room {
-  float *queries, *keys, *values, *weights;  // [rows, width], [width, CHUNK], [CHUNK, width], [rows, CHUNK]
-  float *part, *whole, *factors;
+  float *queries, *weights;  // [rows, width], [rows, CHUNK]
+  float *keys, *values;      // [width, CHUNK], [CHUNK, width]; in the same place: values are read after the scores
+  float *part, *whole;
   static int64_t floats(const Shape& s) {
-    return 2 * s.rows * s.width + 2 * CHUNK * s.width + s.rows * CHUNK + 2 * rounded(s.part, 16) + rounded(s.rows, 16);
+    return s.rows * s.width + CHUNK * s.width + s.rows * CHUNK + 2 * rounded(s.part, 16);
   }
   Room(float* at, const Shape& s) {
     queries = at;
     keys = queries + s.rows * s.width;
-    values = keys + CHUNK * s.width;
-    weights = values + CHUNK * s.width;
+    values = keys;
+    weights = keys + CHUNK * s.width;
     part = weights + s.rows * CHUNK;
     whole = part + rounded(s.part, 16);
-    factors = whole + rounded(s.part, 16);
   }
 };
 
@@ -116,46 +116,76 @@ INLINE int64_t segments(const Tile& tile) {
 
 // --- from the cache ----------------------------------------------------------------------------------------------
 
-INLINE void expect(const uint8_t* at, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i);
+// The positions of one chunk that are read: which rows of the cache, seen as [pages * P * Hkv, D], they are.
+struct Places {
+  int from, to;
+  int64_t rows[CHUNK];
+
+  Places(const Attention& a, const Tile& tile, int64_t head, int64_t chunk)
+      : from((int)least(CHUNK, most(0, tile.begin - chunk))), to((int)least(CHUNK, most(0, tile.end - chunk))) {
+    const int32_t* table = a.step->page_table + tile.sequence * a.step->max_pages;
+    for (int i = from; i < to;) {
+      const int64_t page = (chunk + i) / a.page_size, offset = (chunk + i) % a.page_size;
+      const int64_t base = table[page] * (int64_t)a.page_size + offset - i;
+      const int end = (int)least(to, i + a.page_size - offset);
+      for (; i < end; i++) rows[i] = (base + i) * a.kv_heads + head;
+    }
+  }
+};
+
+// Have a row brought near: memory is slow to answer, and rows of a head are apart.
+INLINE void expect(const void* cache, const float* scales, int64_t row, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const uint8_t*)cache + row * bytes + i, 0, 2);
+  if (scales) __builtin_prefetch(scales + row, 0, 2);
 }
 
-template <int TYPE> INLINE F cached(const void* cache, const float* scales, int64_t row, int64_t d, int64_t size) {
-  const F value = load_some(cache, row * size + d, TYPE, size - d);
+// Elements ``d`` to ``end``, but sixteen at most, of a row of a cache; the other lanes are 0.
+template <int TYPE>
+INLINE F cached(const void* cache, const float* scales, int64_t row, int64_t d, int64_t end, int64_t size) {
+  const F value = load_some(cache, row * size + d, TYPE, end - d);
   return TYPE == INT8 ? value * splat(scales[row]) : value;
 }
 
-constexpr int AHEAD = 16;
-
-// Positions ``from`` to ``to`` of a chunk, one per lane; up to a multiple of ``WIDE`` vectors the others are 0.
-template <int TYPE> void load_keys(const Attention& a, const int64_t* rows, int from, int to, float* keys) {
-  const int64_t size = a.head_size, bytes = bytes_of(TYPE);
-  const int start = from / (16 * WIDE) * (16 * WIDE), stop = (int)rounded(to, 16 * WIDE);
-  for (int at = start; at < stop; at += 16) {
-    for (int i = at + AHEAD; i < least(to, at + AHEAD + 16); i++)
-      expect((const uint8_t*)a.k_cache + rows[i] * size * bytes, size * bytes);
+// Keys, one position per lane; up to a multiple of ``WIDE`` vectors lanes of other positions are 0. The same positions'
+// values are read next.
+template <int TYPE> void load_keys(const Attention& a, const Places& here, float* keys) {
+  const int64_t size = a.head_size;
+  const int from = here.from, to = here.to;
+  const int64_t* rows = here.rows;
+  for (int at = from / (16 * WIDE) * (16 * WIDE); at < rounded(to, 16 * WIDE); at += 16) {
+    for (int i = (int)most(at, from); i < least(to, at + 16); i++)
+      expect(a.v_cache, a.v_scales, rows[i], size * bytes_of(TYPE));
+    const bool whole = at >= from && at + 16 <= to;
     for (int64_t d = 0; d < size; d += 16) {
       F block[16];
-      for (int i = 0; i < 16; i++)
-        block[i] = at + i < from || at + i >= to ? splat(0) : cached<TYPE>(a.k_cache, a.k_scales, rows[at + i], d, size);
+      if (whole && d + 16 <= size) {
+        UNROLL for (int i = 0; i < 16; i++)
+          block[i] = cached<TYPE>(a.k_cache, a.k_scales, rows[at + i], d, d + 16, size);
+      } else {
+        for (int i = 0; i < 16; i++)
+          block[i] = at + i < from || at + i >= to ? splat(0)
+                                                   : cached<TYPE>(a.k_cache, a.k_scales, rows[at + i], d, size, size);
+      }
       transpose(block);
       UNROLL for (int i = 0; i < 16; i++) store(keys + (d + i) * CHUNK + at, block[i]);
     }
   }
 }
 
-template <int TYPE> void load_values(const Attention& a, const int64_t* rows, int from, int to, float* values) {
-  const int64_t size = a.head_size, bytes = bytes_of(TYPE), width = rounded(size, 16);
-  for (int at = from; at < to; at++) {
-    if (at + AHEAD < to) expect((const uint8_t*)a.v_cache + rows[at + AHEAD] * size * bytes, size * bytes);
+// Values, one position per row; the keys of the positions ``after`` are read next.
+template <int TYPE> void load_values(const Attention& a, const Places& here, const Places& after, float* values) {
+  const int64_t size = a.head_size, width = rounded(size, 16);
+  for (int at = here.from; at < here.to; at++) {
+    if (at >= after.from && at < after.to) expect(a.k_cache, a.k_scales, after.rows[at], size * bytes_of(TYPE));
     for (int64_t d = 0; d < size; d += 16)
-      store(values + at * width + d, cached<TYPE>(a.v_cache, a.v_scales, rows[at], d, size));
+      store(values + at * width + d, cached<TYPE>(a.v_cache, a.v_scales, here.rows[at], d, size, size));
   }
 }
 
-using Loading = void (*)(const Attention&, const int64_t* rows, int from, int to, float* to_where);
+using LoadKeys = void (*)(const Attention&, const Places& here, float* keys);
+using LoadValues = void (*)(const Attention&, const Places& here, const Places& after, float* values);
 
-Loading keys_of(int32_t type) {
+LoadKeys keys_of(int32_t type) {
   switch (type) {
     case FLOAT32: return load_keys<FLOAT32>;
     case FLOAT16: return load_keys<FLOAT16>;
@@ -164,7 +194,7 @@ Loading keys_of(int32_t type) {
   }
 }
 
-Loading values_of(int32_t type) {
+LoadValues values_of(int32_t type) {
   switch (type) {
     case FLOAT32: return load_values<FLOAT32>;
     case FLOAT16: return load_values<FLOAT16>;
@@ -295,23 +325,17 @@ void clear(const Part& part, const Shape& s, int64_t rows) {
 void attend(const Attention& a, const Shape& s, const Tile& tile, int64_t head, int64_t segment, const Room& room,
             const Part& part) {
   clear(part, s, tile.rows);
-  const int32_t* table = a.step->page_table + tile.sequence * a.step->max_pages;
-  const Loading load_keys = keys_of(a.cache_type), load_values = values_of(a.cache_type);
+  const LoadKeys load_keys = keys_of(a.cache_type);
+  const LoadValues load_values = values_of(a.cache_type);
+  const int64_t start = most(tile.begin, segment * SEGMENT) / CHUNK * CHUNK;
   const int64_t stop = least(tile.end, (segment + 1) * SEGMENT);
-  for (int64_t chunk = most(tile.begin, segment * SEGMENT) / CHUNK * CHUNK; chunk < stop; chunk += CHUNK) {
-    const int from = (int)most(0, tile.begin - chunk), to = (int)least(CHUNK, tile.end - chunk);
-    int64_t rows[CHUNK];
-    for (int i = from; i < to;) {
-      const int64_t page = (chunk + i) / a.page_size, offset = (chunk + i) % a.page_size;
-      const int64_t base = table[page] * (int64_t)a.page_size + offset;
-      const int end = (int)least(to, i + a.page_size - offset);
-      for (int j = i; j < end; j++) rows[j] = (base + j - i) * a.kv_heads + head;
-      i = end;
-    }
-    load_keys(a, rows, from, to, room.keys);
-    for (int i = from; i < least(to, from + AHEAD); i++)
-      expect((const uint8_t*)a.v_cache + rows[i] * a.head_size * bytes_of(a.cache_type),
-             a.head_size * bytes_of(a.cache_type));
+  Places after(a, tile, head, start);
+  for (int i = after.from; i < after.to; i++)
+    expect(a.k_cache, a.k_scales, after.rows[i], a.head_size * bytes_of(a.cache_type));
+  for (int64_t chunk = start; chunk < stop; chunk += CHUNK) {
+    const Places here = after;
+    after = Places(a, tile, head, chunk + CHUNK);
+    load_keys(a, here, room.keys);
     int64_t row = 0;
     if constexpr (MOST_ROWS >= 6)
       for (; row + 6 <= tile.rows; row += 6) score_rows<6>(tile, s, a.head_size, room, row, chunk);
@@ -328,7 +352,7 @@ void attend(const Attention& a, const Shape& s, const Tile& tile, int64_t head, 
       float* sums = part.sums + row * s.width;
       for (int64_t d = 0; d < s.width; d += 16) store(sums + d, load(sums + d) * splat(factor));
     }
-    load_values(a, rows, from, to, room.values);
+    load_values(a, here, after, room.values);
     row = 0;
     if constexpr (MOST_ROWS >= 6)
       for (; row + 6 <= tile.rows; row += 6) weigh_rows<6>(tile, s, room, part.sums, row, chunk);
@@ -383,7 +407,9 @@ void attention(const void* op, const Team& team) {
   const Shape s(a);
   const int64_t own = attention_scratch(a);
   const Room room((float*)((uint8_t*)a.scratch + team.rank * own), s);
-  float* const parts = (float*)((uint8_t*)a.scratch + team.size * own);
+  // Threads that there is memory for; with enough of it for parts, too.
+  const int64_t workers = least(team.size, a.scratch_bytes / own);
+  float* const parts = (float*)((uint8_t*)a.scratch + workers * own);
   if (team.rank == 0)
     for (int64_t token = step.query_start[step.sequences]; token < a.op.m; token++)
       memset((uint8_t*)a.out + token * a.out_stride * bytes_of(a.out_type), 0,
@@ -396,10 +422,11 @@ void attention(const void* op, const Team& team) {
   }
   // Few items and long ones: segments are shared out too, and their parts combined afterwards.
   const bool split = items < 4 * team.size && team.size > 1 && all_segments > items &&
-                     team.size * own + all_segments * s.part * 4 <= a.scratch_bytes;
+                     workers * own + all_segments * s.part * 4 <= a.scratch_bytes;
   const Part part(room.part, s), whole(room.whole, s);
   Tiles tiles{a, s};
-  for (int64_t index, before = 0, until = 0; (index = take(team, 1)) < (split ? all_segments : items);) {
+  const int64_t all = team.rank < workers ? split ? all_segments : items : 0;
+  for (int64_t index, before = 0, until = 0; (index = take(team, 1)) < all;) {
     while (index >= until) {
       tiles.next(tile);
       before = until;
@@ -422,7 +449,7 @@ void attention(const void* op, const Team& team) {
   sync(team);
   if (!split) return;
   Tiles again{a, s};
-  for (int64_t index, done = 0, before = 0, after = 0; (index = take(team, 1)) < items;) {
+  for (int64_t index, done = 0, before = 0, after = 0; (index = take(team, 1)) < (all ? items : 0);) {
     for (; done <= index; done += a.kv_heads) {
       again.next(tile);
       before = after;
