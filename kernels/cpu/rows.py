@@ -18,7 +18,7 @@ from aiakq.kernels.cpu.library import TYPES
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
 
 #: Below so many elements one thread is quicker than waking others.
-SHARED_FROM = 1 << 14
+SHARED_FROM = 1 << 16
 
 
 @lru_cache(maxsize=1)

@@ -136,7 +136,7 @@ def test_embeddings_row_by_row_and_from_the_tiles_of_a_head(table, dtype, d):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_others_or_on_the_threads(dtype, threads):
-    x, up = torch.randn(300, 131).to(dtype), torch.randn(300, 131).to(dtype)
+    x, up = torch.randn(600, 131).to(dtype), torch.randn(600, 131).to(dtype)
     norm, act = RMSNorm(torch.randn(131), 1e-6), activation("silu")
     for call in (norm, act, lambda part: act.times(part, up[: len(part)])):
         threads(1)
