@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
-.PHONY: help quickstart test check format docs quality large bench bench-cpu gpu clean
+.PHONY: help quickstart test check format docs quality large bench bench-cpu kernels sanitize gpu clean
 
 help:  ## these lines
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -11,21 +11,26 @@ help:  ## these lines
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/pip
+$(VENV)/.runtime: pyproject.toml setup.py constraints.txt | $(BIN)/pip
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e . openai
 	touch $@
 
-$(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/pip
+$(VENV)/.test: pyproject.toml setup.py constraints.txt | $(BIN)/pip
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@ $(VENV)/.runtime
 
-quickstart: $(VENV)/.runtime  ## quantize the example model four ways, compare, serve, ask, measure
+# The installation compiles the native kernels and pip hides what it says; here they are compiled again if their sources
+# have changed, and one line says what was done. Without a compiler everything still runs, slower.
+$(VENV)/.native: setup.py kernels/cpu/build.py $(wildcard kernels/cpu/src/*) | $(BIN)/pip
+	@$(BIN)/python -P kernels/cpu/build.py && touch $@ || true
+
+quickstart: $(VENV)/.runtime $(VENV)/.native  ## quantize the example model four ways, compare, serve, ask, measure
 	$(BIN)/python examples/quickstart.py
 
-test: $(VENV)/.test  ## every test, on the CPU, without a network
+test: $(VENV)/.test $(VENV)/.native  ## every test, on the CPU, without a network
 	$(BIN)/pytest -q
 
-check: $(VENV)/.test  ## format, lint, types, then every test
+check: $(VENV)/.test $(VENV)/.native  ## format, lint, types, then every test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -38,17 +43,23 @@ format: $(VENV)/.test  ## put the code into its format
 docs: $(VENV)/.test  ## write the reference pages again from the code
 	$(BIN)/python docs/generate.py
 
-quality: $(VENV)/.runtime  ## the table of docs/quality.md, measured anew
+quality: $(VENV)/.runtime $(VENV)/.native  ## the table of docs/quality.md, measured anew
 	$(BIN)/python examples/quality.py
 
-large: $(VENV)/.runtime  ## memory of quantizing a 7B-shaped model of random weights; hours on two cores
+large: $(VENV)/.runtime $(VENV)/.native  ## memory of quantizing a 7B-shaped model of random weights; hours on two cores
 	$(BIN)/python examples/large_model.py
 
-bench: $(VENV)/.runtime  ## latency, throughput and serving of the example model
+bench: $(VENV)/.runtime $(VENV)/.native  ## latency, throughput and serving of the example model
 	$(BIN)/python examples/benchmark.py
 
-bench-cpu: $(VENV)/.runtime  ## our CPU runtime beside llama.cpp, vLLM, OpenVINO and transformers, as far as they are there
+bench-cpu: $(VENV)/.runtime $(VENV)/.native  ## our CPU runtime beside llama.cpp, vLLM, OpenVINO and transformers, as far as they are there
 	$(BIN)/python examples/bench_cpu.py $(BENCH)
+
+kernels: | $(BIN)/pip  ## compile the native CPU kernels again; needs a C++ compiler
+	$(BIN)/python -P kernels/cpu/build.py
+
+sanitize: $(VENV)/.test  ## tests of the native kernels under checks of memory, undefined behaviour and threads; needs g++
+	$(BIN)/python tests/kernels/cpu/sanitize.py $(ONLY)
 
 gpu:  ## everything that needs an NVIDIA GPU, in one go; results under $$OUT (default out/gpu)
 	$(PYTHON) tests/gpu.py

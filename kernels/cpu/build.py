@@ -35,8 +35,8 @@ X86 = {"vnni": (*_AVX512, "-mavx512vnni"), "avx512": _AVX512, "avx2": _AVX2, "po
 ELSEWHERE = {"portable": ()}
 
 SANITIZERS = {
-    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g1"),
-    "thread": ("-fsanitize=thread", "-g1"),
+    "address": ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
+    "thread": ("-O1", "-g1", "-fsanitize=thread"),
 }
 
 

@@ -19,8 +19,13 @@
 #endif
 
 // Loops over sums that must stay in registers.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define UNROLL  // every load is followed by checks: written out, they would take the compiler half an hour
+#define INLINE [[maybe_unused]] static inline
+#else
 #define UNROLL _Pragma("GCC unroll 16")
 #define INLINE static inline __attribute__((always_inline))
+#endif
 
 namespace aiakq {
 namespace ISA {

@@ -1,0 +1,57 @@
+"""The tests of the native kernels over libraries built with checks, of memory and of threads. ``make sanitize``.
+
+Needs GNU's compiler with its sanitizers, on Linux. What the checks find is printed, and ends the test run with failure.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from aiakq.kernels.cpu import build
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+#: These start processes, or build and load libraries of their own: nothing of them would be checked.
+LEFT_OUT = ("tests/kernels/cpu/test_native_build.py", "tests/kernels/cpu/test_native_threads.py")
+#: The library's threads are looked at; those of torch and of its OpenMP runtime cannot be seen through.
+SUPPRESSIONS = (
+    "called_from_lib:libtorch_cpu.so\ncalled_from_lib:libgomp.so.1\nrace:libtorch_cpu.so\nrace:libgomp.so.1\n"
+)
+
+
+def run(check: str, only: list[str]) -> int:
+    """Build with one kind of checks and run the tests; returns the exit status."""
+    folder = ROOT / "build" / "sanitize" / check
+    library = folder / "_native.so"
+    build.main(["--sanitize", check, "--output", str(library)])
+    suppressions = folder / "suppressions"
+    suppressions.write_text(SUPPRESSIONS)
+    compiler = build.find_compiler().command
+    runtime = {"address": "libasan.so", "thread": "libtsan.so"}[check]
+    preload = [
+        subprocess.check_output([*compiler, f"-print-file-name={name}"], text=True).strip()
+        for name in (runtime, "libstdc++.so.6")
+    ]
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": " ".join(preload),
+        "AIAKQ_CPU_LIBRARY": str(library),
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "TSAN_OPTIONS": f"suppressions={suppressions}:halt_on_error=1:ignore_noninstrumented_modules=1",
+        "OMP_NUM_THREADS": "4",
+    }
+    # The checks of threads want memory where they expect it.
+    command = ["setarch", "-R"] if shutil.which("setarch") else []
+    command += [sys.executable, "-P", "-m", "pytest", "-q", "--capture=sys", "-p", "no:cacheprovider", "-o", "timeout=1800"]
+    command += only or ["tests/kernels", *(f"--ignore={name}" for name in LEFT_OUT)]
+    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+
+
+if __name__ == "__main__":
+    checks = [name for name in build.SANITIZERS if name in sys.argv[1:]] or list(build.SANITIZERS)
+    failed = [check for check in checks if run(check, [word for word in sys.argv[1:] if word not in build.SANITIZERS])]
+    raise SystemExit(f"found by: {', '.join(failed)}" if failed else None)
