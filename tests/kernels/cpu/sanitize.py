@@ -46,7 +46,7 @@ def run(check: str, only: list[str]) -> int:
     }
     # The checks of threads want memory where they expect it.
     command = ["setarch", "-R"] if shutil.which("setarch") else []
-    command += [sys.executable, "-P", "-m", "pytest", "-q", "--capture=sys", "-p", "no:cacheprovider", "-o", "timeout=1800"]
+    command += [sys.executable, "-P", "-m", "pytest", "-q", "--capture=sys", "-o", "timeout=1800"]
     command += only or ["tests/kernels", *(f"--ignore={name}" for name in LEFT_OUT)]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
