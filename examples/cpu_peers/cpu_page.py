@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import statistics
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,8 @@ for keys and values, vocabulary 32000, output layer tied to the embedding). Toke
   what it had before it began to load (Python and its packages). *read*: the best streaming read just before the row
   was measured; where it differs from the others, so did the machine.
 
-Each engine runs in a process of its own, all cores its own, the rounds forwards and backwards through the rows.
+Each engine runs in a process of its own on all cores, what competes one after the other, in rounds forwards and
+backwards through the rows. **Bold** is the best of a kind.
 """
 
 
@@ -244,4 +246,4 @@ def about(results: Result, rows: dict[str, Result]) -> str:
     noisy = [f"{row['tool']} {row['name']}" for row in measured if row["busy"] >= NOISY]
     if noisy:
         lines.append(f"Others used the processors while these were measured, so they are too slow: {', '.join(noisy)}.")
-    return "\n\n".join(lines)
+    return "\n\n".join(textwrap.fill(line, 120, break_on_hyphens=False) for line in lines)
