@@ -115,7 +115,8 @@ def take(slug: str, command: list[str], request: dict[str, Any], which: str, pat
     files = {end: OUT / "rows" / f"{slug}.{end}" for end in ("request.json", "answer.json", "log")}
     files["answer.json"].unlink(missing_ok=True)
     files["request.json"].write_text(json.dumps({"threads": threads(), **request}))
-    variables = environments.variables() | {"OMP_NUM_THREADS": str(threads())}
+    # Every engine takes all cores by itself, and some do worse when told.
+    variables = {name: value for name, value in environments.variables().items() if name != "OMP_NUM_THREADS"}
     words = [*command, str(files["request.json"]), str(files["answer.json"])]
     answer: dict[str, Any]
     began, before = time.monotonic(), Used.now()
