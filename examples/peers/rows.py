@@ -69,7 +69,9 @@ EVERYWHERE = ("books", "outliers", "books-outliers")
 
 ROWS: list[Row] = [
     ours(W8A16, "weight_only_int8", "weight_only_int8", models=EVERYWHERE),
-    llmcompressor(W8A16, "rounding W8A16", ("rounding", {"scheme": "W8A16"})),
+    ours(W8A16G, "weight_only_int8, groups of 128", "weight_only_int8", group_size=128),
+    # Its preset of that name has groups of 128.
+    llmcompressor(W8A16G, "rounding W8A16", ("rounding", {"scheme": "W8A16"})),
     ours(W8A16G, "gptq, 8 bits", "gptq", bits=8, models=BOOKS),
     gptqmodel(W8A16G, "defaults", bits=8, models=BOOKS),
     autoround(W8A16G, "W8A16", "auto_gptq", models=BOOKS, scheme="W8A16"),
