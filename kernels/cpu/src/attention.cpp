@@ -8,29 +8,17 @@
 // row touches exactly the positions it sees: its result is the same bit for bit in whatever tile, batch or chunk of the
 // prompt it comes, and whether one thread goes through all segments or several share them.
 
-#include "elements.h"
 #include "kernels.h"
+#include "paged.h"
 
 namespace aiakq {
 namespace ISA {
 namespace {
 
-constexpr int CHUNK = 128;
 constexpr int SEGMENT = 1024;
 constexpr int TILE_ROWS = 96;
 // Below every score; multiplied by 0 it is 0, as infinity is not.
 constexpr float NOTHING = -3.0e38f;
-
-// Rows, and vectors of scores, worked on side by side: as many as the registers hold sums for.
-#if defined(__AVX512F__)
-constexpr int MOST_ROWS = 6, WIDE = 4;
-#elif defined(__AVX2__)
-constexpr int MOST_ROWS = 2, WIDE = 2;
-#else
-constexpr int MOST_ROWS = 1, WIDE = 2;
-#endif
-
-INLINE int64_t rounded(int64_t x, int64_t multiple) { return pieces(x, multiple) * multiple; }
 
 // What follows from the shapes alone.
 struct Shape {
@@ -66,22 +54,6 @@ struct Room {
   }
 };
 
-// A tile of one sequence.
-struct Tile {
-  int64_t sequence, token;      // its first query token, counted from the beginning of the step
-  int64_t rows, group, window;  // window: no smaller than any position where there is none
-  int64_t position;             // of its first token
-  int64_t begin, end;           // positions that one of its rows sees
-
-  // Positions of a chunk, counted from its start, that a row sees.
-  int from(int64_t row, int64_t chunk) const {
-    return (int)least(CHUNK, most(0, position + row / group - window + 1 - chunk));
-  }
-  int to(int64_t row, int64_t chunk) const {
-    return (int)least(CHUNK, most(0, position + row / group + 1 - chunk));
-  }
-};
-
 // Goes through the tiles of a step in order.
 struct Tiles {
   const Attention& a;
@@ -112,95 +84,6 @@ struct Tiles {
 
 INLINE int64_t segments(const Tile& tile) {
   return tile.end > tile.begin ? (tile.end - 1) / SEGMENT - tile.begin / SEGMENT + 1 : 1;
-}
-
-// --- from the cache ----------------------------------------------------------------------------------------------
-
-// The positions of one chunk that are read: which rows of the cache, seen as [pages * P * Hkv, D], they are.
-struct Places {
-  int from, to;
-  int64_t rows[CHUNK];
-
-  Places(const Attention& a, const Tile& tile, int64_t head, int64_t chunk)
-      : from((int)least(CHUNK, most(0, tile.begin - chunk))), to((int)least(CHUNK, most(0, tile.end - chunk))) {
-    const int32_t* table = a.step->page_table + tile.sequence * a.step->max_pages;
-    for (int i = from; i < to;) {
-      const int64_t page = (chunk + i) / a.page_size, offset = (chunk + i) % a.page_size;
-      const int64_t base = table[page] * (int64_t)a.page_size + offset - i;
-      const int end = (int)least(to, i + a.page_size - offset);
-      for (; i < end; i++) rows[i] = (base + i) * a.kv_heads + head;
-    }
-  }
-};
-
-// Have a row brought near: memory is slow to answer, and rows of a head are apart.
-INLINE void expect(const void* cache, const float* scales, int64_t row, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const uint8_t*)cache + row * bytes + i, 0, 2);
-  if (scales) __builtin_prefetch(scales + row, 0, 2);
-}
-
-// Elements ``d`` to ``end``, but sixteen at most, of a row of a cache; the other lanes are 0.
-template <int TYPE>
-INLINE F cached(const void* cache, const float* scales, int64_t row, int64_t d, int64_t end, int64_t size) {
-  const F value = load_some(cache, row * size + d, TYPE, end - d);
-  return TYPE == INT8 ? value * splat(scales[row]) : value;
-}
-
-// Keys, one position per lane; up to a multiple of ``WIDE`` vectors lanes of other positions are 0. The same positions'
-// values are read next.
-template <int TYPE> void load_keys(const Attention& a, const Places& here, float* keys) {
-  const int64_t size = a.head_size;
-  const int from = here.from, to = here.to;
-  const int64_t* rows = here.rows;
-  for (int at = from / (16 * WIDE) * (16 * WIDE); at < rounded(to, 16 * WIDE); at += 16) {
-    for (int i = (int)most(at, from); i < least(to, at + 16); i++)
-      expect(a.v_cache, a.v_scales, rows[i], size * bytes_of(TYPE));
-    const bool whole = at >= from && at + 16 <= to;
-    for (int64_t d = 0; d < size; d += 16) {
-      F block[16];
-      if (whole && d + 16 <= size) {
-        UNROLL for (int i = 0; i < 16; i++)
-          block[i] = cached<TYPE>(a.k_cache, a.k_scales, rows[at + i], d, d + 16, size);
-      } else {
-        for (int i = 0; i < 16; i++)
-          block[i] = at + i < from || at + i >= to ? splat(0)
-                                                   : cached<TYPE>(a.k_cache, a.k_scales, rows[at + i], d, size, size);
-      }
-      transpose(block);
-      UNROLL for (int i = 0; i < 16; i++) store(keys + (d + i) * CHUNK + at, block[i]);
-    }
-  }
-}
-
-// Values, one position per row; the keys of the positions ``after`` are read next.
-template <int TYPE> void load_values(const Attention& a, const Places& here, const Places& after, float* values) {
-  const int64_t size = a.head_size, width = rounded(size, 16);
-  for (int at = here.from; at < here.to; at++) {
-    if (at >= after.from && at < after.to) expect(a.k_cache, a.k_scales, after.rows[at], size * bytes_of(TYPE));
-    for (int64_t d = 0; d < size; d += 16)
-      store(values + at * width + d, cached<TYPE>(a.v_cache, a.v_scales, here.rows[at], d, size, size));
-  }
-}
-
-using LoadKeys = void (*)(const Attention&, const Places& here, float* keys);
-using LoadValues = void (*)(const Attention&, const Places& here, const Places& after, float* values);
-
-LoadKeys keys_of(int32_t type) {
-  switch (type) {
-    case FLOAT32: return load_keys<FLOAT32>;
-    case FLOAT16: return load_keys<FLOAT16>;
-    case BFLOAT16: return load_keys<BFLOAT16>;
-    default: return load_keys<INT8>;
-  }
-}
-
-LoadValues values_of(int32_t type) {
-  switch (type) {
-    case FLOAT32: return load_values<FLOAT32>;
-    case FLOAT16: return load_values<FLOAT16>;
-    case BFLOAT16: return load_values<BFLOAT16>;
-    default: return load_values<INT8>;
-  }
 }
 
 // --- products ----------------------------------------------------------------------------------------------------
@@ -302,6 +185,22 @@ void weigh_rows(const Tile& tile, const Shape& s, const Room& room, float* sums,
     weigh_all<1>(weights + r * CHUNK, room.values, s.width, to, tile.to(row + r, chunk), sums + r * s.width);
 }
 
+template <int N> struct Count {
+  static constexpr int value = N;
+};
+
+// work(Count of rows, first row) until all rows have had their turn.
+template <class Work> INLINE void side_by_side(int64_t rows, Work work) {
+  int64_t row = 0;
+  if constexpr (MOST_ROWS >= 6)
+    for (; row + 6 <= rows; row += 6) work(Count<6>{}, row);
+  if constexpr (MOST_ROWS >= 4)
+    for (; row + 4 <= rows; row += 4) work(Count<4>{}, row);
+  if constexpr (MOST_ROWS >= 2)
+    for (; row + 2 <= rows; row += 2) work(Count<2>{}, row);
+  for (; row < rows; row++) work(Count<1>{}, row);
+}
+
 // --- tiles -------------------------------------------------------------------------------------------------------
 
 void load_queries(const Attention& a, const Shape& s, const Tile& tile, int64_t head, float* queries) {
@@ -325,8 +224,7 @@ void clear(const Part& part, const Shape& s, int64_t rows) {
 void attend(const Attention& a, const Shape& s, const Tile& tile, int64_t head, int64_t segment, const Room& room,
             const Part& part) {
   clear(part, s, tile.rows);
-  const LoadKeys load_keys = keys_of(a.cache_type);
-  const LoadValues load_values = values_of(a.cache_type);
+  const Loading cached = loading_of(a.cache_type);
   const int64_t start = most(tile.begin, segment * SEGMENT) / CHUNK * CHUNK;
   const int64_t stop = least(tile.end, (segment + 1) * SEGMENT);
   Places after(a, tile, head, start);
@@ -335,16 +233,11 @@ void attend(const Attention& a, const Shape& s, const Tile& tile, int64_t head, 
   for (int64_t chunk = start; chunk < stop; chunk += CHUNK) {
     const Places here = after;
     after = Places(a, tile, head, chunk + CHUNK);
-    load_keys(a, here, room.keys);
-    int64_t row = 0;
-    if constexpr (MOST_ROWS >= 6)
-      for (; row + 6 <= tile.rows; row += 6) score_rows<6>(tile, s, a.head_size, room, row, chunk);
-    if constexpr (MOST_ROWS >= 4)
-      for (; row + 4 <= tile.rows; row += 4) score_rows<4>(tile, s, a.head_size, room, row, chunk);
-    if constexpr (MOST_ROWS >= 2)
-      for (; row + 2 <= tile.rows; row += 2) score_rows<2>(tile, s, a.head_size, room, row, chunk);
-    for (; row < tile.rows; row++) score_rows<1>(tile, s, a.head_size, room, row, chunk);
-    for (row = 0; row < tile.rows; row++) {
+    cached.keys(a, here, room.keys);
+    side_by_side(tile.rows, [&](auto count, int64_t row) {
+      score_rows<decltype(count)::value>(tile, s, a.head_size, room, row, chunk);
+    });
+    for (int64_t row = 0; row < tile.rows; row++) {
       const int first = tile.from(row, chunk), last = tile.to(row, chunk);
       if (first >= last) continue;
       const float factor = soften(room.weights + row * CHUNK, first, last, part.highest[row], part.total[row]);
@@ -352,15 +245,10 @@ void attend(const Attention& a, const Shape& s, const Tile& tile, int64_t head, 
       float* sums = part.sums + row * s.width;
       for (int64_t d = 0; d < s.width; d += 16) store(sums + d, load(sums + d) * splat(factor));
     }
-    load_values(a, here, after, room.values);
-    row = 0;
-    if constexpr (MOST_ROWS >= 6)
-      for (; row + 6 <= tile.rows; row += 6) weigh_rows<6>(tile, s, room, part.sums, row, chunk);
-    if constexpr (MOST_ROWS >= 4)
-      for (; row + 4 <= tile.rows; row += 4) weigh_rows<4>(tile, s, room, part.sums, row, chunk);
-    if constexpr (MOST_ROWS >= 2)
-      for (; row + 2 <= tile.rows; row += 2) weigh_rows<2>(tile, s, room, part.sums, row, chunk);
-    for (; row < tile.rows; row++) weigh_rows<1>(tile, s, room, part.sums, row, chunk);
+    cached.values(a, here, after, room.values);
+    side_by_side(tile.rows, [&](auto count, int64_t row) {
+      weigh_rows<decltype(count)::value>(tile, s, room, part.sums, row, chunk);
+    });
   }
 }
 
