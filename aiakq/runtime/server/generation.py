@@ -76,12 +76,13 @@ class Generation:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if self._failure is not None:
-                raise again(self._failure)
             news, self._news = self._news, {}
-            done = self.unfinished == 0
+            failure, done = self._failure, self.unfinished == 0
             if news:
                 yield [(prompt_index, delta) for (prompt_index, _), delta in news.items()]
+            # What came before the failure was told first, however soon after it the failure came.
+            if failure is not None:
+                raise again(failure)
             if done:
                 return
 
