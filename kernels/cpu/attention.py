@@ -72,6 +72,7 @@ class PagedAttention:
         before.op.kind, after.op.kind = library.ROTARY, library.ATTENTION
         for op in (before, after):
             op.heads, op.kv_heads, op.head_size = heads, kv_heads, head_size
+        self._positions = 0
         self._kept = [None if norm is None else norm.float().contiguous() for norm in (q_norm, k_norm)]
         before.q_norm, before.k_norm = (address(norm) for norm in self._kept)
         before.eps = eps
@@ -80,6 +81,7 @@ class PagedAttention:
             self._kept += tables
             before.cosines, before.sines = (address(table) for table in tables)
             before.rotated = 2 * tables[0].shape[1]
+            self._positions = len(tables[0])
         after.scale, after.window = scale, window or 0
         self._before, self._after = before, after
         self._width = heads * head_size
@@ -126,13 +128,15 @@ class PagedAttention:
         """Only attention: q [T, H * D] -> [T, H * D]."""
         assert q.stride(1) == 1
         self._bind(q, cache)
-        return self._attention(q, q.data_ptr(), q.stride(0), _plan(context, None), self._attend)
+        return self._attention(q, q.data_ptr(), q.stride(0), _plan(context), self._attend)
 
     def _run(
         self, q: Tensor, at: int, stride: int, positions: Tensor | None, cache: Cache, context: AttentionContext
     ) -> Tensor:
         self._bind(q, cache)
-        plan = _plan(context, positions)
+        plan = _plan(context)
+        if positions is not None and self._positions and not plan.turned:
+            plan.turn(positions, self._positions)
         before = self._before
         before.op.m, before.step = q.shape[0], plan.step_at
         before.q, before.q_stride = at, stride
@@ -182,10 +186,10 @@ class _Plan:
         self._longest = max(context.kv_len_list, default=0)
         self._scratch: dict[tuple[int, int, int], tuple[int, int]] = {}
 
-    def turn(self, positions: Tensor) -> None:
-        """Positions [T] int64 for layers that rotate."""
+    def turn(self, positions: Tensor, limit: int) -> None:
+        """Positions [T] int64 for layers that rotate, whose tables have ``limit`` rows."""
         positions = positions.contiguous()
-        assert positions.dtype == torch.int64
+        assert positions.dtype == torch.int64 and self._longest <= limit
         self._kept += (positions,)
         self.step.positions = positions.data_ptr()
         self.turned = True
@@ -204,12 +208,10 @@ class _Plan:
         return found
 
 
-def _plan(context: AttentionContext, positions: Tensor | None) -> _Plan:
+def _plan(context: AttentionContext) -> _Plan:
     plan = context.plans.get("native")
     if plan is None:
         plan = context.plans["native"] = _Plan(context)
-    if positions is not None and not plan.turned:
-        plan.turn(positions)
     return plan
 
 
