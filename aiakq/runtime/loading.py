@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from aiakq.errors import error
+from aiakq.kernels.attention import is_native
 from aiakq.runtime.config import DTYPES, EngineConfig
 from aiakq.runtime.engine import Engine
-from aiakq.runtime.memory import count_pages, kv_bytes_per_page
+from aiakq.runtime.memory import count_pages, give_back, kv_bytes_per_page
 from aiakq.runtime.messages import ModelLimits
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 from aiakq.runtime.models.decoder import Model
@@ -81,7 +82,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     """Load the model, size the page pool and put the engine together, reporting each phase."""
     started = time.monotonic()
     model, kernels = load_model(config)
-    gc.collect()
+    give_back()
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
     on_phase(Phase("weights", time.monotonic() - started, f"{config.hf.architecture}, {method}"))
     started = time.monotonic()
@@ -106,11 +107,16 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         "device": device_name(config.device),
         "dtype": f"{dtype} ({config.dtype_reason})",
         "linear layers": kernels,
-        "attention": "torch reference over pages",
+        "attention": attention_name(runner.caches[0][0]),
         "KV pages": pages,
         "batch": f"up to {config.max_num_seqs} sequences, {config.max_num_batched_tokens} tokens a step",
     }
     return Engine(runner, scheduler, limits, facts)
+
+
+def attention_name(cache: Tensor) -> str:
+    """Whose attention runs over this cache [pages, P, Hkv, D]."""
+    return "native, over pages" if is_native(cache, cache) else "torch, over pages"
 
 
 def device_name(device: torch.device) -> str:

@@ -17,11 +17,13 @@ from aiakq.kernels.types import QWeight
 from aiakq.runtime.binding import Binder, Kinds, stacked
 from aiakq.runtime.config import EngineConfig, ModelConfig
 from aiakq.runtime.layers.linear import AnyLinear, Embedding, Linear, SideBySide
-from aiakq.runtime.memory import free_memory
+from aiakq.runtime.memory import free_memory, give_back
 from aiakq.runtime.models import ARCHITECTURES
 
 #: A layer's name, and how many outputs it has.
 Part = tuple[str, int]
+#: Weights that are brought into a kernel's layout before what that took is given back; more often costs time.
+_GIVE_BACK_EVERY = 100_000_000
 
 
 class CheckpointWeights(Binder):
@@ -41,6 +43,7 @@ class CheckpointWeights(Binder):
         super().__init__(dtype, device, excluded, exact)
         self.checkpoint = checkpoint
         self.remarks: list[str] = []
+        self._arranged = 0
 
     def has(self, name: str) -> bool:
         return self.checkpoint.locate(name) is not None
@@ -66,6 +69,16 @@ class CheckpointWeights(Binder):
         return self.stacked([(name, n)], k, bias=bias)
 
     def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> AnyLinear:
+        layer = self._read(parts, k, bias)
+        self._arranged += k * sum(n for _, n in parts)
+        if self._arranged > _GIVE_BACK_EVERY:
+            # Pages of the file that was read, and the heap's.
+            self.checkpoint.close()
+            give_back()
+            self._arranged = 0
+        return layer
+
+    def _read(self, parts: Sequence[Part], k: int, bias: bool) -> AnyLinear:
         sources = [self.checkpoint.locate_linear(name) for name, _ in parts]
         if all(source is None for source in sources):
             weights = [self._stored(f"{name}.weight", n, k) for name, n in parts]
@@ -77,7 +90,7 @@ class CheckpointWeights(Binder):
             if whole is not None:
                 return self.bound(whole, len(parts))
             return SideBySide([self.bound(weight) for weight in found])
-        return SideBySide([self.stacked([part], k, bias=bias) for part in parts])
+        return SideBySide([self._read([part], k, bias) for part in parts])
 
     def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[Embedding, AnyLinear | None]:
         return self.embedded(self._stored(name, vocab, width), tied)

@@ -23,7 +23,8 @@ FOLDERS = sorted(path.parent for root in ROOTS for path in root.glob("*/expected
 
 
 def logits(folder: Path, ids: torch.Tensor, impl: str) -> torch.Tensor:
-    config = EngineConfig.from_args({"model": str(folder), "dtype": "float32", "device": "cpu", "model_impl": impl})
+    exact = {"dtype": "float32", "device": "cpu", "cpu_math": "exact"}
+    config = EngineConfig.from_args({"model": str(folder), "model_impl": impl} | exact)
     return ScoringModel(load_model(config)[0], config).logits(ids)[0]
 
 
