@@ -67,14 +67,4 @@ def prepare(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> NativeDe
 
 def run(x: Tensor, state: NativeDense) -> Tensor:
     """x [M, K] -> [M, N], both of the dtype it was prepared for."""
-    op = state.op
-    m = x.shape[0]
-    if x.stride(1) != 1:
-        x = x.contiguous()
-    y = torch.empty(m, op.n, dtype=x.dtype)
-    scratch = library.scratch_bytes(m * state.scratch_per_row)
-    op.op.m, op.x_type, op.y_type = m, TYPES[x.dtype], TYPES[x.dtype]
-    op.x, op.y, op.scratch = x.data_ptr(), y.data_ptr(), scratch.data_ptr()
-    op.x_stride, op.y_stride = x.stride(0), op.n
-    state.call()
-    return y
+    return library.multiply(x, state.op, state.call, state.scratch_per_row)

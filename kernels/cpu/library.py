@@ -285,3 +285,17 @@ def address(tensor: Tensor | None) -> int | None:
 def scratch_bytes(count: int) -> Tensor:
     """``count`` bytes of uninitialized memory whose first is at a multiple of 64: torch's allocator sees to that."""
     return torch.empty(count, dtype=torch.uint8)
+
+
+def multiply(x: Tensor, op: Linear | Dense, call: Call, scratch_per_row: int) -> Tensor:
+    """x [M, K] -> [M, N] of the same dtype by ``op``, which ``call`` runs."""
+    m = x.shape[0]
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    y = torch.empty(m, op.n, dtype=x.dtype)
+    scratch = scratch_bytes(m * scratch_per_row)
+    op.op.m, op.x_type, op.y_type = m, TYPES[x.dtype], TYPES[x.dtype]
+    op.x, op.y, op.scratch = x.data_ptr(), y.data_ptr(), scratch.data_ptr()
+    op.x_stride, op.y_stride = x.stride(0), op.n
+    call()
+    return y

@@ -87,17 +87,7 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
 
 def run(x: Tensor, state: NativeLinear) -> Tensor:
     """x [M, K] -> [M, N]."""
-    op = state.op
-    m = x.shape[0]
-    if x.stride(1) != 1:
-        x = x.contiguous()
-    y = torch.empty(m, op.n, dtype=x.dtype)
-    scratch = library.scratch_bytes(m * state.scratch_per_row)
-    op.op.m, op.x_type, op.y_type = m, TYPES[x.dtype], TYPES[x.dtype]
-    op.x, op.y, op.scratch = x.data_ptr(), y.data_ptr(), scratch.data_ptr()
-    op.x_stride, op.y_stride = x.stride(0), op.n
-    state.call()
-    return y
+    return library.multiply(x, state.op, state.call, state.scratch_per_row)
 
 
 def _columns(k: int, size: int, padded: int, groups: int, blocks: int) -> Tensor:
