@@ -19,11 +19,10 @@ import hashlib
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +35,11 @@ import environments  # noqa: E402
 import sections  # noqa: E402
 import torch  # noqa: E402
 from contenders import OUT, SCRIPTS, Row  # noqa: E402
+from neighbours import NOISY, Used, wait_until_quiet  # noqa: E402
 
 KERNELS = "kernels"
 #: The longest that one process may take, in seconds.
 PATIENCE = 1800
-#: A sample counts as disturbed, and is taken again next time, when others used more of the machine than this.
-NOISY = cpu_page.NOISY
 #: What the speed of a row of ours depends on.
 SOURCES = ("kernels/**/*.py", "kernels/**/*.h", "kernels/**/*.cpp", "aiakq/runtime/*.py", "aiakq/runtime/[lm]*/*.py")
 
@@ -152,37 +150,6 @@ def read_speed() -> float:
         values.sum()
         best = max(best, values.nbytes / (time.perf_counter() - began) / 1e9)
     return best
-
-
-@dataclass
-class Used:
-    """Processor seconds since the machine started: of everybody, of children of this process, and all there were."""
-
-    everybody: float
-    children: float
-    all: float
-
-    @classmethod
-    def now(cls) -> Used:
-        ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-        second = os.sysconf("SC_CLK_TCK")
-        mine = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return cls((sum(ticks) - ticks[3] - ticks[4]) / second, mine.ru_utime + mine.ru_stime, sum(ticks) / second)
-
-    def by_others(self, before: Used) -> float:
-        """The part of the machine that others have used since ``before``, 0 .. 1."""
-        used = self.everybody - before.everybody - (self.children - before.children)
-        return max(0.0, used / max(1e-9, self.all - before.all))
-
-
-def wait_until_quiet(patience: float) -> None:
-    """Wait until others leave this machine alone, for at most so many seconds."""
-    until = time.monotonic() + patience
-    while time.monotonic() < until:
-        before = Used.now()
-        time.sleep(1)
-        if Used.now().by_others(before) < NOISY:
-            break
 
 
 # --- what was measured ------------------------------------------------------------------------------------------------

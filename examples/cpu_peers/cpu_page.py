@@ -10,6 +10,7 @@ from typing import Any
 
 import shape
 from contenders import KINDS, Row
+from neighbours import NOISY
 from timing import CELLS
 
 Result = dict[str, Any]
@@ -19,8 +20,6 @@ COLUMNS = {"decode": "decode, 1", "batch": "decode, 16", "prefill": "prefill, 51
 CONTEXT = CELLS["decode"][1] + CELLS["decode"][2] / 2
 #: Tokens for which our engine is given pages (speed_aiakq.py).
 KV_TOKENS = 96 * 16
-#: The part of the machine that others may use while a row is measured, without a remark.
-NOISY = 0.1
 HEAD = """\
 ## One model shape, every engine: a plain CPU
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from neighbours import NOISY
 from rows import Row
 
 Result = dict[str, Any]
@@ -43,8 +44,8 @@ is scored by our runtime in float32 on the same windows of 512 tokens.
   Both with their standard error over windows: a difference of less than twice that is chance.
 - *KL*: from the unquantized model, nats per token; it moves far less by chance than perplexity. *same top*: how often
   the most likely token is the original's.
-- *s*: loading, calibration, quantizing and writing, without imports, on {threads} threads; *peak MB*: the most
-  memory that process ever had resident, with Python, torch and the tool itself.
+- *s*: loading, calibration, quantizing and writing, without imports, on {threads} threads (~: others used the machine
+  meanwhile); *peak MB*: the most memory that process ever had resident, with Python, torch and the tool itself.
 """
 ELSEWHERE = """\
 Our four default outputs of the example model, read by other engines: 16 prompts of 24 tokens, 32 greedy tokens each.
@@ -127,9 +128,14 @@ def table(rows: list[Row], found: dict[str, Result]) -> list[str]:
         lines.append(
             f"| {row.tool} | {name} | {result['bytes'] / 1e6:.1f} | {math.exp(mean(result['loss'])):.3f} | {change} | "
             f"{against} | {mean(result['kl']):.5f} | {100 * mean(result['same']):.1f} % | "
-            f"{result['seconds']:.0f} | {result['peak_memory'] / 1e6:.0f} |"
+            f"{disturbed(result)}{result['seconds']:.0f} | {result['peak_memory'] / 1e6:.0f} |"
         )
     return lines
+
+
+def disturbed(result: Result) -> str:
+    """A mark for seconds that others had a part in."""
+    return "~" if result.get("busy", 1) >= NOISY else ""
 
 
 def remarks(rows: list[Row], found: dict[str, Result], title: str) -> list[str]:
