@@ -19,6 +19,7 @@ from aiakq.runtime.messages import ModelLimits
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 from aiakq.runtime.models.decoder import Model
 from aiakq.runtime.pages import PagePool
+from aiakq.runtime.program import Bounds
 from aiakq.runtime.runner import Runner
 from aiakq.runtime.scheduler import Scheduler
 from aiakq.runtime.weights import CheckpointWeights, DummyWeights, check_inventory, describe_kinds, open_weights
@@ -88,6 +89,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     started = time.monotonic()
     num_pages = count_pages(config, model)
     runner = Runner(model, num_pages, config.page_size, config.dtype, config.device)
+    recorded = runner.record(Bounds(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len))
     pool = PagePool(num_pages, config.page_size, config.prefix_caching)
     scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, config.chunked_prefill)
     tokens = pool.num_usable * config.page_size
@@ -108,6 +110,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         "dtype": f"{dtype} ({config.dtype_reason})",
         "linear layers": kernels,
         "attention": attention_name(runner.caches[0][0]),
+        "step": recorded,
         "KV pages": pages,
         "batch": f"up to {config.max_num_seqs} sequences, {config.max_num_batched_tokens} tokens a step",
     }

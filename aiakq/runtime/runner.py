@@ -11,6 +11,7 @@ from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.messages import TokenLogprobs
 from aiakq.runtime.models.decoder import Model, ModelInput
+from aiakq.runtime.program import Bounds, Program, recorded
 from aiakq.runtime.sampler import Sampled, prompt_logprobs, sample
 from aiakq.runtime.scheduler import Scheduled
 from aiakq.runtime.sequence import Sequence
@@ -37,12 +38,24 @@ class Runner:
             (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
             for _ in range(layers)
         ]
+        self.program: Program | str = "not asked for"
+
+    def record(self, bounds: Bounds) -> str:
+        """Record the model's steps up to ``bounds``, where that can be done. Returns what came of it in words."""
+        self.program = recorded(self.model, self.caches, bounds)
+        if isinstance(self.program, str):
+            return f"operation by operation ({self.program})"
+        return f"{len(self.program)} operations in one call"
 
     @torch.inference_mode()
     def run(self, items: list[Scheduled]) -> list[RunResult]:
         """Run one step. ``items`` with one token come first."""
         step, rows = self._inputs(items)
-        logits = self.model.forward(step, self.caches)
+        program = self.program
+        if isinstance(program, Program) and program.takes(step):
+            logits = program(step)
+        else:
+            logits = self.model.forward(step, self.caches)
         results = [
             RunResult(None, self._prompt_logprobs(logits, item, item_rows))
             for item, item_rows in zip(items, rows, strict=True)

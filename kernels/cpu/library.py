@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from collections.abc import Callable
 from ctypes import Structure, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
@@ -218,14 +219,16 @@ class Native:
         """Bytes of scratch per row of ``op``."""
         return self.library.aiakq_scratch(ctypes.byref(op))
 
-    def run(self, *ops: Structure) -> None:
-        """Run operations one after the other on torch's number of threads."""
-        pointers = (c_void_p * len(ops))(*(ctypes.addressof(op) for op in ops))
-        self.library.aiakq_run(pointers, len(ops), torch.get_num_threads())
+
+#: Told of operations instead of running them, while a Recording is active (recording.py).
+recorder: Callable[[tuple[Structure, ...]], None] | None = None
 
 
 class Call:
     """Some operations, to be run one after the other again and again; what they point to may change in between."""
+
+    #: What the operations point to, if nobody else keeps it.
+    kept: object = None
 
     def __init__(self, *ops: Structure) -> None:
         self.ops = ops
@@ -235,6 +238,8 @@ class Call:
 
     def __call__(self, threads: int = 0) -> None:
         """Run them on so many threads, 0: torch's number."""
+        if recorder is not None:
+            return recorder(self.ops)
         self._run(self._at, self._count, threads or torch.get_num_threads())
 
 

@@ -87,28 +87,24 @@ template <int TYPE> void tile_of(const Dense& a, const Source& x, int64_t tile) 
 
 int64_t dense_scratch(const Dense& a) { return pieces(even(a.k) * 4, 64) * 64; }
 
-void dense(const void* op, const Team& team) {
+void dense(const void* op, Team& team) {
   const Dense& a = *(const Dense*)op;
   const int64_t m = a.op.m, tiles = pieces(a.n, TILE);
   Source x = {(const float*)a.x, a.x_stride};
   if (a.x_type != FLOAT32 || (a.k % 2 && a.weight_type == BFLOAT16)) {
     x = {(const float*)a.scratch, dense_scratch(a) / 4};
-    for (int64_t row; (row = take(team, 1)) < m;) {
+    share(team, m, 1, [&](int64_t row) {
       float* to = (float*)a.scratch + row * x.stride;
       for (int64_t i = 0; i < a.k; i += 16)
         store_some(to, i, FLOAT32, load_some(a.x, row * a.x_stride + i, a.x_type, a.k - i), a.k - i);
       if (a.k % 2) to[a.k] = 0;
-    }
-    sync(team);
+    });
   }
-  const int64_t chunk = most(1, least(8, tiles / (8 * team.size)));
-  for (int64_t start; (start = take(team, chunk)) < tiles;)
-    for (int64_t tile = start; tile < least(start + chunk, tiles); tile++) {
-      if (a.weight_type == FLOAT32) tile_of<FLOAT32>(a, x, tile);
-      if (a.weight_type == FLOAT16) tile_of<FLOAT16>(a, x, tile);
-      if (a.weight_type == BFLOAT16) tile_of<BFLOAT16>(a, x, tile);
-    }
-  sync(team);
+  share(team, tiles, chunk_of(team, tiles, 8), [&](int64_t tile) {
+    if (a.weight_type == FLOAT32) tile_of<FLOAT32>(a, x, tile);
+    if (a.weight_type == FLOAT16) tile_of<FLOAT16>(a, x, tile);
+    if (a.weight_type == BFLOAT16) tile_of<BFLOAT16>(a, x, tile);
+  });
 }
 
 }  // namespace ISA

@@ -358,29 +358,24 @@ template <int MATH> Works works_of(const Linear& a) {
 
 int64_t linear_scratch(const Linear& a) { return rows_of(a).stride; }
 
-void linear(const void* op, const Team& team) {
+void linear(const void* op, Team& team) {
   const Linear& a = *(const Linear*)op;
   const Rows rows = rows_of(a);
   const int64_t m = a.op.m, tiles = pieces(a.n, TILE);
-  for (int64_t row; (row = take(team, 1)) < m;) arrange(a, rows, row);
-  sync(team);
+  share(team, m, 1, [&](int64_t row) { arrange(a, rows, row); });
   const Works works = a.math == EXACT    ? works_of<EXACT>(a)
                       : a.math == BLOCKS ? works_of<BLOCKS>(a)
                                          : Works{integer_work<6>(), integer_work<4>(), integer_work<2>(), integers<1>};
-  // Few enough that the last ones are shared out evenly, many enough that taking them costs nothing.
-  const int64_t chunk = most(1, least(8, tiles / (8 * team.size)));
-  for (int64_t start; (start = take(team, chunk)) < tiles;)
-    for (int64_t tile = start; tile < least(start + chunk, tiles); tile++) {
-      int64_t row = 0;
-      if (works.six)
-        for (; row + 6 <= m; row += 6) works.six(a, rows, row, tile);
-      if (works.four)
-        for (; row + 4 <= m; row += 4) works.four(a, rows, row, tile);
-      if (works.two)
-        for (; row + 2 <= m; row += 2) works.two(a, rows, row, tile);
-      for (; row < m; row++) works.one(a, rows, row, tile);
-    }
-  sync(team);
+  share(team, tiles, chunk_of(team, tiles, 8), [&](int64_t tile) {
+    int64_t row = 0;
+    if (works.six)
+      for (; row + 6 <= m; row += 6) works.six(a, rows, row, tile);
+    if (works.four)
+      for (; row + 4 <= m; row += 4) works.four(a, rows, row, tile);
+    if (works.two)
+      for (; row + 2 <= m; row += 2) works.two(a, rows, row, tile);
+    for (; row < m; row++) works.one(a, rows, row, tile);
+  });
 }
 
 }  // namespace ISA
