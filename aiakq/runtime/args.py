@@ -151,6 +151,15 @@ ARGUMENTS: tuple[Argument, ...] = (
         low=0.01,
         high=1.0,
     ),
+    Argument(
+        "kv_cache_dtype",
+        str,
+        "auto",
+        "How keys and values are stored. auto: as they are computed (see --dtype). int8: a quarter of float32, with a "
+        "scale per token and head.",
+        "memory",
+        choices=("auto", "float32", "float16", "bfloat16", "int8"),
+    ),
     Argument("num_gpu_blocks_override", int, None, "Use exactly this many KV pages.", "memory", low=2),
     Argument("enable_prefix_caching", bool, True, "Reuse KV pages of equal prompt beginnings.", "memory"),
     # --- scheduling ----------------------------------------------------------------------------------------------

@@ -88,12 +88,12 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     on_phase(Phase("weights", time.monotonic() - started, f"{config.hf.architecture}, {method}"))
     started = time.monotonic()
     num_pages = count_pages(config, model)
-    runner = Runner(model, num_pages, config.page_size, config.dtype, config.device)
+    runner = Runner(model, num_pages, config.page_size, config.kv_dtype, config.device)
     recorded = runner.record(Bounds(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len))
     pool = PagePool(num_pages, config.page_size, config.prefix_caching)
     scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, config.chunked_prefill)
     tokens = pool.num_usable * config.page_size
-    size = num_pages * kv_bytes_per_page(model, config.page_size, config.dtype)
+    size = num_pages * kv_bytes_per_page(model, config.page_size, config.kv_dtype)
     pages = f"{pool.num_usable} of {config.page_size} tokens = {tokens} tokens, {size / 2**20:.0f} MiB"
     on_phase(Phase("KV pages", time.monotonic() - started, pages))
     limits = ModelLimits(
@@ -111,7 +111,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         "linear layers": kernels,
         "attention": attention_name(runner.caches[0][0]),
         "step": recorded,
-        "KV pages": pages,
+        "KV pages": f"{pages}, {str(config.kv_dtype).removeprefix('torch.')}",
         "batch": f"up to {config.max_num_seqs} sequences, {config.max_num_batched_tokens} tokens a step",
     }
     return Engine(runner, scheduler, limits, facts)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.attention import StepTables
-from aiakq.kernels.cpu.library import Call
 from aiakq.kernels.cpu.recording import NotRecordable, Recording
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.layers.attention import LayerCache

@@ -26,18 +26,21 @@ class RunResult:
 
 
 class Runner:
-    """A model, its KV cache, and the tensors of one step."""
+    """A model, its KV cache (in ``dtype``), and the tensors of one step."""
 
     def __init__(self, model: Model, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
         layers, kv_heads, head_dim = model.kv_shape
         shape = (num_pages, page_size, kv_heads, head_dim)
+
+        def zeros() -> LayerCache:
+            pairs = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)]
+            scales = [torch.zeros(shape[:3], device=device) for _ in range(2)] if dtype == torch.int8 else []
+            return (*pairs, *scales)
+
         self.model = model
         self.page_size = page_size
         self.device = device
-        self.caches: list[LayerCache] = [
-            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-            for _ in range(layers)
-        ]
+        self.caches: list[LayerCache] = [zeros() for _ in range(layers)]
         self.program: Program | str = "not asked for"
 
     def record(self, bounds: Bounds) -> str:
@@ -71,9 +74,9 @@ class Runner:
 
     def clear(self, pages: list[int]) -> None:
         """Zero pages that may hold values that are not finite, before anyone else gets them."""
-        for keys, values in self.caches:
-            keys[pages] = 0
-            values[pages] = 0
+        for cache in self.caches:
+            for tensor in cache:
+                tensor[pages] = 0
 
     def _inputs(self, items: list[Scheduled]) -> tuple[ModelInput, list[range]]:
         """The step's tensors, and for each item the rows of its logits."""

@@ -172,8 +172,8 @@ class PagedAttention:
 class StepTables:
     """Where a step's tokens are, as the library wants it: the same for all layers, which point here.
 
-    ``longest`` is the most positions a sequence may have. A recording outlives its step, so the step after ``fill``s the
-    same tables again; they keep the memory that threads need, if they are told to.
+    ``longest`` is the most positions a sequence may have. What was recorded outlives its step: the step after it
+    ``fill``s the same tables again, and they keep the memory that threads need if ``keep_memory`` says so.
     """
 
     def __init__(self, longest: int, keep_memory: bool = False) -> None:

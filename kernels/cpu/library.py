@@ -1,7 +1,8 @@
 """The native library: its operations as structs (src/ops.h), and running them.
 
 ``native()`` loads it on first use. It is built by the normal install where there is a C++ compiler (build.py); without
-it, the torch implementations run. AIAKQ_CPU_LIBRARY names another build of it, AIAKQ_CPU_ISA an instruction set.
+it, the torch implementations run. AIAKQ_CPU_LIBRARY names another build of it, AIAKQ_CPU_ISA an instruction set;
+AIAKQ_KERNELS=reference does without it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from aiakq.kernels import VARIABLE, allowed
 from aiakq.kernels.cpu import build
 
 FILE = build.TARGET
@@ -251,6 +253,8 @@ def native() -> Native:
 
 def unavailable() -> str | None:
     """None if the library can be used, else one sentence why not and what to do."""
+    if not allowed("cpu"):
+        return f"{VARIABLE} does not name them"
     try:
         native()
     except Outdated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -13,8 +14,8 @@ from aiakq.runtime.layers.linear import AnyLinear
 from aiakq.runtime.layers.norm import RMSNorm
 from aiakq.runtime.layers.rotary import Angles, Rotary
 
-#: Keys and values of one layer, each [pages, P, Hkv, D].
-LayerCache = tuple[Tensor, Tensor]
+#: Keys and values of one layer, each [pages, P, Hkv, D]; int8 ones are followed by their scales [pages, P, Hkv].
+LayerCache = Sequence[Tensor]
 
 
 @dataclass
@@ -72,5 +73,5 @@ class Attention:
         if self.rotary is not None:
             assert angles is not None
             q, k = self.rotary(q, angles), self.rotary(k, angles)
-        write_kv(k, v, *cache, context.slots)
-        return paged_attention(q, *cache, context, self.scale, self.sliding_window).flatten(1)
+        write_kv(k, v, cache, context.slots)
+        return paged_attention(q, cache, context, self.scale, self.sliding_window).flatten(1)

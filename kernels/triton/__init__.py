@@ -1,0 +1,1 @@
+"""Kernels in Triton, for NVIDIA GPUs. Imported only where they run: nothing here is queried or tuned at import."""
