@@ -21,6 +21,7 @@ import typer
 
 import aiakq
 from aiakq.errors import BUG, AiakqError, error
+from aiakq.runtime import foreign
 from aiakq.runtime.args import ARGUMENTS, checked
 from aiakq.runtime.threads import spin_briefly
 from aiakq.terminal import console, server_log, tables
@@ -73,6 +74,8 @@ app.command(cls=Command)(quantize)
 def serve(engine: dict[str, Any]) -> int:
     """Serve a model over HTTP with the OpenAI API."""
     arguments = checked(engine, server=True)
+    for line in foreign.remarks(engine):
+        console.warning(line)
     if not arguments["model"]:
         raise error("usage", reason="No model is given.", hint="Example: aiakq serve MODEL --port 8000")
     from aiakq.runtime.server.launch import serve as launch

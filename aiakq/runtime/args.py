@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.runtime import foreign
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ ARGUMENTS: tuple[Argument, ...] = (
         "enforce_eager",
         bool,
         False,
-        "Never use CUDA graphs. There are none yet, so both values do the same.",
+        "Run a step operation by operation: no CUDA graphs on a GPU, no recorded list of operations on a CPU.",
         "model",
     ),
     Argument(
@@ -225,11 +226,13 @@ def engine_arguments() -> Iterable[Argument]:
 def checked(given: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
     """All arguments with defaults filled in and every given value checked.
 
-    Raises ``usage`` for an unknown name and ``bad_option`` for a wrong type or value.
+    Those of other engines (foreign.py) are left out. Raises ``usage`` for an unknown name, ``option_refused`` for what
+    there is not, and ``bad_option`` for a wrong type or value.
     """
     known = {argument.name: argument for argument in ARGUMENTS if server or argument.group != "server"}
+    foreign.refuse(given)
     for name in given:
-        if name not in known:
+        if name not in known and name not in foreign.BY_NAME:
             raise error("usage", reason=f"There is no engine argument {name!r}.", hint="See docs/arguments.md.")
     return {name: _check(argument, given.get(name, argument.default)) for name, argument in known.items()}
 

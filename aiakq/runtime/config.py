@@ -185,6 +185,7 @@ class EngineConfig:
     model_impl: str
     dequantize: str
     cpu_math: str
+    enforce_eager: bool
     trust_remote_code: bool
     eos_token_ids: tuple[int, ...]
     sampling: Mapping[str, Any]
@@ -250,6 +251,7 @@ class EngineConfig:
             model_impl=args["model_impl"],
             dequantize=args["dequantize"],
             cpu_math=args["cpu_math"],
+            enforce_eager=args["enforce_eager"],
             trust_remote_code=args["trust_remote_code"],
             eos_token_ids=_eos_ids(generation, raw),
             sampling=_default_sampling(generation) if args["generation_config"] == "auto" else {},

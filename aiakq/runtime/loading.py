@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aiakq.errors import error
 from aiakq.kernels.attention import is_native
-from aiakq.runtime.config import DTYPES, EngineConfig
+from aiakq.runtime.config import EngineConfig
 from aiakq.runtime.engine import Engine
 from aiakq.runtime.memory import count_pages, give_back, kv_bytes_per_page
 from aiakq.runtime.messages import ModelLimits
@@ -58,16 +58,7 @@ def load_model(config: EngineConfig) -> tuple[Model, str]:
         return load_transformers_model(config)
     weights: CheckpointWeights | DummyWeights
     if config.load_format == "dummy":
-        if config.spec is not None:
-            raise error(
-                "option_conflict",
-                option="--load-format dummy",
-                other="a quantized config",
-                reason="only unquantized weights can be made up",
-                hint="Use the original model's config.json.",
-            )
-        stored = DTYPES.get(str(config.hf.raw.get("dtype") or config.hf.raw.get("torch_dtype")))
-        weights = DummyWeights(config.dtype, config.device, config.seed, stored)
+        weights = DummyWeights(config)
     else:
         weights = open_weights(config)
     if isinstance(weights, CheckpointWeights):
@@ -89,7 +80,8 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     started = time.monotonic()
     num_pages = count_pages(config, model)
     runner = Runner(model, num_pages, config.page_size, config.kv_dtype, config.device)
-    recorded = runner.record(Bounds(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len))
+    bounds = Bounds(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+    recorded = "operation by operation" if config.enforce_eager else runner.record(bounds)
     pool = PagePool(num_pages, config.page_size, config.prefix_caching)
     scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, config.chunked_prefill)
     tokens = pool.num_usable * config.page_size

@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiakq.kernels import triton
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.attention import StepTables
 from aiakq.kernels.cpu.recording import NotRecordable, Recording
 from aiakq.kernels.types import AttentionContext
+from aiakq.runtime.graphs import DecodeGraphs
 from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.decoder import Decoder, Model, ModelInput
 
 
@@ -92,11 +95,18 @@ class Program:
         return self._logits[:rows].float()
 
 
-def recorded(model: Model, caches: list[LayerCache], bounds: Bounds) -> Program | str:
-    """The step of ``model`` recorded, or why it cannot be."""
+def recorded(model: Model, caches: list[LayerCache], bounds: Bounds, page_size: int) -> Program | DecodeGraphs | str:
+    """The step of ``model`` recorded, or why it cannot be: all of it on a CPU, decoding on a GPU."""
     if not isinstance(model, Decoder):
         return "the model is transformers'"
-    if library.unavailable() is not None or caches[0][0].device.type != "cpu":
+    device = caches[0][0].device
+    if device.type == "cuda":
+        if any(isinstance(block.mlp, SparseMLP) for block in model.blocks):
+            return "experts are chosen on the host"
+        if triton.trouble() is not None or model.embedding.dtype not in triton.DTYPES:
+            return "attention is torch's"
+        return DecodeGraphs(model, caches, bounds.rows, bounds.length, page_size, device)
+    if library.unavailable() is not None:
         return "no native library"
     try:
         with torch.inference_mode():

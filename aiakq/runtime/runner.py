@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.types import AttentionContext
+from aiakq.runtime.graphs import DecodeGraphs
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.messages import TokenLogprobs
 from aiakq.runtime.models.decoder import Model, ModelInput
@@ -41,13 +42,15 @@ class Runner:
         self.page_size = page_size
         self.device = device
         self.caches: list[LayerCache] = [zeros() for _ in range(layers)]
-        self.program: Program | str = "not asked for"
+        self.program: Program | DecodeGraphs | str = "not asked for"
 
     def record(self, bounds: Bounds) -> str:
         """Record the model's steps up to ``bounds``, where that can be done. Returns what came of it in words."""
-        self.program = recorded(self.model, self.caches, bounds)
+        self.program = recorded(self.model, self.caches, bounds, self.page_size)
         if isinstance(self.program, str):
             return f"operation by operation ({self.program})"
+        if isinstance(self.program, DecodeGraphs):
+            return f"decoding in CUDA graphs, {len(self.program)} sizes, captured when needed"
         return f"{len(self.program)} operations in one call"
 
     @torch.inference_mode()
@@ -55,7 +58,7 @@ class Runner:
         """Run one step. ``items`` with one token come first."""
         step, rows = self._inputs(items)
         program = self.program
-        if isinstance(program, Program) and program.takes(step):
+        if not isinstance(program, str) and program.takes(step):
             logits = program(step)
         else:
             logits = self.model.forward(step, self.caches)

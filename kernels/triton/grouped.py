@@ -22,9 +22,6 @@ import triton.language as tl
 
 from aiakq.kernels.triton.language import INTERPRETED, dot, offset_of, planes_of
 
-#: Outputs of a tile of weights.
-TILE = 64
-
 
 @triton.jit
 def arrange_kernel(
@@ -76,7 +73,8 @@ def _scale_and_zero(packed):
     return scale, zero
 
 
-@triton.jit
+# One more row is no reason to compile again.
+@triton.jit(do_not_specialize=["M"])
 def grouped_kernel(
     x_ptr,  # [M, K] in the order of the weights
     sums_ptr,  # of arrange_kernel; not with SCALE_FIRST
@@ -180,9 +178,8 @@ def grouped_kernel(
             tl.debug_barrier()
             acc = tl.zeros((BN, BM), tl.float32)
             for other in range(SPLIT):
-                acc += tl.load(
-                    parts_ptr + tl.cast(other, tl.int64) * M * N + at, mask=there, other=0.0, cache_modifier=".cg"
-                )
+                theirs = parts_ptr + tl.cast(other, tl.int64) * M * N + at
+                acc += tl.load(theirs, mask=there, other=0.0, cache_modifier=".cg")
             tl.store(counter, 0)
     if last:
         if BIAS:

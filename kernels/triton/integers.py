@@ -35,7 +35,8 @@ def quantize_kernel(
     tl.store(scales_ptr + row, scale + tl.sum(x * 0.0, 0))
 
 
-@triton.jit
+# One more row is no reason to compile again.
+@triton.jit(do_not_specialize=["M"])
 def integers_kernel(
     x_ptr,  # [M, K] int8
     x_scales_ptr,  # [M] float32

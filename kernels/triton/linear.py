@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from aiakq.kernels.triton import DTYPES, trouble
 from aiakq.kernels.types import LinearProblem, QWeight
 
 if TYPE_CHECKING:
@@ -17,28 +16,23 @@ if TYPE_CHECKING:
 
 #: Bits of a code in the layout for each scheme: three take the place of four.
 STORED_BITS = {"w2a16": 2, "w3a16": 4, "w4a16": 4, "w8a16": 8}
-DTYPES = (torch.float16, torch.bfloat16)
-#: Outputs of a tile, as in grouped.py.
+#: Outputs of a tile in memory, as in grouped.py.
 TILE = 64
-
-
-@lru_cache(maxsize=1)
-def missing() -> str | None:
-    """None if Triton can be imported, or what to do."""
-    return None if importlib.util.find_spec("triton") else "Triton is not installed: pip install triton"
+#: Outputs come in multiples of this: the most that a program computes.
+WIDEST = 128
 
 
 def supports(problem: LinearProblem) -> str | None:
     """None, or why not."""
-    if problem.scheme not in STORED_BITS:
-        return f"it has no {problem.scheme}"
     if problem.device != "cuda":
         return "it runs on NVIDIA GPUs"
-    return missing() or fits(problem)
+    return fits(problem) or trouble()
 
 
 def fits(problem: LinearProblem) -> str | None:
     """None if the layout can hold such a weight, or why not."""
+    if problem.scheme not in STORED_BITS:
+        return f"it has no {problem.scheme}"
     if problem.dtype not in DTYPES:
         return f"activations are float16 or bfloat16, not {problem.dtype}"
     if inputs_per_plane(problem.k, problem.group_size, STORED_BITS[problem.scheme]) is None:
@@ -88,7 +82,7 @@ def prepare(weight: QWeight, problem: LinearProblem) -> Packed:
     bits = STORED_BITS[weight.scheme]
     plane = inputs_per_plane(weight.k, weight.group_size, bits)
     assert plane is not None
-    planes, padding = 16 // bits, -weight.n % TILE
+    planes, padding = 16 // bits, -weight.n % WIDEST
     codes = torch.nn.functional.pad(weight.codes, (0, 0, 0, padding))
     tiles = codes.view(-1, TILE, weight.k // (plane * planes), planes, plane).to(torch.int32)
     words = torch.zeros_like(tiles[:, :, :, 0])

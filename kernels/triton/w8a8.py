@@ -8,24 +8,28 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from aiakq.kernels.triton.linear import DTYPES, TILE, missing
+from aiakq.kernels.triton import DTYPES, trouble
 from aiakq.kernels.types import LinearProblem, QWeight
 
 if TYPE_CHECKING:
     from aiakq.kernels.triton.configs import Config
 
 
+#: Outputs come in multiples of this: the most that a program computes.
+WIDEST = 256
+
+
 def supports(problem: LinearProblem) -> str | None:
     """None, or why not."""
-    if problem.scheme != "w8a8":
-        return f"it has no {problem.scheme}"
     if problem.device != "cuda":
         return "it runs on NVIDIA GPUs"
-    return missing() or fits(problem)
+    return fits(problem) or trouble()
 
 
 def fits(problem: LinearProblem) -> str | None:
     """None if the layout can hold such a weight, or why not."""
+    if problem.scheme != "w8a8":
+        return f"it has no {problem.scheme}"
     if problem.dtype not in (*DTYPES, torch.float32):
         return f"activations are float32, float16 or bfloat16, not {problem.dtype}"
     if problem.group_size != problem.k or problem.has_zeros or problem.has_perm:
@@ -49,8 +53,7 @@ class Packed:
 
 def prepare(weight: QWeight, problem: LinearProblem) -> Packed:
     """Bring ``weight`` (not modified) into the layout."""
-    # Tiles of up to 256 outputs read whole tiles.
-    padding = -weight.n % (4 * TILE)
+    padding = -weight.n % WIDEST
     codes = (weight.codes.to(torch.int16) - 128).to(torch.int8)
     codes = torch.nn.functional.pad(codes, (0, 0, 0, padding)).contiguous()
     scales = torch.nn.functional.pad(weight.scales.reshape(-1).float(), (0, padding)).contiguous()

@@ -1,8 +1,11 @@
-"""Every launch configuration compiled, and what became of it as JSON. Run by test_triton_compiled.py; --record writes
-instructions.json."""
+"""Every launch configuration compiled, and what became of it as JSON on stdout. Run by test_triton_compiled.py.
+
+--record writes instructions.json, --page a section of docs/performance.md.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import sys
 from collections.abc import Iterator
@@ -15,6 +18,7 @@ from triton.runtime.jit import MockTensor
 
 from aiakq.kernels.triton import attention, configs, grouped, integers, linear
 
+HERE = Path(__file__).resolve().parent
 K, N = 4096, 4096
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 #: Scheme, bits as stored, groups.
@@ -95,16 +99,45 @@ def described(
     }
 
 
+PAGE = """\
+## Triton kernels, compiled and not yet run
+
+No GPU has taken part: these are what ptxas made for an H200 (sm_90) of every launch configuration of
+`kernels/triton/launch/default.json`, {versions}. CI compiles them again, for sm_80 and sm_89 too, and fails if one does
+not fit, spills registers, waits for a load in its main loop, multiplies with another instruction than is meant, or
+needs more than 5 % more instructions per weight. At 4.3 TB/s an H200 can issue about four instructions per 4-bit
+weight, seven per 8-bit weight, before issue is what limits it.
+
+| kernel | up to rows | instructions per weight | registers | shared memory, KiB | multiplied by |
+|---|---|---|---|---|---|
+{rows}
+
+Of attention, per element of a key and a value. Written by `python tests/kernels/triton/compile_all.py --page`."""
+
+
+def page(made: list[dict[str, Any]]) -> str:
+    rows = []
+    for k in made:
+        if k["arch"] == 90:
+            name = k["name"].removesuffix(" sm90").rsplit(" m", 1)[0]
+            shared = f"{k['shared'] / 1024:.0f}"
+            cells = (name, k["rows"], f"{k['per_weight']:.2f}", k["registers"], shared, k["matrix"])
+            rows.append("| " + " | ".join(map(str, cells)) + " |")
+    versions = f"Triton {importlib.metadata.version('triton')}"
+    return PAGE.format(versions=versions, rows="\n".join(rows))
+
+
 def main() -> None:
     made = [*grouped_kernels(), *integer_kernels(), *attention_kernels()]
     if "--record" in sys.argv:
-        file = Path(__file__).with_name("instructions.json")
+        file = HERE / "instructions.json"
         file.write_text(json.dumps({kernel["name"]: kernel["per_weight"] for kernel in made}, indent=1) + "\n")
-    if "--table" in sys.argv:
-        for k in made:
-            print(f"{k['name']:28} {k['per_weight']:6.2f} {k['registers']:4} registers, {k['shared']:6} bytes shared")
-    else:
-        json.dump(made, sys.stdout)
+    if "--page" in sys.argv:
+        sys.path.insert(0, str(HERE.parents[2] / "examples"))
+        import sections
+
+        sections.put(HERE.parents[2] / "docs" / "performance.md", "triton", page(made))
+    json.dump(made, sys.stdout)
 
 
 if __name__ == "__main__":
