@@ -21,7 +21,6 @@ import typer
 
 import aiakq
 from aiakq.errors import BUG, AiakqError, error
-from aiakq.runtime import foreign
 from aiakq.runtime.args import ARGUMENTS, checked
 from aiakq.runtime.threads import spin_briefly
 from aiakq.terminal import console, server_log, tables
@@ -74,8 +73,6 @@ app.command(cls=Command)(quantize)
 def serve(engine: dict[str, Any]) -> int:
     """Serve a model over HTTP with the OpenAI API."""
     arguments = checked(engine, server=True)
-    for line in foreign.remarks(engine):
-        console.warning(line)
     if not arguments["model"]:
         raise error("usage", reason="No model is given.", hint="Example: aiakq serve MODEL --port 8000")
     from aiakq.runtime.server.launch import serve as launch
@@ -161,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.remove("--debug")
         debug = True
     try:
-        return _run(words, debug)
+        return _run(_without_foreign(words), debug)
     except KeyboardInterrupt:
         console.note("aiakq: interrupted")
         return INTERRUPTED
@@ -181,6 +178,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BUG
     finally:
         _settle_stdout()
+
+
+def _without_foreign(words: list[str]) -> list[str]:
+    """``words`` without the options of other engines, about which a line is said. Raises ``option_refused``."""
+    if not words or words[0] not in ("serve", "bench"):
+        return words
+    from aiakq.runtime import foreign
+
+    words, given = foreign.taken_out(words)
+    foreign.refuse(given)
+    for line in foreign.remarks(given):
+        console.warning(line)
+    return words
 
 
 def _run(words: list[str], debug: bool) -> int:

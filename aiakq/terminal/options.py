@@ -14,7 +14,6 @@ import typer
 
 from aiakq.errors import error
 from aiakq.runtime.args import Argument
-from aiakq.runtime.foreign import FOREIGN, Foreign
 from aiakq.terminal.help import default_text
 
 #: Headings of the help page, by group of the table.
@@ -66,7 +65,6 @@ def with_arguments(
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != keyword]
         taken = {parameter.name for parameter in own}
         added = [_parameter(row) for row in rows if row.name not in taken]
-        added += [_foreign(row) for row in FOREIGN if row.name not in taken]
         positional = inspect.Parameter(
             "model_word",
             inspect.Parameter.KEYWORD_ONLY,
@@ -118,17 +116,6 @@ def _parameter(row: Argument) -> inspect.Parameter:
         show_default=False,
         rich_help_panel=_PANELS[row.group],
     )
-    return inspect.Parameter(
-        row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-    )
-
-
-def _foreign(row: Foreign) -> inspect.Parameter:
-    """An option of another engine: taken, and not shown."""
-    names = [f"{row.flag}/--no-{row.flag.removeprefix('--')}" if row.switch else row.flag]
-    names += [row.short] if row.short else []
-    option = typer.Option(*names, hidden=True)
-    kind: Any = bool if row.switch else str
     return inspect.Parameter(
         row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )

@@ -48,3 +48,27 @@ def test_the_python_api_warns_once_each(tiny_model):
         LLM(folder, swap_space=4, use_v2_block_manager=False, task="generate")
     with pytest.raises(AiakqError, match="LoRA"):
         LLM(folder, enable_lora=True)
+
+
+def test_taken_out_of_a_command_line():
+    words = [
+        "serve",
+        "m",
+        "--swap-space",
+        "8",
+        "--port=1",
+        "--enable-lora-bias",
+        "--no-use-v2-block-manager",
+        "-O",
+        "3",
+    ]
+    kept, given = foreign.taken_out([*words, "--max-loras=2", "--no-enable-prefix-caching", "--", "--task", "x"])
+    assert kept == ["serve", "m", "--port=1", "--no-enable-prefix-caching", "--", "--task", "x"]
+    assert given == {
+        "swap_space": "8",
+        "enable_lora_bias": True,
+        "use_v2_block_manager": False,
+        "compilation_config": "3",
+        "max_loras": "2",
+    }
+    assert foreign.taken_out(["serve", "--task"]) == (["serve"], {"task": None})
