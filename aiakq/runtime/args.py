@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.runtime import foreign
+from aiakq.runtime.foreign import BY_NAME as FOREIGN
+from aiakq.runtime.foreign import refuse
 
 
 @dataclass(frozen=True)
@@ -230,9 +231,9 @@ def checked(given: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
     there is not, and ``bad_option`` for a wrong type or value.
     """
     known = {argument.name: argument for argument in ARGUMENTS if server or argument.group != "server"}
-    foreign.refuse(given)
+    refuse(given)
     for name in given:
-        if name not in known and name not in foreign.BY_NAME:
+        if name not in known and name not in FOREIGN:
             raise error("usage", reason=f"There is no engine argument {name!r}.", hint="See docs/arguments.md.")
     return {name: _check(argument, given.get(name, argument.default)) for name, argument in known.items()}
 
