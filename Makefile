@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
-.PHONY: help quickstart test check format docs quality large bench bench-cpu kernels sanitize gpu clean
+.PHONY: help quickstart test test-elsewhere check format docs quality large bench bench-cpu kernels sanitize gpu clean
 
 help:  ## these lines
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,6 +29,10 @@ quickstart: $(VENV)/.runtime $(VENV)/.native  ## quantize the example model four
 
 test: $(VENV)/.test $(VENV)/.native  ## every test, on the CPU, without a network
 	$(BIN)/pytest -q
+
+test-elsewhere: $(VENV)/.test $(VENV)/.native  ## the runtime's tests as on machines with AVX2 only, and without native kernels
+	AIAKQ_CPU_ISA=avx2 $(BIN)/pytest -q tests/runtime
+	AIAKQ_KERNELS=reference $(BIN)/pytest -q tests/runtime
 
 check: $(VENV)/.test $(VENV)/.native  ## format, lint, types, then every test
 	$(BIN)/ruff format --check .

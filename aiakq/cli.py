@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.remove("--debug")
         debug = True
     try:
-        return _run(words, debug)
+        return _run(_without_foreign(words), debug)
     except KeyboardInterrupt:
         console.note("aiakq: interrupted")
         return INTERRUPTED
@@ -178,6 +178,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BUG
     finally:
         _settle_stdout()
+
+
+def _without_foreign(words: list[str]) -> list[str]:
+    """``words`` without the options of other engines, about which a line is said. Raises ``option_refused``."""
+    if not words or words[0] not in ("serve", "bench"):
+        return words
+    from aiakq.runtime import foreign
+
+    words, given = foreign.taken_out(words)
+    foreign.refuse(given)
+    for line in foreign.remarks(given):
+        console.warning(line)
+    return words
 
 
 def _run(words: list[str], debug: bool) -> int:

@@ -76,6 +76,7 @@ def error(id: str, **fields: Any) -> AiakqError:
 REGISTRY: dict[str, ErrorKind] = {
     # --- the command line -------------------------------------------------------------------------------------
     "usage": ErrorKind("{reason}", "{hint}", USAGE),
+    "option_refused": ErrorKind("{option} cannot be had: {reason}.", "Leave it out.", USAGE),
     "bad_option": ErrorKind("{option} is {value!r}, which is not {expected}.", "{hint}", USAGE),
     # --- model folders ----------------------------------------------------------------------------------------
     "model_missing": ErrorKind(

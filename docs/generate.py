@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aiakq.errors import REGISTRY
 from aiakq.runtime.args import ARGUMENTS, Argument
+from aiakq.runtime.foreign import FOREIGN
 
 DOCS = Path(__file__).resolve().parent
 COMMANDS = ["", "quantize", "serve", "bench", "bench latency", "bench throughput", "bench serve", "eval", "inspect"]
@@ -24,6 +25,12 @@ _GROUPS = {
     "scheduling": "What runs in a step.",
     "server": "Only for `aiakq serve`.",
 }
+
+
+_FOREIGN = (
+    "vLLM and AIAK have these, and their scripts start here, too. They are not in `--help`; a line says what is not",
+    "done.",
+)
 
 
 def arguments_page() -> str:
@@ -38,6 +45,19 @@ def arguments_page() -> str:
     for group, about in _GROUPS.items():
         lines += ["", f"## {group.capitalize()}", "", about, "", "| option | default | what it does |", "|---|---|---|"]
         lines += [_argument_row(argument) for argument in ARGUMENTS if argument.group == group]
+    accepted, refused = ([row for row in FOREIGN if row.refused is which] for which in (False, True))
+    lines += [
+        "",
+        "## Of other engines",
+        "",
+        *_FOREIGN,
+        "",
+        "| option | accepted: it does nothing, because |",
+        "|---|---|",
+    ]
+    lines += [f"| `{row.flag}` | {row.why} |" for row in accepted]
+    lines += ["", "| option | refused, but for | because |", "|---|---|---|"]
+    lines += [f"| `{row.flag}` | {', '.join(f'`{v}`' for v in row.harmless)} | {row.why} |" for row in refused]
     return "\n".join(lines) + "\n"
 
 

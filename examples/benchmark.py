@@ -44,7 +44,7 @@ def main() -> None:
     results = {"latency": latency, "serving": serving}
     (OUT / "benchmark.json").write_text(json.dumps(results, indent=1))
     file = ROOT / "docs" / "performance.md"
-    others = sections.get(file, "bench-cpu")
+    others = "\n\n".join(filter(None, (sections.get(file, name) for name in ("bench-cpu", "triton"))))
     file.write_text(page(results) + (f"\n{others}\n" if others else ""), encoding="utf-8")
 
 

@@ -12,6 +12,7 @@ Adding one is a new module and one line here; ``tests/kernels`` runs every entry
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -25,9 +26,24 @@ __version__ = "0.1.0"  # transformers looks for a package named "kernels"; a ver
 #: name -> module, in order of preference.
 IMPLEMENTATIONS: dict[str, str] = {
     "cpu": "aiakq.kernels.cpu.linear",
+    "triton": "aiakq.kernels.triton.linear",
+    "triton-w8a8": "aiakq.kernels.triton.w8a8",
     "dequantized": "aiakq.kernels.dequantized",
     "reference": "aiakq.kernels.reference",
 }
+
+
+#: Where an implementation runs, if not everywhere; elsewhere it is not even asked.
+DEVICES = {"cpu": "cpu", "triton": "cuda", "triton-w8a8": "cuda"}
+
+#: Names the implementations that may be used, separated by commas; ``reference`` may always be. For tests.
+VARIABLE = "AIAKQ_KERNELS"
+
+
+def allowed(name: str) -> bool:
+    """Whether the environment lets this implementation be used."""
+    names = os.environ.get(VARIABLE)
+    return not names or name in (*names.split(","), "reference")
 
 
 @dataclass(frozen=True)
@@ -54,8 +70,10 @@ def explain(problem: LinearProblem, exclude: frozenset[str] = frozenset()) -> Ch
     """Which implementation would run ``problem``, and why not a faster one; binds nothing."""
     passed_over: list[tuple[str, str]] = []
     for name, path in IMPLEMENTATIONS.items():
-        if name in exclude:
-            passed_over.append((name, "not wanted"))
+        if DEVICES.get(name, problem.device) != problem.device:
+            continue
+        if name in exclude or not allowed(name):
+            passed_over.append((name, "not wanted" if name in exclude else f"not in {VARIABLE}"))
             continue
         reason = importlib.import_module(path).supports(problem)
         if reason is None:

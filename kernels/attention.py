@@ -9,7 +9,7 @@ one, or decoded next to any other sequences.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,6 +22,9 @@ from aiakq.kernels.types import AttentionContext
 
 CHUNK = 128
 ROWS = 4
+
+#: Keys and values [pages, P, Hkv, D]; int8 ones are followed by the scales of both [pages, P, Hkv] float32.
+Cache = Sequence[Tensor]
 
 _wanted: str | None = None
 
@@ -46,63 +49,47 @@ def _why_not(dtype: torch.dtype, cache: torch.dtype, head_size: int) -> str | No
     return native.supports(dtype, cache, head_size, "cpu")
 
 
-def write_kv(
-    key: Tensor,
-    value: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    scales: tuple[Tensor, Tensor] | None = None,
-) -> None:
-    """Store key and value [T, Hkv, D] at ``slots`` [T] of the caches [pages, P, Hkv, D], which are modified.
-
-    int8 caches have ``scales``, two of [pages, P, Hkv] float32. Slot 0 is scratch and may be left as it is.
-    """
-    if is_native(key, k_cache):
+def write_kv(key: Tensor, value: Tensor, cache: Cache, slots: Tensor) -> None:
+    """Store key and value [T, Hkv, D] at ``slots`` [T] of ``cache``, which is modified; slot 0 may be left as it is."""
+    if is_native(key, cache[0]):
         layer = native.PagedAttention(key.shape[1], key.shape[1], key.shape[2], 1.0)
-        layer.write(key.flatten(1), value.flatten(1), (k_cache, v_cache, *(scales or ())), slots)
+        layer.write(key.flatten(1), value.flatten(1), cache, slots)
         return
-    for at, (x, cache) in enumerate(((key, k_cache), (value, v_cache))):
-        if scales is not None:
+    for x, stored, *scales in zip((key, value), cache[:2], *([cache[2:]] if cache[2:] else []), strict=True):
+        if scales:
             scale = x.float().abs().amax(-1) / 127
-            scales[at].view(-1, scale.shape[-1]).index_copy_(0, slots, scale)
+            scales[0].view(-1, scale.shape[-1]).index_copy_(0, slots, scale)
             x = (x.float() / scale.clamp_min(1e-30).unsqueeze(-1)).round()
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, x.to(cache.dtype))
+        stored.view(-1, *stored.shape[2:]).index_copy_(0, slots, x.to(stored.dtype))
 
 
 def paged_attention(
     query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: Cache,
     context: AttentionContext,
     scale: float,
     sliding_window: int | None = None,
-    scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Causal attention of query [T, H, D] over the cache; returns [T, H, D] in the query's dtype.
 
     The step's own keys must be in the cache already (``write_kv``). sliding_window W lets a query see itself and the
     W - 1 positions before it.
     """
-    caches = (k_cache, v_cache, *(scales or ()))
+    k_cache = cache[0]
     if is_native(query, k_cache):
         T, H, D = query.shape
         layer = native.PagedAttention(H, k_cache.shape[2], D, scale, sliding_window)
-        return layer.attend(query.flatten(1), caches, context).view(T, H, D)
+        return layer.attend(query.flatten(1), cache, context).view(T, H, D)
     layout = _Layout(query.shape[1], k_cache.shape[1], k_cache.shape[2], sliding_window)
     out = torch.zeros_like(query)
     if context.num_decodes:
         rows = slice(0, context.num_decodes)
-        out[rows] = _decode(query[rows], caches, context, scale, layout)
+        out[rows] = _decode(query[rows], cache, context, scale, layout)
     starts = context.query_start_list
     for s in range(context.num_decodes, len(starts) - 1):
         rows = slice(starts[s], starts[s + 1])
-        out[rows] = _prefill(query[rows], caches, context, s, scale, layout)
+        out[rows] = _prefill(query[rows], cache, context, s, scale, layout)
     return out
-
-
-#: Keys, values [pages, P, Hkv, D], and for int8 the scales of both [pages, P, Hkv].
-_Caches = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -139,7 +126,7 @@ def _planned(context: AttentionContext, key: tuple, make: Callable[[], list[_Chu
     return plan
 
 
-def _decode(query: Tensor, caches: _Caches, context: AttentionContext, scale: float, layout: _Layout) -> Tensor:
+def _decode(query: Tensor, cache: Cache, context: AttentionContext, scale: float, layout: _Layout) -> Tensor:
     """One query per sequence, all sequences at once: query [S, H, D] -> [S, H, D]."""
     S, H, D = query.shape
     group = layout.group
@@ -150,13 +137,11 @@ def _decode(query: Tensor, caches: _Caches, context: AttentionContext, scale: fl
         position = (context.kv_len[:S] - 1).view(S, 1, 1)
         return _chunks(context.page_table[:S], max(context.kv_len_list[:S]), position, layout)
 
-    out = _attend(q, caches, _planned(context, (layout, "decode"), make), layout)
+    out = _attend(q, cache, _planned(context, (layout, "decode"), make), layout)
     return out[:, :group].reshape(S, H, D).to(query.dtype)
 
 
-def _prefill(
-    query: Tensor, caches: _Caches, context: AttentionContext, s: int, scale: float, layout: _Layout
-) -> Tensor:
+def _prefill(query: Tensor, cache: Cache, context: AttentionContext, s: int, scale: float, layout: _Layout) -> Tensor:
     """The last L positions of sequence s: query [L, H, D] -> [L, H, D]."""
     L, H, D = query.shape
     group, kv_heads = layout.group, layout.kv_heads
@@ -170,7 +155,7 @@ def _prefill(
         position = torch.arange(first, first + padded, device=query.device).repeat_interleave(group)
         return _chunks(context.page_table[s : s + 1], kv_len, position.view(1, -1, 1), layout)
 
-    out = _attend(q, caches, _planned(context, (layout, s), make), layout)
+    out = _attend(q, cache, _planned(context, (layout, s), make), layout)
     return out.view(kv_heads, padded, group, D).transpose(0, 1).reshape(padded, H, D)[:L].to(query.dtype)
 
 
@@ -197,18 +182,18 @@ def _chunks(page_table: Tensor, length: int, position: Tensor, layout: _Layout) 
     return chunks
 
 
-def _attend(q: Tensor, caches: _Caches, chunks: list[_Chunk], layout: _Layout) -> Tensor:
+def _attend(q: Tensor, cache: Cache, chunks: list[_Chunk], layout: _Layout) -> Tensor:
     """Online softmax over ``chunks``: q [S * Hkv, R, D] float32 -> [S * Hkv, R, D]."""
     B, R, D = q.shape
     maximum: Tensor | None = None
     total = weighted = torch.empty(())
     for chunk in chunks:
         C = chunk.hidden.shape[-1]
-        keys, values = (_rows(cache, chunk.rows).view(B, C, D) for cache in caches[:2])
-        if len(caches) > 2:
+        keys, values = (_rows(part, chunk.rows).view(B, C, D) for part in cache[:2])
+        if len(cache) > 2:
             keys, values = (
                 x * _rows(s.unsqueeze(-1), chunk.rows).view(B, C, 1)
-                for x, s in zip((keys, values), caches[2:], strict=True)
+                for x, s in zip((keys, values), cache[2:], strict=True)
             )
         scores = torch.bmm(q, keys.transpose(1, 2))
         scores.view(-1, layout.kv_heads, R, C).masked_fill_(chunk.hidden, float("-inf"))

@@ -25,6 +25,7 @@ ROWS = [
         "aiakq.patterns",
         "aiakq.errors",
         "aiakq.runtime.args",
+        "aiakq.runtime.foreign",
         "aiakq.runtime.threads",
         "aiakq.__version__",
     },
@@ -33,6 +34,7 @@ STANDARD_ONLY = (
     "aiakq.spec",
     "aiakq.errors",
     "aiakq.runtime.args",
+    "aiakq.runtime.foreign",
     "aiakq.runtime.threads",
 )
 

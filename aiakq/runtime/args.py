@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.runtime.foreign import BY_NAME as FOREIGN
+from aiakq.runtime.foreign import refuse
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ ARGUMENTS: tuple[Argument, ...] = (
         "enforce_eager",
         bool,
         False,
-        "Never use CUDA graphs. There are none yet, so both values do the same.",
+        "Run a step operation by operation: no CUDA graphs on a GPU, no recorded list of operations on a CPU.",
         "model",
     ),
     Argument(
@@ -150,6 +152,15 @@ ARGUMENTS: tuple[Argument, ...] = (
         "memory",
         low=0.01,
         high=1.0,
+    ),
+    Argument(
+        "kv_cache_dtype",
+        str,
+        "auto",
+        "How keys and values are stored. auto: as they are computed (see --dtype). int8: a quarter of float32, with a "
+        "scale per token and head.",
+        "memory",
+        choices=("auto", "float32", "float16", "bfloat16", "int8"),
     ),
     Argument("num_gpu_blocks_override", int, None, "Use exactly this many KV pages.", "memory", low=2),
     Argument("enable_prefix_caching", bool, True, "Reuse KV pages of equal prompt beginnings.", "memory"),
@@ -216,11 +227,13 @@ def engine_arguments() -> Iterable[Argument]:
 def checked(given: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
     """All arguments with defaults filled in and every given value checked.
 
-    Raises ``usage`` for an unknown name and ``bad_option`` for a wrong type or value.
+    Those of other engines (foreign.py) are left out. Raises ``usage`` for an unknown name, ``option_refused`` for what
+    there is not, and ``bad_option`` for a wrong type or value.
     """
     known = {argument.name: argument for argument in ARGUMENTS if server or argument.group != "server"}
+    refuse(given)
     for name in given:
-        if name not in known:
+        if name not in known and name not in FOREIGN:
             raise error("usage", reason=f"There is no engine argument {name!r}.", hint="See docs/arguments.md.")
     return {name: _check(argument, given.get(name, argument.default)) for name, argument in known.items()}
 

@@ -159,6 +159,7 @@ class EngineConfig:
     """Everything the engine was asked for, with every choice that needs no loaded model already made.
 
     dtype_reason  why this dtype was picked, for the start-up table.
+    kv_dtype      of keys and values in the cache.
     sampling      default sampling values from generation_config.json.
     """
 
@@ -169,6 +170,7 @@ class EngineConfig:
     device: torch.device
     dtype: torch.dtype
     dtype_reason: str
+    kv_dtype: torch.dtype
     max_model_len: int
     page_size: int
     memory_fraction: float
@@ -183,6 +185,7 @@ class EngineConfig:
     model_impl: str
     dequantize: str
     cpu_math: str
+    enforce_eager: bool
     trust_remote_code: bool
     eos_token_ids: tuple[int, ...]
     sampling: Mapping[str, Any]
@@ -233,6 +236,7 @@ class EngineConfig:
             device=device,
             dtype=dtype,
             dtype_reason=reason,
+            kv_dtype={"auto": dtype, "int8": torch.int8}.get(args["kv_cache_dtype"]) or DTYPES[args["kv_cache_dtype"]],
             max_model_len=max_model_len,
             page_size=args["block_size"],
             memory_fraction=args["gpu_memory_utilization"],
@@ -247,6 +251,7 @@ class EngineConfig:
             model_impl=args["model_impl"],
             dequantize=args["dequantize"],
             cpu_math=args["cpu_math"],
+            enforce_eager=args["enforce_eager"],
             trust_remote_code=args["trust_remote_code"],
             eos_token_ids=_eos_ids(generation, raw),
             sampling=_default_sampling(generation) if args["generation_config"] == "auto" else {},

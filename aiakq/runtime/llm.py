@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections.abc import Sequence as SequenceType
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.runtime import foreign
 from aiakq.runtime.config import EngineConfig
 from aiakq.runtime.loading import load_engine
 from aiakq.runtime.messages import Abort, Inbox
@@ -28,6 +30,8 @@ class LLM:
 
     def __init__(self, model: str, **arguments: Any) -> None:
         self.config = EngineConfig.from_args({"model": model, **arguments})
+        for line in foreign.remarks(arguments):
+            warnings.warn(line, stacklevel=2)
         self.tokenizer = Tokenizer.load(self.config.tokenizer, self.config.trust_remote_code)
         self.engine = load_engine(self.config)
         self._processor = OutputProcessor(self.tokenizer, self.engine.limits)

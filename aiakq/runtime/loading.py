@@ -12,13 +12,14 @@ from torch import Tensor
 
 from aiakq.errors import error
 from aiakq.kernels.attention import is_native
-from aiakq.runtime.config import DTYPES, EngineConfig
+from aiakq.runtime.config import EngineConfig
 from aiakq.runtime.engine import Engine
 from aiakq.runtime.memory import count_pages, give_back, kv_bytes_per_page
 from aiakq.runtime.messages import ModelLimits
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 from aiakq.runtime.models.decoder import Model
 from aiakq.runtime.pages import PagePool
+from aiakq.runtime.program import Bounds
 from aiakq.runtime.runner import Runner
 from aiakq.runtime.scheduler import Scheduler
 from aiakq.runtime.weights import CheckpointWeights, DummyWeights, check_inventory, describe_kinds, open_weights
@@ -57,16 +58,7 @@ def load_model(config: EngineConfig) -> tuple[Model, str]:
         return load_transformers_model(config)
     weights: CheckpointWeights | DummyWeights
     if config.load_format == "dummy":
-        if config.spec is not None:
-            raise error(
-                "option_conflict",
-                option="--load-format dummy",
-                other="a quantized config",
-                reason="only unquantized weights can be made up",
-                hint="Use the original model's config.json.",
-            )
-        stored = DTYPES.get(str(config.hf.raw.get("dtype") or config.hf.raw.get("torch_dtype")))
-        weights = DummyWeights(config.dtype, config.device, config.seed, stored)
+        weights = DummyWeights(config)
     else:
         weights = open_weights(config)
     if isinstance(weights, CheckpointWeights):
@@ -87,11 +79,13 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     on_phase(Phase("weights", time.monotonic() - started, f"{config.hf.architecture}, {method}"))
     started = time.monotonic()
     num_pages = count_pages(config, model)
-    runner = Runner(model, num_pages, config.page_size, config.dtype, config.device)
+    runner = Runner(model, num_pages, config.page_size, config.kv_dtype, config.device)
+    bounds = Bounds(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+    recorded = "operation by operation" if config.enforce_eager else runner.record(bounds)
     pool = PagePool(num_pages, config.page_size, config.prefix_caching)
     scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, config.chunked_prefill)
     tokens = pool.num_usable * config.page_size
-    size = num_pages * kv_bytes_per_page(model, config.page_size, config.dtype)
+    size = num_pages * kv_bytes_per_page(model, config.page_size, config.kv_dtype)
     pages = f"{pool.num_usable} of {config.page_size} tokens = {tokens} tokens, {size / 2**20:.0f} MiB"
     on_phase(Phase("KV pages", time.monotonic() - started, pages))
     limits = ModelLimits(
@@ -108,7 +102,8 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         "dtype": f"{dtype} ({config.dtype_reason})",
         "linear layers": kernels,
         "attention": attention_name(runner.caches[0][0]),
-        "KV pages": pages,
+        "step": recorded,
+        "KV pages": f"{pages}, {str(config.kv_dtype).removeprefix('torch.')}",
         "batch": f"up to {config.max_num_seqs} sequences, {config.max_num_batched_tokens} tokens a step",
     }
     return Engine(runner, scheduler, limits, facts)

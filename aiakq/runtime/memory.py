@@ -61,9 +61,10 @@ def _lines(path: str) -> list[str]:
 
 
 def kv_bytes_per_page(model: Model, page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of keys and values of one page, over all layers."""
+    """Bytes of keys and values of one page, over all layers, and of their scales if they are int8."""
     layers, kv_heads, head_dim = model.kv_shape
-    return 2 * layers * page_size * kv_heads * head_dim * dtype.itemsize
+    per_head = head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
+    return 2 * layers * page_size * kv_heads * per_head
 
 
 def count_pages(config: EngineConfig, model: Model) -> int:
@@ -75,7 +76,7 @@ def count_pages(config: EngineConfig, model: Model) -> int:
         return config.num_pages
     per_sequence = -(-config.max_model_len // config.page_size)
     wanted = config.max_num_seqs * per_sequence + 1
-    page_bytes = kv_bytes_per_page(model, config.page_size, config.dtype)
+    page_bytes = kv_bytes_per_page(model, config.page_size, config.kv_dtype)
     free = free_memory(config.device)
     # The weights are loaded already: the fraction applies to what is left, less room for one step's activations.
     activations = config.max_num_batched_tokens * config.hf.intermediate_size * 16 + config.max_num_seqs * (

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.types import AttentionContext
+from aiakq.runtime.graphs import DecodeGraphs
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.messages import TokenLogprobs
 from aiakq.runtime.models.decoder import Model, ModelInput
+from aiakq.runtime.program import Bounds, Program, recorded
 from aiakq.runtime.sampler import Sampled, prompt_logprobs, sample
 from aiakq.runtime.scheduler import Scheduled
 from aiakq.runtime.sequence import Sequence
@@ -25,24 +27,41 @@ class RunResult:
 
 
 class Runner:
-    """A model, its KV cache, and the tensors of one step."""
+    """A model, its KV cache (in ``dtype``), and the tensors of one step."""
 
     def __init__(self, model: Model, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
         layers, kv_heads, head_dim = model.kv_shape
         shape = (num_pages, page_size, kv_heads, head_dim)
+
+        def zeros() -> LayerCache:
+            pairs = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)]
+            scales = [torch.zeros(shape[:3], device=device) for _ in range(2)] if dtype == torch.int8 else []
+            return (*pairs, *scales)
+
         self.model = model
         self.page_size = page_size
         self.device = device
-        self.caches: list[LayerCache] = [
-            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-            for _ in range(layers)
-        ]
+        self.caches: list[LayerCache] = [zeros() for _ in range(layers)]
+        self.program: Program | DecodeGraphs | str = "not asked for"
+
+    def record(self, bounds: Bounds) -> str:
+        """Record the model's steps up to ``bounds``, where that can be done. Returns what came of it in words."""
+        self.program = recorded(self.model, self.caches, bounds, self.page_size)
+        if isinstance(self.program, str):
+            return f"operation by operation ({self.program})"
+        if isinstance(self.program, DecodeGraphs):
+            return f"decoding in CUDA graphs, {len(self.program)} sizes, captured when needed"
+        return f"{len(self.program)} operations in one call"
 
     @torch.inference_mode()
     def run(self, items: list[Scheduled]) -> list[RunResult]:
         """Run one step. ``items`` with one token come first."""
         step, rows = self._inputs(items)
-        logits = self.model.forward(step, self.caches)
+        program = self.program
+        if not isinstance(program, str) and program.takes(step):
+            logits = program(step)
+        else:
+            logits = self.model.forward(step, self.caches)
         results = [
             RunResult(None, self._prompt_logprobs(logits, item, item_rows))
             for item, item_rows in zip(items, rows, strict=True)
@@ -58,9 +77,9 @@ class Runner:
 
     def clear(self, pages: list[int]) -> None:
         """Zero pages that may hold values that are not finite, before anyone else gets them."""
-        for keys, values in self.caches:
-            keys[pages] = 0
-            values[pages] = 0
+        for cache in self.caches:
+            for tensor in cache:
+                tensor[pages] = 0
 
     def _inputs(self, items: list[Scheduled]) -> tuple[ModelInput, list[range]]:
         """The step's tensors, and for each item the rows of its logits."""

@@ -15,10 +15,11 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import Wanted, compare, refusal
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.binding import Binder, Kinds, stacked
-from aiakq.runtime.config import EngineConfig, ModelConfig
+from aiakq.runtime.config import DTYPES, EngineConfig, ModelConfig
 from aiakq.runtime.layers.linear import AnyLinear, Embedding, Linear, SideBySide
 from aiakq.runtime.memory import free_memory, give_back
 from aiakq.runtime.models import ARCHITECTURES
+from aiakq.spec import QuantSpec
 
 #: A layer's name, and how many outputs it has.
 Part = tuple[str, int]
@@ -193,12 +194,18 @@ def check_inventory(config: ModelConfig, checkpoint: Checkpoint) -> None:
 
 
 class DummyWeights(Binder):
-    """Random ``Weights`` of the right shapes, the same for the same seed; for benchmarks of shapes."""
+    """Random ``Weights`` of the right shapes, quantized where the config says so; for benchmarks of shapes.
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int, stored: torch.dtype | None = None) -> None:
-        super().__init__(dtype, device)
-        self.stored = stored or dtype
-        self.generator = torch.Generator().manual_seed(seed)
+    The same for the same seed and device.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        excluded = NOT_WHEN_DEQUANTIZED if config.dequantize == "always" else frozenset({"dequantized"})
+        super().__init__(config.dtype, config.device, excluded, config.cpu_math == "exact")
+        self.spec = config.spec
+        self.stored = DTYPES.get(str(config.hf.raw.get("dtype") or config.hf.raw.get("torch_dtype")), config.dtype)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self._codes = torch.Generator(config.device).manual_seed(config.seed)
 
     def has(self, name: str) -> bool:
         return False  # what is asked for with tensor() there is, under the usual names
@@ -215,9 +222,28 @@ class DummyWeights(Binder):
         return self.stacked([(name, n)], k, bias=bias)
 
     def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> AnyLinear:
-        weights = [self._made(f"{name}.weight", n, k) for name, n in parts]
+        specs = [None if self.spec is None else self.spec.for_layer(name) for name, _ in parts]
+        if any(spec != specs[0] for spec in specs):
+            return SideBySide([self.linear(name, n, k, bias=bias) for name, n in parts])
         biases = [self._made(f"{name}.bias", n) for name, n in parts] if bias else None
-        return self.dense(_one(weights), None if biases is None else _one(biases), len(parts))
+        joined = None if biases is None else _one(biases)
+        if specs[0] is not None:
+            return self.bound(self._quantized(specs[0], sum(n for _, n in parts), k, joined), len(parts))
+        return self.dense(_one([self._made(f"{name}.weight", n, k) for name, n in parts]), joined, len(parts))
+
+    def _quantized(self, spec: QuantSpec, n: int, k: int, bias: Tensor | None) -> QWeight:
+        """Codes that are all equally likely, with scales such that outputs are as large as inputs."""
+        size = k if spec.group_size == -1 else spec.group_size
+        levels, groups = 2**spec.bits, -(-k // size)
+        codes = torch.randint(0, levels, (n, k), dtype=torch.uint8, device=self.device, generator=self._codes)
+        return QWeight(
+            scheme="w8a8" if spec.activation_bits else f"w{spec.bits}a16",
+            codes=codes,
+            scales=torch.full((n, groups), (12 / k) ** 0.5 / levels, dtype=torch.float16, device=self.device),
+            zeros=None if spec.symmetric else torch.full_like(codes[:, :groups], levels // 2),
+            bias=bias,
+            group_size=size,
+        )
 
     def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[Embedding, AnyLinear | None]:
         return self.embedded(self._made(name, vocab, width), tied)
@@ -227,12 +253,16 @@ def _one(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
+#: Implementations that would compute on quantized weights.
+NOT_WHEN_DEQUANTIZED = frozenset({"cpu", "triton", "triton-w8a8"})
+
+
 def open_weights(config: EngineConfig) -> CheckpointWeights:
     """The checkpoint of ``config`` as a source of weights, with the implementations that memory allows."""
     checkpoint = Checkpoint.open(config.model)
     excluded = set() if _may_dequantize(config, checkpoint) else {"dequantized"}
     if config.dequantize == "always":
-        excluded.add("cpu")
+        excluded = set(NOT_WHEN_DEQUANTIZED)
     return CheckpointWeights(checkpoint, config.dtype, config.device, frozenset(excluded), config.cpu_math == "exact")
 
 

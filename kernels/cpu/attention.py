@@ -128,27 +128,27 @@ class PagedAttention:
         """Only attention: q [T, H * D] -> [T, H * D]."""
         assert q.stride(1) == 1
         self._bind(q, cache)
-        return self._attention(q, q.data_ptr(), q.stride(0), _plan(context), self._attend)
+        return self._attention(q, q.data_ptr(), q.stride(0), _tables(context), self._attend)
 
     def _run(
         self, q: Tensor, at: int, stride: int, positions: Tensor | None, cache: Cache, context: AttentionContext
     ) -> Tensor:
         self._bind(q, cache)
-        plan = _plan(context)
-        if positions is not None and self._positions and not plan.turned:
-            plan.turn(positions, self._positions)
+        tables = _tables(context)
+        if positions is not None and self._positions:
+            tables.turn(positions, self._positions)
         before = self._before
-        before.op.m, before.step = q.shape[0], plan.step_at
+        before.op.m, before.step = q.shape[0], tables.address
         before.q, before.q_stride = at, stride
-        return self._attention(q, at, stride, plan, self._both)
+        return self._attention(q, at, stride, tables, self._both)
 
-    def _attention(self, q: Tensor, at: int, stride: int, plan: _Plan, call: Call) -> Tensor:
+    def _attention(self, q: Tensor, at: int, stride: int, tables: StepTables, call: Call) -> Tensor:
         after = self._after
         out = torch.empty((q.shape[0], self._width), dtype=q.dtype)
-        after.op.m, after.step = q.shape[0], plan.step_at
+        after.op.m, after.step = q.shape[0], tables.address
         after.q, after.q_stride = at, stride
         after.out, after.out_stride = out.data_ptr(), self._width
-        after.scratch, after.scratch_bytes = plan.scratch(self._per_thread, self._part)
+        after.scratch, after.scratch_bytes = tables.scratch(self._per_thread, self._part)
         call()
         return out
 
@@ -169,30 +169,44 @@ class PagedAttention:
         self._after.page_size = keys.shape[1]
 
 
-class _Plan:
-    """A step as the library wants it, the same for all layers; and memory for their threads, which they share."""
+class StepTables:
+    """Where a step's tokens are, as the library wants it: the same for all layers, which point here.
 
-    def __init__(self, context: AttentionContext) -> None:
+    ``longest`` is the most positions a sequence may have. What was recorded outlives its step: the step after it
+    ``fill``s the same tables again, and they keep the memory that threads need if ``keep_memory`` says so.
+    """
+
+    def __init__(self, longest: int, keep_memory: bool = False) -> None:
+        self.longest = longest
+        self.struct = library.Step()
+        self.address = addressof(self.struct)
+        self._keep_memory = keep_memory
+        self._turned = False
+        self._limit = longest
+        self._tensors: tuple[Tensor, ...] = ()
+        self._positions: Tensor | None = None
+        self._scratch: dict[tuple[int, int, int], tuple[Tensor, int]] = {}
+
+    def fill(self, context: AttentionContext) -> None:
+        """Point to the tables of ``context``."""
         as_int32 = (context.query_start, context.kv_len, context.page_table)
         query_start, kv_len, table = (x.to(torch.int32).contiguous() for x in as_int32)
         slots = context.slots.contiguous()
-        self._kept: tuple[Tensor, ...] = (query_start, kv_len, table, slots)
-        step = self.step = library.Step()
+        self._tensors = (query_start, kv_len, table, slots)
+        step = self.struct
         step.sequences, step.max_pages = table.shape
         step.query_start, step.kv_len, step.page_table = (x.data_ptr() for x in (query_start, kv_len, table))
         step.slots = slots.data_ptr()
-        self.step_at = addressof(step)
-        self.turned = False
-        self._longest = max(context.kv_len_list, default=0)
-        self._scratch: dict[tuple[int, int, int], tuple[int, int]] = {}
 
-    def turn(self, positions: Tensor, limit: int) -> None:
-        """Positions [T] int64 for layers that rotate, whose tables have ``limit`` rows."""
-        positions = positions.contiguous()
-        assert positions.dtype == torch.int64 and self._longest <= limit
-        self._kept += (positions,)
-        self.step.positions = positions.data_ptr()
-        self.turned = True
+    def turn(self, positions: Tensor, limit: int | None = None) -> None:
+        """Positions [T] int64 for layers that rotate, whose tables have ``limit`` rows; only where any layer does."""
+        if limit is not None:
+            self._turned, self._limit = True, min(limit, self._limit)
+            assert self.longest <= self._limit
+        if self._turned and positions is not self._positions:
+            assert positions.dtype == torch.int64
+            self._positions = positions.contiguous()
+            self.struct.positions = self._positions.data_ptr()
 
     def scratch(self, per_thread: int, part: int) -> tuple[int, int]:
         """Where the memory is and how much: ``per_thread`` bytes for each, and for parts if segments are shared out."""
@@ -200,19 +214,19 @@ class _Plan:
         found = self._scratch.get((per_thread, part, threads))
         if found is None:
             count = per_thread * threads
-            if self._longest > SEGMENT and threads > 1:
-                count += 4 * threads * (self._longest // SEGMENT + 2) * part
-            memory = _memory(count)
-            self._kept += (memory,)
-            found = self._scratch[per_thread, part, threads] = memory.data_ptr(), count
-        return found
+            if self.longest > SEGMENT and threads > 1:
+                count += 4 * threads * (self.longest // SEGMENT + 2) * part
+            memory = library.scratch_bytes(count) if self._keep_memory else _memory(count)
+            found = self._scratch[per_thread, part, threads] = memory, count
+        return found[0].data_ptr(), found[1]
 
 
-def _plan(context: AttentionContext) -> _Plan:
-    plan = context.plans.get("native")
-    if plan is None:
-        plan = context.plans["native"] = _Plan(context)
-    return plan
+def _tables(context: AttentionContext) -> StepTables:
+    tables = context.plans.get("native")
+    if tables is None:
+        tables = context.plans["native"] = StepTables(max(context.kv_len_list, default=0))
+        tables.fill(context)
+    return tables
 
 
 _own = threading.local()

@@ -1,7 +1,8 @@
 """The native library: its operations as structs (src/ops.h), and running them.
 
 ``native()`` loads it on first use. It is built by the normal install where there is a C++ compiler (build.py); without
-it, the torch implementations run. AIAKQ_CPU_LIBRARY names another build of it, AIAKQ_CPU_ISA an instruction set.
+it, the torch implementations run. AIAKQ_CPU_LIBRARY names another build of it, AIAKQ_CPU_ISA an instruction set;
+AIAKQ_KERNELS=reference does without it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from collections.abc import Callable
 from ctypes import Structure, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from aiakq.kernels import VARIABLE, allowed
 from aiakq.kernels.cpu import build
 
 FILE = build.TARGET
@@ -218,14 +221,16 @@ class Native:
         """Bytes of scratch per row of ``op``."""
         return self.library.aiakq_scratch(ctypes.byref(op))
 
-    def run(self, *ops: Structure) -> None:
-        """Run operations one after the other on torch's number of threads."""
-        pointers = (c_void_p * len(ops))(*(ctypes.addressof(op) for op in ops))
-        self.library.aiakq_run(pointers, len(ops), torch.get_num_threads())
+
+#: Told of operations instead of running them, while a Recording is active (recording.py).
+recorder: Callable[[tuple[Structure, ...]], None] | None = None
 
 
 class Call:
     """Some operations, to be run one after the other again and again; what they point to may change in between."""
+
+    #: What the operations point to, if nobody else keeps it.
+    kept: object = None
 
     def __init__(self, *ops: Structure) -> None:
         self.ops = ops
@@ -235,6 +240,8 @@ class Call:
 
     def __call__(self, threads: int = 0) -> None:
         """Run them on so many threads, 0: torch's number."""
+        if recorder is not None:
+            return recorder(self.ops)
         self._run(self._at, self._count, threads or torch.get_num_threads())
 
 
@@ -246,6 +253,8 @@ def native() -> Native:
 
 def unavailable() -> str | None:
     """None if the library can be used, else one sentence why not and what to do."""
+    if not allowed("cpu"):
+        return f"{VARIABLE} does not name them"
     try:
         native()
     except Outdated:

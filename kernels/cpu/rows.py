@@ -126,3 +126,23 @@ class NativeEmbedding:
         op.op.m, op.ids, op.y = len(ids), ids.data_ptr(), y.data_ptr()
         self.call(_threads(y.numel()))
         return y
+
+
+class NativeSelection:
+    """Rows of activations, by their numbers."""
+
+    def __init__(self) -> None:
+        self.op = op = library.Embedding()
+        op.op.kind = library.EMBEDDING
+        self.call = library.Call(op)
+
+    def __call__(self, x: Tensor, numbers: Tensor) -> Tensor:
+        """x [M, D], numbers [R] int64 -> [R, D]; a row that is not there is NaN."""
+        op = self.op
+        x, numbers = _rows(x).contiguous(), numbers.contiguous()
+        y = torch.empty(len(numbers), x.shape[1], dtype=x.dtype)
+        op.d, op.vocabulary, op.table = x.shape[1], len(x), x.data_ptr()
+        op.table_type = op.y_type = TYPES[x.dtype]
+        op.op.m, op.ids, op.y, op.y_stride = len(numbers), numbers.data_ptr(), y.data_ptr(), x.shape[1]
+        self.call(_threads(y.numel()))
+        return y

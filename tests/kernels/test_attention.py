@@ -40,7 +40,7 @@ class Case:
             at = torch.arange(old + new)
             where = torch.tensor(pages)[at // P] * P + at % P
             k, v = (torch.randn(old + new, Hkv, D, generator=generator).to(dtype) for _ in range(2))
-            write_kv(k[:old], v[:old], *self.caches, where[:old])
+            write_kv(k[:old], v[:old], self.caches, where[:old])
             self.keys.append(k)
             self.values.append(v)
             queries.append(torch.randn(new, H, D, generator=generator).to(dtype))
@@ -60,11 +60,11 @@ class Case:
         )
         new_keys = torch.cat([k[old:] for k, (old, _) in zip(self.keys, self.lengths, strict=True)])
         new_values = torch.cat([v[old:] for v, (old, _) in zip(self.values, self.lengths, strict=True)])
-        write_kv(new_keys, new_values, *self.caches, self.context.slots)
+        write_kv(new_keys, new_values, self.caches, self.context.slots)
 
     def check(self, window, tolerance):
         scale = self.query.shape[-1] ** -0.5
-        found = paged_attention(self.query, *self.caches, self.context, scale, window)
+        found = paged_attention(self.query, self.caches, self.context, scale, window)
         starts = self.context.query_start_list
         for s, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             rows = slice(starts[s], starts[s + 1])
@@ -99,7 +99,7 @@ def test_result_does_not_depend_on_how_a_sequence_is_cut_or_who_is_near():
     H, Hkv, D, P = 8, 2, 64, 16
     whole = Case([(0, 150)], H, Hkv, D, P)
     scale = D**-0.5
-    expected = paged_attention(whole.query, *whole.caches, whole.context, scale)
+    expected = paged_attention(whole.query, whole.caches, whole.context, scale)
     for old in (0, 3, 127, 128, 140, 149):
         context = whole.context
         part = AttentionContext(
@@ -111,5 +111,5 @@ def test_result_does_not_depend_on_how_a_sequence_is_cut_or_who_is_near():
             query_start_list=[0, 150 - old],
             kv_len_list=[150],
         )
-        found = paged_attention(whole.query[old:], *whole.caches, part, scale)
+        found = paged_attention(whole.query[old:], whole.caches, part, scale)
         assert torch.equal(found, expected[old:]), old

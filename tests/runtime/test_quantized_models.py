@@ -64,3 +64,22 @@ def test_a_request_is_answered_alike_alone_and_in_a_crowd(method, dequantize, qu
         alone = llm.generate(prompt, params, use_tqdm=False)[0]
         assert alone.outputs[0].logprobs == answer.outputs[0].logprobs
     llm.engine.check()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_can_be_made_up_from_the_config(method, quantized, tmp_path):
+    """Of the right kinds and finite, from config.json and the tokenizer alone; the same for the same seed."""
+    folder = tmp_path / "shape"
+    folder.mkdir()
+    for path in quantized(method).iterdir():
+        if path.suffix == ".json" and "index" not in path.name:
+            (folder / path.name).write_bytes(path.read_bytes())
+    real = LLM(str(quantized(method)), dtype="float32", dequantize="never")
+    tokens = []
+    for seed in (0, 0, 1):
+        llm = LLM(str(folder), dtype="float32", load_format="dummy", seed=seed)
+        assert llm.engine.facts["linear layers"].split(" (")[0] == real.engine.facts["linear layers"].split(" (")[0]
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        [result] = llm.generate([{"prompt_token_ids": [5, 6, 7]}], params, use_tqdm=False)
+        tokens.append(result.outputs[0].token_ids)
+    assert tokens[0] == tokens[1] != tokens[2]

@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from aiakq.errors import error
+from aiakq.kernels import triton
 from aiakq.kernels.cpu import rows
 from aiakq.kernels.cpu.library import TYPES
+from aiakq.kernels.triton import layers as triton_layers
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -42,11 +44,15 @@ class Activation:
 
     def __call__(self, x: Tensor) -> Tensor:
         """act(x) [..., I]."""
+        if triton.usable(x) and x.dim() == 2:
+            return triton_layers.gate(self.name, x)
         native = self._for(x)
         return self.function(x) if native is None else native(x)
 
     def times(self, gate: Tensor, up: Tensor) -> Tensor:
         """act(gate) * up, both [..., I]."""
+        if triton.usable(gate) and gate.dim() == 2:
+            return triton_layers.gate(self.name, gate, up)
         native = self._for(gate)
         return self.function(gate) * up if native is None else native(gate, up)
 
@@ -56,7 +62,7 @@ class Activation:
         if native is not None:
             return native.halves(both)
         gate, up = both.chunk(2, dim=-1)
-        return self.function(gate) * up
+        return triton_layers.gate(self.name, gate, up) if triton.usable(both) else self.function(gate) * up
 
     def _for(self, x: Tensor) -> rows.NativeGate | None:
         if not (x.is_cpu and x.dtype in TYPES and rows.available()):

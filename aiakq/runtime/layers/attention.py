@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from aiakq.kernels import triton
 from aiakq.kernels.attention import is_native, paged_attention, write_kv
 from aiakq.kernels.cpu.attention import PagedAttention, Turning
+from aiakq.kernels.triton import paged
+from aiakq.kernels.triton.layers import Heads
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.layers.linear import AnyLinear
 from aiakq.runtime.layers.norm import RMSNorm
 from aiakq.runtime.layers.rotary import Angles, Rotary
 
-#: Keys and values of one layer, each [pages, P, Hkv, D].
-LayerCache = tuple[Tensor, Tensor]
+#: Keys and values of one layer, each [pages, P, Hkv, D]; int8 ones are followed by their scales [pages, P, Hkv].
+LayerCache = Sequence[Tensor]
 
 
 @dataclass
@@ -37,6 +41,7 @@ class Attention:
     q_norm: RMSNorm | None = None
     k_norm: RMSNorm | None = None
     _native: PagedAttention | None = field(default=None, init=False, repr=False)
+    _heads: Heads | None = field(default=None, init=False, repr=False)
 
     def __call__(self, x: Tensor, angles: Angles | None, cache: LayerCache, context: AttentionContext) -> Tensor:
         """x [T, hidden] -> [T, hidden]; writes this step's keys and values into ``cache``."""
@@ -44,6 +49,10 @@ class Attention:
         if is_native(qkv, cache[0]):
             native = self._native or self._made()
             attended = native.fused(qkv, None if angles is None else angles.positions, cache, context)
+        elif triton.usable(qkv):
+            heads = self._heads or self._made_heads()
+            query = heads(qkv, None if angles is None else angles.positions, cache, context.slots)
+            attended = paged.attend(query, cache, context, self.scale, self.sliding_window).flatten(1)
         else:
             attended = self._by_torch(qkv, angles, cache, context)
         return self.output(attended)
@@ -64,6 +73,21 @@ class Attention:
         )
         return self._native
 
+    def _made_heads(self) -> Heads:
+        """The same for a GPU, as far as it comes before attention."""
+        rotary, norm, k_norm = self.rotary, self.q_norm, self.k_norm
+        self._heads = Heads(
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            None if rotary is None else rotary.cosines,
+            None if rotary is None else rotary.sines,
+            None if norm is None else norm.weight,
+            None if k_norm is None else k_norm.weight,
+            0.0 if norm is None else norm.eps,
+        )
+        return self._heads
+
     def _by_torch(self, qkv: Tensor, angles: Angles | None, cache: LayerCache, context: AttentionContext) -> Tensor:
         H, Hkv, D = self.num_heads, self.num_kv_heads, self.head_dim
         q, k, v = (part.unflatten(1, (-1, D)) for part in qkv.split((H * D, Hkv * D, Hkv * D), dim=1))
@@ -72,5 +96,5 @@ class Attention:
         if self.rotary is not None:
             assert angles is not None
             q, k = self.rotary(q, angles), self.rotary(k, angles)
-        write_kv(k, v, *cache, context.slots)
-        return paged_attention(q, *cache, context, self.scale, self.sliding_window).flatten(1)
+        write_kv(k, v, cache, context.slots)
+        return paged_attention(q, cache, context, self.scale, self.sliding_window).flatten(1)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from aiakq.kernels import BoundLinear
 from aiakq.kernels.cpu.dense import NativeDense
 from aiakq.kernels.cpu.library import TYPES
-from aiakq.kernels.cpu.rows import NativeEmbedding, available
+from aiakq.kernels.cpu.rows import NativeEmbedding, NativeSelection, available
 
 #: Where a product is torch's, token rows, logit rows and the rows of each expert are padded to a multiple of this. On a
 #: CPU, BLAS sums in another order for fewer than four rows; with the padding a row's result does not depend on how many
@@ -79,3 +79,10 @@ class Embedding:
             else:
                 return F.embedding(ids, self.table).to(self.dtype)
         return self._native(ids)
+
+
+def selected(x: Tensor, numbers: Tensor) -> Tensor:
+    """Rows ``numbers`` [R] int64 of x [T, D] -> [R, D]."""
+    if x.is_cpu and x.dtype in TYPES and available():
+        return NativeSelection()(x, numbers)
+    return x[numbers]

@@ -1,4 +1,4 @@
-"""Normalization, computed in float32 whatever the activations are; on a CPU by the native library where it is there."""
+"""Normalization, computed in float32 whatever the activations are, by the kernels of the device where it has some."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from aiakq.kernels import triton
 from aiakq.kernels.cpu import rows
 from aiakq.kernels.cpu.library import TYPES
+from aiakq.kernels.triton import layers as triton_layers
 
 
 @dataclass
@@ -26,6 +28,8 @@ class RMSNorm:
             if self._native is None:
                 self._native = rows.NativeNorm(self.weight, None, self.eps, centered=False)
             return self._native(x, residual)
+        if triton.usable(x) and x.dim() == 2:
+            return triton_layers.norm(x, self.weight, None, self.eps, residual)
         if residual is not None:
             x += residual
         values = x.to(torch.float32)
@@ -48,6 +52,8 @@ class LayerNorm:
             if self._native is None:
                 self._native = rows.NativeNorm(self.weight, self.bias, self.eps, centered=True)
             return self._native(x, residual)
+        if triton.usable(x) and x.dim() == 2:
+            return triton_layers.norm(x, self.weight, self.bias, self.eps, residual, centered=True)
         if residual is not None:
             x += residual
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)

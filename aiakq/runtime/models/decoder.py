@@ -14,7 +14,7 @@ from aiakq.runtime.config import ModelConfig
 from aiakq.runtime.layers.activation import Activation
 from aiakq.runtime.layers.attention import Attention, LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
-from aiakq.runtime.layers.linear import ROW_MULTIPLE, AnyLinear, Embedding
+from aiakq.runtime.layers.linear import ROW_MULTIPLE, AnyLinear, Embedding, selected
 from aiakq.runtime.layers.norm import AnyNorm
 from aiakq.runtime.layers.rotary import Angles, Rotary
 
@@ -113,15 +113,16 @@ class Block:
     mlp: GatedMLP | PlainMLP | SparseMLP
     norm_first: bool = True
 
-    def __call__(self, x: Tensor, angles: Angles | None, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """x [T, hidden], which is modified, -> [T, hidden]."""
+    def __call__(
+        self, x: Tensor, added: Tensor | None, angles: Angles | None, cache: LayerCache, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [T, hidden], which is modified, and what is still to be added to it -> the same of the next layer."""
         if self.norm_first:
-            attended = self.attention(self.attention_norm(x), angles, cache, context)
-            normalized = self.mlp_norm(x, attended)
-            x += self.mlp(normalized)
-            return x
-        x = self.attention_norm(x + self.attention(x, angles, cache, context))
-        return self.mlp_norm(x + self.mlp(x))
+            attended = self.attention(self.attention_norm(x, added), angles, cache, context)
+            return x, self.mlp(self.mlp_norm(x, attended))
+        assert added is None
+        x = self.attention_norm(self.attention(x, angles, cache, context), x)
+        return self.mlp_norm(self.mlp(x), x), None
 
 
 @dataclass
@@ -129,7 +130,7 @@ class Decoder:
     """A decoder-only language model: embedding, blocks, final norm, head.
 
     embedding        its first layer.
-    positions        learned positions [max + offset, D] and the offset, or None with rotary.
+    positions        learned positions, a row for each, or None with rotary.
     project_in, out  between the embedding's width and the blocks' (OPT-350m), or None.
     """
 
@@ -139,7 +140,7 @@ class Decoder:
     norm: AnyNorm | None
     head: AnyLinear
     rotary: Rotary | None = None
-    positions: tuple[Tensor, int] | None = None
+    positions: Embedding | None = None
     project_in: AnyLinear | None = None
     project_out: AnyLinear | None = None
     row_multiple: int = ROW_MULTIPLE
@@ -154,18 +155,26 @@ class Decoder:
 
     def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
         """See Model.forward."""
-        x = self.embedding(step.token_ids)
+        return self.compute(step, caches).float()
+
+    def compute(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
+        """The logits in the activation dtype: what a recording can hold (program.py)."""
+        x, added = self.embedding(step.token_ids), None
         if self.project_in is not None:
             x = self.project_in(x)
         if self.positions is not None:
-            table, offset = self.positions
-            x = x + table[step.positions + offset]
+            added = self.positions(step.positions)
         angles = self.rotary.at(step.positions) if self.rotary is not None else None
         for block, cache in zip(self.blocks, caches, strict=True):
-            x = block(x, angles, cache, step.context)
-        x = x[step.logit_rows]
+            if not block.norm_first and added is not None:
+                x, added = x + added, None
+            x, added = block(x, added, angles, cache, step.context)
+        x = selected(x, step.logit_rows)
+        added = None if added is None else selected(added, step.logit_rows)
         if self.norm is not None:
-            x = self.norm(x)
+            x = self.norm(x, added)
+        elif added is not None:
+            x = x + added
         if self.project_out is not None:
             x = self.project_out(x)
-        return self.head(x).float()
+        return self.head(x)

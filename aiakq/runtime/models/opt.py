@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiakq.runtime.config import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.attention import Attention
+from aiakq.runtime.layers.linear import Embedding
 from aiakq.runtime.layers.norm import LayerNorm
 from aiakq.runtime.models.decoder import Block, Decoder, PlainMLP, Weights
 
@@ -53,7 +54,7 @@ def build(config: ModelConfig, weights: Weights) -> Decoder:
         blocks=[block(layer) for layer in range(config.num_layers)],
         norm=norm("model.decoder.final_layer_norm") if final_norm else None,
         head=weights.linear("lm_head", config.vocab_size, width) if head is None else head,
-        positions=(positions, POSITION_OFFSET),
+        positions=Embedding(positions[POSITION_OFFSET:], weights.dtype),
         project_in=weights.linear("model.decoder.project_in", D, width) if narrow else None,
         project_out=weights.linear("model.decoder.project_out", width, D) if narrow else None,
     )

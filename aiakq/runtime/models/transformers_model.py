@@ -54,9 +54,9 @@ class _PagedAttention:
         assert self._context is not None, "the model was called outside a step"
         cache = self._caches[int(module.layer_idx)]  # type: ignore[arg-type]
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        write_kv(k, v, *cache, self._context.slots)
+        write_kv(k, v, cache, self._context.slots)
         scale = scaling if scaling is not None else q.shape[-1] ** -0.5
-        out = paged_attention(q.contiguous(), *cache, self._context, scale, sliding_window)
+        out = paged_attention(q.contiguous(), cache, self._context, scale, sliding_window)
         return out.unsqueeze(0), None
 
 

@@ -285,11 +285,18 @@ void write(const Attention& a, const Shape& s, const Tile& tile, int64_t head, c
   }
 }
 
+// Tokens after the last sequence's, which nobody looks at, but which go on through the model.
+void clear_padding(const Attention& a) {
+  const int64_t bytes = bytes_of(a.out_type);
+  for (int64_t token = a.step->query_start[a.step->sequences]; token < a.op.m; token++)
+    memset((uint8_t*)a.out + token * a.out_stride * bytes, 0, (int64_t)a.heads * a.head_size * bytes);
+}
+
 }  // namespace
 
 int64_t attention_scratch(const Attention& a) { return rounded(Room::floats(Shape(a)) * 4, 64); }
 
-void attention(const void* op, const Team& team) {
+void attention(const void* op, Team& team) {
   const Attention& a = *(const Attention*)op;
   const Step& step = *a.step;
   const Shape s(a);
@@ -298,10 +305,6 @@ void attention(const void* op, const Team& team) {
   // Threads that there is memory for; with enough of it for parts, too.
   const int64_t workers = least(team.size, a.scratch_bytes / own);
   float* const parts = (float*)((uint8_t*)a.scratch + workers * own);
-  if (team.rank == 0)
-    for (int64_t token = step.query_start[step.sequences]; token < a.op.m; token++)
-      memset((uint8_t*)a.out + token * a.out_stride * bytes_of(a.out_type), 0,
-             (int64_t)a.heads * a.head_size * bytes_of(a.out_type));
   int64_t items = 0, all_segments = 0;
   Tile tile;
   for (Tiles tiles{a, s}; tiles.next(tile);) {
@@ -313,8 +316,10 @@ void attention(const void* op, const Team& team) {
                      workers * own + all_segments * s.part * 4 <= a.scratch_bytes;
   const Part part(room.part, s), whole(room.whole, s);
   Tiles tiles{a, s};
-  const int64_t all = team.rank < workers ? split ? all_segments : items : 0;
-  for (int64_t index, before = 0, until = 0; (index = take(team, 1)) < all;) {
+  const int64_t all = split ? all_segments : items;
+  int64_t before = 0, until = 0;
+  const auto item = [&](int64_t index) {
+    if (index == all) return clear_padding(a);
     while (index >= until) {
       tiles.next(tile);
       before = until;
@@ -323,33 +328,32 @@ void attention(const void* op, const Team& team) {
     const int64_t count = segments(tile), first = tile.begin / SEGMENT;
     const int64_t head = (index - before) / (split ? count : 1);
     load_queries(a, s, tile, head, room.queries);
-    if (split) {
-      attend(a, s, tile, head, first + (index - before) % count, room, Part(parts + index * s.part, s));
-      continue;
-    }
+    if (split) return attend(a, s, tile, head, first + (index - before) % count, room, Part(parts + index * s.part, s));
     clear(whole, s, tile.rows);
     for (int64_t segment = first; segment < first + count; segment++) {
       attend(a, s, tile, head, segment, room, part);
       combine(s, tile.rows, whole, part);
     }
     write(a, s, tile, head, whole);
-  }
-  sync(team);
+  };
+  const bool help = team.rank < workers;
+  share(team, all + 1, 1, item, help);
   if (!split) return;
   Tiles again{a, s};
-  for (int64_t index, done = 0, before = 0, after = 0; (index = take(team, 1)) < (all ? items : 0);) {
-    for (; done <= index; done += a.kv_heads) {
+  int64_t passed = 0, from = 0, to = 0;
+  const auto combined = [&](int64_t index) {
+    for (; passed <= index; passed += a.kv_heads) {
       again.next(tile);
-      before = after;
-      after += a.kv_heads * segments(tile);
+      from = to;
+      to += a.kv_heads * segments(tile);
     }
-    const int64_t head = index - (done - a.kv_heads), count = segments(tile);
+    const int64_t head = index - (passed - a.kv_heads), count = segments(tile);
     clear(whole, s, tile.rows);
     for (int64_t i = 0; i < count; i++)
-      combine(s, tile.rows, whole, Part(parts + (before + head * count + i) * s.part, s));
+      combine(s, tile.rows, whole, Part(parts + (from + head * count + i) * s.part, s));
     write(a, s, tile, head, whole);
-  }
-  sync(team);
+  };
+  share(team, items, 1, combined, help);
 }
 
 }  // namespace ISA

@@ -3,15 +3,13 @@
 // W lies in tiles of 32 outputs, input by input; bfloat16 in pairs of inputs, of which the first is the lower half of a
 // lane. Sums are float32, one per output, in the order of the inputs, whatever the other rows are.
 
-#include "elements.h"
 #include "kernels.h"
-#include "team.h"
+#include "tiles.h"
 
 namespace aiakq {
 namespace ISA {
 namespace {
 
-constexpr int TILE = 32;
 #if defined(__AVX512F__)
 constexpr int MOST_ROWS = 12;
 #elif defined(__AVX2__)
@@ -26,14 +24,6 @@ struct Source {
 };
 
 INLINE int64_t even(int64_t k) { return k + k % 2; }
-
-INLINE void write(const Dense& a, int64_t row, int64_t tile, int half, F value) {
-  const int64_t column = tile * TILE + half * 16, left = a.n - column;
-  if (left <= 0) return;
-  if (a.bias) value = value + load(a.bias + column);
-  if (a.residual) value = value + load_some(a.residual, row * a.residual_stride + column, a.y_type, left);
-  store_some(a.y, row * a.y_stride + column, a.y_type, value, left);
-}
 
 template <int TYPE, int R> void rows(const Dense& a, const Source& x, int64_t row, int64_t tile) {
   const int64_t k = TYPE == BFLOAT16 ? even(a.k) : a.k;
@@ -71,44 +61,38 @@ template <int TYPE, int R> void rows(const Dense& a, const Source& x, int64_t ro
     UNROLL for (int half = 0; half < 2; half++) write(a, row + r, tile, half, sums[r][half]);
 }
 
-template <int TYPE> void tile_of(const Dense& a, const Source& x, int64_t tile) {
-  int64_t row = 0;
-  const int64_t m = a.op.m;
+template <int TYPE> void rows_of(const Dense& a, const Source& x, int64_t row, int64_t stop, int64_t tile) {
   if constexpr (MOST_ROWS >= 12)
-    for (; row + 12 <= m; row += 12) rows<TYPE, 12>(a, x, row, tile);
+    for (; row + 12 <= stop; row += 12) rows<TYPE, 12>(a, x, row, tile);
   if constexpr (MOST_ROWS >= 4)
-    for (; row + 4 <= m; row += 4) rows<TYPE, 4>(a, x, row, tile);
+    for (; row + 4 <= stop; row += 4) rows<TYPE, 4>(a, x, row, tile);
   if constexpr (MOST_ROWS >= 2)
-    for (; row + 2 <= m; row += 2) rows<TYPE, 2>(a, x, row, tile);
-  for (; row < m; row++) rows<TYPE, 1>(a, x, row, tile);
+    for (; row + 2 <= stop; row += 2) rows<TYPE, 2>(a, x, row, tile);
+  for (; row < stop; row++) rows<TYPE, 1>(a, x, row, tile);
 }
 
 }  // namespace
 
 int64_t dense_scratch(const Dense& a) { return pieces(even(a.k) * 4, 64) * 64; }
 
-void dense(const void* op, const Team& team) {
+void dense(const void* op, Team& team) {
   const Dense& a = *(const Dense*)op;
-  const int64_t m = a.op.m, tiles = pieces(a.n, TILE);
+  const int64_t m = a.op.m;
   Source x = {(const float*)a.x, a.x_stride};
   if (a.x_type != FLOAT32 || (a.k % 2 && a.weight_type == BFLOAT16)) {
     x = {(const float*)a.scratch, dense_scratch(a) / 4};
-    for (int64_t row; (row = take(team, 1)) < m;) {
+    share(team, m, 1, [&](int64_t row) {
       float* to = (float*)a.scratch + row * x.stride;
       for (int64_t i = 0; i < a.k; i += 16)
         store_some(to, i, FLOAT32, load_some(a.x, row * a.x_stride + i, a.x_type, a.k - i), a.k - i);
       if (a.k % 2) to[a.k] = 0;
-    }
-    sync(team);
+    });
   }
-  const int64_t chunk = most(1, least(8, tiles / (8 * team.size)));
-  for (int64_t start; (start = take(team, chunk)) < tiles;)
-    for (int64_t tile = start; tile < least(start + chunk, tiles); tile++) {
-      if (a.weight_type == FLOAT32) tile_of<FLOAT32>(a, x, tile);
-      if (a.weight_type == FLOAT16) tile_of<FLOAT16>(a, x, tile);
-      if (a.weight_type == BFLOAT16) tile_of<BFLOAT16>(a, x, tile);
-    }
-  sync(team);
+  share_tiles(team, a, (int64_t)a.k * 4, MOST_ROWS, [&](int64_t row, int64_t stop, int64_t tile) {
+    if (a.weight_type == FLOAT32) rows_of<FLOAT32>(a, x, row, stop, tile);
+    if (a.weight_type == FLOAT16) rows_of<FLOAT16>(a, x, row, stop, tile);
+    if (a.weight_type == BFLOAT16) rows_of<BFLOAT16>(a, x, row, stop, tile);
+  });
 }
 
 }  // namespace ISA

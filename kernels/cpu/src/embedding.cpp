@@ -29,10 +29,10 @@ INLINE F from_tile(const Embedding& a, int64_t id, int64_t i, int64_t count) {
 
 }  // namespace
 
-void embedding(const void* op, const Team& team) {
+void embedding(const void* op, Team& team) {
   const Embedding& a = *(const Embedding*)op;
   const int64_t d = a.d;
-  for (int64_t row; (row = take(team, 1)) < a.op.m;) {
+  share(team, a.op.m, 1, [&](int64_t row) {
     const int64_t id = a.ids[row];
     const bool there = id >= 0 && id < a.vocabulary;
     for (int64_t i = 0; i < d; i += 16) {
@@ -42,8 +42,7 @@ void embedding(const void* op, const Team& team) {
         value = a.tiled ? from_tile(a, id, i, count) : load_some(a.table, id * d + i, a.table_type, count);
       store_some(a.y, row * a.y_stride + i, a.y_type, value, count);
     }
-  }
-  sync(team);
+  });
 }
 
 }  // namespace ISA

@@ -60,16 +60,15 @@ template <int TYPE> void piece(const Gate& a, int64_t row, int64_t from, int64_t
 
 }  // namespace
 
-void gate(const void* op, const Team& team) {
+void gate(const void* op, Team& team) {
   const Gate& a = *(const Gate*)op;
   const int64_t across = pieces(a.columns, PIECE), count = a.op.m * across;
-  for (int64_t at; (at = take(team, 1)) < count;) {
+  share(team, count, chunk_of(team, count, 8), [&](int64_t at) {
     const int64_t row = at / across, from = at % across * PIECE, to = least(from + PIECE, a.columns);
     if (a.type == FLOAT32) piece<FLOAT32>(a, row, from, to);
     if (a.type == FLOAT16) piece<FLOAT16>(a, row, from, to);
     if (a.type == BFLOAT16) piece<BFLOAT16>(a, row, from, to);
-  }
-  sync(team);
+  });
 }
 
 }  // namespace ISA

@@ -17,14 +17,14 @@ struct Table {
 
 namespace ISA {
 
-void linear(const void* op, const Team& team);
-void dense(const void* op, const Team& team);
-void embedding(const void* op, const Team& team);
-void norm(const void* op, const Team& team);
-void gate(const void* op, const Team& team);
-void sample(const void* op, const Team& team);
-void rotary(const void* op, const Team& team);
-void attention(const void* op, const Team& team);
+void linear(const void* op, Team& team);
+void dense(const void* op, Team& team);
+void embedding(const void* op, Team& team);
+void norm(const void* op, Team& team);
+void gate(const void* op, Team& team);
+void sample(const void* op, Team& team);
+void rotary(const void* op, Team& team);
+void attention(const void* op, Team& team);
 int64_t linear_scratch(const Linear& a);
 int64_t dense_scratch(const Dense& a);
 int64_t attention_scratch(const Attention& a);

@@ -143,7 +143,7 @@ int64_t aiakq_scratch(const Op* op) {
 void aiakq_run(const Op* const* ops, int64_t count, int32_t threads) {
   Shared shared = {};
   together(threads, [&](int32_t rank, int32_t size) {
-    const Team team = {rank, size, &shared};
+    Team team = {rank, size, &shared, 0};
     for (int64_t i = 0; i < count; i++) used->bodies[ops[i]->kind](ops[i], team);
   });
 }

@@ -11,16 +11,14 @@
 // An output is the same sequence of operations whatever the other rows are and however many there are of them: only
 // which rows are worked on side by side differs.
 
-#include "elements.h"
-#include "team.h"
 #include "kernels.h"
+#include "tiles.h"
 
 namespace aiakq {
 namespace ISA {
 namespace {
 
 constexpr int BLOCK = 32;
-constexpr int TILE = 32;
 // Rows worked on side by side: as many as the registers hold sums for.
 #if defined(__AVX512F__)
 constexpr int MOST_ROWS = 6;
@@ -201,14 +199,6 @@ INLINE I four_bytes(const int8_t* at) {
   return isplat(word);
 }
 
-INLINE void write(const Linear& a, int64_t row, int64_t tile, int half, F value) {
-  const int64_t column = tile * TILE + half * 16, left = a.n - column;
-  if (left <= 0) return;
-  if (a.bias) value = value + load(a.bias + column);
-  if (a.residual) value = value + load_some(a.residual, row * a.residual_stride + column, a.y_type, left);
-  store_some(a.y, row * a.y_stride + column, a.y_type, value, left);
-}
-
 // Adds what one block (or, with groups of 8 or 16, PARTS-th of a block) of R rows gives to ``sums`` [R][2].
 template <int MATH, int BITS, int R, int PARTS>
 INLINE void add_part(const Rows& rows, int64_t row, int64_t block, int part, const uint8_t* at, F (&sums)[R][2]) {
@@ -358,29 +348,22 @@ template <int MATH> Works works_of(const Linear& a) {
 
 int64_t linear_scratch(const Linear& a) { return rows_of(a).stride; }
 
-void linear(const void* op, const Team& team) {
+void linear(const void* op, Team& team) {
   const Linear& a = *(const Linear*)op;
   const Rows rows = rows_of(a);
-  const int64_t m = a.op.m, tiles = pieces(a.n, TILE);
-  for (int64_t row; (row = take(team, 1)) < m;) arrange(a, rows, row);
-  sync(team);
+  share(team, a.op.m, 1, [&](int64_t row) { arrange(a, rows, row); });
   const Works works = a.math == EXACT    ? works_of<EXACT>(a)
                       : a.math == BLOCKS ? works_of<BLOCKS>(a)
                                          : Works{integer_work<6>(), integer_work<4>(), integer_work<2>(), integers<1>};
-  // Few enough that the last ones are shared out evenly, many enough that taking them costs nothing.
-  const int64_t chunk = most(1, least(8, tiles / (8 * team.size)));
-  for (int64_t start; (start = take(team, chunk)) < tiles;)
-    for (int64_t tile = start; tile < least(start + chunk, tiles); tile++) {
-      int64_t row = 0;
-      if (works.six)
-        for (; row + 6 <= m; row += 6) works.six(a, rows, row, tile);
-      if (works.four)
-        for (; row + 4 <= m; row += 4) works.four(a, rows, row, tile);
-      if (works.two)
-        for (; row + 2 <= m; row += 2) works.two(a, rows, row, tile);
-      for (; row < m; row++) works.one(a, rows, row, tile);
-    }
-  sync(team);
+  share_tiles(team, a, rows.scales_at, MOST_ROWS, [&](int64_t row, int64_t stop, int64_t tile) {
+    if (works.six)
+      for (; row + 6 <= stop; row += 6) works.six(a, rows, row, tile);
+    if (works.four)
+      for (; row + 4 <= stop; row += 4) works.four(a, rows, row, tile);
+    if (works.two)
+      for (; row + 2 <= stop; row += 2) works.two(a, rows, row, tile);
+    for (; row < stop; row++) works.one(a, rows, row, tile);
+  });
 }
 
 }  // namespace ISA

@@ -80,16 +80,13 @@ template <int TYPE> void row(const Norm& a, int64_t at) {
 
 }  // namespace
 
-void norm(const void* op, const Team& team) {
+void norm(const void* op, Team& team) {
   const Norm& a = *(const Norm*)op;
-  const int64_t m = a.op.m, chunk = most(1, least(16, m / (4 * team.size)));
-  for (int64_t start; (start = take(team, chunk)) < m;)
-    for (int64_t at = start; at < least(start + chunk, m); at++) {
-      if (a.x_type == FLOAT32) row<FLOAT32>(a, at);
-      if (a.x_type == FLOAT16) row<FLOAT16>(a, at);
-      if (a.x_type == BFLOAT16) row<BFLOAT16>(a, at);
-    }
-  sync(team);
+  share(team, a.op.m, chunk_of(team, a.op.m, 16), [&](int64_t at) {
+    if (a.x_type == FLOAT32) row<FLOAT32>(a, at);
+    if (a.x_type == FLOAT16) row<FLOAT16>(a, at);
+    if (a.x_type == BFLOAT16) row<BFLOAT16>(a, at);
+  });
 }
 
 }  // namespace ISA

@@ -70,12 +70,12 @@ void keep(const Rotary& a, const float* head, void* cache, float* scales, int64_
 
 }  // namespace
 
-void rotary(const void* op, const Team& team) {
+void rotary(const void* op, Team& team) {
   const Rotary& a = *(const Rotary*)op;
   const Step& step = *a.step;
   const int64_t size = a.head_size;
-  alignas(64) float head[MOST];
-  for (int64_t token; (token = take(team, 1)) < a.op.m;) {
+  share(team, a.op.m, 1, [&](int64_t token) {
+    alignas(64) float head[MOST];
     // Padding is at slot 0, which nobody reads: it is not written either.
     const int64_t position = step.positions ? step.positions[token] : -1, slot = step.slots[token];
     for (int64_t h = 0; a.q && h < a.heads; h++) {
@@ -89,8 +89,7 @@ void rotary(const void* op, const Team& team) {
       prepare(a, a.v, token * a.v_stride + h * size, nullptr, -1, head);
       keep(a, head, a.v_cache, a.v_scales, slot * a.kv_heads + h);
     }
-  }
-  sync(team);
+  });
 }
 
 }  // namespace ISA

@@ -291,15 +291,14 @@ void choose(Choice& a, int64_t count, Collected& c) {
 
 }  // namespace
 
-void sample(const void* op, const Team& team) {
+void sample(const void* op, Team& team) {
   const Sample& a = *(const Sample*)op;
   const int64_t count = a.vocabulary, half = pieces(count, 8) * 8 + 64;
   uint64_t* keys = (uint64_t*)a.scratch + team.rank * 2 * half;
-  for (int64_t row; (row = take(team, 1)) < a.op.m;) {
+  share(team, a.op.m, 1, [&](int64_t row) {
     Collected collected = {keys, keys + half, 0};
     choose(a.choices[row], count, collected);
-  }
-  sync(team);
+  });
 }
 
 }  // namespace ISA

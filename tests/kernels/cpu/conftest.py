@@ -90,7 +90,7 @@ def apply() -> Callable[..., Tensor]:
         op.residual = library.address(residual)
         op.x_stride, op.y_stride = x.stride(0), y.stride(0)
         op.residual_stride = 0 if residual is None else residual.stride(0)
-        library.native().run(op)
+        library.Call(op)()
         op.residual = None
         return y
 

@@ -52,7 +52,7 @@ class Case:
         )
         owned = torch.cat(self.slots)
         k, v = (torch.randn(len(owned), Hkv, D, generator=random) for _ in range(2))
-        attention.write_kv(k, v, *self.cache[:2], owned, tuple(self.cache[2:]) or None)
+        attention.write_kv(k, v, self.cache, owned)
         self.query = torch.randn(T, H * D, generator=random).to(dtype)
         self.shape = (H, Hkv, D)
 
@@ -238,12 +238,11 @@ def test_agrees_with_torch(native, cache):
     case = Case([(30, 1), (200, 1), (0, 40), (10, 5)], 8, 2, 32, 16, cache=cache, padding=0)
     case.cache = [x.nan_to_num(0) for x in case.cache]  # torch multiplies hidden values by 0
     H, _, D = case.shape
-    scales = tuple(case.cache[2:]) or None
     try:
         attention.use("torch")
         query = case.query.view(-1, H, D)
-        wanted = attention.paged_attention(query, *case.cache[:2], case.context, D**-0.5, 33, scales)
+        wanted = attention.paged_attention(query, case.cache, case.context, D**-0.5, 33)
     finally:
         attention.use(None)
-    found = attention.paged_attention(query, *case.cache[:2], case.context, D**-0.5, 33, scales)
+    found = attention.paged_attention(query, case.cache, case.context, D**-0.5, 33)
     assert (found - wanted).norm() / wanted.norm() < 1e-5

@@ -137,7 +137,7 @@ def test_eight_bits_of_nothing_and_of_much(isa):
     k[1], k[2, 1] = 3e38, torch.linspace(-1, 1, 20)
     caches = [torch.full((2, 4, 2, 20), 55, dtype=torch.int8) for _ in range(2)]
     scales = (torch.full((2, 4, 2), NAN), torch.full((2, 4, 2), NAN))
-    attention.write_kv(k, -k, *caches, torch.tensor([5, 6, 7]), scales)
+    attention.write_kv(k, -k, (*caches, *scales), torch.tensor([5, 6, 7]))
     for sign, cache, scale in zip((1, -1), caches, scales, strict=True):
         read = cache[1, 1:].float() * scale[1, 1:].unsqueeze(-1)
         assert (read - sign * k).abs().max() <= 1.2e36 and (read[0] == 0).all()
@@ -151,13 +151,13 @@ def test_agrees_with_torch(native):
         found = []
         for implementation in ("torch", "native"):
             caches = [torch.zeros(3, 4, 2, 24, dtype=cache) for _ in range(2)]
-            scales = (torch.zeros(3, 4, 2), torch.zeros(3, 4, 2)) if scaled else None
+            caches += [torch.zeros(3, 4, 2) for _ in range(2 * scaled)]
             try:
                 attention.use(implementation)
-                attention.write_kv(k, v, *caches, torch.tensor([4, 11, 5, 6, 9, 8]), scales)
+                attention.write_kv(k, v, caches, torch.tensor([4, 11, 5, 6, 9, 8]))
             finally:
                 attention.use(None)
-            found.append([*caches, *(scales or ())])
+            found.append(caches)
         for one, other in zip(*found, strict=True):
             if scaled:
                 assert torch.allclose(one.float(), other.float(), atol=1 if one.dtype == torch.int8 else 1e-8)

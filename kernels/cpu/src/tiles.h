@@ -1,0 +1,37 @@
+// What products have in common, whatever their weights are: tiles of 32 outputs, and rows that go by in lots.
+
+#pragma once
+
+#include "elements.h"
+#include "team.h"
+
+namespace aiakq {
+namespace ISA {
+
+constexpr int TILE = 32;
+// Bytes of activations that stay in a core's second cache while all tiles go by.
+constexpr int64_t NEAR = 1 << 19;
+
+// y = value (+ bias) (+ residual) for half a tile of one row.
+template <class Product> INLINE void write(const Product& a, int64_t row, int64_t tile, int half, F value) {
+  const int64_t column = tile * TILE + half * 16, left = a.n - column;
+  if (left <= 0) return;
+  if (a.bias) value = value + load(a.bias + column);
+  if (a.residual) value = value + load_some(a.residual, row * a.residual_stride + column, a.y_type, left);
+  store_some(a.y, row * a.y_stride + column, a.y_type, value, left);
+}
+
+// work(row, stop, tile) for every tile and lot of rows. ``row_bytes`` are read of each row; a lot is a multiple of the
+// ``side_by_side`` that are worked on at a time.
+template <class Product, class Work>
+INLINE void share_tiles(Team& team, const Product& a, int64_t row_bytes, int64_t side_by_side, Work work) {
+  const int64_t m = a.op.m, tiles = pieces(a.n, TILE);
+  const int64_t lot = most(4, NEAR / (row_bytes * side_by_side)) * side_by_side, items = tiles * pieces(m, lot);
+  share(team, items, chunk_of(team, items, 8), [&](int64_t item) {
+    const int64_t first = item / tiles * lot;
+    work(first, least(m, first + lot), item % tiles);
+  });
+}
+
+}  // namespace ISA
+}  // namespace aiakq

@@ -1,0 +1,100 @@
+"""Launch configurations: tile, warps, stages, and how many programs share an output.
+
+They come from launch/*.json, one file per GPU and ``default.json`` for all others: kernel -> bits -> the most rows an
+entry is for -> [outputs, rows, warps, stages, words...]. Nothing is tuned while a model runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+FOLDER = Path(__file__).parent / "launch"
+#: Programs that should be in flight for each processor while few outputs are computed.
+PER_PROCESSOR = 4
+#: Inner steps a program should have at least, or a share is not worth adding up.
+FEWEST_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Config:
+    """Of one launch.
+
+    bn, bm        outputs and rows of a tile.
+    split         programs that share a tile, each with a part of the inputs.
+    scale_first   weights are made before the product, not after it (grouped.py).
+    weights_left  weights are the left operand (integers.py).
+    dense         the weights are made in memory, and torch multiplies.
+    plain         no inline assembly.
+    """
+
+    bn: int
+    bm: int
+    warps: int
+    stages: int
+    split: int
+    scale_first: bool = False
+    weights_left: bool = False
+    dense: bool = False
+    plain: bool = False
+
+
+def choose(kernel: str, device: torch.device, bits: int, n: int, steps: int, m: int) -> Config:
+    """The configuration for ``m`` rows of a layer of ``n`` outputs whose inputs are ``steps`` inner steps."""
+    name, processors = _gpu(device)
+    entry = entry_for(name, kernel, bits, m)
+    if entry == "dense":
+        return Config(64, 64, 4, 3, 1, dense=True)
+    bn, bm, warps, stages, *words = entry
+    tiles = -(-n // bn) * -(-m // bm)
+    split = max(1, min(PER_PROCESSOR * processors // tiles, steps // FEWEST_STEPS)) if m <= 64 else 1
+    return Config(bn, bm, warps, stages, split, **dict.fromkeys(words, True))
+
+
+def entry_for(gpu: str, kernel: str, bits: int, m: int) -> list | str:
+    """The entry for so many rows: that of the next bucket, or the last."""
+    buckets = table(gpu)[kernel][str(bits)]
+    return next((buckets[most] for most in buckets if m <= int(most)), list(buckets.values())[-1])
+
+
+@lru_cache
+def table(gpu: str) -> dict:
+    """The configurations of a GPU, or those for all that have none of their own."""
+    file = FOLDER / f"{gpu}.json"
+    return json.loads((file if file.is_file() else FOLDER / "default.json").read_text())
+
+
+@lru_cache
+def _gpu(device: torch.device) -> tuple[str, int]:
+    """The name of its file, and its processors."""
+    if device.type != "cuda":
+        return "default", 1
+    properties = torch.cuda.get_device_properties(device)
+    return re.sub(r"\W+", "-", properties.name.lower()).strip("-"), properties.multi_processor_count
+
+
+_counters: dict[torch.device, Tensor] = {}
+_scratch: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+
+def counters(device: torch.device, count: int) -> Tensor:
+    """At least ``count`` int32 zeros, which every launch leaves zero."""
+    known = _counters.get(device)
+    if known is None or known.numel() < count:
+        known = _counters[device] = torch.zeros(max(4096, count), dtype=torch.int32, device=device)
+    return known
+
+
+def scratch(like: Tensor, count: int) -> Tensor:
+    """``count`` elements of the dtype and on the device of ``like``, the same memory again and again."""
+    key = like.device, like.dtype
+    known = _scratch.get(key)
+    if known is None or known.numel() < count:
+        known = _scratch[key] = torch.empty(count, dtype=like.dtype, device=like.device)
+    return known[:count]

@@ -1,0 +1,232 @@
+"""y = x W^T for weights of 2, 4 or 8 bits in groups, activations in float16 or bfloat16 (w2a16, w4a16, w8a16; 3 as 4).
+
+Layout, made once at load. A step of the inner loop takes ``16 * BKP / BITS`` inputs. An int16 word holds codes of one
+output, one per plane: plane p of word i is input ``p * BKP + i`` of the step. So each plane is a dense tile that
+meets a contiguous slice of x in a product of its own, and nothing is ever shuffled. Words lie as [N / 64, steps, 64,
+BKP]: a program reads one piece of memory per step. Scale and zero of a group share an int32 [groups, N], which can be
+copied asynchronously where 16 bits alone cannot.
+
+The product is computed as W x^T, because a tensor core takes its left operand from registers, where the codes are
+unpacked, and because few activations then waste nothing. Codes enter it with an offset (language.py) that is taken
+off in the end through sums of the activations: ``sum (q + o - z - o) x = sum (q + o) x - (z + o) sum x``. With more
+activations than that pays for, the weights themselves are made first (SCALE_FIRST).
+
+Several programs may share an output, each with a part of the inputs. The last to finish adds the parts up in their
+order, so results do not depend on chance.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from aiakq.kernels.triton.language import INTERPRETED, dot, offset_of, planes_of
+
+
+@triton.jit
+def arrange_kernel(
+    x_ptr,  # [M, K]
+    perm_ptr,  # [K] int32
+    out_ptr,  # [M, K] in the order of the weights
+    sums_ptr,  # [STEPS, PLANES or 2, sums_stride] float32
+    x_stride,
+    sums_stride,
+    K: tl.constexpr,
+    BITS: tl.constexpr,
+    BKP: tl.constexpr,
+    PERM: tl.constexpr,
+    SUMS: tl.constexpr,
+    PER_PLANE: tl.constexpr,
+):
+    """One step of one row: activations in the order of the weights, and what the product will need of their sums.
+
+    PER_PLANE: a sum for each plane. Else two numbers: the sum of all, each times the offset of its plane, and without.
+    """
+    PLANES: tl.constexpr = 16 // BITS
+    BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
+    row = tl.program_id(0).to(tl.int64)
+    step = tl.program_id(1)
+    plane = tl.arange(0, PLANES)
+    at = (step * PLANES + plane[:, None]) * BKP + tl.arange(0, BKP)[None, :]
+    source = tl.load(perm_ptr + at) if PERM else at
+    x = tl.load(x_ptr + row * x_stride + source)
+    if PERM:
+        tl.store(out_ptr + row * K + at, x)
+    if SUMS:
+        sums = tl.sum(x.to(tl.float32), 1)
+        if PER_PLANE:
+            tl.store(sums_ptr + (step * PLANES + plane) * sums_stride + row, sums)
+        else:
+            # offset_of each plane: powers of two that fall with the place in the byte, or one number for all.
+            offsets = tl.exp2((10 - (plane * BITS) % 8).to(tl.float32))
+            if BF16:
+                offsets = tl.full((PLANES,), 0.0 if BITS == 8 else 128.0, tl.float32)
+            tl.store(sums_ptr + (2 * step) * sums_stride + row, tl.sum(sums * offsets, 0))
+            tl.store(sums_ptr + (2 * step + 1) * sums_stride + row, tl.sum(sums, 0))
+
+
+@triton.jit
+def _scale_and_zero(packed):
+    """Both float32, from the halves of an int32."""
+    scale = (packed & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    zero = (packed >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return scale, zero
+
+
+# One more row is no reason to compile again.
+@triton.jit(do_not_specialize=["M"])
+def grouped_kernel(
+    x_ptr,  # [M, K] in the order of the weights
+    sums_ptr,  # of arrange_kernel; not with SCALE_FIRST
+    words_ptr,  # [N / 64, STEPS, 64, BKP] int16
+    grid_ptr,  # [groups, N] int32: scale below, zero above, both as float16
+    bias_ptr,
+    residual_ptr,
+    y_ptr,  # [M, N]
+    parts_ptr,  # [SPLIT, M, N] float32
+    counts_ptr,  # one per tile, 0 before and after
+    x_stride,
+    sums_stride,
+    y_stride,
+    M,
+    N,
+    N_PADDED: tl.constexpr,
+    STEPS: tl.constexpr,
+    GROUP: tl.constexpr,  # inputs
+    BITS: tl.constexpr,
+    BKP: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SCALE_FIRST: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    PLANES: tl.constexpr = 16 // BITS
+    BK: tl.constexpr = PLANES * BKP
+    BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
+    FLOAT: tl.constexpr = x_ptr.dtype.element_ty
+    # Groups that end inside a step: so many planes have a scale of their own.
+    INSIDE: tl.constexpr = GROUP < BK
+    TOGETHER: tl.constexpr = GROUP // BKP if INSIDE else PLANES
+    # One group for all inputs: its scale waits until the end.
+    WHOLE: tl.constexpr = GROUP == STEPS * BK and not SCALE_FIRST
+    tile_n = tl.program_id(0)
+    tile_m = tl.program_id(1)
+    part = tl.program_id(2)
+    n = tile_n * BN + tl.arange(0, BN)
+    m = tile_m * BM + tl.arange(0, BM)
+    row = tl.where(m < M, m, 0).to(tl.int64)
+    inside = tl.arange(0, BKP)
+    begin = part * STEPS // SPLIT
+    end = (part + 1) * STEPS // SPLIT
+    words_at = words_ptr + ((n // 64).to(tl.int64) * STEPS * 64 + n % 64)[:, None] * BKP + inside[None, :]
+    x_at = x_ptr + row[None, :] * x_stride + inside[:, None]
+    acc = tl.zeros((BN, BM), tl.float32)
+    if WHOLE:
+        taken = tl.zeros((BM,), tl.float32)
+        total = tl.zeros((BM,), tl.float32)
+    # Stages named here: Triton then copies ahead what products do not read, too.
+    for step in tl.range(begin, end, num_stages=STAGES):
+        words = tl.load(words_at + step * (64 * BKP), eviction_policy="evict_first")
+        planes = planes_of(words, BITS, BF16, PLAIN)
+        if not INSIDE and not WHOLE:
+            scale, zero = _scale_and_zero(tl.load(grid_ptr + (step * BK // GROUP) * N_PADDED + n))
+            whole = tl.zeros((BN, BM), tl.float32)
+        for plane in tl.static_range(PLANES):
+            x = tl.load(x_at + step * BK + plane * BKP, eviction_policy="evict_last")
+            offset = offset_of(plane, BITS, BF16)
+            if INSIDE and plane % TOGETHER == 0:
+                group = (step * BK + plane * BKP) // GROUP
+                scale, zero = _scale_and_zero(tl.load(grid_ptr + group * N_PADDED + n))
+                whole = tl.zeros((BN, BM), tl.float32)
+                taken = tl.zeros((BM,), tl.float32)
+                total = tl.zeros((BM,), tl.float32)
+            if SCALE_FIRST:
+                acc = dot(_weights(planes[plane], offset, scale, zero), x, acc)
+            elif WHOLE:
+                acc = dot(planes[plane], x, acc)
+            else:
+                whole = dot(planes[plane], x, whole)
+                if INSIDE:
+                    sums = tl.load(sums_ptr + (step * PLANES + plane) * sums_stride + m)
+                    taken += offset * sums
+                    total += sums
+                    if plane % TOGETHER == TOGETHER - 1:
+                        acc += scale[:, None] * (whole - taken[None, :] - zero[:, None] * total[None, :])
+        if WHOLE:
+            taken += tl.load(sums_ptr + (2 * step) * sums_stride + m)
+            total += tl.load(sums_ptr + (2 * step + 1) * sums_stride + m)
+        elif not INSIDE and not SCALE_FIRST:
+            taken = tl.load(sums_ptr + (2 * step) * sums_stride + m)
+            total = tl.load(sums_ptr + (2 * step + 1) * sums_stride + m)
+            acc += scale[:, None] * (whole - taken[None, :] - zero[:, None] * total[None, :])
+    if WHOLE:
+        scale, zero = _scale_and_zero(tl.load(grid_ptr + n))
+        acc = scale[:, None] * (acc - taken[None, :] - zero[:, None] * total[None, :])
+    there = (m < M)[None, :] & (n < N)[:, None]
+    at = row[None, :] * N + n[:, None]
+    last = True
+    if SPLIT > 1:
+        tl.store(parts_ptr + part.to(tl.int64) * M * N + at, acc, mask=there)
+        tl.debug_barrier()
+        counter = counts_ptr + tile_m * tl.num_programs(0) + tile_n
+        last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1
+        if last:
+            tl.debug_barrier()
+            acc = tl.zeros((BN, BM), tl.float32)
+            for other in range(SPLIT):
+                theirs = parts_ptr + tl.cast(other, tl.int64) * M * N + at
+                acc += tl.load(theirs, mask=there, other=0.0, cache_modifier=".cg")
+            tl.store(counter, 0)
+    if last:
+        if BIAS:
+            acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        out = y_ptr + row[None, :] * y_stride + n[:, None]
+        if RESIDUAL:
+            acc += tl.load(residual_ptr + row[None, :] * y_stride + n[:, None], mask=there, other=0.0).to(tl.float32)
+        tl.store(out, acc.to(FLOAT), mask=there)
+
+
+@triton.jit
+def _weights(plane, offset, scale, zero):
+    """Weights in the plane's dtype: the difference of two small whole numbers is exact, its multiple rounded once."""
+    FLOAT: tl.constexpr = plane.dtype
+    if INTERPRETED:
+        return ((plane.to(tl.float32) - (zero + offset)[:, None]) * scale.to(FLOAT).to(tl.float32)[:, None]).to(FLOAT)
+    else:
+        return (plane - (zero + offset).to(FLOAT)[:, None]) * scale.to(FLOAT)[:, None]
+
+
+@triton.jit
+def dequantize_kernel(
+    words_ptr,
+    grid_ptr,
+    out_ptr,  # [N, K] in the order of the layout
+    N,
+    N_PADDED: tl.constexpr,
+    STEPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    BKP: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """The weights of 64 outputs and one step, as floats: for so many activations that a dense product is quicker."""
+    PLANES: tl.constexpr = 16 // BITS
+    BK: tl.constexpr = PLANES * BKP
+    K: tl.constexpr = STEPS * BK
+    BF16: tl.constexpr = out_ptr.dtype.element_ty == tl.bfloat16
+    tile = tl.program_id(0)
+    step = tl.program_id(1)
+    n = tile * 64 + tl.arange(0, 64)
+    inside = tl.arange(0, BKP)
+    at = (tile.to(tl.int64) * STEPS + step) * (64 * BKP) + tl.arange(0, 64)[:, None] * BKP + inside[None, :]
+    planes = planes_of(tl.load(words_ptr + at), BITS, BF16, PLAIN)
+    for plane in tl.static_range(PLANES):
+        group = (step * BK + plane * BKP) // GROUP
+        scale, zero = _scale_and_zero(tl.load(grid_ptr + group * N_PADDED + n))
+        weights = _weights(planes[plane], offset_of(plane, BITS, BF16), scale, zero)
+        out = n.to(tl.int64)[:, None] * K + step * BK + plane * BKP + inside[None, :]
+        tl.store(out_ptr + out, weights, mask=(n < N)[:, None])

@@ -1,0 +1,120 @@
+"""w8a8: activations rounded to 8 bits with a scale per token, or one that is stored; products of integers.
+
+With few activations the product is W x^T, with many x W^T: whichever operand is larger is the left one, of which a
+tensor core takes 64 rows at a time. Parts of the inputs that several programs share are integers, so their sum is
+exact in any order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def nearest(x):
+    """x rounded to whole numbers, halves to the even one, for |x| < 2^22."""
+    return (x.to(tl.float32) + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def quantize_kernel(
+    x_ptr, codes_ptr, scales_ptr, given_ptr, x_stride, K: tl.constexpr, BLOCK: tl.constexpr, GIVEN: tl.constexpr
+):  # fmt: skip
+    """A row of x [M, K] as codes [M, K] int8 and a scale [M] float32: max |x| / 127, or the one number ``given``."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * x_stride + at, mask=at < K, other=0.0).to(tl.float32)
+    if GIVEN:
+        scale = tl.load(given_ptr)
+    else:
+        scale = tl.maximum(tl.max(tl.abs(x), 0) / 127.0, 1.17549435e-38)
+    code = nearest(tl.minimum(tl.maximum(x / scale, -128.0), 127.0))
+    tl.store(codes_ptr + row * K + at, code.to(tl.int8), mask=at < K)
+    # What is not finite has no code: its row's scale says so.
+    tl.store(scales_ptr + row, scale + tl.sum(x * 0.0, 0))
+
+
+# One more row is no reason to compile again.
+@triton.jit(do_not_specialize=["M"])
+def integers_kernel(
+    x_ptr,  # [M, K] int8
+    x_scales_ptr,  # [M] float32
+    w_ptr,  # [N padded, K] int8
+    w_scales_ptr,  # [N padded] float32
+    bias_ptr,
+    residual_ptr,
+    y_ptr,  # [M, N]
+    parts_ptr,  # [SPLIT, M, N] int32
+    counts_ptr,  # one per tile, 0 before and after
+    y_stride,
+    M,
+    N,
+    K: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    WEIGHTS_LEFT: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+):
+    STEPS: tl.constexpr = K // BK
+    tile_n = tl.program_id(0)
+    tile_m = tl.program_id(1)
+    part = tl.program_id(2)
+    n = tile_n * BN + tl.arange(0, BN)
+    m = tile_m * BM + tl.arange(0, BM)
+    row = tl.where(m < M, m, 0).to(tl.int64)
+    begin = part * STEPS // SPLIT
+    end = (part + 1) * STEPS // SPLIT
+    k = tl.arange(0, BK)
+    if WEIGHTS_LEFT:
+        w_at = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
+        x_at = x_ptr + row[None, :] * K + k[:, None]
+        acc = tl.zeros((BN, BM), tl.int32)
+        for step in tl.range(begin, end, num_stages=STAGES):
+            w = tl.load(w_at + step * BK, eviction_policy="evict_first")
+            acc = tl.dot(w, tl.load(x_at + step * BK), acc, out_dtype=tl.int32)
+    else:
+        w_at = w_ptr + n.to(tl.int64)[None, :] * K + k[:, None]
+        x_at = x_ptr + row[:, None] * K + k[None, :]
+        acc = tl.zeros((BM, BN), tl.int32)
+        for step in tl.range(begin, end, num_stages=STAGES):
+            acc = tl.dot(tl.load(x_at + step * BK), tl.load(w_at + step * BK), acc, out_dtype=tl.int32)
+    scales = tl.load(w_scales_ptr + n)
+    x_scales = tl.load(x_scales_ptr + row)
+    if WEIGHTS_LEFT:
+        there = (m < M)[None, :] & (n < N)[:, None]
+        at = row[None, :] * N + n[:, None]
+        out = row[None, :] * y_stride + n[:, None]
+    else:
+        there = (m < M)[:, None] & (n < N)[None, :]
+        at = row[:, None] * N + n[None, :]
+        out = row[:, None] * y_stride + n[None, :]
+    last = True
+    if SPLIT > 1:
+        tl.store(parts_ptr + part.to(tl.int64) * M * N + at, acc, mask=there)
+        tl.debug_barrier()
+        counter = counts_ptr + tile_m * tl.num_programs(0) + tile_n
+        last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1
+        if last:
+            tl.debug_barrier()
+            acc = tl.zeros_like(acc)
+            for other in range(SPLIT):
+                acc += tl.load(
+                    parts_ptr + tl.cast(other, tl.int64) * M * N + at, mask=there, other=0, cache_modifier=".cg"
+                )
+            tl.store(counter, 0)
+    if last:
+        if WEIGHTS_LEFT:
+            value = acc.to(tl.float32) * x_scales[None, :] * scales[:, None]
+        else:
+            value = acc.to(tl.float32) * x_scales[:, None] * scales[None, :]
+        if BIAS:
+            bias = tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
+            value += bias[:, None] if WEIGHTS_LEFT else bias[None, :]
+        if RESIDUAL:
+            value += tl.load(residual_ptr + out, mask=there, other=0.0).to(tl.float32)
+        tl.store(y_ptr + out, value.to(y_ptr.dtype.element_ty), mask=there)

@@ -1,0 +1,175 @@
+"""Quantized linear layers on NVIDIA GPUs: weights of 2, 3, 4 or 8 bits and 16-bit activations, through grouped.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.triton import DTYPES, trouble
+from aiakq.kernels.types import LinearProblem, QWeight
+
+if TYPE_CHECKING:
+    from aiakq.kernels.triton.configs import Config
+
+#: Bits of a code in the layout for each scheme: three take the place of four.
+STORED_BITS = {"w2a16": 2, "w3a16": 4, "w4a16": 4, "w8a16": 8}
+#: Outputs of a tile in memory, as in grouped.py.
+TILE = 64
+#: Outputs come in multiples of this: the most that a program computes.
+WIDEST = 128
+
+
+def supports(problem: LinearProblem) -> str | None:
+    """None, or why not."""
+    if problem.device != "cuda":
+        return "it runs on NVIDIA GPUs"
+    return fits(problem) or trouble()
+
+
+def fits(problem: LinearProblem) -> str | None:
+    """None if the layout can hold such a weight, or why not."""
+    if problem.scheme not in STORED_BITS:
+        return f"it has no {problem.scheme}"
+    if problem.dtype not in DTYPES:
+        return f"activations are float16 or bfloat16, not {problem.dtype}"
+    if inputs_per_plane(problem.k, problem.group_size, STORED_BITS[problem.scheme]) is None:
+        return f"groups of {problem.group_size} of {problem.k} inputs do not fit its steps"
+    return None
+
+
+def inputs_per_plane(k: int, group: int, bits: int) -> int | None:
+    """The inputs of one plane in a step (grouped.py), or None where no step fits.
+
+    A step is some groups, or a group some steps; a plane is never of two groups. Products take 16 inputs at least.
+    """
+    planes = 16 // bits
+    for count in (128 // planes, 64 // planes, 32, 16):
+        step = count * planes
+        if count >= 16 and k % step == 0 and (group % step == 0 or (step % group == 0 and group % count == 0)):
+            return count
+    return None
+
+
+@dataclass
+class Packed:
+    """A weight in the layout of grouped.py."""
+
+    words: Tensor
+    grid: Tensor
+    perm: Tensor | None
+    bias: Tensor | None
+    n: int
+    k: int
+    group: int
+    bits: int
+    plane: int
+
+    @property
+    def step(self) -> int:
+        """Inputs of a step."""
+        return self.plane * (16 // self.bits)
+
+    @property
+    def steps(self) -> int:
+        return self.k // self.step
+
+
+def prepare(weight: QWeight, problem: LinearProblem) -> Packed:
+    """Bring ``weight`` (not modified) into the layout."""
+    bits = STORED_BITS[weight.scheme]
+    plane = inputs_per_plane(weight.k, weight.group_size, bits)
+    assert plane is not None
+    planes, padding = 16 // bits, -weight.n % WIDEST
+    codes = torch.nn.functional.pad(weight.codes, (0, 0, 0, padding))
+    tiles = codes.view(-1, TILE, weight.k // (plane * planes), planes, plane).to(torch.int32)
+    words = torch.zeros_like(tiles[:, :, :, 0])
+    for number in range(planes):
+        words |= tiles[:, :, :, number] << (number * bits)
+    # int16 has the same bits; torch wraps what does not fit.
+    words = words.to(torch.int16).transpose(1, 2).contiguous()
+    # 2^(bits - 1) of the scheme, not of the place its codes are stored in.
+    zeros = torch.full_like(weight.scales, 2 ** (weight.bits - 1)) if weight.zeros is None else weight.zeros
+    grid = _halves(weight.scales, zeros, padding)
+    bias = None if weight.bias is None else weight.bias.to(problem.dtype).contiguous()
+    perm = None if weight.perm is None else weight.perm.to(torch.int32)
+    return Packed(words, grid, perm, bias, weight.n, weight.k, weight.group_size, bits, plane)
+
+
+def _halves(scales: Tensor, zeros: Tensor, padding: int) -> Tensor:
+    """scales and zeros [N, groups] -> int32 [groups, N padded]: both as float16, the scale in the lower half."""
+    low, high = (
+        torch.nn.functional.pad(x.to(torch.float16), (0, 0, 0, padding))
+        .T.contiguous()
+        .view(torch.int16)
+        .to(torch.int32)
+        for x in (scales, zeros)
+    )
+    return (low & 0xFFFF) | (high << 16)
+
+
+def run(x: Tensor, state: Packed, config: Config | None = None) -> Tensor:
+    """x [M, K] -> [M, N] of the same dtype."""
+    from aiakq.kernels.triton import configs, grouped
+
+    m, k = x.shape
+    if m == 0:
+        return x.new_empty(0, state.n)
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    chosen = config or configs.choose("grouped", x.device, state.bits, state.n, state.steps, m)
+    if config is None and state.group == state.plane:
+        # With a scale for every plane it costs less to apply it to the weights.
+        chosen = replace(chosen, scale_first=True)
+    if chosen.dense:
+        return dense(x, state)
+    y = x.new_empty(m, state.n)
+    arranged = x if state.perm is None else torch.empty(m, k, dtype=x.dtype, device=x.device)
+    sums, sums_stride = x, -(-m // chosen.bm) * chosen.bm
+    if state.perm is not None or not chosen.scale_first:
+        per_plane = state.group < state.step
+        if not chosen.scale_first:
+            count = state.steps * (16 // state.bits if per_plane else 2)
+            sums = torch.empty(count, sums_stride, dtype=torch.float32, device=x.device)
+        grouped.arrange_kernel[(m, state.steps)](
+            x, x if state.perm is None else state.perm, arranged, sums, x.stride(0), sums_stride,
+            K=k, BITS=state.bits, BKP=state.plane, PERM=state.perm is not None, SUMS=not chosen.scale_first,
+            PER_PLANE=per_plane, num_warps=1,
+        )  # fmt: skip
+    split = min(chosen.split, state.steps)
+    padded = state.grid.shape[1]
+    grid = (-(-padded // chosen.bn), -(-m // chosen.bm), split)
+    parts = y if split == 1 else torch.empty(split, m, state.n, dtype=torch.float32, device=x.device)
+    counts = y if split == 1 else configs.counters(x.device, grid[0] * grid[1])
+    grouped.grouped_kernel[grid](
+        arranged, sums, state.words, state.grid, state.bias if state.bias is not None else x, x, y, parts, counts,
+        arranged.stride(0), sums_stride, y.stride(0), m, state.n,
+        N_PADDED=padded, STEPS=state.steps, GROUP=state.group, BITS=state.bits, BKP=state.plane,
+        BN=chosen.bn, BM=chosen.bm, SPLIT=split, BIAS=state.bias is not None, RESIDUAL=False,
+        SCALE_FIRST=chosen.scale_first, PLAIN=chosen.plain, STAGES=chosen.stages, num_warps=chosen.warps,
+    )  # fmt: skip
+    return y
+
+
+def dense(x: Tensor, state: Packed) -> Tensor:
+    """The same by making the weights first, and a dense product by torch."""
+    from aiakq.kernels.triton import configs
+
+    weights = configs.scratch(x, state.n * state.k).view(state.n, state.k)
+    dequantize(state, weights)
+    if state.perm is not None:
+        x = x.index_select(1, state.perm)
+    return torch.nn.functional.linear(x, weights, state.bias)
+
+
+def dequantize(state: Packed, out: Tensor, plain: bool = False) -> None:
+    """The weights [N, K] in ``out``'s dtype, inputs in the order of the layout."""
+    from aiakq.kernels.triton.grouped import dequantize_kernel
+
+    tiles = state.grid.shape[1] // TILE
+    dequantize_kernel[(tiles, state.steps)](
+        state.words, state.grid, out, state.n, N_PADDED=state.grid.shape[1], STEPS=state.steps, GROUP=state.group,
+        BITS=state.bits, BKP=state.plane, PLAIN=plain, num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,122 @@
+"""Launching attention.py: the counterpart of kernels/cpu/attention.py on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.types import AttentionContext
+
+#: Keys and values [pages, P, Hkv, D]; int8 ones are followed by their scales [pages, P, Hkv].
+Cache = Sequence[Tensor]
+
+#: Query rows of a tile for prompts.
+ROWS = 64
+
+
+def attend(
+    query: Tensor, cache: Cache, context: AttentionContext, scale: float, window: int | None = None, cap: float = 0.0
+) -> Tensor:
+    """Causal attention of query [T, H, D] over the cache -> [T, H, D]; the step's own keys are in it already."""
+    out = torch.zeros_like(query)
+    if context.num_decodes:
+        decode(query, out, cache, context, scale, window, cap)
+    if context.num_decodes < len(context.kv_len_list):
+        prefill(query, out, cache, context, scale, window, cap)
+    return out
+
+
+def _shape(query: Tensor, cache: Cache) -> dict[str, int]:
+    heads, size = query.shape[1:]
+    keys = cache[0]
+    return {
+        "HKV": keys.shape[2],
+        "GROUP": heads // keys.shape[2],
+        "D": size,
+        "WIDTH": max(16, 1 << (size - 1).bit_length()),
+        "PAGE": keys.shape[1],
+    }
+
+
+def decode(
+    query: Tensor,
+    out: Tensor,
+    cache: Cache,
+    context: AttentionContext,
+    scale: float,
+    window: int | None,
+    cap: float,
+    split: int = 0,
+    tile: int = 64,
+    stages: int = 3,
+) -> None:
+    """The sequences of one token each, which come first."""
+    from aiakq.kernels.triton.attention import combine_kernel, decode_kernel
+
+    shape = _shape(query, cache)
+    S, H, D = context.num_decodes, query.shape[1], query.shape[2]
+    split = split or splits(query.device, S * shape["HKV"])
+    parts = torch.empty(S, H, split, D, dtype=torch.float32, device=query.device)
+    peaks = torch.empty(S, H, split, 2, dtype=torch.float32, device=query.device)
+    scales = tuple(cache[2:]) or (peaks, peaks)
+    decode_kernel[(S, shape["HKV"], split)](
+        query, cache[0], cache[1], *scales, context.page_table, context.kv_len, parts, peaks,
+        query.stride(0), context.page_table.stride(0), scale, cap,
+        **shape, ROWS=max(16, 1 << (shape["GROUP"] - 1).bit_length()), TILE=tile, SPLIT=split, WINDOW=window or 0,
+        CAP=cap > 0, SCALED=len(cache) > 2, STAGES=stages, num_warps=4,
+    )  # fmt: skip
+    combine_kernel[(S, H)](
+        parts, peaks, out, out.stride(0),
+        H=H, D=D, WIDTH=shape["WIDTH"], SPLIT=split, SPLITS=1 << (split - 1).bit_length(), num_warps=4,
+    )  # fmt: skip
+
+
+def splits(device: torch.device, programs: int) -> int:
+    """Parts of a sequence, such that all programs together fill the GPU about twice."""
+    if device.type != "cuda":
+        return 2
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return max(1, min(64, -(-2 * processors // programs)))
+
+
+def prefill(
+    query: Tensor,
+    out: Tensor,
+    cache: Cache,
+    context: AttentionContext,
+    scale: float,
+    window: int | None,
+    cap: float,
+    tile: int = 64,
+    stages: int = 3,
+    warps: int = 4,
+) -> None:
+    """The sequences of several tokens each."""
+    from aiakq.kernels.triton.attention import prefill_kernel
+
+    shape = _shape(query, cache)
+    tokens = max(1, ROWS // shape["GROUP"])
+    blocks = _blocks(context, tokens, query.device)
+    scales = tuple(cache[2:]) or (out, out)
+    prefill_kernel[(len(blocks), shape["HKV"])](
+        query, cache[0], cache[1], *scales, context.page_table, context.kv_len, context.query_start, blocks, out,
+        query.stride(0), out.stride(0), context.page_table.stride(0), scale, cap,
+        **shape, TOKENS=tokens, ROWS=max(16, 1 << (tokens * shape["GROUP"] - 1).bit_length()), TILE=tile,
+        WINDOW=window or 0, CAP=cap > 0, SCALED=len(cache) > 2, STAGES=stages, num_warps=warps,
+    )  # fmt: skip
+
+
+def _blocks(context: AttentionContext, tokens: int, device: torch.device) -> Tensor:
+    """Which sequence and which of its tokens each program takes, [blocks, 2] int32; the same for all layers."""
+    known = context.plans.get(("triton", tokens))
+    if known is None:
+        starts = context.query_start_list
+        pairs = [
+            (sequence, first)
+            for sequence in range(context.num_decodes, len(starts) - 1)
+            for first in range(0, starts[sequence + 1] - starts[sequence], tokens)
+        ]
+        known = context.plans["triton", tokens] = torch.tensor(pairs, dtype=torch.int32).to(device, non_blocking=True)
+    return known

@@ -1,0 +1,116 @@
+"""Operations on rows of activations: norms with their residual, activation functions; rounded to 8 bits if wanted.
+
+What follows in w8a8 is a product of integers: its activations are rounded here, where they are in registers, and
+never written as floats.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from aiakq.kernels.triton.integers import nearest
+
+SILU = tl.constexpr(0)
+GELU_TANH = tl.constexpr(1)
+GELU = tl.constexpr(2)
+RELU = tl.constexpr(3)
+
+
+@triton.jit
+def _write(y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, CODES: tl.constexpr, GIVEN: tl.constexpr):
+    """A row y float32: in y_ptr's dtype, or as int8 codes and their scale."""
+    if CODES:
+        if GIVEN:
+            scale = tl.load(given_ptr)
+        else:
+            scale = tl.maximum(tl.max(tl.where(there, tl.abs(y), 0.0), 0) / 127.0, 1.17549435e-38)
+        code = nearest(tl.minimum(tl.maximum(y / scale, -128.0), 127.0))
+        tl.store(y_ptr + row * y_stride + at, code.to(tl.int8), mask=there)
+        tl.store(scales_ptr + row, scale + tl.sum(tl.where(there, y * 0.0, 0.0), 0))
+    else:
+        tl.store(y_ptr + row * y_stride + at, y.to(y_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def norm_kernel(
+    x_ptr,  # [M, D]; written if there is a residual
+    residual_ptr,  # [M, D], added to x first
+    weight_ptr,
+    bias_ptr,
+    y_ptr,  # [M, D] of x's dtype, or int8
+    scales_ptr,  # [M] float32, with CODES
+    given_ptr,
+    x_stride,
+    residual_stride,
+    y_stride,
+    epsilon,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    CENTERED: tl.constexpr,
+    BIAS: tl.constexpr,
+    CODES: tl.constexpr,
+    GIVEN: tl.constexpr,
+):
+    """x / rms(x) * weight, or CENTERED: (x - mean) / deviation * weight + bias. One row per program."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    there = at < D
+    FLOAT: tl.constexpr = x_ptr.dtype.element_ty
+    x = tl.load(x_ptr + row * x_stride + at, mask=there, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        x += tl.load(residual_ptr + row * residual_stride + at, mask=there, other=0.0).to(tl.float32)
+        x = x.to(FLOAT)
+        tl.store(x_ptr + row * x_stride + at, x, mask=there)
+        x = x.to(tl.float32)
+    weight = tl.load(weight_ptr + at, mask=there, other=0.0).to(tl.float32)
+    if CENTERED:
+        x = tl.where(there, x - tl.sum(x, 0) / D, 0.0)
+        y = x * tl.rsqrt(tl.sum(x * x, 0) / D + epsilon) * weight
+        if BIAS:
+            y += tl.load(bias_ptr + at, mask=there, other=0.0).to(tl.float32)
+    else:
+        # As models do it: the normalized row is rounded before it meets the weight.
+        y = (x * tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)).to(FLOAT).to(tl.float32) * weight
+    _write(y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, CODES, GIVEN)
+
+
+@triton.jit
+def _activated(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == SILU:
+        return x / (1.0 + tl.exp(-x))
+    elif ACTIVATION == GELU_TANH:
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        return x / (1.0 + tl.exp(-2.0 * inner))
+    elif ACTIVATION == GELU:
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        return tl.maximum(x, 0.0)
+
+
+@triton.jit
+def gate_kernel(
+    gate_ptr,  # [M, D]
+    up_ptr,  # [M, D]
+    y_ptr,  # [M, D], or int8
+    scales_ptr,
+    given_ptr,
+    gate_stride,
+    up_stride,
+    y_stride,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    UP: tl.constexpr,
+    CODES: tl.constexpr,
+    GIVEN: tl.constexpr,
+):
+    """act(gate) * up, or act(gate): BLOCK columns of a row per program; with CODES a whole row."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = at < D
+    y = _activated(tl.load(gate_ptr + row * gate_stride + at, mask=there, other=0.0).to(tl.float32), ACTIVATION)
+    if UP:
+        y *= tl.load(up_ptr + row * up_stride + at, mask=there, other=0.0).to(tl.float32)
+    _write(y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, CODES, GIVEN)

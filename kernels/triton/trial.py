@@ -1,0 +1,79 @@
+"""Before a GPU is trusted: every kernel once on small problems against torch, on that GPU.
+
+Drivers, compilers and processors differ. What does not agree is not used, and the reason is shown where the choice is.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.types import QWeight
+
+#: Relative error, root mean square, beyond which a kernel is wrong and not merely rounded.
+WRONG = 0.02
+
+
+@lru_cache
+def failure(number: int) -> str | None:
+    """None if all kernels agree with torch on GPU ``number``, or one sentence about the first that does not."""
+    device = torch.device("cuda", number)
+    try:
+        with torch.cuda.device(device):
+            for name, check in (("w4a16", _grouped), ("w8a8", _integers), ("rows", _rows)):
+                error = check(device)
+                if not error < WRONG:
+                    return f"Triton's {name} kernel is off by {100 * error:.1f} % on this GPU"
+    except Exception as problem:  # whatever Triton, ptxas or the driver has to say
+        return f"Triton fails on this GPU: {type(problem).__name__}: {str(problem).splitlines()[0][:120]}"
+    return None
+
+
+def _off(found: Tensor, wanted: Tensor) -> float:
+    return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+
+
+def _weight(scheme: str, bits: int, n: int, k: int, group: int, device: torch.device) -> QWeight:
+    draw = torch.Generator().manual_seed(0)
+    codes = torch.randint(1, 2**bits, (n, k), generator=draw).to(torch.uint8)
+    scales = torch.rand(n, k // group, generator=draw).half() / 64
+    return QWeight(scheme, codes, scales if bits == 4 else scales.float(), group_size=group).to(device)
+
+
+def _grouped(device: torch.device) -> float:
+    from aiakq.kernels.triton import linear
+    from aiakq.kernels.triton.configs import Config
+
+    weight = _weight("w4a16", 4, 192, 1024, 128, device)
+    whole = (weight.codes.float() - 8) * weight.scales.float().repeat_interleave(128, dim=1)
+    worst = 0.0
+    for dtype in (torch.float16, torch.bfloat16):
+        state = linear.prepare(weight, weight.problem(dtype, device))
+        for m, config in ((3, None), (16, Config(64, 16, 2, 3, 4)), (40, None), (200, None), (1000, None)):
+            x = torch.randn(m, 1024, device=device, dtype=dtype)
+            worst = max(worst, _off(linear.run(x, state, config), x.float() @ whole.T))
+    return worst
+
+
+def _integers(device: torch.device) -> float:
+    from aiakq.kernels.triton import w8a8
+
+    weight = _weight("w8a8", 8, 200, 1024, 1024, device)
+    state = w8a8.prepare(weight, weight.problem(torch.float16, device))
+    whole = (weight.codes.float() - 128) * weight.scales
+    rows = [torch.randn(m, 1024, device=device, dtype=torch.float16) for m in (1, 40, 300)]
+    return max(_off(w8a8.run(x, state), x.float() @ whole.T) for x in rows)
+
+
+def _rows(device: torch.device) -> float:
+    from aiakq.kernels.triton import layers
+
+    x, residual = (torch.randn(5, 300, device=device, dtype=torch.float16) for _ in range(2))
+    weight = torch.rand(300, device=device, dtype=torch.float16)
+    summed = x.float() + residual.float()
+    wanted = summed * torch.rsqrt(summed.pow(2).mean(-1, keepdim=True) + 1e-5) * weight.float()
+    worst = _off(layers.norm(x.clone(), weight, None, 1e-5, residual), wanted)
+    wanted = torch.nn.functional.silu(x.float()) * residual.float()
+    return max(worst, _off(layers.gate("silu", x, residual), wanted))

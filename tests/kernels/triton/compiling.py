@@ -1,0 +1,108 @@
+"""Kernels compiled for a GPU that is not there, and what became of them: instructions, registers, shared memory.
+
+ptxas and nvdisasm come with Triton; no driver is needed.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+#: Bytes of shared memory that a program may have.
+SHARED = {80: 166912, 89: 101376, 90: 232448}
+#: Instructions of tensor cores.
+MATRIX = {"HGMMA", "IGMMA", "HMMA", "IMMA"}
+_INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)((?:\.\w+)*)")
+_LABEL = re.compile(r"\s*\.?(\.?L_x_\d+):")
+_BRANCH = re.compile(r"\bBRA\b.*?`\(\.?(\.?L_x_\d+)\)")
+
+
+class Nowhere:
+    """A driver of a GPU of one kind: kernels are specialized and compiled for it as for a real one, not launched."""
+
+    launcher_cls = None
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        # Compiled kernels are remembered by device.
+        return self.arch
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        return kind
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+
+@dataclass
+class Compiled:
+    """One kernel for one kind of GPU.
+
+    loop    instructions of its main loop, the shortest in which matrices are multiplied, by name without suffixes.
+    whole   the same of all of it.
+    """
+
+    loop: Counter[str]
+    whole: Counter[str]
+    registers: int
+    stack: int
+    shared: int
+
+    def instructions(self) -> int:
+        """Of the loop."""
+        return self.loop.total()
+
+
+def compiled(kernel: Any, arch: int, *arguments: Any, grid: tuple[int, ...] = (1,), **constants: Any) -> Compiled:
+    """Compile ``kernel`` as a launch with these arguments would."""
+    driver.set_active(Nowhere(arch))
+    made = kernel.warmup(*arguments, grid=grid, **constants)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        text = subprocess.run([TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True).stdout
+        usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage.stdout + usage.stderr)
+    assert found is not None, usage
+    lines = text.splitlines()
+    return Compiled(_count(_main_loop(lines)), _count(lines), int(found[1]), int(found[2]), made.metadata.shared)
+
+
+def _count(lines: list[str]) -> Counter[str]:
+    return Counter(found[1] for line in lines if (found := _INSTRUCTION.match(line)) and found[1] != "NOP")
+
+
+def _main_loop(lines: list[str]) -> list[str]:
+    """From the target of a branch backwards to the branch."""
+    places: dict[str, int] = {}
+    loops = []
+    for number, line in enumerate(lines):
+        label, branch = _LABEL.match(line), _BRANCH.search(line)
+        if label:
+            places[label[1].lstrip(".")] = number
+        if branch and branch[1].lstrip(".") in places:
+            loops.append(lines[places[branch[1].lstrip(".")] : number + 1])
+    return min((loop for loop in loops if _count(loop).keys() & MATRIX), key=len, default=[])

@@ -1,0 +1,133 @@
+"""Attention over pages in Triton: decoding in parts, prompts, chunks, windows, caps, caches of 8 bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aiakq.kernels.triton import paged
+from aiakq.kernels.types import AttentionContext
+
+LENGTHS = {
+    "decode": [(0, 1), (14, 1), (15, 1), (70, 1)],
+    "prefill": [(0, 2), (0, 17), (0, 70)],
+    "chunk": [(5, 3), (60, 20)],
+    "mixed": [(40, 1), (7, 1), (0, 33), (50, 6)],
+}
+
+
+class Case:
+    """Sequences of (cached, new) tokens on shuffled pages; what belongs to nobody is not a number."""
+
+    def __init__(self, lengths, heads, kv_heads, size, page, dtype, int8=False):
+        draw = torch.Generator().manual_seed(7)
+        self.lengths = sorted(lengths, key=lambda pair: pair[1] > 1)
+        counts = [-(-(old + new) // page) for old, new in self.lengths]
+        free = (torch.randperm(sum(counts) + 2, generator=draw) + 1).tolist()
+        shape = (sum(counts) + 3, page, kv_heads)
+        if int8:
+            self.cache = [torch.full((*shape, size), 100, dtype=torch.int8) for _ in range(2)]
+            self.cache += [torch.full(shape, float("nan")) for _ in range(2)]
+        else:
+            self.cache = [torch.full((*shape, size), float("nan"), dtype=dtype) for _ in range(2)]
+        self.keys, self.values, queries, table, starts = [], [], [], [], [0]
+        for (old, new), count in zip(self.lengths, counts, strict=True):
+            pages = [free.pop() for _ in range(count)]
+            at = torch.arange(old + new)
+            where = torch.tensor(pages)[at // page], at % page
+            for number, kept in enumerate((self.keys, self.values)):
+                x = torch.randn(old + new, kv_heads, size, generator=draw).to(dtype)
+                if int8:
+                    scale = x.float().abs().amax(-1) / 127
+                    codes = (x.float() / scale[..., None]).round()
+                    self.cache[number][where], self.cache[2 + number][where] = codes.to(torch.int8), scale
+                    x = codes * scale[..., None]
+                else:
+                    self.cache[number][where] = x
+                kept.append(x)
+            queries.append(torch.randn(new, heads, size, generator=draw).to(dtype))
+            table.append(pages + [0] * (max(counts) - count))
+            starts.append(starts[-1] + new)
+        self.query = torch.cat(queries)
+        kv_len = [old + new for old, new in self.lengths]
+        self.context = AttentionContext(
+            query_start=torch.tensor(starts, dtype=torch.int32),
+            kv_len=torch.tensor(kv_len, dtype=torch.int32),
+            slots=torch.empty(0, dtype=torch.int64),
+            page_table=torch.tensor(table, dtype=torch.int32),
+            num_decodes=sum(new == 1 for _, new in self.lengths),
+            query_start_list=starts,
+            kv_len_list=kv_len,
+        )
+
+    def to(self, device):
+        context = self.context
+        for name in ("query_start", "kv_len", "page_table"):
+            setattr(context, name, getattr(context, name).to(device))
+        self.cache = [tensor.to(device) for tensor in self.cache]
+        return self
+
+    def wanted(self, scale, window=None, cap=0.0):
+        """The same in float64, one sequence after the other."""
+        rows = []
+        for (old, new), keys, values, start in zip(
+            self.lengths, self.keys, self.values, self.context.query_start_list, strict=False
+        ):
+            query = self.query[start : start + new].double()
+            group = query.shape[1] // keys.shape[1]
+            keys, values = (x.double().repeat_interleave(group, dim=1) for x in (keys, values))
+            scores = torch.einsum("lhd,nhd->hln", query, keys) * scale
+            if cap:
+                scores = cap * torch.tanh(scores / cap)
+            own, at = torch.arange(old, old + new)[:, None], torch.arange(old + new)[None]
+            hidden = at > own
+            if window:
+                hidden |= at <= own - window
+            rows.append(torch.einsum("hln,nhd->lhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), values))
+        return torch.cat(rows)
+
+
+def check(case, device, close, window=None, cap=0.0, **tiles):
+    case.to(device)
+    query = case.query.to(device)
+    out = torch.full_like(query, float("nan"))
+    scale = query.shape[-1] ** -0.5
+    if case.context.num_decodes:
+        paged.decode(query, out, case.cache, case.context, scale, window, cap, **tiles)
+    if case.context.num_decodes < len(case.lengths):
+        paged.prefill(query, out, case.cache, case.context, scale, window, cap, tile=tiles.get("tile", 64))
+    close(out.cpu(), case.wanted(scale, window, cap))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_against_float64(lengths, dtype, device, close):
+    check(Case(LENGTHS[lengths], 8, 2, 32, 16, dtype), device, close)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "page"), [(4, 4, 64, 16), (6, 2, 24, 5), (7, 1, 128, 32), (2, 1, 16, 1)]
+)
+def test_shapes(heads, kv_heads, size, page, device, close):
+    check(Case(LENGTHS["mixed"], heads, kv_heads, size, page, torch.float16), device, close)
+
+
+@pytest.mark.parametrize("window", [1, 16, 33, 500])
+def test_window(window, device, close):
+    check(Case(LENGTHS["mixed"], 4, 2, 32, 16, torch.float16), device, close, window=window)
+
+
+def test_cap(device, close):
+    check(Case(LENGTHS["mixed"], 4, 2, 32, 16, torch.float16), device, close, cap=2.0)
+
+
+@pytest.mark.parametrize("split", [1, 2, 5, 16])
+def test_any_number_of_parts(split, device, close):
+    """More parts than tiles leave some with nothing to do."""
+    check(Case(LENGTHS["decode"], 4, 2, 32, 16, torch.float16), device, close, split=split, tile=16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 20])
+def test_eight_bits(dtype, window, device, close):
+    check(Case(LENGTHS["mixed"], 4, 2, 32, 16, dtype, int8=True), device, close, window=window)

@@ -1,0 +1,79 @@
+"""A whole model on Triton's kernels: where there is no GPU, in the interpreter, layer by layer as on one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aiakq import LLM, SamplingParams, kernels
+from aiakq.kernels import attention, triton
+from aiakq.kernels.cpu import library, rows
+from aiakq.kernels.triton import linear, w8a8
+from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.pipeline import quantize_checkpoint
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def on_triton(device, monkeypatch):
+    """``on_triton()``: from now on everything that has a kernel in Triton runs there, nothing in the native library."""
+
+    def begin() -> None:
+        if device.type == "cuda":
+            return
+        monkeypatch.setattr(kernels, "DEVICES", {})
+        for module in (linear, w8a8):
+            monkeypatch.setattr(module, "supports", module.fits)
+        monkeypatch.setattr(triton, "usable", lambda x: x.dtype in triton.DTYPES)
+        monkeypatch.setattr(library, "unavailable", lambda: "for a test")
+        for answer in (attention._why_not, rows.available):
+            answer.cache_clear()
+
+    yield begin
+    for answer in (attention._why_not, rows.available):
+        answer.cache_clear()
+
+
+def answers(folder, device, **arguments):
+    llm = LLM(str(folder), dtype="float16", device=device.type, max_model_len=64, **arguments)
+    lengths = ((3, 1), (10, 9), (40, 20))
+    prompts = [{"prompt_token_ids": list(range(start, start + length))} for start, length in lengths]
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=5)
+    return llm, [result.outputs[0] for result in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def compare(found, wanted, tolerance):
+    """The same tokens, and their log-probabilities to what float16 leaves."""
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        for token, row, other in zip(ours.token_ids, ours.logprobs, theirs.logprobs, strict=True):
+            assert abs(row[token].logprob - other[token].logprob) < tolerance
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "OPTForCausalLM"])
+def test_the_same_as_on_a_cpu(architecture, device, on_triton, tiny_model):
+    folder = tiny_model(architecture)
+    _, wanted = answers(folder, CPU)
+    on_triton()
+    _, found = answers(folder, device)
+    compare(found, wanted, 0.03)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("gptq", {"group_size": 32}), ("awq", {"group_size": 32}), ("weight_only_int8", {}), ("smooth_quant", {})],
+)
+def test_quantized(method, settings, device, on_triton, tiny_model, tmp_path):
+    out = tmp_path / "out"
+    ids = tmp_path / "ids.txt"
+    ids.write_text("\n".join(" ".join(str(3 + (7 * row + at) % 300) for at in range(32)) for row in range(8)))
+    options = QuantizeOptions(
+        str(tiny_model("LlamaForCausalLM")), str(out), method, token_ids=ids, seqlen=32, evaluate=False, **settings
+    )
+    quantize_checkpoint(options)
+    _, wanted = answers(out, CPU, cpu_math="exact")
+    on_triton()
+    llm, found = answers(out, device)
+    assert "triton" in llm.engine.facts["linear layers"]
+    compare(found, wanted, 0.1 if method == "smooth_quant" else 0.03)

@@ -1,0 +1,120 @@
+"""Norms, activation functions, rotary positions and the cache's writes in Triton, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from aiakq.kernels.triton import rotary, rows
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+NAN = float("nan")
+
+
+def normal(*shape, dtype, device, seed=1):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(device)
+
+
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_with_its_residual(dtype, centered, device, close):
+    wide = normal(5, 300, dtype=dtype, device=device)
+    residual, weight, bias = (
+        normal(*s, dtype=dtype, device=device, seed=n) for n, s in ((2, (5, 100)), (3, (100,)), (4, (100,)))
+    )
+    x = wide[:, 100:200]
+    before = wide.clone()
+    summed = x.double() + residual.double()
+    if dtype != torch.float32 and device.type == "cuda":
+        summed = summed.to(dtype).double()
+    y = torch.full((5, 100), NAN, dtype=dtype, device=device)
+    rows.norm_kernel[(5,)](
+        x, residual, weight, bias, y, y, y, 300, 100, 100, 1e-5,
+        D=100, BLOCK=128, RESIDUAL=True, CENTERED=centered, BIAS=centered, CODES=False, GIVEN=False,
+    )  # fmt: skip
+    if centered:
+        wanted = F.layer_norm(summed, (100,), weight.double(), bias.double(), 1e-5)
+    else:
+        wanted = summed * torch.rsqrt(summed.pow(2).mean(-1, keepdim=True) + 1e-5) * weight.double()
+    close(y, wanted)
+    close(x, summed)
+    assert torch.equal(wide[:, :100], before[:, :100]) and torch.equal(wide[:, 200:], before[:, 200:])
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gates(dtype, number, device, close):
+    function = [F.silu, lambda x: F.gelu(x, approximate="tanh"), F.gelu, F.relu][number]
+    both = normal(3, 200, dtype=dtype, device=device)
+    gate, up = both[:, :100], both[:, 100:]
+    for with_up in (True, False):
+        y = torch.full((3, 100), NAN, dtype=dtype, device=device)
+        rows.gate_kernel[(3, 2)](
+            gate, up, y, y, y, 200, 200, 100,
+            D=100, BLOCK=64, ACTIVATION=number, UP=with_up, CODES=False, GIVEN=False,
+        )  # fmt: skip
+        close(y, function(gate.double()) * (up.double() if with_up else 1))
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_rounded_to_eight_bits_where_they_are_computed(given, device):
+    """Rounded once, from float32: not first to the activations' dtype."""
+    both = normal(3, 200, dtype=torch.float16, device=device)
+    wanted = F.silu(both[:, :100].double()) * both[:, 100:].double()
+    codes = torch.full((3, 100), 99, dtype=torch.int8, device=device)
+    scales, stored = torch.full((3,), NAN, device=device), torch.tensor([0.03], device=device)
+    rows.gate_kernel[(3, 1)](
+        both, both[:, 100:], codes, scales, stored, 200, 200, 100,
+        D=100, BLOCK=128, ACTIVATION=0, UP=True, CODES=True, GIVEN=given,
+    )  # fmt: skip
+    if given:
+        assert (scales == 0.03).all()
+    else:
+        assert torch.allclose(scales.double(), wanted.abs().amax(1) / 127, rtol=1e-5)
+    steps = (wanted / scales.double()[:, None]).clamp(-128, 127)
+    assert (codes.double() - steps).abs().max() < 0.501
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("rotated", "norm", "int8"), [(24, False, False), (16, True, True), (24, True, False), (0, False, True)]
+)
+def test_rotary_and_cache(rotated, norm, int8, dtype, device, close):
+    T, H, kv, D = 4, 3, 2, 24
+    qkv = normal(T, (H + 2 * kv) * D, dtype=dtype, device=device)
+    before = qkv.clone().double().cpu()
+    positions, slots = torch.tensor([0, 5, 2, 7]), torch.tensor([3, 0, 9, 5])
+    angles = torch.randn(8, rotated // 2, generator=torch.Generator().manual_seed(3))
+    cosines, sines = angles.cos(), angles.sin()
+    q_norm, k_norm = (normal(D, dtype=dtype, device=device, seed=n) for n in (4, 5))
+    caches = [torch.zeros(12, kv, D, dtype=torch.int8 if int8 else dtype, device=device) for _ in range(2)]
+    scales = [torch.zeros(12, kv, device=device) for _ in range(2)]
+    rotary.rotary_kernel[(T, H + kv)](
+        qkv, qkv[:, H * D :], qkv[:, (H + kv) * D :], q_norm, k_norm, cosines.to(device), sines.to(device),
+        positions.to(device), slots.to(device), *caches, *scales, *[qkv.stride(0)] * 3, 1e-6,
+        H=H, HKV=kv, D=D, WIDTH=32, ROTATED=rotated, NORM=norm, SCALED=int8,
+    )  # fmt: skip
+
+    def turned(x, weight):
+        if norm:
+            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double().cpu()
+        if not rotated:
+            return x
+        c, s = (torch.cat((t[positions],) * 2, -1)[:, None].double() for t in (cosines, sines))
+        first, second = x[..., :rotated].chunk(2, -1)
+        return torch.cat((x[..., :rotated] * c + torch.cat((-second, first), -1) * s, x[..., rotated:]), -1)
+
+    q, k, v = (part.view(T, -1, D) for part in before.split((H * D, kv * D, kv * D), 1))
+    tolerance = 2e-3 if norm and dtype == torch.float16 else None
+    close(qkv[:, : H * D].cpu().view(T, H, D), turned(q, q_norm), tolerance)
+    assert torch.equal(qkv[:, H * D :].double().cpu(), before[:, H * D :])
+    live = slots > 0
+    for cache, scale, wanted in zip(caches, scales, (turned(k, k_norm), v), strict=True):
+        found = cache[slots[live].to(device)].float()
+        if int8:
+            found = found * scale[slots[live].to(device)][..., None]
+        close(found.cpu(), wanted[live], 1e-2 if int8 else 1e-3)
+        untouched = torch.ones(12, dtype=torch.bool)
+        untouched[slots[live]] = False
+        assert not cache[untouched.to(device)].any(), "nothing is written for padding"

@@ -1,0 +1,43 @@
+"""Keys and values in fewer bits: --kv-cache-dtype."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiakq import LLM, SamplingParams
+from aiakq.errors import AiakqError
+from aiakq.kernels import attention
+from aiakq.runtime.memory import kv_bytes_per_page
+
+
+@pytest.mark.parametrize("native_attention", [True, False])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_keys_and_values_may_be_stored_in_fewer_bits(dtype, native_attention, tiny_model):
+    """Near to float32, the same whatever the batch, and the pages take the memory they should."""
+    try:
+        attention.use(None if native_attention else "torch")
+        whole = LLM(str(tiny_model("Qwen3ForCausalLM")), dtype="float32", max_model_len=64)
+        llm = LLM(str(tiny_model("Qwen3ForCausalLM")), dtype="float32", max_model_len=64, kv_cache_dtype=dtype)
+        params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
+        prompts = [{"prompt_token_ids": list(range(start, start + 30))} for start in range(3, 40, 5)]
+        ours = [answer.outputs[0].logprobs[0] for answer in llm.generate(prompts, params, use_tqdm=False)]
+        exact = [answer.outputs[0].logprobs[0] for answer in whole.generate(prompts, params, use_tqdm=False)]
+        alone = [llm.generate([one], params, use_tqdm=False)[0].outputs[0].logprobs[0] for one in prompts]
+    finally:
+        attention.use(None)
+    assert ours == alone
+    gaps = [
+        abs(exact_row[token].logprob - row[token].logprob)
+        for row, exact_row in zip(ours, exact, strict=True)
+        for token in row.keys() & exact_row.keys()
+    ]
+    assert 0 < max(gaps) < (0.15 if dtype == "int8" else 0.05)
+    of_page = [sum(t[0].numel() * t.element_size() for t in cache) for cache in llm.engine.runner.caches]
+    model = llm.engine.runner.model
+    assert sum(of_page) == kv_bytes_per_page(model, 16, llm.config.kv_dtype)
+    assert llm.engine.facts["KV pages"].endswith(f", {dtype}")
+
+
+def test_an_unknown_dtype_is_refused_with_those_that_are_known(tiny_model):
+    with pytest.raises(AiakqError, match="int8"):
+        LLM(str(tiny_model("LlamaForCausalLM")), kv_cache_dtype="int4")
