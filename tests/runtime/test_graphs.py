@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from aiakq import LLM, SamplingParams
+from aiakq.kernels.cpu import library
 from aiakq.runtime import graphs
 from aiakq.runtime.graphs import DecodeGraphs, sizes
 
@@ -21,6 +22,7 @@ def test_sizes_end_with_the_most_there_may_be():
         assert made == sorted(set(made)) and made[-1] == most
 
 
+@pytest.mark.skipif(library.unavailable() is not None, reason="torch's products depend on the number of rows")
 def test_decoding_through_tensors_that_stay(tiny_model, monkeypatch):
     """Sequences come and go, so that sizes change and pages are handed on; the answers are those without graphs."""
 
