@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 try:
     from aiakq.runtime.threads import spin_briefly
@@ -17,6 +18,9 @@ except ModuleNotFoundError as failure:
 # gptqmodel divides a pool of CPU workers and cannot divide one; and tests never reach for a network.
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Triton asks this when it is imported, and other packages import it while their tests are collected.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 spin_briefly()
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,16 +1,13 @@
-"""Triton's kernels on a GPU where there is one, else in Triton's interpreter, which is told before it is imported."""
+"""Triton's kernels on a GPU where there is one, else in Triton's interpreter (which tests/conftest.py asks for)."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 
 import pytest
 import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
 if importlib.util.find_spec("triton") is None:
     collect_ignore_glob = ["test_*.py"]
 
