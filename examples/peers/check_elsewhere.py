@@ -110,7 +110,7 @@ def compare(folder: Path, original: Path, prompts: list[list[int]], answer: dict
     from aiakq.runtime.scoring import load_for_scoring
 
     sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    llm = LLM(str(folder), dtype="float32")
+    llm = LLM(str(folder), dtype="float32", cpu_math="exact")
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
     ours = [list(output.outputs[0].token_ids) for output in outputs]
     texts = torch.tensor([prompt + tokens for prompt, tokens in zip(prompts, answer["tokens"], strict=True)])

@@ -49,8 +49,8 @@ is scored by our runtime in float32 on the same windows of 512 tokens.
 """
 ELSEWHERE = """\
 Our four default outputs of the example model, read by other engines: 16 prompts of 24 tokens, 32 greedy tokens each.
-*log p differs*: between what the engine says of its own tokens and what our runtime, in float32, says of them; *its own
-rounding* is the same number for the unquantized model in that engine and dtype; *closest call* is how much more likely
+Ours computes in float32, with `--cpu-math exact`. *log p differs*: between what the engine and ours say of the engine's
+tokens; *its own rounding* is the same number for the unquantized model in that engine and dtype; *closest call* is how much more likely
 our runtime's token was where tokens first part, at most. transformers reads `gptq` and `awq` through gptqmodel's plain
 torch kernels: the ones it would choose for a CPU compute in bf16. vLLM's CPU build has no kernel for 8-bit weight-only
 checkpoints and takes `gptq` and `awq` in 16 bits only.
