@@ -19,14 +19,14 @@ namespace ISA {
 namespace {
 
 constexpr int BLOCK = 32;
-// Rows worked on side by side: as many as the registers hold sums for. Twice as many where integers are summed to the
-// end, since each row of a block then has one sum, not two.
+// Rows worked on side by side: as many as the registers hold sums for. Where integers are summed to the end a row has
+// one sum, not two.
 #if defined(__AVX512F__)
-constexpr int MOST_ROWS = 6;
+constexpr int MOST_ROWS = 6, MOST_INTEGER_ROWS = 12;
 #elif defined(__AVX2__)
-constexpr int MOST_ROWS = 2;
+constexpr int MOST_ROWS = 2, MOST_INTEGER_ROWS = 2;
 #else
-constexpr int MOST_ROWS = 1;
+constexpr int MOST_ROWS = 1, MOST_INTEGER_ROWS = 1;
 #endif
 
 // --- activations -------------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ template <int MATH, int BITS, int R, int PARTS> constexpr Work work() {
 }
 
 template <int R> constexpr Work integer_work() {
-  if constexpr (R > 2 * MOST_ROWS)
+  if constexpr (R > MOST_INTEGER_ROWS)
     return nullptr;
   else
     return integers<R>;
@@ -357,7 +357,7 @@ void linear(const void* op, Team& team) {
                       : a.math == BLOCKS ? works_of<BLOCKS>(a)
                                          : Works{integer_work<12>(), integer_work<6>(), integer_work<4>(),
                                                  integer_work<2>(), integers<1>};
-  share_tiles(team, a, rows.scales_at, 2 * MOST_ROWS, [&](int64_t row, int64_t stop, int64_t tile) {
+  share_tiles(team, a, rows.scales_at, MOST_INTEGER_ROWS, [&](int64_t row, int64_t stop, int64_t tile) {
     if (works.twelve)
       for (; row + 12 <= stop; row += 12) works.twelve(a, rows, row, tile);
     if (works.six)
