@@ -52,7 +52,7 @@ def check(answer: bytes, status: int, code: str) -> None:
     assert head.startswith(b"HTTP/1.1 %d " % status), answer[:200]
     failure = json.loads(body)["error"]
     assert set(failure) == {"message", "type", "param", "code"} and failure["code"] == code
-    assert b"connection: close" in head
+    assert b"connection: close" in head and b"x-request-id: " in head
 
 
 def send(connection: socket.socket, *pieces: bytes) -> bytes:
@@ -157,7 +157,7 @@ def test_bodies_that_are_not_plain_json(dial, header, code):
 
 def closes_within(connection: socket.socket, least: float, most: float, began: float) -> bytes:
     received = everything(connection)
-    assert least <= time.monotonic() - began <= most + 1.5  # one second, and a slow machine
+    assert least <= time.monotonic() - began <= most + 5  # a second, and a slow machine
     return received
 
 

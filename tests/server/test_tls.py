@@ -50,6 +50,9 @@ def test_https(start_server, files):
             late.settimeout(10)
             late.sendall(b"GET / HTTP/1.1\r\n")
             assert late.recv(1000).startswith(b"HTTP/1.1 408 ")
+        with socket.create_connection((host, int(port))) as silent:
+            silent.settimeout(20)
+            assert silent.recv(1000) == b"", "a handshake has no more time than headers have"
 
 
 def test_clients_may_have_to_show_a_certificate(start_server, files):

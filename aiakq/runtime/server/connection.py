@@ -1,13 +1,14 @@
 """One connection: HTTP/1.1 by uvicorn and h11, with the bounds on size, number and time that neither of them has.
 
 ``GuardedConnection`` is the protocol class uvicorn makes for each connection; ``StrictParser`` is the h11 parser in it.
-Times are checked by ``sweep``, which the server calls a few times per second.
+Times are checked by ``sweep``, which the server calls five times per second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections import Counter
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -266,6 +267,7 @@ def answer_bytes(refusal: AiakqError) -> bytes:
         "content-type: application/json",
         f"content-length: {len(body)}",
         "connection: close",
+        f"x-request-id: {secrets.token_hex(16)}",
         *(["retry-after: 1"] if refusal.http_status == 503 else []),
     ]
     return "\r\n".join([*head, "", ""]).encode() + body

@@ -159,9 +159,10 @@ def size_of(delta: Delta) -> int:
 def merged(earlier: Delta, later: Delta) -> Delta:
     """Two consecutive pieces of news about one choice as one; ``earlier`` is modified and returned."""
     earlier.text += later.text
-    earlier.token_ids = [*earlier.token_ids, *later.token_ids]
+    earlier.token_ids += later.token_ids
     if later.logprobs is not None:
-        earlier.logprobs = [*(earlier.logprobs or []), *later.logprobs]
+        earlier.logprobs = earlier.logprobs or []
+        earlier.logprobs += later.logprobs
     if later.prompt_logprobs is not None:
         earlier.prompt_logprobs = later.prompt_logprobs
     for name in ("cumulative_logprob", "finish_reason", "stop_reason", "times", "num_preemptions", "error"):

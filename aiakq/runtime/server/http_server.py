@@ -45,15 +45,37 @@ class Front:
 class HttpServer(uvicorn.Server):
     """uvicorn without signal handlers of its own: a signal must not close the door before the drain."""
 
+    def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
+        super().__init__(config)
+        self.limits = limits
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on ``sockets``, as uvicorn does, but for a limit on the time of a TLS handshake."""
+        config, loop = self.config, asyncio.get_running_loop()
+
+        def connection() -> asyncio.Protocol:
+            make = cast(Any, config.http_protocol_class)
+            return make(config=config, server_state=self.server_state, app_state={}, _loop=loop)
+
+        handshake = self.limits.header_seconds if config.ssl else None
+        self.servers = [
+            await loop.create_server(
+                connection, sock=sock, ssl=config.ssl, ssl_handshake_timeout=handshake, backlog=config.backlog
+            )
+            for sock in sockets or ()
+        ]
+        self.started = True
+
     async def on_tick(self, counter: int) -> bool:
-        """Ten times per second: end the connections that have been waited for too long."""
-        now = asyncio.get_running_loop().time()
-        for connection in list(self.server_state.connections):
-            cast(GuardedConnection, connection).sweep(now)
+        """Ten times per second; every other time, end the connections that have been waited for too long."""
+        if counter % 2 == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                cast(GuardedConnection, connection).sweep(now)
         return await super().on_tick(counter)
 
 
@@ -92,7 +114,7 @@ def start_http(
         config.load()
     except (OSError, ValueError) as failure:
         raise _bad_certificate(args, failure) from None
-    server = HttpServer(config)
+    server = HttpServer(config, limits)
     return server, asyncio.create_task(server.serve(sockets=[listener]))
 
 
