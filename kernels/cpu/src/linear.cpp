@@ -19,13 +19,14 @@ namespace ISA {
 namespace {
 
 constexpr int BLOCK = 32;
-// Rows worked on side by side: as many as the registers hold sums for.
+// Rows worked on side by side: as many as the registers hold sums for. Where integers are summed to the end a row has
+// one sum, not two.
 #if defined(__AVX512F__)
-constexpr int MOST_ROWS = 6;
+constexpr int MOST_ROWS = 6, MOST_INTEGER_ROWS = 12;
 #elif defined(__AVX2__)
-constexpr int MOST_ROWS = 2;
+constexpr int MOST_ROWS = 2, MOST_INTEGER_ROWS = 2;
 #else
-constexpr int MOST_ROWS = 1;
+constexpr int MOST_ROWS = 1, MOST_INTEGER_ROWS = 1;
 #endif
 
 // --- activations -------------------------------------------------------------------------------------------------
@@ -307,9 +308,9 @@ template <int R> void integers(const Linear& a, const Rows& rows, int64_t row, i
 
 using Work = void (*)(const Linear&, const Rows&, int64_t row, int64_t tile);
 
-// The work for 6, 4, 2 and 1 rows; null where the registers do not hold that many.
+// The work for 12, 6, 4, 2 and 1 rows; null where the registers do not hold that many.
 struct Works {
-  Work six, four, two, one;
+  Work twelve, six, four, two, one;
 };
 
 template <int MATH, int BITS, int R, int PARTS> constexpr Work work() {
@@ -320,14 +321,14 @@ template <int MATH, int BITS, int R, int PARTS> constexpr Work work() {
 }
 
 template <int R> constexpr Work integer_work() {
-  if constexpr (R > MOST_ROWS)
+  if constexpr (R > MOST_INTEGER_ROWS)
     return nullptr;
   else
     return integers<R>;
 }
 
 template <int MATH, int BITS, int PARTS> constexpr Works works() {
-  return {work<MATH, BITS, 6, PARTS>(), work<MATH, BITS, 4, PARTS>(), work<MATH, BITS, 2, PARTS>(),
+  return {nullptr, work<MATH, BITS, 6, PARTS>(), work<MATH, BITS, 4, PARTS>(), work<MATH, BITS, 2, PARTS>(),
           work<MATH, BITS, 1, PARTS>()};
 }
 
@@ -354,8 +355,11 @@ void linear(const void* op, Team& team) {
   share(team, a.op.m, 1, [&](int64_t row) { arrange(a, rows, row); });
   const Works works = a.math == EXACT    ? works_of<EXACT>(a)
                       : a.math == BLOCKS ? works_of<BLOCKS>(a)
-                                         : Works{integer_work<6>(), integer_work<4>(), integer_work<2>(), integers<1>};
-  share_tiles(team, a, rows.scales_at, MOST_ROWS, [&](int64_t row, int64_t stop, int64_t tile) {
+                                         : Works{integer_work<12>(), integer_work<6>(), integer_work<4>(),
+                                                 integer_work<2>(), integers<1>};
+  share_tiles(team, a, rows.scales_at, MOST_INTEGER_ROWS, [&](int64_t row, int64_t stop, int64_t tile) {
+    if (works.twelve)
+      for (; row + 12 <= stop; row += 12) works.twelve(a, rows, row, tile);
     if (works.six)
       for (; row + 6 <= stop; row += 6) works.six(a, rows, row, tile);
     if (works.four)
