@@ -224,11 +224,54 @@ REGISTRY: dict[str, ErrorKind] = {
         503,
         "service_unavailable_error",
     ),
+    "no_key": ErrorKind(
+        "Everyone who reaches {host} could use this server, because no key is set.",
+        "Set one with --api-key-file or AIAKQ_API_KEY; --allow-no-key if a gateway in front of it asks for keys.",
+        UNSAFE,
+    ),
     "engine_start": ErrorKind("The engine process could not start: {reason}.", "{hint}", WORKER),
+    # --- connections ------------------------------------------------------------------------------------------
+    "invalid_api_key": ErrorKind(
+        "The request has no valid API key.",
+        "Send it as Authorization: Bearer KEY.",
+        USAGE,
+        401,
+        "authentication_error",
+    ),
+    "host_not_allowed": ErrorKind(
+        "This server does not answer to the name in the Host header.",
+        "The operator adds names with --allowed-hosts.",
+        USAGE,
+        421,
+    ),
+    "origin_not_allowed": ErrorKind(
+        "Web pages of this origin may not use the server.",
+        "The operator allows origins with --allowed-origins.",
+        USAGE,
+        403,
+        "permission_error",
+    ),
+    "invalid_http": ErrorKind("The request is not valid HTTP: {reason}.", "", USAGE),
+    "headers_too_large": ErrorKind(
+        "The request has more than {count} headers, or more than {limit} bytes of them.", "Send fewer.", USAGE, 431
+    ),
+    "unsupported_encoding": ErrorKind(
+        "Request bodies are read as they are, not compressed.", "Leave out Content-Encoding.", USAGE, 415
+    ),
+    "unsupported_media_type": ErrorKind("Request bodies are JSON.", "Send Content-Type: application/json.", USAGE, 415),
+    "read_timeout": ErrorKind("The request's {part} did not arrive within {limit:g} s.", "Send it faster.", USAGE, 408),
+    "too_many_connections": ErrorKind(
+        "There are too many connections: at most {limit} {scope}.",
+        "Use fewer at a time, or try again in a moment.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
     # --- requests ---------------------------------------------------------------------------------------------
     "value_out_of_range": ErrorKind("{param} is {value!r}; allowed is {allowed}.", "", USAGE),
     "invalid_type": ErrorKind("{param} has the wrong type: {reason}.", "", USAGE),
     "invalid_json": ErrorKind("The request body is not valid JSON: {reason}.", "", USAGE),
+    "duplicate_key": ErrorKind("The request body names {param} twice in one object.", "Name it once.", USAGE),
     "missing_field": ErrorKind("The request field {param} is missing.", "", USAGE),
     "unknown_field": ErrorKind("The request field {param} is not known.", "Remove it, or check its spelling.", USAGE),
     "unsupported_parameter": ErrorKind("{param} is not supported: {reason}.", "", USAGE),
@@ -255,11 +298,57 @@ REGISTRY: dict[str, ErrorKind] = {
     "chat_template": ErrorKind("The chat template refused the messages: {reason}.", ""),
     "request_too_large": ErrorKind("The request body is larger than {limit} bytes.", "Split it.", USAGE, 413),
     "overloaded": ErrorKind(
-        "{waiting} sequences are waiting already; at most {limit} may.",
-        "Try again in a moment, or raise --max-num-queued-reqs.",
+        "{waiting} {what} are waiting already; at most {limit} may.",
+        "Try again in a moment, or raise {flag}.",
         WORKER,
         503,
         "service_unavailable_error",
+    ),
+    "queue_timeout": ErrorKind(
+        "The request waited {limit:g} s without being started.",
+        "Try again in a moment; --max-queue-seconds sets the time.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+    "time_limit": ErrorKind(
+        "The request was not done after {limit:g} s.",
+        "Ask for fewer tokens; --max-request-seconds sets the time.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+    "slow_reader": ErrorKind(
+        "More than {limit} bytes of the answer were waiting to be read.", "Read faster.", USAGE, 408
+    ),
+    "numerical_error": ErrorKind("The request failed: {reason}.", "", NUMERIC, 500, "server_error"),
+    "engine_restarting": ErrorKind(
+        "The engine is being started again: {reason}.",
+        "Try again in a moment.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+    "engine_restarted": ErrorKind(
+        "The engine ended before the answer did: {reason}.",
+        "It is being started again; repeat the request.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+    "engine_timeout": ErrorKind(
+        "The engine took longer than {limit:g} s for a step.",
+        "It is being started again; repeat the request.",
+        WORKER,
+        500,
+        "server_error",
+    ),
+    "request_quarantined": ErrorKind(
+        "Two engines ended while this request ran, so it is not tried a third time.",
+        "It may be why; the server's log says how they ended.",
+        WORKER,
+        500,
+        "server_error",
     ),
     "request_failed": ErrorKind("The request failed: {reason}.", "", BUG, 500, "server_error"),
     "loading": ErrorKind(

@@ -43,6 +43,9 @@ class Argument:
         return "--" + self.name.replace("_", "-")
 
 
+#: Environment variable with API keys of the server, joined with commas.
+API_KEY_VARIABLE = "AIAKQ_API_KEY"
+
 _DTYPES = ("auto", "half", "float16", "fp16", "bfloat16", "bf16", "float", "float32", "fp32")
 
 ARGUMENTS: tuple[Argument, ...] = (
@@ -196,13 +199,86 @@ ARGUMENTS: tuple[Argument, ...] = (
         "chat_template", str, None, "Jinja template, as a file or one line; the tokenizer's own if not given.", "server"
     ),
     Argument("response_role", str, "assistant", "Role of chat answers.", "server"),
+    # who may use it
+    Argument(
+        "api_key",
+        list,
+        None,
+        "Key that requests must bring as Authorization: Bearer KEY. Others see it in the list of processes: "
+        "--api-key-file and the environment variable AIAKQ_API_KEY keep it from them.",
+        "server",
+    ),
+    Argument("api_key_file", str, None, "File with one key per line; lines that begin with # are skipped.", "server"),
+    Argument("allow_no_key", bool, False, "Listen without a key on an address that others can reach.", "server"),
+    Argument("metrics_without_key", bool, False, "Show /metrics without a key.", "server"),
+    Argument(
+        "allowed_hosts",
+        list,
+        None,
+        "Names the Host header may hold. On a loopback address only this machine's own if not given.",
+        "server",
+    ),
+    Argument(
+        "allowed_origins", list, None, "Origins whose web pages may use the server, or *; none if not given.", "server"
+    ),
+    Argument("allowed_methods", list, None, "Methods allowed to those pages; all if not given.", "server"),
+    Argument("allowed_headers", list, None, "Headers allowed to those pages; all if not given.", "server"),
+    Argument("allow_credentials", bool, False, "Let those pages send credentials.", "server"),
+    Argument("ssl_keyfile", str, None, "Private key for TLS.", "server"),
+    Argument("ssl_certfile", str, None, "Certificate chain for TLS; with it the server speaks HTTPS only.", "server"),
+    Argument("ssl_ca_certs", str, None, "Certificates that clients' own certificates are checked against.", "server"),
+    Argument("ssl_cert_reqs", int, 0, "Client certificates: 0 none, 1 optional, 2 required.", "server", low=0, high=2),
+    # limits
+    Argument("max_connections", int, 1024, "Connections at a time; more are answered 503.", "server", low=1),
+    Argument("max_connections_per_address", int, 256, "Of those from one address.", "server", low=1),
+    Argument("header_timeout", float, 10.0, "Seconds for a request's headers to arrive.", "server", low=0.1),
+    Argument("body_timeout", float, 30.0, "Seconds for its body.", "server", low=0.1),
+    Argument("idle_timeout", float, 75.0, "Seconds a connection is kept without a request.", "server", low=0.1),
+    Argument("write_timeout", float, 60.0, "Seconds to wait for a client that takes nothing.", "server", low=0.1),
+    Argument(
+        "max_body_bytes",
+        int,
+        None,
+        "Bytes of a request body. 4 MiB, or 8 per token of context if not given.",
+        "server",
+        low=1,
+    ),
     Argument(
         "max_num_queued_reqs",
         int,
-        1024,
-        "Sequences that may wait for their first step; beyond it a request is answered 503 at once.",
+        256,
+        "Sequences that may wait for a place in the batch; beyond it a request is answered 503 at once.",
         "server",
         low=1,
+    ),
+    Argument(
+        "max_num_queued_tokens",
+        int,
+        None,
+        "Prompt tokens of all that wait; beyond it likewise. Four times what the KV pages hold if not given.",
+        "server",
+        low=1,
+    ),
+    Argument(
+        "max_queue_seconds", float, 60.0, "Seconds a request may wait; then it is answered 503.", "server", low=0.1
+    ),
+    Argument("max_request_seconds", float, 600.0, "Seconds from a request's arrival to its end.", "server", low=0.1),
+    Argument(
+        "step_timeout",
+        float,
+        60.0,
+        "Seconds for a step of the engine; then its stacks are written to standard error and it is started again.",
+        "server",
+        low=0.1,
+    ),
+    Argument("first_step_timeout", float, 600.0, "The same for an engine's first step.", "server", low=0.1),
+    Argument(
+        "max_engine_restarts",
+        int,
+        5,
+        "Times within ten minutes that an engine that ended is started again; then the server ends.",
+        "server",
+        low=0,
     ),
     Argument("shutdown_timeout", float, 30.0, "Seconds to finish running requests after SIGTERM.", "server", low=0),
     Argument(

@@ -52,15 +52,15 @@ class Engine:
             else:
                 self._abort(message, outputs)
         items = self.scheduler.schedule()
-        for item in items:
-            if item.sequence.times.scheduled is None:
-                item.sequence.times.scheduled = now
+        started = [item.sequence for item in items if item.sequence.times.scheduled is None]
+        for sequence in started:
+            sequence.times.scheduled = now
         if items:
             results = self.runner.run(items)
             for item, result in zip(items, results, strict=True):
                 self._commit(item, result, now, outputs)
         self._count(items, outputs)
-        return StepOutput(outputs, self.stats)
+        return StepOutput(outputs, self.stats, [sequence.id for sequence in started])
 
     def abort_all(self) -> list[TokenOutput]:
         """Abort every request and return their last news."""

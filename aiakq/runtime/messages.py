@@ -199,10 +199,11 @@ class EngineStats:
 
 @dataclass
 class StepOutput:
-    """Everything one ``Engine.step`` has to say."""
+    """Everything one ``Engine.step`` has to say. ``started``: ids of requests that it ran for the first time."""
 
     outputs: list[TokenOutput] = field(default_factory=list)
     stats: EngineStats = field(default_factory=EngineStats)
+    started: list[str] = field(default_factory=list)
 
     def date(self, began: float, ended: float) -> None:
         """Date the step's tokens to when they exist: the engine, having no clock, dates them to the step's begin."""

@@ -235,11 +235,22 @@ def serve(
             from aiakq.runtime.server.background import start_in_background
 
             bars.update("start", 0, 1)
-            with start_in_background(engine) as started:
+            with start_in_background(engine | _EVERYONE_MAY_WAIT) as started:
                 assert started.ready is not None
                 return measuring.run(replace(options, base_url=started.url), progress, started.ready.facts)
 
     measure(measuring.template(), fail_if, output, run)
+
+
+#: A benchmark measures how requests are served, not how they are refused.
+_EVERYONE_MAY_WAIT = {
+    "max_connections": 1 << 16,
+    "max_connections_per_address": 1 << 16,
+    "max_num_queued_reqs": 1 << 30,
+    "max_num_queued_tokens": 1 << 40,
+    "max_queue_seconds": 1e6,
+    "max_request_seconds": 1e6,
+}
 
 
 def _running_server(engine: dict[str, Any], base_url: str | None, host: str, port: int) -> str:

@@ -20,7 +20,7 @@ def start_server(example_model) -> Callable[..., RunningServer]:
     """``start_server(**arguments)`` -> a ready server; the caller stops it."""
 
     def start(**arguments: Any) -> RunningServer:
-        return start_in_background({"model": str(example_model), **ARGUMENTS, **arguments}, timeout=120)
+        return start_in_background({"model": str(example_model), **ARGUMENTS, **arguments}, timeout=240)
 
     return start
 

@@ -44,6 +44,11 @@ def test_every_name_is_there_from_the_start(http, metrics_of, server):
         assert f"vllm:{name}_count" in samples and f"vllm:{name}_sum" in samples
     for reason in ("stop", "length", "abort", "error"):
         assert f"vllm:request_success_total{{finished_reason={reason}}}" in samples
+    for reason in ("queue_full", "queue_timeout", "unavailable"):
+        assert f"vllm:admission_rejections_total{{reason={reason}}}" in samples
+    for name in ("lora_count", "lora_time_e2e_requests"):
+        assert samples[f"vllm:{name}{{lora_name=}}"] == 0
+    assert "aiakq:engine_restarts_total" in samples
     text = http.get("/metrics").text
     assert 'vllm:num_requests_running{engine="0",model_name="tinybooks"} ' in text
     assert any(line.startswith("vllm:cache_config_info{") and 'block_size="16"' in line for line in text.splitlines())
@@ -78,6 +83,17 @@ def test_exact_counts(http, change):
     assert value("time_per_output_token_seconds_sum") > 0
     assert value("prefix_cache_queries_total") == 3 * usage["prompt_tokens"]
     assert value("kv_cache_usage_perc") == value("num_requests_waiting") == 0
+
+
+def test_ten_requests_of_ten_tokens(http, change):
+    for _ in range(10):
+        body = {"prompt": "Ten of ten.", "temperature": 0, "max_tokens": 10, "ignore_eos": True}
+        assert http.post("/v1/completions", json=body).status_code == 200
+    grown = change()
+    assert grown["vllm:request_total"] == grown["vllm:request_process_success_total"] == 10
+    assert grown["vllm:generation_tokens_total"] == grown["vllm:request_generation_tokens_sum"] == 100
+    assert grown["vllm:inter_token_latency_seconds_count"] == 90
+    assert grown["vllm:request_success_total{finished_reason=length}"] == 10
 
 
 def test_latencies_fit_together(http, change):

@@ -193,6 +193,17 @@ def test_wrong_methods(http, method, path):
     assert "allow" in answer.headers
 
 
+def test_every_method_on_every_route(http):
+    """Each is answered or refused in the one shape; none is an error of the server."""
+    routes = http.get("/openapi.json").json()["paths"]
+    for path in [*(path.replace("{name}", "tinybooks") for path in routes), "/docs", "/nowhere", "/v1/models/"]:
+        for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"):
+            answer = http.request(method, path)
+            assert answer.status_code in (200, 400, 404, 405), (method, path, answer.status_code)
+            if answer.status_code >= 400 and method != "HEAD":
+                assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
 def test_the_server_is_unharmed(http):
     """Runs last in this file: after all of the above an ordinary request is answered."""
     assert http.get("/health").status_code == 200

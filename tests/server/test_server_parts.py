@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import socket
 import threading
@@ -17,7 +18,7 @@ from aiakq.runtime.outputs import Logprob
 from aiakq.runtime.server import wire
 from aiakq.runtime.server.answers import LOWEST_LOGPROB, by_rank, finite
 from aiakq.runtime.server.generation import merged
-from aiakq.runtime.server.launch import read_chat_template
+from aiakq.runtime.server.launch import _EventHandler, read_chat_template
 from aiakq.runtime.server.listener import bind, url_of
 from aiakq.runtime.server.service import fingerprint
 
@@ -47,7 +48,7 @@ def test_frames_to_the_engine_come_back_equal(record):
     "record",
     [
         wire.Loading("weights", 0.5, "x"),
-        wire.Ready(ModelLimits(10, 20, 30, eos_token_ids=(1, 2)), {"a": "b"}, {}),
+        wire.Ready(ModelLimits(10, 20, 30, eos_token_ids=(1, 2)), {"a": "b"}, {}, 128),
         wire.Failed("model_missing", {"path": "x"}),
         wire.Stepped(StepOutput([NEWS], EngineStats(num_running=1))),
     ],
@@ -158,3 +159,17 @@ def test_fingerprints_tell_models_apart(tmp_path):
     (tmp_path / "config.json").write_text("{ }")
     others.append(fingerprint("a", tmp_path, "float32"))
     assert len({same, *others}) == 4
+
+
+def test_a_flood_of_failures_is_few_lines():
+    events = []
+    handler = _EventHandler(events.append)
+    logger = logging.Logger("flood")
+    logger.addHandler(handler)
+    for number in range(1000):
+        logger.warning("request %d failed", number)
+        logger.error("another kind")
+    assert len(events) == 10
+    handler._since -= 100
+    logger.error("later")
+    assert "1990 more lines" in events[-2].message and events[-1].message == "later"

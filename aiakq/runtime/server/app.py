@@ -19,6 +19,7 @@ import aiakq
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling import SamplingParams
 from aiakq.runtime.server.answers import Answer
+from aiakq.runtime.server.body import read_body
 from aiakq.runtime.server.chat import ChatAnswer
 from aiakq.runtime.server.completions import CompletionAnswer
 from aiakq.runtime.server.engine_client import as_failure
@@ -51,7 +52,6 @@ Read = Callable[[Service, bytes], Awaitable[tuple[type[Answer], Any, list[Prompt
 def create_app(service: Service) -> FastAPI:
     """The application that serves ``service``."""
     app = FastAPI(title="aiakq", version=aiakq.__version__, redoc_url=None, redirect_slashes=False)
-    app.add_middleware(RequestIds)
     app.add_exception_handler(AiakqError, _on_aiakq_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientGone, _on_client_gone)
@@ -79,7 +79,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", openapi_extra=_body(TokenizeRequest, TokenizeChatRequest))
     async def tokenize(request: Request) -> Response:
         """The token ids of a text, or of a conversation in the model's chat template."""
-        body = await _read_body(request, service.body_limit)
+        body = await read_body(request, service.body_limit)
         asked: TokenizeRequest | TokenizeChatRequest
         if _has_messages(body):
             asked = parse(TokenizeChatRequest, body)
@@ -96,7 +96,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post("/detokenize", openapi_extra=_body(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
-        asked = parse(DetokenizeRequest, await _read_body(request, service.body_limit))
+        asked = parse(DetokenizeRequest, await read_body(request, service.body_limit))
         service.check_model(asked.model)
         last = service.limits.vocab_size - 1
         for token in asked.tokens:
@@ -123,6 +123,15 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
         service.check_open()
         return Response()
 
+    @app.get("/ready")
+    async def ready() -> Response:
+        """200 once the model is loaded; until then, and while an engine is started again, 503 with how far that is."""
+        try:
+            service.check_open()
+        except AiakqError as failure:
+            return error_answer(failure, loading=service.progress())
+        return JSONAnswer({"ready": True})
+
     @app.api_route("/ping", methods=["GET", "POST"])
     async def ping() -> Response:
         """The same under the name some platforms ask for."""
@@ -145,13 +154,15 @@ async def _generate(service: Service, request: Request, read: Read) -> Response:
     ticket = Ticket(service)
     try:
         service.check_open()
-        body = await _read_body(request, service.body_limit)
+        body = await read_body(request, service.body_limit)
         return await unless_gone(request, _run(service, request, read, body, ticket))
     except (ClientGone, ClientDisconnect):
         ticket.close("abort")
         raise
-    except BaseException:
+    except BaseException as failure:
         ticket.close("error")
+        if isinstance(failure, AiakqError):
+            service.metrics.request_refused(failure)
         raise
 
 
@@ -160,7 +171,7 @@ async def _run(service: Service, request: Request, read: Read, body: bytes, tick
     service.check_open()  # tokenizing took a while
     answer = kind(service, asked, request.state.request_id, prompts, params)
     try:
-        generation = service.table.start(answer.id, prompts, params, ticket.arrived)
+        generation = service.table.start(answer.id, prompts, params, ticket.arrived, whole=not asked.stream)
     except AiakqError as failure:
         raise asked.as_spelled(failure) from None
     news = aiter(generation)
@@ -199,19 +210,6 @@ async def _read_chat(service: Service, body: bytes) -> tuple[type[Answer], ChatR
     # The template writes the special tokens itself.
     prompt = await service.chat_prompt(asked, bool(asked.add_special_tokens))
     return ChatAnswer, asked, [prompt], params
-
-
-async def _read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises ``request_too_large``, before reading it where its length is announced."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit:
-        raise error("request_too_large", limit=limit)
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise error("request_too_large", limit=limit)
-    return bytes(body)
 
 
 def _has_messages(body: bytes) -> bool:

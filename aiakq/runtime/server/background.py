@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.args import checked
+from aiakq.runtime.args import API_KEY_VARIABLE, checked
 from aiakq.runtime.server.events import OnEvent, ServerEvent
 from aiakq.runtime.server.wire import Failed, failed, on_hangup, rebuilt
 
@@ -122,9 +122,12 @@ def start_in_background(
     """
     settled = checked({"port": 0} | dict(args), server=True)
     ours, theirs = socket.socketpair()
+    # Whoever starts it uses it, too, and knows only the keys that ``args`` name.
+    environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
     with theirs:
         process = subprocess.Popen(
             [sys.executable, *_COMMAND, str(theirs.fileno())],
+            env=environment,
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=2,

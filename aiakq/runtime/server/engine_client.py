@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.args import API_KEY_VARIABLE, engine_arguments
 from aiakq.runtime.messages import StepOutput
 from aiakq.runtime.server.wire import (
     Configured,
@@ -51,7 +52,7 @@ class EngineClient:
     async def start(cls, arguments: Mapping[str, Any]) -> EngineClient:
         """Start the process and send it the engine's arguments. Raises ``engine_start`` if it cannot be started."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        environment = dict(os.environ)
+        environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
         spin_briefly(environment)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -71,7 +72,7 @@ class EngineClient:
             theirs.close()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         client = cls(process, reader, writer)
-        client.send(Start(dict(arguments)))
+        client.send(Start({row.name: arguments[row.name] for row in engine_arguments()}))
         return client
 
     @property
@@ -114,6 +115,15 @@ class EngineClient:
         except TimeoutError:
             self.kill()
             await self.process.wait()
+
+    async def abort(self) -> None:
+        """End a process that hangs: it writes the stacks of its threads to standard error first, if it still can."""
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGABRT)
+        try:
+            await asyncio.wait_for(self.process.wait(), 1.0)
+        except TimeoutError:
+            self.kill()
 
     def kill(self) -> None:
         """Kill the process at once; nothing happens if it has ended."""

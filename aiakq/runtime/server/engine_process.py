@@ -116,7 +116,7 @@ def _load(link: EngineLink, start: Start) -> Engine:
     # What was made while loading lives as long as the process: keep the collector from walking it again and again.
     gc.collect()
     gc.freeze()
-    link.send(Ready(engine.limits, dict(engine.facts), _settings(config)))
+    link.send(Ready(engine.limits, dict(engine.facts), _settings(config), config.max_num_seqs))
     return engine
 
 
@@ -124,6 +124,8 @@ def _serve(link: EngineLink, engine: Engine) -> None:
     """Step while there is work, sleep in ``receive`` while there is none; returns when the other side is gone."""
     while True:
         busy = engine.has_work()
+        # Cheap enough for always: an idle engine that misses a page starts afresh instead of running dry.
+        assert busy or engine.stats.num_free_pages == engine.stats.num_pages, "a page is lost"
         records = link.receive(wait=not busy)
         if records is None:
             return

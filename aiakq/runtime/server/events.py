@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-EventKind = Literal["listening", "phase", "ready", "warning", "stats", "log", "draining", "engine_dead", "stopped"]
+EventKind = Literal[
+    "listening", "phase", "ready", "warning", "stats", "log", "draining", "engine_dead", "engine_ready", "stopped"
+]
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class ServerEvent:
     stats        the line of statistics every ten seconds while requests run.
     log          a line of the HTTP server's or our own log; detail is the level, like "warning".
     draining     a signal came; running requests are finished, new ones refused.
-    engine_dead  the engine process ended by itself; every request is refused from now on.
+    engine_dead  the engine process ended by itself, or hung and was ended; requests are refused until engine_ready.
+    engine_ready it is; seconds since it ended, engine_pid.
     stopped      the server ended in order.
     """
 

@@ -7,38 +7,39 @@ import contextlib
 import gc
 import json
 import logging
+import os
 import shlex
 import signal
-import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import prometheus_client
-import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aiakq.errors import WORKER, AiakqError, error
+from aiakq.runtime.args import API_KEY_VARIABLE
 from aiakq.runtime.output_processor import OutputProcessor
 from aiakq.runtime.server.app import create_app
-from aiakq.runtime.server.engine_client import EngineClient
+from aiakq.runtime.server.auth import read_keys
 from aiakq.runtime.server.events import OnEvent, ServerEvent
-from aiakq.runtime.server.generation import GenerationTable
-from aiakq.runtime.server.listener import BACKLOG, allow_many_connections, bind, is_loopback, url_of
+from aiakq.runtime.server.http_server import FLUSH_SECONDS, Front, check_tls, start_http
+from aiakq.runtime.server.listener import allow_many_connections, bind, is_loopback, url_of
 from aiakq.runtime.server.metrics import Metrics
 from aiakq.runtime.server.service import Service
-from aiakq.runtime.server.streaming import error_answer
-from aiakq.runtime.server.wire import Configured, Loading
+from aiakq.runtime.server.supervisor import Supervisor, phase_event
+from aiakq.runtime.server.table import GenerationTable, QueueLimits
+from aiakq.runtime.server.wire import Configured, Ready
 from aiakq.runtime.tokenizer import Tokenizer
 
 logger = logging.getLogger("aiakq.server")
 
 STATS_SECONDS = 10.0
-#: Seconds that answers already written get to leave the machine.
-FLUSH_SECONDS = 2
-#: The service and the facts of the start-up table.
-Loaded = tuple[Service, dict[str, str]]
+#: Of equal lines in the log, so many are shown in so many seconds.
+LOG_LINES, LOG_SECONDS = 5, 10.0
+#: The service, and what the engine said of itself.
+Loaded = tuple[Service, Ready]
 
 
 def serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
@@ -47,8 +48,8 @@ def serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     args      as ``aiakq.runtime.args.checked(..., server=True)`` makes them.
     on_event  is called on the event loop with everything worth telling, in order.
     Returns 0 after an orderly end, 130 or 143 when a signal came during loading or a second one cut the drain short,
-    and 9 when the engine had died. Raises the AiakqError that kept the server from starting: port_in_use, bad_option,
-    engine_start and all that loading a model raises.
+    and 9 when the engine ended too often. Raises the AiakqError that kept the server from starting: no_key, bad_option,
+    option_conflict, port_in_use, engine_start and all that loading a model raises.
     """
     allow_many_connections()
     prometheus_client.disable_created_metrics()
@@ -58,59 +59,73 @@ def serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
 
 async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     began = time.monotonic()
+    keys = read_keys(args, os.environ)
+    if not keys and not is_loopback(args["host"]) and not args["allow_no_key"]:
+        raise error("no_key", host=args["host"])
+    check_tls(args)
     listener = bind(args["host"], args["port"])
-    url = url_of(listener, args["host"])
+    url = url_of(listener, args["host"], tls=bool(args["ssl_certfile"]))
     on_event(ServerEvent("listening", f"Listening on {url}; loading the model.", url=url))
-    if not is_loopback(args["host"]):
+    if not keys and not is_loopback(args["host"]):
         text = f"Everyone who reaches {args['host']} can use this server: it asks for no key."
         on_event(ServerEvent("warning", text))
     front = Front()
     with _Signals() as signals:
-        server, server_task = _start_http(front, listener, args)
-        engine = await EngineClient.start(args)
+        server, server_task = start_http(front, listener, args, keys)
+        supervisor = Supervisor(args, on_event)
+        await supervisor.start()
+        front.progress = lambda: supervisor.progress.as_dict()
         try:
-            loading = asyncio.create_task(_load(engine, args, on_event))
+            loading = asyncio.create_task(_load(supervisor, args, on_event))
             if not await signals.before(loading):
-                engine.kill()
+                supervisor.engine.kill()
                 return 128 + signals.received[0]
-            service, facts = _result_or_kill(loading, engine)
+            service, ready = _result_or_kill(loading, supervisor)
+            engine = asyncio.create_task(supervisor.run(service.table, ready))
+            await asyncio.sleep(0)  # the table has the engine now
             front.app = create_app(service)
             # What was made so far lives as long as the process: spare the collector, and the event loop its pauses.
             gc.collect()
             gc.freeze()
-            on_event(_ready(service, facts, url, time.monotonic() - began, engine.pid))
-            return await _run(service, engine, args, signals, server_task, on_event)
+            seconds = time.monotonic() - began
+            on_event(_ready(service, _facts(service, ready), url, bool(keys), seconds, supervisor.engine.pid))
+            # The first conversation need not wait for it.
+            warming = asyncio.create_task(service.templates.start()) if service.templates.available else None
+            try:
+                return await _run(service, supervisor, engine, args, signals, server_task, on_event)
+            finally:
+                engine.cancel()
+                if warming is not None:
+                    await asyncio.gather(warming, return_exceptions=True)
+                    await service.templates.stop()
         finally:
             server.should_exit = True
-            await asyncio.gather(engine.stop(), server_task, return_exceptions=True)
+            await asyncio.gather(supervisor.engine.stop(), server_task, return_exceptions=True)
 
 
-def _result_or_kill(loading: asyncio.Task[Loaded], engine: EngineClient) -> Loaded:
+def _result_or_kill(loading: asyncio.Task[Loaded], supervisor: Supervisor) -> Loaded:
     """What was loaded; a failure ends the engine at once, which may be deep in reading weights."""
     try:
         return loading.result()
     except BaseException:
-        engine.kill()
+        supervisor.engine.kill()
         raise
 
 
-async def _load(engine: EngineClient, args: Mapping[str, Any], on_event: OnEvent) -> Loaded:
-    """Wait for the engine, prepare the HTTP side meanwhile. Returns the service and the facts of the start-up table."""
+async def _load(supervisor: Supervisor, args: Mapping[str, Any], on_event: OnEvent) -> Loaded:
+    """Wait for the engine, prepare the HTTP side meanwhile. Returns the service and what the engine said of itself."""
     configured: asyncio.Future[Configured] = asyncio.get_running_loop().create_future()
-
-    def on_phase(phase: Loading) -> None:
-        on_event(_phase(phase.name, phase.seconds, phase.detail))
 
     async def load_tokenizer() -> tuple[Configured, Tokenizer]:
         settled = await configured
         began = time.monotonic()
         tokenizer = await asyncio.to_thread(Tokenizer.load, settled.tokenizer, settled.trust_remote_code)
-        on_event(_phase("tokenizer", time.monotonic() - began, f"{len(tokenizer.hf)} tokens"))
+        on_event(phase_event("tokenizer", time.monotonic() - began, f"{len(tokenizer.hf)} tokens"))
         return settled, tokenizer
 
     chat_template = read_chat_template(args["chat_template"])
     tasks = (
-        asyncio.create_task(engine.load(configured.set_result, on_phase)),
+        asyncio.create_task(supervisor.load(configured.set_result)),
         asyncio.create_task(load_tokenizer()),
     )
     try:
@@ -124,6 +139,13 @@ async def _load(engine: EngineClient, args: Mapping[str, Any], on_event: OnEvent
             task.cancel()
     names = args["served_model_name"] or [args["model"]]
     metrics = Metrics(names[0], ready.limits.max_model_len, ready.settings)
+    queue = QueueLimits(
+        batch=ready.max_num_seqs,
+        sequences=args["max_num_queued_reqs"],
+        tokens=args["max_num_queued_tokens"] or 4 * ready.limits.max_kv_tokens,
+        wait_seconds=args["max_queue_seconds"],
+        request_seconds=args["max_request_seconds"],
+    )
     processor = OutputProcessor(tokenizer, ready.limits)
     service = Service(
         names=names,
@@ -132,41 +154,43 @@ async def _load(engine: EngineClient, args: Mapping[str, Any], on_event: OnEvent
         limits=ready.limits,
         sampling=settled.sampling,
         tokenizer=tokenizer,
-        table=GenerationTable(engine, processor, ready.limits, metrics, args["max_num_queued_reqs"]),
+        table=GenerationTable(processor, ready.limits, metrics, queue),
         metrics=metrics,
         chat_template=chat_template,
         response_role=args["response_role"],
+        max_body_bytes=args["max_body_bytes"],
+        progress=lambda: supervisor.progress.as_dict(),
     )
-    if chat_template is None and not tokenizer.has_chat_template:
+    if not service.templates.available:
         text = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
         on_event(ServerEvent("warning", text))
-    facts = dict(ready.facts)
-    if settled.sampling:
-        facts["default sampling"] = ", ".join(f"{name} {value}" for name, value in settled.sampling.items())
-    return service, facts
+    return service, ready
 
 
 async def _run(
     service: Service,
-    engine: EngineClient,
+    supervisor: Supervisor,
+    engine: asyncio.Task[AiakqError],
     args: Mapping[str, Any],
     signals: _Signals,
     server_task: asyncio.Task[None],
     on_event: OnEvent,
 ) -> int:
-    """Answer requests until a signal, then finish what runs; the exit code."""
-    helpers = [asyncio.create_task(_follow(engine, service.table, on_event))]
+    """Answer requests until a signal, then finish what runs; or until there is no engine any more. The exit code."""
+    helpers = [asyncio.create_task(_expire(service.table))]
     if not args["disable_log_stats"]:
         helpers.append(asyncio.create_task(_report(service, on_event)))
     try:
-        await signals.before(server_task)
+        await signals.before(server_task, engine)
         if server_task.done():  # nothing of ours ends it: this raises what did
             server_task.result()
-        forced = await _drain(service, args["shutdown_timeout"], signals, on_event)
+        supervisor.closing = True
+        forced = await _drain(service, 0 if engine.done() else args["shutdown_timeout"], signals, on_event)
     finally:
         for helper in helpers:
             helper.cancel()
-    if service.table.failure is not None:
+    if engine.done():
+        engine.result()  # a bug in the supervisor shows here
         return WORKER
     return 128 + signals.received[-1] if forced else 0
 
@@ -191,18 +215,11 @@ async def _drain(service: Service, timeout: float, signals: _Signals, on_event: 
     return forced
 
 
-async def _follow(engine: EngineClient, table: GenerationTable, on_event: OnEvent) -> None:
-    """Pass on what the engine says until it ends; then every request is refused."""
-    try:
-        async for output in engine.steps():
-            table.on_step(output)
-    except Exception as failure:
-        if not isinstance(failure, AiakqError):
-            logger.exception("following the engine failed")
-            engine.kill()
-            failure = error("engine_dead", reason="its messages could not be read")
-        table.on_engine_end(failure)
-        on_event(ServerEvent("engine_dead", str(failure)))
+async def _expire(table: GenerationTable) -> None:
+    """Look twice per second for requests that have waited or run for too long."""
+    while True:
+        await asyncio.sleep(0.5)
+        table.expire(time.monotonic())
 
 
 async def _report(service: Service, on_event: OnEvent) -> None:
@@ -225,46 +242,6 @@ async def _report(service: Service, on_event: OnEvent) -> None:
         on_event(ServerEvent("stats", text))
 
 
-class Front:
-    """The ASGI application from the first moment on: says that the model is loading until ``app`` is there."""
-
-    def __init__(self) -> None:
-        self.app: ASGIApp | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self.app or error_answer(error("loading"))
-        await app(scope, receive, send)
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handlers: a signal must not close the door before the drain."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _start_http(
-    front: Front, listener: socket.socket, args: Mapping[str, Any]
-) -> tuple[_HttpServer, asyncio.Task[None]]:
-    level = args["uvicorn_log_level"]
-    config = uvicorn.Config(
-        front,
-        http="h11",  # refuses header floods, which the faster parser lets through
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level=level,
-        access_log=level in ("info", "debug"),
-        server_header=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=FLUSH_SECONDS,
-        backlog=BACKLOG,
-    )
-    server = _HttpServer(config)
-    return server, asyncio.create_task(server.serve(sockets=[listener]))
-
-
 class _Signals:
     """INT and TERM, collected instead of acted on."""
 
@@ -281,12 +258,12 @@ class _Signals:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().remove_signal_handler(number)
 
-    async def before(self, task: asyncio.Task[Any]) -> bool:
-        """Wait for ``task`` or the first signal; whether the task was first."""
+    async def before(self, *tasks: asyncio.Task[Any]) -> bool:
+        """Wait for one of ``tasks`` or the first signal; whether a task was first."""
         first = asyncio.create_task(self._first.wait())
-        await asyncio.wait({task, first}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({*tasks, first}, return_when=asyncio.FIRST_COMPLETED)
         first.cancel()
-        return task.done()
+        return any(task.done() for task in tasks)
 
     def _on_signal(self, number: int) -> None:
         self.received.append(number)
@@ -307,13 +284,20 @@ def read_chat_template(given: str | None) -> str | None:
         raise error("bad_option", option="--chat-template", value=given, expected=expected, hint=hint) from None
 
 
-def _phase(name: str, seconds: float, detail: str) -> ServerEvent:
-    return ServerEvent("phase", f"{name}: {seconds:.1f} s, {detail}", name=name, seconds=seconds, detail=detail)
+def _facts(service: Service, ready: Ready) -> dict[str, str]:
+    """What the start-up table shows beside the phases."""
+    if not service.sampling:
+        return dict(ready.facts)
+    values = ", ".join(f"{name} {value}" for name, value in service.sampling.items())
+    return {**ready.facts, "default sampling": values}
 
 
-def _ready(service: Service, facts: dict[str, str], url: str, seconds: float, engine_pid: int) -> ServerEvent:
+def _ready(
+    service: Service, facts: dict[str, str], url: str, asks_for_key: bool, seconds: float, engine_pid: int
+) -> ServerEvent:
     body = json.dumps({"model": service.names[0], "prompt": "Once upon a time", "max_tokens": 16})
-    curl = f"curl {url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if asks_for_key else ""
+    curl = f"curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     return ServerEvent(
         "ready",
         f"Ready after {seconds:.1f} s: {url}",
@@ -326,14 +310,26 @@ def _ready(service: Service, facts: dict[str, str], url: str, seconds: float, en
 
 
 class _EventHandler(logging.Handler):
-    """Turns log records into events."""
+    """Turns log records into events, a few of each kind per ten seconds: clients can cause any number of some."""
 
     def __init__(self, on_event: OnEvent) -> None:
         super().__init__()
         self._on_event = on_event
+        self._since = 0.0
+        self._seen: Counter[tuple[str, str]] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._on_event(ServerEvent("log", self.format(record), name=record.name, detail=record.levelname.lower()))
+        now = time.monotonic()
+        if now - self._since > LOG_SECONDS:
+            self._since = now
+            left_out = sum(max(0, count - LOG_LINES) for count in self._seen.values())
+            self._seen.clear()
+            if left_out:
+                self._on_event(ServerEvent("log", f"{left_out} more lines like these were left out.", detail="warning"))
+        kind = (record.name, str(record.msg)[:64])
+        self._seen[kind] += 1
+        if self._seen[kind] <= LOG_LINES or record.name == "uvicorn.access":
+            self._on_event(ServerEvent("log", self.format(record), name=record.name, detail=record.levelname.lower()))
 
 
 @contextlib.contextmanager

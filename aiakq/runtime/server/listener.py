@@ -43,14 +43,15 @@ def _bad_host(host: str, failure: OSError) -> AiakqError:
     )
 
 
-def url_of(listener: socket.socket, host: str) -> str:
+def url_of(listener: socket.socket, host: str, tls: bool = False) -> str:
     """The URL under which a client on this machine reaches ``listener``."""
     address, port = listener.getsockname()[:2]
     if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
         address = "::1" if listener.family == socket.AF_INET6 else "127.0.0.1"
     elif host == "localhost":
         address = host
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
 
 
 def is_loopback(host: str) -> bool:

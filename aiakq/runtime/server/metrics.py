@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from aiakq.errors import AiakqError
 from aiakq.runtime.messages import EngineStats, RequestTimes
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -33,6 +34,8 @@ _SMALL_COUNTS = (1, 2, 5, 10, 20)
 
 #: Why a request ended; every value is present from the start, so that dashboards show 0 instead of nothing.
 REASONS = ("stop", "length", "abort", "error")
+#: Why a request was not taken: too much was waiting, it waited too long, there was no engine.
+REFUSALS = ("queue_full", "queue_timeout", "unavailable")
 
 
 def _one_two_five(most: int) -> tuple[int, ...]:
@@ -72,6 +75,10 @@ class Metrics:
         )
         info.labels(**settings).set(1)
 
+        self.restarts = self._counter(
+            "engine_restarts_total", "Engines started again after they ended or hung.", prefix="aiakq"
+        )
+
         # --- requests
         self.received = self._counter("request_total", "Requests received, those refused included.")
         self.succeeded = self._counter("request_process_success_total", "Requests answered completely.")
@@ -85,6 +92,18 @@ class Metrics:
         self.ended = {reason: ended.labels(**self._labels, finished_reason=reason) for reason in REASONS}
         self.latency = self._histogram("e2e_request_latency_seconds", "Arrival to end of a request.", _LATENCY)
         self.params_n = self._histogram("request_params_n", "The parameter n of requests.", _SMALL_COUNTS)
+
+        for name, text in (("lora_count", "Requests to an adapter."), ("lora_time_e2e_requests", "Seconds they took.")):
+            # Gauges, because a counter's name would end in _total. Without adapters there is one, of no name.
+            gauge = Gauge(f"vllm:{name}", text, [*self._labels, "lora_name"], registry=self.registry)
+            gauge.labels(**self._labels, lora_name="").set(0)
+        refused = Counter(
+            "vllm:admission_rejections_total",
+            "Requests refused because too much was waiting.",
+            [*self._labels, "reason"],
+            registry=self.registry,
+        )
+        self.refused = {reason: refused.labels(**self._labels, reason=reason) for reason in REFUSALS}
 
         # --- sequences
         self.prompt_tokens = self._counter("prompt_tokens_total", "Prompt tokens of sequences that got a first token.")
@@ -128,7 +147,8 @@ class Metrics:
             self.step_tokens.observe(stats.num_scheduled_tokens)
 
     def engine_ended(self) -> None:
-        """Nothing runs any more."""
+        """Nothing runs any more; the next engine counts from zero."""
+        self._stats = EngineStats()
         for gauge in (self.running, self.waiting, *self.cache_usage):
             gauge.set(0)
 
@@ -137,6 +157,12 @@ class Metrics:
         self.ended[reason].inc()
         (self.succeeded if reason in ("stop", "length") else self.failed).inc()
         self.latency.observe(seconds)
+
+    def request_refused(self, failure: AiakqError) -> None:
+        """A request ended with ``failure``; those that were not taken for want of room are counted apart."""
+        if failure.http_status == 503:
+            reasons = {"overloaded": "queue_full", "queue_timeout": "queue_timeout"}
+            self.refused[reasons.get(failure.id, "unavailable")].inc()
 
     def sequence_ended(
         self, prompt_tokens: int, generated: int, max_tokens: int, preemptions: int, times: RequestTimes | None
@@ -163,8 +189,8 @@ class Metrics:
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"vllm:{name}", text, list(self._labels), registry=self.registry).labels(**self._labels)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"vllm:{name}", text, list(self._labels), registry=self.registry).labels(**self._labels)
+    def _counter(self, name: str, text: str, prefix: str = "vllm") -> Counter:
+        return Counter(f"{prefix}:{name}", text, list(self._labels), registry=self.registry).labels(**self._labels)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         metric = Histogram(f"vllm:{name}", text, list(self._labels), buckets=buckets, registry=self.registry)

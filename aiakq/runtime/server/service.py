@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ import aiakq
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.messages import ModelLimits
 from aiakq.runtime.server.engine_client import again
-from aiakq.runtime.server.generation import GenerationTable, Prompt
+from aiakq.runtime.server.generation import Prompt
 from aiakq.runtime.server.metrics import Metrics
 from aiakq.runtime.server.protocol import ChatFields
+from aiakq.runtime.server.table import GenerationTable
+from aiakq.runtime.server.templates import Templates
 from aiakq.runtime.tokenizer import Tokenizer
 
 #: Threads that tokenize: one long prompt must not hold up a short one.
@@ -33,6 +35,7 @@ class Service:
     fingerprint  the same for the same model, dtype and version.
     in_flight    requests that asked to generate and are not answered yet.
     closing      why no new request is taken; None while open.
+    progress     how far loading is, for /ready.
     """
 
     def __init__(
@@ -48,6 +51,8 @@ class Service:
         metrics: Metrics,
         chat_template: str | None,
         response_role: str,
+        max_body_bytes: int | None,
+        progress: Callable[[], dict[str, Any]],
     ) -> None:
         self.names = tuple(names)
         self.model = model
@@ -56,17 +61,18 @@ class Service:
         self.tokenizer = tokenizer
         self.table = table
         self.metrics = metrics
-        self.chat_template = chat_template
         self.response_role = response_role
+        self.progress = progress
         self.created = int(time.time())
         self.fingerprint = fingerprint(self.names[0], Path(model), dtype)
-        self.body_limit = max(MIN_BODY_LIMIT, 8 * limits.max_model_len)
+        self.body_limit = max_body_bytes or max(MIN_BODY_LIMIT, 8 * limits.max_model_len)
         self.in_flight = 0
         self.closing: AiakqError | None = None
+        self.templates = Templates(tokenizer, chat_template, 4 * self.body_limit)
         self._threads = ThreadPoolExecutor(TOKENIZE_THREADS, "tokenize")
 
     def check_open(self) -> None:
-        """Raise why nothing can be generated now: ``engine_dead`` or ``shutting_down``."""
+        """Raise why nothing can be generated now: there is no engine, or the server is shutting down."""
         failure = self.table.failure or self.closing
         if failure is not None:
             raise again(failure)
@@ -86,7 +92,7 @@ class Service:
     async def chat_prompt(self, chat: ChatFields, add_special_tokens: bool) -> Prompt:
         """The prompt of a conversation. Raises ``no_chat_template`` or ``chat_template``."""
         messages, arguments = chat.conversation(), chat.template_arguments()
-        text = await self._in_thread(self._render, messages, arguments)
+        text = await self.templates.render(messages, arguments)
         return Prompt(text, await self.encode(text, add_special_tokens))
 
     async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -100,9 +106,6 @@ class Service:
     def token_text(self, token_id: int) -> str:
         """One token's own text."""
         return self.tokenizer.decode([token_id], skip_special_tokens=False)
-
-    def _render(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
-        return self.tokenizer.chat_prompt(messages, template=self.chat_template, **arguments)
 
     async def _in_thread(self, function: Any, *arguments: Any) -> Any:
         def guarded() -> Any:

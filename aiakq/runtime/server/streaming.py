@@ -63,12 +63,15 @@ class Chunks(Protocol):
     def reason(self) -> str: ...
 
 
-def error_answer(failure: AiakqError, headers: Mapping[str, str] | None = None) -> JSONAnswer:
-    """The answer for an error; 503 says when to try again."""
+def error_answer(
+    failure: AiakqError, headers: Mapping[str, str] | None = None, loading: Mapping[str, Any] | None = None
+) -> JSONAnswer:
+    """The answer for an error; 503 says when to try again. ``loading`` stands beside the error, for /ready."""
     headers = dict(headers or {})
     if failure.http_status == 503:
-        headers["retry-after"] = "1" if failure.id == "overloaded" else "10"
-    return JSONAnswer(failure.body(), status_code=failure.http_status, headers=headers)
+        headers["retry-after"] = "1" if failure.id in ("overloaded", "queue_timeout") else "10"
+    body = failure.body() | ({"loading": dict(loading)} if loading is not None else {})
+    return JSONAnswer(body, status_code=failure.http_status, headers=headers)
 
 
 async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:

@@ -68,6 +68,7 @@ class Ready(msgspec.Struct, tag="ready"):
     limits: ModelLimits
     facts: dict[str, str]
     settings: dict[str, str]
+    max_num_seqs: int
 
 
 class Failed(msgspec.Struct, tag="failed"):

@@ -1,0 +1,80 @@
+"""Request bodies before they are parsed: read with a limit, plain, JSON, and of a shape that is cheap to parse.
+
+JSON lets one object name a key twice, and readers differ in which they take: something in front of this server may
+have checked the other one. So such a body is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.requests import Request
+
+from aiakq.errors import error
+
+MAX_DEPTH = 64
+MAX_KEYS = 10_000
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body of a JSON request.
+
+    Raises request_too_large (before reading it, where its length is announced), unsupported_encoding,
+    unsupported_media_type, and what ``check_shape`` raises.
+    """
+    if request.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
+        raise error("unsupported_encoding")
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type not in ("", "application/json") and not re.fullmatch(r"application/[\w.-]+\+json", media_type):
+        raise error("unsupported_media_type")
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit:
+        raise error("request_too_large", limit=limit)
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > limit:
+            raise error("request_too_large", limit=limit)
+    check_shape(body)
+    return bytes(body)
+
+
+def check_shape(body: bytes | bytearray) -> None:
+    """Raise ``invalid_json`` for a body nested too deep or with too many keys, ``duplicate_key`` for a key named twice.
+
+    What is no JSON at all is left to the parser, which says more about it.
+    """
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
+        raise error("invalid_json", reason=f"it is nested deeper than {MAX_DEPTH} levels")
+    keys = 0
+
+    def unique(pairs: list[tuple[str, Any]]) -> None:
+        nonlocal keys
+        keys += len(pairs)
+        if keys > MAX_KEYS:
+            raise error("invalid_json", reason=f"it has more than {MAX_KEYS} keys")
+        if len(pairs) > 1 and len({key for key, _ in pairs}) < len(pairs):
+            name = _twice(key for key, _ in pairs)[:64]
+            raise error("duplicate_key", param=name.encode(errors="replace").decode())
+
+    try:
+        json.loads(body, object_pairs_hook=unique)
+    except (ValueError, RecursionError):
+        return
+
+
+def _depth(body: bytes | bytearray) -> int:
+    brackets = _STRING.sub(b"", body).translate(None, _NOT_BRACKETS)
+    return max(itertools.accumulate(_STEPS[bracket] for bracket in brackets), default=0)
+
+
+def _twice(names: Iterable[str]) -> str:
+    seen: set[str] = set()
+    return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]

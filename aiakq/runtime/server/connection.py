@@ -1,0 +1,277 @@
+"""One connection: HTTP/1.1 by uvicorn and h11, with the bounds on size, number and time that neither of them has.
+
+``GuardedConnection`` is the protocol class uvicorn makes for each connection; ``StrictParser`` is the h11 parser in it.
+Times are checked by ``sweep``, which the server calls five times per second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections import Counter
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import h11
+import msgspec
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from aiakq.errors import AiakqError, error
+
+#: Seconds a refused client gets to read the answer before the connection is cut.
+LINGER_SECONDS = 2.0
+#: Bytes that are still taken from it meanwhile.
+MAX_DISCARDED = 64 << 10
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
+#: A line end without its carriage return, or a header that goes on in the next line: servers differ in reading them.
+_AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
+
+
+@dataclass
+class Limits:
+    """What one connection may cost, and how many there may be. ``open`` counts them by address."""
+
+    connections: int
+    per_address: int
+    header_seconds: float
+    body_seconds: float
+    idle_seconds: float
+    write_seconds: float
+    header_bytes: int = 64 << 10
+    header_count: int = 100
+    chunks: int = 1 << 13
+    open: Counter[str] = field(default_factory=Counter)
+
+    def refusal(self, address: str) -> AiakqError | None:
+        """Why one more connection from ``address`` cannot be had."""
+        if self.open.total() >= self.connections:
+            return error("too_many_connections", limit=self.connections, scope="are taken")
+        if self.open[address] >= self.per_address:
+            return error("too_many_connections", limit=self.per_address, scope="are taken from one address")
+        return None
+
+
+class StrictParser(h11.Connection):
+    """h11 with bounds on headers and chunks, and without leniency where servers disagree on where a request ends.
+
+    refusal   why ``next_event`` raised RemoteProtocolError.
+    requests  heads read so far.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(h11.SERVER, limits.header_bytes)
+        self.limits = limits
+        self.refusal: AiakqError | None = None
+        self.requests = 0
+        self._head = bytearray()  # what came since the last request, up to the end of the next one's head
+        self._chunks = 0
+
+    @property
+    def waits_for_head(self) -> bool:
+        return self.their_state is h11.IDLE
+
+    @property
+    def has_begun_head(self) -> bool:
+        return self.waits_for_head and bool(self._head)
+
+    def receive_data(self, data: bytes) -> None:
+        if self.waits_for_head:
+            self._head += data
+        super().receive_data(data)
+
+    def start_next_cycle(self) -> None:
+        super().start_next_cycle()
+        self._head = bytearray(self.trailing_data[0])
+        self._chunks = 0
+
+    def next_event(self) -> Any:
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as failure:
+            self.refusal = self._too_large() if failure.error_status_hint == 431 else _invalid(str(failure))
+            raise
+        if isinstance(event, h11.Request):
+            self.requests += 1
+            self._check_head(event)
+        elif isinstance(event, h11.Data) and event.chunk_start:
+            self._chunks += 1
+            if self._chunks > self.limits.chunks:
+                self._refuse(_invalid(f"its body is cut into more than {self.limits.chunks} chunks"))
+        return event
+
+    def _check_head(self, request: h11.Request) -> None:
+        end = _END_OF_HEAD.search(self._head)
+        head = self._head[: end.end() if end else None]
+        self._head = bytearray()
+        names = {name for name, _ in request.headers}
+        if len(head) > self.limits.header_bytes or len(request.headers) > self.limits.header_count:
+            self._refuse(self._too_large())
+        if _AMBIGUOUS.search(head):
+            self._refuse(_invalid("its lines do not end as they must"))
+        if {b"content-length", b"transfer-encoding"} <= names:
+            self._refuse(_invalid("it has both a length and chunks"))
+
+    def _too_large(self) -> AiakqError:
+        return error("headers_too_large", count=self.limits.header_count, limit=self.limits.header_bytes)
+
+    def _refuse(self, refusal: AiakqError) -> None:
+        self.refusal = refusal
+        raise h11.RemoteProtocolError(refusal.id, error_status_hint=refusal.http_status)
+
+
+class GuardedConnection(H11Protocol):
+    """uvicorn's connection under ``limits``."""
+
+    conn: StrictParser
+
+    def __init__(self, *args: Any, limits: Limits, **values: Any) -> None:
+        super().__init__(*args, **values)
+        self.limits = limits
+        self.conn = StrictParser(limits)
+        self._address: str | None = None
+        self._lingers = False
+        self._discarded = 0
+        self._phase: tuple[str, int] = ("head", 0)
+        self._since = self.loop.time()
+        self._unsent = 0
+        self._progress = self._since
+
+    # --- what asyncio and uvicorn call
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        address = self.client[0] if self.client else ""
+        refusal = self.limits.refusal(address)
+        if refusal is not None:
+            self._refuse(refusal)
+            return
+        self._address = address
+        self.limits.open[address] += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._address is not None:
+            self.limits.open[self._address] -= 1
+            if not self.limits.open[self._address]:
+                del self.limits.open[self._address]
+            self._address = None
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingers:
+            self._discarded += len(data)
+            if self._discarded > MAX_DISCARDED:
+                self.transport.pause_reading()
+            return
+        super().data_received(data)
+        self._track()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self.conn.refusal or _invalid("it cannot be read"))
+
+    def on_response_complete(self) -> None:
+        if self.conn.their_state is h11.SEND_BODY:
+            # Answered before the body was there: what is still to come would only be thrown away.
+            self.server_state.total_requests += 1
+            self._linger()
+        else:
+            super().on_response_complete()
+            self._track()
+
+    def resume_writing(self) -> None:
+        self._progress = self.loop.time()
+        super().resume_writing()
+
+    def shutdown(self) -> None:
+        if self._lingers:
+            self.transport.abort()
+        else:
+            super().shutdown()
+
+    # --- time
+
+    def sweep(self, now: float) -> None:
+        """End the connection if it has been waited for too long; ``now`` is on the event loop's clock."""
+        self._track()
+        limits, waited = self.limits, now - self._since
+        if self._is_stalled(now):
+            self.transport.abort()
+        elif self._lingers:
+            if waited > LINGER_SECONDS:
+                self.transport.abort()
+        elif self._phase[0] == "head" and waited > limits.header_seconds:
+            self._late("headers", limits.header_seconds, tell=self.conn.has_begun_head)
+        elif self._phase[0] == "body" and waited > limits.body_seconds:
+            self._late("body", limits.body_seconds, tell=True)
+        elif self._phase[0] == "idle" and waited > limits.idle_seconds:
+            self._linger()
+
+    def _track(self) -> None:
+        """Note which part of a request is waited for, and since when."""
+        phase = (self._waits_for(), self.conn.requests)
+        if phase != self._phase:
+            self._phase, self._since = phase, self.loop.time()
+
+    def _waits_for(self) -> str:
+        if self._lingers:
+            return "end"
+        if self.conn.waits_for_head:
+            return "idle" if self.conn.requests and not self.conn.has_begun_head else "head"
+        return "body" if self.conn.their_state is h11.SEND_BODY else "answer"
+
+    def _is_stalled(self, now: float) -> bool:
+        """Whether what is written has not been taken for too long."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent == 0 or unsent < self._unsent or not (self.flow.write_paused or self.transport.is_closing()):
+            self._progress = now
+        self._unsent = unsent
+        return now - self._progress > self.limits.write_seconds
+
+    # --- the end
+
+    def _late(self, part: str, limit: float, *, tell: bool) -> None:
+        if tell:
+            self._refuse(error("read_timeout", part=part, limit=limit))
+        else:
+            self._linger()
+
+    def _refuse(self, refusal: AiakqError) -> None:
+        """Answer with an error where that is still possible, and end the connection."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(answer_bytes(refusal))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Say that nothing more comes, and wait a moment: cutting at once would take the answer from the client."""
+        if self._lingers:
+            return
+        self._lingers = True
+        self._track()
+        self._unset_keepalive_if_required()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.transport.can_write_eof():
+            self.flow.resume_reading()
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+
+def answer_bytes(refusal: AiakqError) -> bytes:
+    """A whole HTTP answer, for a connection that ends with it."""
+    body = msgspec.json.encode(refusal.body())
+    head = [
+        f"HTTP/1.1 {refusal.http_status} {HTTPStatus(refusal.http_status).phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        "connection: close",
+        f"x-request-id: {secrets.token_hex(16)}",
+        *(["retry-after: 1"] if refusal.http_status == 503 else []),
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def _invalid(reason: str) -> AiakqError:
+    return error("invalid_http", reason=reason[:64])

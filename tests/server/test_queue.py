@@ -1,0 +1,115 @@
+"""The queue in front of the engine is bounded in number, tokens and time; so is what a reader leaves lying."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from aiakq.runtime.server.background import RunningServer
+
+LONG = {"prompt": "Long", "temperature": 0, "max_tokens": 900, "ignore_eos": True}
+SHORT = {"prompt": "Once", "temperature": 0, "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def narrow(start_server) -> Iterator[RunningServer]:
+    """A server that runs one sequence at a time."""
+    limits = {"max_num_queued_reqs": 16, "max_num_queued_tokens": 100, "max_queue_seconds": 1, "max_request_seconds": 3}
+    with start_server(max_num_seqs=1, **limits) as running:
+        yield running
+
+
+def post(server: RunningServer, body: dict) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=120, trust_env=False)
+
+
+def refused(answer: httpx.Response, code: str) -> str:
+    assert answer.status_code == 503, answer.text
+    assert int(answer.headers["retry-after"]) > 0
+    failure = answer.json()["error"]
+    assert (failure["code"], failure["type"]) == (code, "service_unavailable_error")
+    return failure["message"]
+
+
+def wait_for(server: RunningServer, metrics_of, name: str, value: float) -> None:
+    deadline = time.monotonic() + 30
+    while metrics_of(server.url)[f"vllm:{name}"] != value:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_number(narrow, metrics_of):
+    two = {"prompt": ["Once", "Twice"], "max_tokens": 1}
+    assert "--max-num-queued-reqs" in refused(post(narrow, two | {"n": 9}), "overloaded")
+    assert post(narrow, two | {"n": 8}).status_code == 200
+    assert metrics_of(narrow.url)["vllm:admission_rejections_total{reason=queue_full}"] >= 1
+
+
+def test_tokens(narrow, metrics_of):
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(post, narrow, LONG)
+        wait_for(narrow, metrics_of, "num_requests_running", 1)
+        second = pool.submit(post, narrow, {"prompt": [5] * 90, "max_tokens": 1})
+        wait_for(narrow, metrics_of, "num_requests_waiting", 1)
+        assert "--max-num-queued-tokens" in refused(post(narrow, {"prompt": [5] * 11, "max_tokens": 1}), "overloaded")
+        assert post(narrow, {"prompt": [5] * 5, "max_tokens": 1}).status_code in (
+            200,
+            503,
+        )  # has its place in the queue
+        assert first.result().status_code in (200, 503)  # a slow machine does not finish it in three seconds
+        assert second.result().status_code in (200, 503)
+    # Alone, a prompt of any length is taken.
+    assert post(narrow, {"prompt": [5] * 900, "max_tokens": 1}).status_code == 200
+
+
+def test_waiting(narrow, metrics_of):
+    before = metrics_of(narrow.url)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(post, narrow, LONG | {"n": 16})
+        wait_for(narrow, metrics_of, "num_requests_running", 1)
+        began = time.monotonic()
+        assert "--max-queue-seconds" in refused(post(narrow, SHORT), "queue_timeout")
+        assert 0.9 < time.monotonic() - began
+        assert "--max-request-seconds" in refused(first.result(), "time_limit")
+    after = metrics_of(narrow.url)
+    name = "vllm:admission_rejections_total{reason=queue_timeout}"
+    assert after[name] - before[name] == 1
+    wait_for(narrow, metrics_of, "num_requests_waiting", 0)
+    wait_for(narrow, metrics_of, "kv_cache_usage_perc", 0)
+    assert post(narrow, SHORT).status_code == 200
+
+
+def test_time_in_all_of_a_stream(narrow):
+    with httpx.stream(
+        "POST", f"{narrow.url}/v1/completions", json=LONG | {"n": 16, "stream": True}, timeout=60, trust_env=False
+    ) as answer:
+        events = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
+    assert len(events) > 2 and json.loads(events[-1])["error"]["code"] == "time_limit"
+
+
+def test_a_reader_that_leaves_a_mebibyte_lying(server, metrics_of):
+    """The work for it stops at once; what it had got so far is still there, and then the reason."""
+    body = json.dumps(LONG | {"n": 16, "logprobs": 20, "stream": True}).encode()
+    host, port = re.fullmatch(r"http://(.+):(\d+)", server.url).groups()
+    before = metrics_of(server.url)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((host, int(port)))
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        wait_for(server, metrics_of, "num_requests_running", 16)
+        wait_for(server, metrics_of, "num_requests_running", 0)
+        wait_for(server, metrics_of, "kv_cache_usage_perc", 0)
+        grown = metrics_of(server.url)["vllm:generation_tokens_total"] - before["vllm:generation_tokens_total"]
+        assert grown < 16 * 900 / 2, "the rest was not generated"
+        connection.settimeout(30)
+        received = b"".join(iter(lambda: connection.recv(1 << 20), b"")).decode()
+    events = [line[6:] for line in received.splitlines() if line.startswith("data: ")]
+    assert json.loads(events[-1])["error"]["code"] == "slow_reader" and "[DONE]" not in events

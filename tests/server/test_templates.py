@@ -1,0 +1,167 @@
+"""Chat templates that loop, swell or pry: the request fails, in about a second, and nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from aiakq.runtime.server.background import RunningServer
+
+BOMBS = {
+    "loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "memory": "{% set x = 'a' * 10**9 %}{{ x }}",
+    "format": "{{ '%1000000000d' % 1 }}",
+    "center": "{{ 'a'.center(10**9) }}",
+    "grow": "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+    "long": "{{ 'a' * (20 * 2**20) }}",
+    "lipsum": "{{ lipsum(n=100000) }}",
+    "range": "{% for i in range(10**9) %}{% endfor %}",
+    "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "globals": "{{ cycler.__init__.__globals__.os.system('touch CANARY') }}",
+    "attr": "{{ (messages | attr('append'))(1) }}",
+    "import": "{% include '/etc/passwd' %}",
+    "raise": "{{ raise_exception('Only two of us, please.') }}",
+}
+TEMPLATE = (
+    "{% set c = messages[0].content %}"
+    + "".join("{% if c == '" + name + "' %}" + bomb + "{% endif %}" for name, bomb in BOMBS.items())
+    + "{{ bos_token }}{{ c }}{% if add_generation_prompt %}>{% endif %}{{ mood }}"
+)
+
+
+@pytest.fixture(scope="module")
+def canary(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("canary") / "touched"
+
+
+@pytest.fixture(scope="module")
+def hostile(start_server, canary) -> Iterator[RunningServer]:
+    with start_server(chat_template=TEMPLATE.replace("CANARY", str(canary))) as running:
+        yield running
+
+
+@pytest.fixture
+def say(hostile):
+    """``say(text)`` -> the answer to a conversation of one message."""
+
+    def send(text: str, **fields) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 2, **fields}
+        return httpx.post(f"{hostile.url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+
+    return send
+
+
+def text_of(server: RunningServer, **fields) -> str:
+    body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+    tokens = httpx.post(f"{server.url}/tokenize", json=body, timeout=60, trust_env=False).json()["tokens"]
+    return httpx.post(f"{server.url}/detokenize", json={"tokens": tokens}, trust_env=False).json()["prompt"]
+
+
+def processes_of(server: RunningServer) -> tuple[int, list[int]]:
+    """The process that renders templates, and its workers."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    ours = [pid for pid, parent in parents.items() if parent == server.process.pid and pid != server.ready.engine_pid]
+    assert len(ours) == 1
+    return ours[0], [pid for pid, parent in parents.items() if parent == ours[0]]
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_fails_alone(hostile, say, canary, name):
+    wanted = {"prompt": "Long", "temperature": 0, "max_tokens": 300, "ignore_eos": True}
+    completions = f"{hostile.url}/v1/completions"
+    alone = httpx.post(completions, json=wanted, timeout=60, trust_env=False).json()["choices"][0]["text"]
+    with ThreadPoolExecutor() as pool:
+        neighbour = pool.submit(httpx.post, completions, json=wanted, timeout=60, trust_env=False)
+        began = time.monotonic()
+        answer = say(name)
+        assert time.monotonic() - began < 10
+        assert neighbour.result().json()["choices"][0]["text"] == alone
+    failure = answer.json()["error"]
+    assert (answer.status_code, failure["code"]) == (400, "chat_template"), answer.text
+    assert len(failure["message"]) < 400 and "/" not in failure["message"].replace("/etc/passwd", "")
+    assert say("fine").status_code == 200
+    assert not canary.exists()
+
+
+def test_many_bombs_at_a_time(hostile, say):
+    """More of them than workers; those who come after are served."""
+    with ThreadPoolExecutor(16) as pool:
+        bombs = [pool.submit(say, name) for name in ("loop", "memory") * 5]
+        good = [pool.submit(say, "good") for _ in range(6)]
+        assert {bomb.result().status_code for bomb in bombs} == {400}
+        assert {one.result().status_code for one in good} == {200}
+    assert "longer than 1 s" in bombs[0].result().json()["error"]["message"]
+
+
+def test_what_a_template_is_given(hostile):
+    assert text_of(hostile) == "<s>Hi>" or text_of(hostile).endswith("Hi>")
+    assert text_of(hostile, add_generation_prompt=False).endswith("Hi")
+    assert text_of(hostile, chat_template_kwargs={"mood": " gladly"}).endswith("Hi> gladly")
+
+
+def test_its_processes_are_replaced(hostile, say):
+    parent, workers = processes_of(hostile)
+    assert len(workers) == 4
+    for worker in workers:
+        os.kill(worker, 9)
+    answers = [say("a") for _ in range(8)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert processes_of(hostile)[0] == parent
+    os.kill(parent, 9)
+    deadline = time.monotonic() + 20
+    while say("a").status_code != 200:
+        assert time.monotonic() < deadline
+    assert processes_of(hostile)[0] != parent
+
+
+def test_clients_that_leave_do_not_use_workers_up(hostile, say):
+    for _ in range(6):
+        with pytest.raises(httpx.ReadTimeout):
+            body = {"messages": [{"role": "user", "content": "loop"}]}
+            httpx.post(f"{hostile.url}/v1/chat/completions", json=body, timeout=0.3, trust_env=False)
+    assert say("fine").status_code == 200
+
+
+def test_the_model_s_own_template_is_used_as_transformers_does(server, example_model):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(example_model)
+    messages = [{"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Well,"}]
+    for fields in (
+        {},
+        {"add_generation_prompt": False},
+        {"add_generation_prompt": False, "continue_final_message": True},
+    ):
+        ids = httpx.post(f"{server.url}/tokenize", json={"messages": messages} | fields, trust_env=False).json()[
+            "tokens"
+        ]
+        given = {"add_generation_prompt": True} | fields
+        expected = tokenizer.apply_chat_template(messages, tokenize=False, **given)
+        assert ids == tokenizer.encode(expected, add_special_tokens=False)
+
+
+def test_nothing_is_left_behind(start_server):
+    with start_server(chat_template="{{ messages[0].content }}") as server:
+        body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+        assert (
+            httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60, trust_env=False).status_code == 200
+        )
+        parent, workers = processes_of(server)
+        server.stop()
+        deadline = time.monotonic() + 10
+        while any(os.path.exists(f"/proc/{pid}") for pid in (parent, *workers)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
