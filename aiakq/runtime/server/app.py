@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import aiakq
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling import SamplingParams
+from aiakq.runtime.server.admin import add_admin_routes
 from aiakq.runtime.server.answers import Answer
 from aiakq.runtime.server.chat import ChatAnswer
 from aiakq.runtime.server.completions import CompletionAnswer
@@ -39,6 +40,7 @@ from aiakq.runtime.server.streaming import (
     JSONAnswer,
     NoAnswer,
     error_answer,
+    read_body,
     unless_gone,
 )
 
@@ -50,7 +52,13 @@ Read = Callable[[Service, bytes], Awaitable[tuple[type[Answer], Any, list[Prompt
 
 def create_app(service: Service) -> FastAPI:
     """The application that serves ``service``."""
-    app = FastAPI(title="aiakq", version=aiakq.__version__, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="aiakq",
+        version=aiakq.__version__,
+        redoc_url=None,
+        redirect_slashes=False,
+        root_path=service.root_path,
+    )
     app.add_middleware(RequestIds)
     app.add_exception_handler(AiakqError, _on_aiakq_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -60,6 +68,8 @@ def create_app(service: Service) -> FastAPI:
     _add_generation_routes(app, service)
     _add_token_routes(app, service)
     _add_state_routes(app, service)
+    if service.admin:
+        add_admin_routes(app, service)
     return app
 
 
@@ -79,7 +89,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", openapi_extra=_body(TokenizeRequest, TokenizeChatRequest))
     async def tokenize(request: Request) -> Response:
         """The token ids of a text, or of a conversation in the model's chat template."""
-        body = await _read_body(request, service.body_limit)
+        body = await read_body(request, service.body_limit)
         asked: TokenizeRequest | TokenizeChatRequest
         if _has_messages(body):
             asked = parse(TokenizeChatRequest, body)
@@ -96,7 +106,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post("/detokenize", openapi_extra=_body(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
-        asked = parse(DetokenizeRequest, await _read_body(request, service.body_limit))
+        asked = parse(DetokenizeRequest, await read_body(request, service.body_limit))
         service.check_model(asked.model)
         last = service.limits.vocab_size - 1
         for token in asked.tokens:
@@ -129,6 +139,11 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
         service.check_open()
         return Response()
 
+    @app.get("/load")
+    async def load() -> Response:
+        """How much work there is: requests not answered yet, sequences running and waiting, KV pages in use."""
+        return JSONAnswer(service.load())
+
     @app.get("/version")
     async def version() -> Response:
         """aiakq's version."""
@@ -145,7 +160,7 @@ async def _generate(service: Service, request: Request, read: Read) -> Response:
     ticket = Ticket(service)
     try:
         service.check_open()
-        body = await _read_body(request, service.body_limit)
+        body = await read_body(request, service.body_limit)
         return await unless_gone(request, _run(service, request, read, body, ticket))
     except (ClientGone, ClientDisconnect):
         ticket.close("abort")
@@ -159,8 +174,9 @@ async def _run(service: Service, request: Request, read: Read, body: bytes, tick
     kind, asked, prompts, params = await read(service, body)
     service.check_open()  # tokenizing took a while
     answer = kind(service, asked, request.state.request_id, prompts, params)
+    service.log_request(answer.id, prompts, params)
     try:
-        generation = service.table.start(answer.id, prompts, params, ticket.arrived)
+        generation = service.table.start(answer.id, prompts, params, ticket.arrived, asked.priority or 0)
     except AiakqError as failure:
         raise asked.as_spelled(failure) from None
     news = aiter(generation)
@@ -185,7 +201,7 @@ async def _read_completion(
     asked.check_combinations()
     params = asked.sampling(service.sampling)
     prompts = await service.prompts(asked.prompts(), asked.add_special_tokens is not False)
-    return CompletionAnswer, asked, prompts, params
+    return CompletionAnswer, asked, service.shortened(prompts, params), params
 
 
 async def _read_chat(service: Service, body: bytes) -> tuple[type[Answer], ChatRequest, list[Prompt], SamplingParams]:
@@ -198,20 +214,7 @@ async def _read_chat(service: Service, body: bytes) -> tuple[type[Answer], ChatR
         raise asked.as_spelled(failure) from None
     # The template writes the special tokens itself.
     prompt = await service.chat_prompt(asked, bool(asked.add_special_tokens))
-    return ChatAnswer, asked, [prompt], params
-
-
-async def _read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises ``request_too_large``, before reading it where its length is announced."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit:
-        raise error("request_too_large", limit=limit)
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise error("request_too_large", limit=limit)
-    return bytes(body)
+    return ChatAnswer, asked, service.shortened([prompt], params), params
 
 
 def _has_messages(body: bytes) -> bool:

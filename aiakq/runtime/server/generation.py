@@ -6,15 +6,15 @@ import logging
 import time
 from asyncio import Event
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.messages import EngineStats, ModelLimits, RequestSpec, StepOutput
+from aiakq.runtime.messages import NOTHING_LEFT, EngineStats, ModelLimits, RequestSpec, StepOutput
 from aiakq.runtime.output_processor import Delta, OutputProcessor
 from aiakq.runtime.sampling import SamplingParams
 from aiakq.runtime.server.engine_client import EngineClient, again
 from aiakq.runtime.server.metrics import Metrics
-from aiakq.runtime.server.wire import Cancel, Submit
+from aiakq.runtime.server.wire import Cancel, Reset, Submit
 
 logger = logging.getLogger("aiakq.server")
 
@@ -44,13 +44,19 @@ class _Progress:
 
 @dataclass
 class _Part:
-    """The sequences of one prompt."""
+    """The sequences of one prompt.
+
+    wanted  how many of them are delivered; the best, if there are more.
+    held    what was generated so far, where only the best are delivered.
+    """
 
     generation: Generation
     prompt_index: int
     sequences: list[_Progress]
     engine_ids: list[str]
     unfinished: int
+    wanted: int
+    held: dict[int, Delta] = field(default_factory=dict)
 
 
 class Generation:
@@ -119,6 +125,13 @@ def merged(earlier: Delta, later: Delta) -> Delta:
     return earlier
 
 
+def _failure(reason: str) -> AiakqError:
+    """What a client is told about a sequence that ended with an error."""
+    if reason == NOTHING_LEFT:
+        return error("nothing_left", reason=reason)
+    return error("request_failed", reason=reason.rstrip("."))
+
+
 class GenerationTable:
     """All running generations. The only place that sends sequences to the engine.
 
@@ -152,7 +165,14 @@ class GenerationTable:
         """Why nothing can be generated any more; None while the engine lives."""
         return self._failure
 
-    def start(self, request_id: str, prompts: Sequence[Prompt], params: SamplingParams, arrived: float) -> Generation:
+    def start(
+        self,
+        request_id: str,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        arrived: float,
+        priority: int = 0,
+    ) -> Generation:
         """Admit a whole HTTP request and hand its sequences to the engine.
 
         Raises too_many_prompts, overloaded, engine_dead, and everything ``messages.admit`` raises; then nothing of the
@@ -160,11 +180,12 @@ class GenerationTable:
         """
         if self._failure is not None:
             raise again(self._failure)
-        wanted = len(prompts) * params.n
+        wanted = len(prompts) * params.num_sequences
         if len(prompts) > MAX_PROMPTS:
             raise error("too_many_prompts", param="prompt", value=len(prompts), limit=MAX_PROMPTS)
         if wanted > MAX_SEQUENCES:
-            raise error("too_many_prompts", param="n", value=wanted, limit=MAX_SEQUENCES)
+            param = "n" if params.num_sequences == params.n else "best_of"
+            raise error("too_many_prompts", param=param, value=wanted, limit=MAX_SEQUENCES)
         if self._unstarted + wanted > self._max_queued:
             raise error("overloaded", waiting=self._unstarted, limit=self._max_queued)
         generation = Generation(self, arrived)
@@ -172,11 +193,11 @@ class GenerationTable:
         try:
             for index, prompt in enumerate(prompts):
                 part_id = f"{request_id}-{index}"
-                parts = self._processor.add(part_id, prompt.text, prompt.token_ids, params)
+                parts = self._processor.add(part_id, prompt.token_ids, params, priority)
                 generation.request_ids.append(part_id)
                 sequences = [_Progress(len(prompt.token_ids), spec.max_tokens) for spec in parts]
                 engine_ids = [spec.request_id for spec in parts]
-                self._parts[part_id] = _Part(generation, index, sequences, engine_ids, len(parts))
+                self._parts[part_id] = _Part(generation, index, sequences, engine_ids, len(parts), params.n)
                 self._part_ids.update(dict.fromkeys(engine_ids, part_id))
                 generation.unfinished += len(parts)
                 self._unstarted += len(parts)
@@ -218,6 +239,22 @@ class GenerationTable:
         for part in list(self._parts.values()):
             part.generation.fail(failure)
 
+    def abort(self, ids: Sequence[str] | None, failure: AiakqError) -> int:
+        """Fail the running requests with these ids of answers, all of them for None; how many there were."""
+        wanted = None if ids is None else set(ids)
+        found = {
+            id(part.generation): part.generation
+            for part_id, part in self._parts.items()
+            if wanted is None or part_id.rpartition("-")[0] in wanted
+        }
+        for generation in found.values():
+            generation.fail(failure)
+        return len(found)
+
+    def reset_prefix_cache(self) -> None:
+        """Let no later prompt reuse what was computed for earlier ones."""
+        self._engine.send(Reset())
+
     def forget(self, generation: Generation) -> None:
         """The end of ``generation``: tell the engine to stop what is left of it."""
         self._metrics.longest_output.observe(generation.longest)
@@ -254,15 +291,22 @@ class GenerationTable:
         sequence = part.sequences[delta.index]
         self._observe(part.generation, sequence, delta, now)
         if delta.finish_reason in ("error", "abort"):
-            reason = delta.error or "the engine stopped it"
-            part.generation.fail(error("request_failed", reason=reason.rstrip(".")))
+            part.generation.fail(_failure(delta.error or "the engine stopped it"))
             return
         if delta.finish_reason is not None:
             part.unfinished -= 1
             part.generation.unfinished -= 1
             if part.unfinished == 0:
                 self._remove(delta.request_id)
-        part.generation.deliver(part.prompt_index, delta)
+        if len(part.sequences) == part.wanted:
+            part.generation.deliver(part.prompt_index, delta)
+            return
+        held = part.held.get(delta.index)
+        part.held[delta.index] = delta if held is None else merged(held, delta)
+        if part.unfinished == 0:
+            ranked = sorted(part.held.values(), key=lambda one: -one.cumulative_logprob)
+            for index, one in enumerate(ranked[: part.wanted]):
+                part.generation.deliver(part.prompt_index, replace(one, index=index))
 
     def _observe(self, generation: Generation, sequence: _Progress, delta: Delta, now: float) -> None:
         """Bring the metrics up to date with one piece of news."""

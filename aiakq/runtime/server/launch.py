@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import logging
+import math
 import shlex
 import signal
 import socket
@@ -27,7 +28,7 @@ from aiakq.runtime.server.events import OnEvent, ServerEvent
 from aiakq.runtime.server.generation import GenerationTable
 from aiakq.runtime.server.listener import BACKLOG, allow_many_connections, bind, is_loopback, url_of
 from aiakq.runtime.server.metrics import Metrics
-from aiakq.runtime.server.service import Service
+from aiakq.runtime.server.service import Service, request_log
 from aiakq.runtime.server.streaming import error_answer
 from aiakq.runtime.server.wire import Configured, Loading
 from aiakq.runtime.tokenizer import Tokenizer
@@ -104,8 +105,8 @@ async def _load(engine: EngineClient, args: Mapping[str, Any], on_event: OnEvent
     async def load_tokenizer() -> tuple[Configured, Tokenizer]:
         settled = await configured
         began = time.monotonic()
-        tokenizer = await asyncio.to_thread(Tokenizer.load, settled.tokenizer, settled.trust_remote_code)
-        on_event(_phase("tokenizer", time.monotonic() - began, f"{len(tokenizer.hf)} tokens"))
+        tokenizer = await asyncio.to_thread(settled.tokenizer.load)
+        on_event(_phase("tokenizer", time.monotonic() - began, tokenizer.describe()))
         return settled, tokenizer
 
     chat_template = read_chat_template(args["chat_template"])
@@ -136,8 +137,11 @@ async def _load(engine: EngineClient, args: Mapping[str, Any], on_event: OnEvent
         metrics=metrics,
         chat_template=chat_template,
         response_role=args["response_role"],
+        root_path=args["root_path"],
+        admin=args["enable_admin_routes"],
+        log_prompts=_logged(args),
     )
-    if chat_template is None and not tokenizer.has_chat_template:
+    if chat_template is None and tokenizer.has_text and not tokenizer.has_chat_template:
         text = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
         on_event(ServerEvent("warning", text))
     facts = dict(ready.facts)
@@ -291,6 +295,14 @@ class _Signals:
     def _on_signal(self, number: int) -> None:
         self.received.append(number)
         self._first.set()
+
+
+def _logged(args: Mapping[str, Any]) -> float | None:
+    """How much of prompts is logged, see ``Service``; from then on lines about requests are shown."""
+    if not args["enable_log_requests"]:
+        return None
+    request_log.setLevel(logging.INFO)
+    return math.inf if args["max_log_len"] is None else args["max_log_len"]
 
 
 def read_chat_template(given: str | None) -> str | None:

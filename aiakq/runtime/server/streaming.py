@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from aiakq.errors import AiakqError
+from aiakq.errors import AiakqError, error
 from aiakq.runtime.output_processor import Delta
 from aiakq.runtime.server.engine_client import as_failure
 from aiakq.runtime.server.generation import Generation
@@ -69,6 +69,19 @@ def error_answer(failure: AiakqError, headers: Mapping[str, str] | None = None) 
     if failure.http_status == 503:
         headers["retry-after"] = "1" if failure.id == "overloaded" else "10"
     return JSONAnswer(failure.body(), status_code=failure.http_status, headers=headers)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises ``request_too_large``, before reading it where its length is announced."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit:
+        raise error("request_too_large", limit=limit)
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > limit:
+            raise error("request_too_large", limit=limit)
+    return bytes(body)
 
 
 async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
