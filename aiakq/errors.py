@@ -268,9 +268,7 @@ REGISTRY: dict[str, ErrorKind] = {
         503,
         "service_unavailable_error",
     ),
-    "aborted": ErrorKind(
-        "The operator of the server stopped the request.", "", WORKER, 503, "service_unavailable_error"
-    ),
+    "aborted": ErrorKind("The operator of the server stopped the request.", "", WORKER, 410, "request_aborted"),
     "nothing_left": ErrorKind(
         "The request cannot go on: {reason}.", "Allow more token ids, or fewer min_tokens or bad_words.", USAGE
     ),

@@ -11,6 +11,9 @@ from aiakq.formats.checkpoint import read_json, resolve_model
 
 #: Architectures that look positions up in a table: nothing turns there.
 _LEARNED_POSITIONS = frozenset({"OPTForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM"})
+#: Settings of rotary positions that say nothing about scaling; scalings that leave the context as long as it is.
+_NO_SCALING = frozenset({"rope_theta", "partial_rotary_factor"})
+_SAME_CONTEXT = frozenset({"default", "llama3", "longrope"})
 #: What of a generation_config.json is used: its names are SamplingParams', but for the last two.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GENERATION = (*_SAMPLING, "max_new_tokens", "eos_token_id")
@@ -40,17 +43,20 @@ def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     raw |= overrides
     if scaling is None and theta is None:
         return raw
-    if (raw.get("architectures") or [None])[0] in _LEARNED_POSITIONS:
-        option = "--rope-scaling" if scaling else "--rope-theta"
-        raise _bad(option, scaling or theta, "left out: the positions of this model are learned")
+    option, value = ("--rope-theta", theta) if scaling is None else ("--rope-scaling", scaling)
+    parameters = raw.get("rope_parameters")
+    architectures = raw.get("architectures")
+    if isinstance(architectures, list) and _LEARNED_POSITIONS.intersection(map(str, architectures)):
+        raise _bad(option, value, "left out: the positions of this model are learned")
+    if isinstance(parameters, dict) and any(isinstance(entry, dict) for entry in parameters.values()):
+        raise _bad(option, value, "left out: kinds of layers differ here, see rope_parameters in --hf-overrides")
     if scaling is not None:
         if not isinstance(scaling, dict):
             raise _bad("--hf-overrides", scaling, "an object where rope_scaling is one")
         raw, scaling = _stretched(raw, scaling)
-    parameters = raw.get("rope_parameters")
-    if parameters is not None:
-        # What is said anew about scaling is said whole; the base stays unless it is named.
-        kept = {"rope_theta": parameters.get("rope_theta", 10000.0), "rope_type": "default"} if scaling else parameters
+    if isinstance(parameters, dict):
+        # What is said anew about scaling is said whole; what is none of it stays.
+        kept = {name: value for name, value in parameters.items() if scaling is None or name in _NO_SCALING}
         raw["rope_parameters"] = {**kept, **(scaling or {}), **({} if theta is None else {"rope_theta": theta})}
     else:
         raw |= {} if scaling is None else {"rope_scaling": scaling}
@@ -59,7 +65,7 @@ def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stretched(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``raw`` with a context that is longer by the factor of ``scaling``, and ``scaling`` completed.
+    """``raw`` with a context that is longer by the factor of ``scaling``, and ``scaling`` as a whole.
 
     It gets its type under the name of today, and the context that the model was trained with.
     """
@@ -71,7 +77,7 @@ def _stretched(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tuple[dict[st
         raise _bad("--rope-scaling", dict(scaling), "an object with a factor of 1 to 1024")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     whole = {**scaling, "rope_type": kind, "original_max_position_embeddings": trained}
-    return raw | {"max_position_embeddings": int(trained * factor)}, whole
+    return raw if kind in _SAME_CONTEXT else raw | {"max_position_embeddings": int(trained * factor)}, whole
 
 
 def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:

@@ -122,7 +122,8 @@ class Scheduler:
 
     def _waited(self, now: float) -> bool:
         """Whether waiting prompts have gathered long enough; they have where nothing else runs."""
-        if self._had_prompts:
+        # Where nothing runs any more, steps do not follow each other, and the time between them is no step's.
+        if self._had_prompts and self.running:
             self._prompt_seconds = now - self._last_step
         self._last_step = now
         if not (self.rules.delay and self.waiting and self.running):

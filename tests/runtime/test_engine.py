@@ -252,6 +252,11 @@ def test_waiting_prompts_gather_for_a_multiple_of_the_last_prompts_time():
 
     assert first_news(0.0) == 11
     assert first_news(0.5) == 17, "five seconds after it came, and no sooner"
+    engine = make_engine(num_pages=40, delay=0.5)
+    engine.step(0.0, [spec("a", [1] * 4, 1)])
+    engine.step(1000.0, [spec("b", [2] * 4, 9)])  # idle meanwhile: no step took a thousand seconds
+    engine.step(1001.0, [spec("c", [3] * 4, 9)])
+    assert "c" in [news.request_id for news in engine.step(1002.0, []).outputs]
     engine = make_engine(num_pages=40, delay=1e9)
     assert engine.step(0.0, [spec("a", [1] * 4, 2)]).outputs, "nobody waits for nothing"
 

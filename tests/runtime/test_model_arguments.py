@@ -168,6 +168,12 @@ def test_a_scaled_context_is_longer_by_the_factor(edited, tiny_model):
     assert config(folder, rope_scaling={"rope_type": "linear", "factor": 4.0}).max_model_len == 2048
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 300}
     assert config(folder, rope_scaling=yarn).max_model_len == 600
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+    llama3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    assert config(folder, rope_scaling=llama3).max_model_len == 512, "which says nothing about the context"
+    partial = edited("partial", rope_parameters={"rope_theta": 7.0, "partial_rotary_factor": 0.5, "rope_type": "yarn"})
+    kept = config(partial, rope_scaling={"rope_type": "linear", "factor": 2.0}).hf.rope
+    assert (kept["rope_theta"], kept["partial_rotary_factor"], kept["rope_type"]) == (7.0, 0.5, "linear")
     older = edited("older", rope_parameters=None, rope_theta=5000.0)
     found = config(older, rope_scaling='{"type": "dynamic", "factor": 2.5}')
     assert found.max_model_len == 1280 and found.hf.rope["rope_theta"] == 5000.0
@@ -175,6 +181,8 @@ def test_a_scaled_context_is_longer_by_the_factor(edited, tiny_model):
     assert len(tokens(folder, [9] * 600, rope_scaling={"rope_type": "dynamic", "factor": 2.0})) == 12
     assert refusal(folder, rope_scaling={"rope_type": "linear", "factor": 0}).id == "bad_option"
     assert refusal(folder, rope_theta=0).id == "bad_option"
+    layers = edited("layers", rope_parameters={"full_attention": {"rope_theta": 5.0}})
+    assert "kinds of layers" in str(refusal(layers, rope_theta=5.0))
     assert "learned" in str(refusal(tiny_model("OPTForCausalLM"), rope_theta=5.0))
 
 
