@@ -33,6 +33,7 @@ from aiakq.terminal.options import (
     JsonFlag,
     OutputOption,
     RevisionOption,
+    add_options,
     with_arguments,
 )
 from aiakq.terminal.quantize_command import quantize
@@ -194,6 +195,7 @@ def _without_foreign(words: list[str]) -> list[str]:
 
 
 def _run(words: list[str], debug: bool) -> int:
+    add_options(words)
     program = typer.main.get_command(app)
     command, name, rest = _find_command(program, words)
     if hasattr(command, "commands"):

@@ -100,6 +100,10 @@ REGISTRY: dict[str, ErrorKind] = {
         "Check the name and the network, or give a local folder.",
         ENVIRONMENT,
     ),
+    "tokenizer_extension": ErrorKind(
+        "The tokenizer extension '{path}' cannot be used: {reason}.",
+        "It has to define get_tokenizer(folder), which returns what encodes and decodes.",
+    ),
     "tensor_mismatch": ErrorKind(
         "The checkpoint '{path}' does not fit its config: {reason}.",
         "Check that config.json and the weights belong together.",
@@ -295,6 +299,9 @@ REGISTRY: dict[str, ErrorKind] = {
     "no_chat_template": ErrorKind(
         "The model has no chat template.", "Start the server with --chat-template FILE, or use /v1/completions."
     ),
+    "no_tokenizer": ErrorKind(
+        "There is no tokenizer: --skip-tokenizer-init was given.", "Send token ids; answers are token ids too.", USAGE
+    ),
     "chat_template": ErrorKind("The chat template refused the messages: {reason}.", ""),
     "request_too_large": ErrorKind("The request body is larger than {limit} bytes.", "Split it.", USAGE, 413),
     "overloaded": ErrorKind(
@@ -349,6 +356,10 @@ REGISTRY: dict[str, ErrorKind] = {
         WORKER,
         500,
         "server_error",
+    ),
+    "aborted": ErrorKind("The operator of the server stopped the request.", "", WORKER, 410, "request_aborted"),
+    "nothing_left": ErrorKind(
+        "The request cannot go on: {reason}.", "Allow more token ids, or fewer min_tokens or bad_words.", USAGE
     ),
     "request_failed": ErrorKind("The request failed: {reason}.", "", BUG, 500, "server_error"),
     "loading": ErrorKind(

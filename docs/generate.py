@@ -21,6 +21,7 @@ COMMANDS = ["", "quantize", "serve", "bench", "bench latency", "bench throughput
 
 _GROUPS = {
     "model": "Which model, and in what arithmetic.",
+    "text": "Which tokenizer.",
     "memory": "How much memory, and what it is used for.",
     "scheduling": "What runs in a step.",
     "server": "Only for `aiakq serve`.",
@@ -35,17 +36,20 @@ _FOREIGN = (
 
 def arguments_page() -> str:
     """docs/arguments.md from the table in aiakq/runtime/args.py."""
+    accepted, refused = ([row for row in FOREIGN if row.refused is which] for which in (False, True))
     lines = [
         "# Arguments of the engine and the server",
         "",
         "Written by `make docs` from `aiakq/runtime/args.py`. Each is an option of `aiakq serve` (and, but for the",
         "server group, of `aiakq bench latency` and `throughput`) and a keyword of `LLM(...)`, with underscores for",
         "dashes. Names and defaults follow vLLM's where those exist.",
+        "",
+        f"{len(ARGUMENTS)} work and are described first; [other engines](#of-other-engines) have {len(accepted)} more",
+        f"that are accepted and do nothing, and {len(refused)} that are refused.",
     ]
     for group, about in _GROUPS.items():
         lines += ["", f"## {group.capitalize()}", "", about, "", "| option | default | what it does |", "|---|---|---|"]
         lines += [_argument_row(argument) for argument in ARGUMENTS if argument.group == group]
-    accepted, refused = ([row for row in FOREIGN if row.refused is which] for which in (False, True))
     lines += [
         "",
         "## Of other engines",
@@ -71,6 +75,8 @@ def _argument_row(argument: Argument) -> str:
     if argument.type is str and argument.default is not None:
         default = f"`{argument.default}`"
     text = argument.help.replace("|", "\\|")
+    if argument.spelled:
+        text += " Like 4096, 25.6k, 32K."
     if argument.choices:
         text += " One of " + ", ".join(f"`{choice}`" for choice in argument.choices) + "."
     bounds = [f"at least {argument.low:g}"] if argument.low is not None else []

@@ -25,6 +25,8 @@ ROWS = [
         "aiakq.patterns",
         "aiakq.errors",
         "aiakq.runtime.args",
+        "aiakq.runtime.argument",
+        "aiakq.runtime.engine_args",
         "aiakq.runtime.foreign",
         "aiakq.runtime.threads",
         "aiakq.__version__",
@@ -34,6 +36,8 @@ STANDARD_ONLY = (
     "aiakq.spec",
     "aiakq.errors",
     "aiakq.runtime.args",
+    "aiakq.runtime.argument",
+    "aiakq.runtime.engine_args",
     "aiakq.runtime.foreign",
     "aiakq.runtime.threads",
 )

@@ -89,7 +89,6 @@ def _windows(options: QualityOptions, model: ScoringModel) -> tuple[Tensor, str]
     import aiakq.data
     from aiakq.quantizers.calibration.samples import read_documents, tokenize
     from aiakq.runtime.evaluate import windows
-    from aiakq.runtime.tokenizer import Tokenizer
 
     longest = model.config.max_model_len
     if options.seqlen is not None and options.seqlen > longest:
@@ -106,7 +105,7 @@ def _windows(options: QualityOptions, model: ScoringModel) -> tuple[Tensor, str]
         documents, name = read_documents(options.text), str(options.text)
     else:
         raise error("evaluation_text", reason=f"there is no file {options.text}")
-    tokenizer = Tokenizer.load(model.config.tokenizer)
+    tokenizer = model.config.tokenizer.load()
     ids = [token for document in tokenize(documents, tokenizer.hf) for token in document]
     length = options.seqlen or min(WINDOW, longest)
     return windows(ids, length, max(1, options.limit // length)), name

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,10 @@ MANIFEST = "aiakq_manifest.json"
 PARTIAL_MARK = ".aiakq-partial-"
 INDEX = "model.safetensors.index.json"
 _TORCH_INDEX = "pytorch_model.bin.index.json"
-#: What is fetched from the hub: weights in safetensors, config, tokenizer, templates.
-HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
-#: Fetched as well where there are no weights in safetensors.
+#: What is fetched from the hub beside weights: config, tokenizer, templates.
+_HUB_REST = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
+#: The weights: torch's own files only where there are no others, or where they are asked for.
+_HUB_SAFETENSORS = ["*.safetensors"]
 _HUB_TORCH = ["pytorch_model*.bin"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _MAX_JSON_BYTES = 64 << 20
@@ -42,8 +44,18 @@ _TORCH_FILES = ("pytorch_model*.bin", "gptq_model*.bin")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path:
+def resolve_model(
+    name_or_path: str | Path,
+    revision: str | None = None,
+    cache: str | None = None,
+    weights: str = "auto",
+    ignore: Sequence[str] = (),
+) -> Path:
     """The folder of a model: the local one, else a snapshot fetched from the hub.
+
+    cache    folder that is downloaded to; the hub's own if None.
+    weights  which kind to fetch, as for ``Checkpoint.open``, or none.
+    ignore   patterns of files that are not fetched.
 
     Raises ``model_missing`` for something that looks like a path, ``model_hub`` when the hub could not deliver.
     """
@@ -59,7 +71,11 @@ def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path
 
     try:
         folder = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=_hub_patterns(name, revision), ignore_patterns=["*/*"]
+            name,
+            revision=revision,
+            cache_dir=cache,
+            allow_patterns=[*_hub_weights(name, revision, weights), *_HUB_REST],
+            ignore_patterns=["*/*", *ignore],
         )
     except Exception as problem:
         # The hub client raises many kinds (HTTP, offline, validation, disk); the first line says which.
@@ -69,17 +85,20 @@ def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path
     return Path(folder)
 
 
-def _hub_patterns(name: str, revision: str | None) -> list[str]:
-    """What to fetch of a repository: torch's files only where it has no safetensors."""
+def _hub_weights(name: str, revision: str | None, weights: str) -> list[str]:
+    """Which weights to fetch of a repository."""
+    known: dict[str, list[str]] = {"none": [], "safetensors": _HUB_SAFETENSORS, "pt": _HUB_TORCH}
+    if weights in known:
+        return known[weights]
     import huggingface_hub
 
     try:
         siblings = huggingface_hub.HfApi().model_info(name, revision=revision).siblings or []
     except Exception:
         # Offline, or unreachable: what is in the cache is all there is, and the download says what is wrong.
-        return HUB_PATTERNS + _HUB_TORCH if huggingface_hub.constants.HF_HUB_OFFLINE else HUB_PATTERNS
+        return _HUB_SAFETENSORS + (_HUB_TORCH if huggingface_hub.constants.HF_HUB_OFFLINE else [])
     files = [sibling.rfilename for sibling in siblings if "/" not in sibling.rfilename]
-    return HUB_PATTERNS if any(file.endswith(".safetensors") for file in files) else HUB_PATTERNS + _HUB_TORCH
+    return _HUB_SAFETENSORS if any(file.endswith(".safetensors") for file in files) else _HUB_TORCH
 
 
 def read_json(path: Path, file: str) -> dict[str, Any]:
@@ -121,21 +140,32 @@ class Checkpoint:
         self._handles: dict[str, Any] = {}
 
     @classmethod
-    def open(cls, path: str | Path) -> Checkpoint:
+    def open(
+        cls,
+        path: str | Path,
+        weights: str = "auto",
+        ignore: Sequence[str] = (),
+        config: Mapping[str, Any] | None = None,
+    ) -> Checkpoint:
         """Read config.json and every shard's header.
+
+        weights  safetensors or pt read only one kind; auto reads torch's files where there are no safetensors.
+        ignore   patterns of weight files that are not read.
+        config   what holds instead of config.json.
 
         Raises ``model_missing``, ``model_incomplete``, ``model_malformed``, ``pickle_refused``, ``path_outside_model``.
         """
         folder = Path(path)
         if not folder.is_dir():
             raise error("model_missing", path=str(path))
-        if not (folder / "config.json").exists():
+        if config is None and not (folder / "config.json").exists():
             missing = "it is an unfinished write by aiakq" if PARTIAL_MARK in folder.name else "config.json is missing"
             raise error("model_incomplete", path=str(path), missing=missing)
-        config = read_json(folder / "config.json", str(folder / "config.json"))
-        shards = _shard_files(folder)
+        if config is None:
+            config = read_json(folder / "config.json", str(folder / "config.json"))
+        shards = _shard_files(folder, weights, ignore)
         _check_manifest(folder, config)
-        checkpoint = cls(folder, config)
+        checkpoint = cls(folder, dict(config))
         inventory = checkpoint.inventory
         for file, listed in shards.items():
             found = checkpoint._header(file)
@@ -261,51 +291,60 @@ def _spellings(name: str) -> tuple[str, ...]:
     return name, name.removeprefix("model."), f"model.{name}"
 
 
-def _shard_files(folder: Path) -> dict[str, frozenset[str] | None]:
-    """shard file -> the tensors its index puts there, or None for a single file without an index.
+def _shard_files(folder: Path, weights: str, ignore: Sequence[str]) -> dict[str, frozenset[str] | None]:
+    """shard file -> the tensors its index puts there, or None for a single file without an index."""
 
-    safetensors where there are any; else torch's own files.
-    """
-    index = folder / INDEX
-    if not index.exists():
-        others = sorted(path.name for path in folder.glob("*.safetensors.index.json"))
-        if len(others) == 1:
-            index = folder / others[0]
-    ending = ".safetensors"
-    if not index.exists() and not any(folder.glob("*.safetensors")):
-        index, ending = folder / _TORCH_INDEX, ".bin"
-    if index.exists():
-        weight_map = read_json(index, index.name).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-            raise error("model_malformed", file=index.name, reason="it has no weight_map of names to files")
-        shards: dict[str, set[str]] = {}
-        for name, file in weight_map.items():
-            shards.setdefault(file, set()).add(name)
-        for file in shards:
-            if file != Path(file).name or file in ("", ".", "..") or not file.endswith(ending):
-                raise error("path_outside_model", path=str(folder), file=file)
-        absent = sorted(file for file in shards if not (folder / file).exists())
-        if absent:
-            raise error("model_incomplete", path=str(folder), missing=f"{_some(absent)} of its index")
-        return {file: frozenset(names) for file, names in sorted(shards.items())}
-    if (folder / "model.safetensors").exists():
-        return {"model.safetensors": None}
-    files = sorted(path.name for path in folder.glob("*.safetensors"))
-    if len(files) == 1:
-        return {files[0]: None}
-    if files:
-        raise error(
-            "model_incomplete", path=str(folder), missing=f"{INDEX}, which says what its {len(files)} shards hold"
-        )
-    torch_files = [path.name for pattern in _TORCH_FILES for path in sorted(folder.glob(pattern))]
-    if len(torch_files) == 1:
-        return {torch_files[0]: None}
-    if len(torch_files) > 1:
-        missing = f"{_TORCH_INDEX}, which says what its {len(torch_files)} shards hold"
+    def files(*patterns: str) -> list[str]:
+        found = [path.name for pattern in patterns for path in sorted(folder.glob(pattern))]
+        return [name for name in found if not any(fnmatchcase(name, pattern) for pattern in ignore)]
+
+    if weights != "pt":
+        indexes = [INDEX] if (folder / INDEX).exists() else files("*.safetensors.index.json")
+        shards = files("*.safetensors")
+        if len(indexes) == 1:
+            return _indexed_files(folder, indexes[0], ".safetensors", ignore)
+        if "model.safetensors" in shards:
+            return {"model.safetensors": None}
+        if len(shards) == 1:
+            return {shards[0]: None}
+        if shards:
+            missing = f"{INDEX}, which says what its {len(shards)} shards hold"
+            raise error("model_incomplete", path=str(folder), missing=missing)
+        if weights == "safetensors":
+            raise error("model_incomplete", path=str(folder), missing="it holds no *.safetensors")
+    if (folder / _TORCH_INDEX).exists():
+        return _indexed_files(folder, _TORCH_INDEX, ".bin", ignore)
+    shards = files(*_TORCH_FILES)
+    if len(shards) == 1:
+        return {shards[0]: None}
+    if len(shards) > 1:
+        missing = f"{_TORCH_INDEX}, which says what its {len(shards)} shards hold"
         raise error("model_incomplete", path=str(folder), missing=missing)
     if any(next(folder.glob(pattern), None) for pattern in _PICKLES):
         raise error("pickle_refused", path=str(folder), reason="there is no safetensors file and no pytorch_model.bin")
-    raise error("model_incomplete", path=str(folder), missing="it holds no *.safetensors")
+    missing = "it holds no pytorch_model*.bin" if weights == "pt" else "it holds no *.safetensors"
+    raise error("model_incomplete", path=str(folder), missing=missing)
+
+
+def _indexed_files(folder: Path, index: str, ending: str, ignore: Sequence[str]) -> dict[str, frozenset[str] | None]:
+    """The files that an index names, with the tensors it puts there."""
+    weight_map = read_json(folder / index, index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise error("model_malformed", file=index, reason="it has no weight_map of names to files")
+    shards: dict[str, set[str]] = {}
+    for name, file in weight_map.items():
+        shards.setdefault(file, set()).add(name)
+    for file in shards:
+        if file != Path(file).name or file in ("", ".", "..") or not file.endswith(ending):
+            raise error("path_outside_model", path=str(folder), file=file)
+    absent = sorted(file for file in shards if not (folder / file).exists())
+    if absent:
+        raise error("model_incomplete", path=str(folder), missing=f"{_some(absent)} of its index")
+    return {
+        file: frozenset(names)
+        for file, names in sorted(shards.items())
+        if not any(fnmatchcase(file, pattern) for pattern in ignore)
+    }
 
 
 def _inside(folder: Path, file: str) -> Path:
@@ -320,7 +359,7 @@ def _inside(folder: Path, file: str) -> Path:
     return real
 
 
-def _check_manifest(folder: Path, config: dict[str, Any]) -> None:
+def _check_manifest(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuse a folder of ours that was never finished, or whose weights were cut off since."""
     path = folder / MANIFEST
     if not path.exists():

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from aiakq.errors import error
-from aiakq.formats.checkpoint import read_json, read_spec, resolve_model
+from aiakq.formats.checkpoint import read_spec, resolve_model
 from aiakq.kernels.cpu import library
 from aiakq.runtime.args import checked
+from aiakq.runtime.overrides import default_sampling, generation_config, model_config, most_new_tokens
+from aiakq.runtime.tokenizer import TokenizerSource
 from aiakq.spec import QuantSpec, canonical_method
 
 DTYPES = {
@@ -158,13 +160,18 @@ def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
 class EngineConfig:
     """Everything the engine was asked for, with every choice that needs no loaded model already made.
 
-    dtype_reason  why this dtype was picked, for the start-up table.
-    kv_dtype      of keys and values in the cache.
-    sampling      default sampling values from generation_config.json.
+    dtype_reason    why this dtype was picked, for the start-up table.
+    kv_dtype        of keys and values in the cache.
+    fit_model_len   whether max_model_len is lowered to what fits into memory.
+    long_prompt     tokens beyond which a prompt is long; 0: none is. long_chunk: most tokens of such a one in a step.
+    sampling        default sampling values from the generation config.
+    max_new_tokens  limit of every answer, from there too.
     """
 
     model: Path
-    tokenizer: Path
+    load_format: str
+    ignore_patterns: tuple[str, ...]
+    tokenizer: TokenizerSource
     hf: ModelConfig
     spec: QuantSpec | None
     device: torch.device
@@ -172,6 +179,7 @@ class EngineConfig:
     dtype_reason: str
     kv_dtype: torch.dtype
     max_model_len: int
+    fit_model_len: bool
     page_size: int
     memory_fraction: float
     num_pages: int | None
@@ -179,9 +187,14 @@ class EngineConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     chunked_prefill: bool
+    partial_prefills: int
+    long_prefills: int
+    long_prompt: int
+    long_chunk: int
+    by_priority: bool
+    delay_factor: float
     max_logprobs: int
     seed: int
-    load_format: str
     model_impl: str
     dequantize: str
     cpu_math: str
@@ -189,6 +202,7 @@ class EngineConfig:
     trust_remote_code: bool
     eos_token_ids: tuple[int, ...]
     sampling: Mapping[str, Any]
+    max_new_tokens: int | None
 
     @staticmethod
     def from_args(given: Mapping[str, Any]) -> EngineConfig:
@@ -199,38 +213,25 @@ class EngineConfig:
         args = checked({k: v for k, v in given.items() if v is not None}, server=True)
         if not args["model"]:
             raise error("usage", reason="No model is given.", hint="Name a folder or a hub model with --model.")
-        path = resolve_model(args["model"], args["revision"])
-        raw = read_config(path, "config.json")
+        ignored = tuple(args["ignore_patterns"] or ())
+        weights = "none" if args["load_format"] == "dummy" else args["load_format"]
+        path = resolve_model(args["model"], args["revision"], args["download_dir"], weights, ignored)
+        raw = model_config(path, args)
         spec = read_spec(path, raw)
         _check_quantization(args["quantization"], spec)
         hf = ModelConfig.from_hf(raw)
+        max_model_len = _context(args, hf)
+        if args["disable_sliding_window"]:
+            hf = replace(hf, sliding_windows=(None,) * hf.num_layers)
         device = _pick_device(args["device"])
         dtype, reason = pick_dtype(args["dtype"], raw, device)
         on_cpu = device.type == "cpu"
-        max_model_len = args["max_model_len"] or hf.max_position
-        if max_model_len > hf.max_position:
-            raise error(
-                "bad_option",
-                option="--max-model-len",
-                value=max_model_len,
-                expected=f"at most {hf.max_position}, the model's own limit",
-                hint="Positions beyond it were never trained.",
-            )
-        budget = args["max_num_batched_tokens"] or (2048 if on_cpu else 8192)
-        if not args["enable_chunked_prefill"] and budget < max_model_len:
-            if args["max_num_batched_tokens"]:
-                raise error(
-                    "option_conflict",
-                    option="--no-enable-chunked-prefill",
-                    other=f"--max-num-batched-tokens {budget}",
-                    reason=f"a prompt may have {max_model_len} tokens and must then fit into one step",
-                    hint=f"Raise it to {max_model_len}, or lower --max-model-len.",
-                )
-            budget = max_model_len
-        generation = read_config(path, "generation_config.json", missing_ok=True)
+        generation = generation_config(path, args)
         return EngineConfig(
             model=path,
-            tokenizer=resolve_model(args["tokenizer"], None) if args["tokenizer"] else path,
+            load_format=args["load_format"],
+            ignore_patterns=ignored,
+            tokenizer=_tokenizer_source(args, path),
             hf=hf,
             spec=spec,
             device=device,
@@ -238,33 +239,108 @@ class EngineConfig:
             dtype_reason=reason,
             kv_dtype={"auto": dtype, "int8": torch.int8}.get(args["kv_cache_dtype"]) or DTYPES[args["kv_cache_dtype"]],
             max_model_len=max_model_len,
+            fit_model_len=args["max_model_len"] == "auto",
             page_size=args["block_size"],
             memory_fraction=args["gpu_memory_utilization"],
             num_pages=args["num_gpu_blocks_override"],
             prefix_caching=args["enable_prefix_caching"],
             max_num_seqs=args["max_num_seqs"] or (128 if on_cpu else 256),
-            max_num_batched_tokens=budget,
+            max_num_batched_tokens=_budget(args, max_model_len, on_cpu),
             chunked_prefill=args["enable_chunked_prefill"],
-            max_logprobs=args["max_logprobs"],
+            **_prefills(args, max_model_len),
+            by_priority=args["scheduling_policy"] == "priority",
+            delay_factor=args["scheduler_delay_factor"],
+            max_logprobs=hf.vocab_size if args["max_logprobs"] == -1 else args["max_logprobs"],
             seed=args["seed"],
-            load_format=args["load_format"],
             model_impl=args["model_impl"],
             dequantize=args["dequantize"],
             cpu_math=args["cpu_math"],
             enforce_eager=args["enforce_eager"],
             trust_remote_code=args["trust_remote_code"],
             eos_token_ids=_eos_ids(generation, raw),
-            sampling=_default_sampling(generation) if args["generation_config"] == "auto" else {},
+            sampling=default_sampling(generation),
+            max_new_tokens=most_new_tokens(generation),
         )
 
 
-def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, Any]:
-    """A JSON file of a model folder. Raises ``model_incomplete`` or ``model_malformed``."""
-    if not (path / name).exists():
-        if missing_ok:
-            return {}
-        raise error("model_incomplete", path=path, missing=f"{name} is missing")
-    return read_json(path / name, name)
+def _context(args: Mapping[str, Any], hf: ModelConfig) -> int:
+    """Tokens of prompt plus output; with auto, what memory may still lower. Raises ``bad_option``."""
+    limit, whose = hf.max_position, "the model's own limit"
+    hint = "Positions beyond it were never trained."
+    windows = [window for window in hf.sliding_windows if window is not None]
+    if args["disable_sliding_window"] and windows and min(windows) < limit:
+        limit, whose = min(windows), "the model's window"
+        hint = "Without --disable-sliding-window more are possible."
+    wanted = args["max_model_len"]
+    if wanted in (None, "auto"):
+        return limit
+    if wanted > limit:
+        expected = f"at most {limit}, {whose}"
+        raise error("bad_option", option="--max-model-len", value=wanted, expected=expected, hint=hint)
+    return wanted
+
+
+def _budget(args: Mapping[str, Any], max_model_len: int, on_cpu: bool) -> int:
+    """Tokens per step. Raises ``option_conflict`` where a prompt must fit into one and does not."""
+    budget = args["max_num_batched_tokens"] or (2048 if on_cpu else 8192)
+    if args["enable_chunked_prefill"] or budget >= max_model_len:
+        return budget
+    if args["max_num_batched_tokens"]:
+        raise error(
+            "option_conflict",
+            option="--no-enable-chunked-prefill",
+            other=f"--max-num-batched-tokens {budget}",
+            reason=f"a prompt may have {max_model_len} tokens and must then fit into one step",
+            hint=f"Raise it to {max_model_len}, or lower --max-model-len.",
+        )
+    return max_model_len
+
+
+def _prefills(args: Mapping[str, Any], max_model_len: int) -> dict[str, int]:
+    """How prompts share a step. Raises ``option_conflict`` for numbers that do not go together."""
+    together, long = args["max_num_partial_prefills"], args["max_long_partial_prefills"]
+    chunk = args["long_prefill_token_threshold"]
+    if together > 1 and not args["enable_chunked_prefill"]:
+        raise error(
+            "option_conflict",
+            option=f"--max-num-partial-prefills {together}",
+            other="--no-enable-chunked-prefill",
+            reason="prompts are then never split",
+            hint="Leave one out.",
+        )
+    if long > together:
+        raise error(
+            "option_conflict",
+            option=f"--max-long-partial-prefills {long}",
+            other=f"--max-num-partial-prefills {together}",
+            reason="long prompts are some of all",
+            hint=f"At most {together} is possible.",
+        )
+    # vLLM's share of the context where several prompts run together.
+    share = int(max_model_len * 0.04) if together > 1 else 0
+    return {"partial_prefills": together, "long_prefills": long, "long_prompt": chunk or share, "long_chunk": chunk}
+
+
+def _tokenizer_source(args: Mapping[str, Any], model: Path) -> TokenizerSource:
+    """Where the tokenizer comes from. A revision of its own needs a hub name: that of the tokenizer, or the model's."""
+    name, revision = args["tokenizer"], args["tokenizer_revision"]
+    if name or revision:
+        revision = revision or (args["revision"] if name in (None, args["model"]) else None)
+        folder = resolve_model(name or args["model"], revision, args["download_dir"], weights="none")
+    else:
+        folder = model
+    extension = args["tokenizer_extension_path"]
+    if extension is not None and not (Path(extension).is_absolute() and Path(extension).is_file()):
+        raise error(
+            "bad_option",
+            option="--tokenizer-extension-path",
+            value=extension,
+            expected="the absolute path of a Python file",
+            hint="It is run as code, so it has to be named exactly.",
+        )
+    return TokenizerSource(
+        str(folder), args["trust_remote_code"], args["tokenizer_mode"], extension, args["skip_tokenizer_init"]
+    )
 
 
 def _check_quantization(wanted: str | None, spec: QuantSpec | None) -> None:
@@ -322,9 +398,3 @@ def _eos_ids(generation: Mapping[str, Any], raw: Mapping[str, Any]) -> tuple[int
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (value,)
-
-
-def _default_sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling values of generation_config.json that SamplingParams knows, under its names."""
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    return {name: generation[name] for name in names if generation.get(name) is not None}

@@ -11,9 +11,12 @@ CONTEXT_TOKENS = 6
 class Detokenizer:
     """Incremental text of one sequence. The pieces joined are the text of all tokens decoded at once."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: list[int], skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_token_ids: list[int], skip_special_tokens: bool, spaces: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._spaces = spaces
         self._ids = list(prompt_token_ids[-CONTEXT_TOKENS:])
         # Text up to _shown is out; decoding starts at _from, so that a piece is decoded in its neighbourhood.
         self._from = 0
@@ -37,4 +40,4 @@ class Detokenizer:
         return text[len(before) :]
 
     def _decode(self, start: int, end: int) -> str:
-        return self._tokenizer.decode(self._ids[start:end], skip_special_tokens=self._skip)
+        return self._tokenizer.decode(self._ids[start:end], skip_special_tokens=self._skip, spaces=self._spaces)

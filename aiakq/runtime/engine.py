@@ -14,6 +14,7 @@ from aiakq.runtime.messages import (
     ModelLimits,
     RequestSpec,
     RequestTimes,
+    ResetPrefixCache,
     StepOutput,
     TokenOutput,
 )
@@ -49,9 +50,11 @@ class Engine:
         for message in inbox:
             if isinstance(message, RequestSpec):
                 self._add(message, now)
+            elif isinstance(message, ResetPrefixCache):
+                self.scheduler.pool.forget_all()
             else:
                 self._abort(message, outputs)
-        items = self.scheduler.schedule()
+        items = self.scheduler.schedule(now)
         started = [item.sequence for item in items if item.sequence.times.scheduled is None]
         for sequence in started:
             sequence.times.scheduled = now

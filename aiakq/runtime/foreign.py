@@ -62,6 +62,10 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("limit_mm_per_prompt", _NO_IMAGES),
     Foreign("mm_processor_kwargs", _NO_IMAGES),
     Foreign("disable_mm_preprocessor_cache", _NO_IMAGES, switch=True),
+    Foreign("image_input_type", _NO_IMAGES),
+    Foreign("image_token_id", _NO_IMAGES),
+    Foreign("image_input_shape", _NO_IMAGES),
+    Foreign("image_feature_size", _NO_IMAGES),
     # --- several devices -----------------------------------------------------------------------------------------
     Foreign("distributed_executor_backend", "a model runs on one device, in one process", ("mp", "uni"), refused=True),
     Foreign("worker_use_ray", "a model runs on one device, without Ray", refused=True, switch=True),
@@ -74,6 +78,9 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("kv_transfer_config", "prompts and answers are computed in one place", refused=True),
     # --- memory and steps ----------------------------------------------------------------------------------------
     Foreign("swap_space", "nothing is swapped: what has to make room is computed again", (0, 4)),
+    Foreign("cpu_offload_gb", "weights stay in the memory of the device that computes", (0, 0.0), refused=True),
+    Foreign("forced_num_gpu_blocks", "its name is --num-gpu-blocks-override now", refused=True),
+    Foreign("max_paddings", "no prompt is padded"),
     Foreign("preemption_mode", "what has to make room is computed again", ("recompute",), refused=True),
     Foreign("use_v2_block_manager", "there is one manager of pages", switch=True),
     Foreign("enable_sleep_mode", "weights and pages stay where they are", refused=True, switch=True),
@@ -126,8 +133,7 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("typical_acceptance_sampler_posterior_alpha", _NO_SPECULATION),
     Foreign("disable_logprobs_during_spec_decoding", _NO_SPECULATION, (True, "true"), switch=True),
     # --- logs ----------------------------------------------------------------------------------------------------
-    Foreign("disable_log_requests", "requests are not logged", switch=True),
-    Foreign("max_log_len", "requests are not logged"),
+    Foreign("disable_log_requests", "requests are logged with --enable-log-requests only", switch=True),
     Foreign("otlp_traces_endpoint", "there are no traces yet", refused=True),
     Foreign("collect_detailed_traces", "there are no traces yet", refused=True),
     Foreign("show_hidden_metrics_for_version", "no metric is hidden"),

@@ -12,11 +12,10 @@ from aiakq.errors import error
 from aiakq.runtime import foreign
 from aiakq.runtime.config import EngineConfig
 from aiakq.runtime.loading import load_engine
-from aiakq.runtime.messages import Abort, Inbox
-from aiakq.runtime.output_processor import Delta, OutputProcessor
+from aiakq.runtime.messages import Abort, Inbox, ResetPrefixCache
+from aiakq.runtime.output_processor import Delta, OutputProcessor, truncated
 from aiakq.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from aiakq.runtime.sampling import SamplingParams
-from aiakq.runtime.tokenizer import Tokenizer
 
 #: A prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids".
 Prompt = str | list[int] | dict[str, Any]
@@ -32,18 +31,25 @@ class LLM:
         self.config = EngineConfig.from_args({"model": model, **arguments})
         for line in foreign.remarks(arguments):
             warnings.warn(line, stacklevel=2)
-        self.tokenizer = Tokenizer.load(self.config.tokenizer, self.config.trust_remote_code)
+        self.tokenizer = self.config.tokenizer.load()
         self.engine = load_engine(self.config)
         self._processor = OutputProcessor(self.tokenizer, self.engine.limits)
         self._ids = itertools.count()
 
     def get_tokenizer(self) -> Any:
-        """The transformers tokenizer."""
+        """The transformers tokenizer. Raises ``no_tokenizer``."""
+        if not self.tokenizer.has_text:
+            raise error("no_tokenizer")
         return self.tokenizer.hf
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What requests without their own SamplingParams use: generation_config.json over the defaults."""
         return SamplingParams.from_optional(**self.config.sampling)
+
+    def reset_prefix_cache(self) -> bool:
+        """Let no later prompt reuse what was computed for earlier ones; returns True, as vLLM does on success."""
+        self.engine.step(time.monotonic(), [ResetPrefixCache()])
+        return True
 
     def generate(
         self,
@@ -51,17 +57,20 @@ class LLM:
         sampling_params: SamplingParams | SequenceType[SamplingParams] | None = None,
         use_tqdm: bool = True,
         prompt_token_ids: list[int] | list[list[int]] | None = None,
+        priority: int | SequenceType[int] | None = None,
     ) -> list[RequestOutput]:
         """Generate for every prompt; results come in the order of the prompts.
 
         sampling_params  one for all, or one per prompt; the model's defaults if not given.
         use_tqdm         show a progress bar on stderr.
         prompt_token_ids prompts as ids, instead of ``prompts``.
+        priority         one for all, or one per prompt, lowest first; needs scheduling_policy="priority".
         Raises AiakqError for a prompt that cannot be served, before anything is generated.
         """
         wanted = _listed(prompts if prompts is not None else prompt_token_ids)
         params = self._params_for(wanted, sampling_params)
-        return self._run([self._read(prompt) for prompt in wanted], params, use_tqdm)
+        priorities = self._one_for_each("priority", wanted, 0 if priority is None else priority)
+        return self._run([self._read(prompt) for prompt in wanted], params, priorities, use_tqdm)
 
     def chat(
         self,
@@ -85,19 +94,24 @@ class LLM:
         ]
         # The template writes the special tokens itself.
         read = [self._encoded(prompt, add_special_tokens=False) for prompt in prompts]
-        return self._run(read, self._params_for(prompts, sampling_params), use_tqdm)
+        return self._run(read, self._params_for(prompts, sampling_params), [0] * len(read), use_tqdm)
 
     def _params_for(
         self, prompts: Any, given: SamplingParams | SequenceType[SamplingParams] | None
     ) -> list[SamplingParams]:
         if given is None:
             given = self.get_default_sampling_params()
-        if isinstance(given, SamplingParams):
+        return self._one_for_each("sampling_params", prompts, given)
+
+    @staticmethod
+    def _one_for_each(name: str, prompts: Any, given: Any) -> list[Any]:
+        """``given`` for every prompt, or each prompt's own. Raises ``usage`` if there are more or fewer."""
+        if isinstance(given, (SamplingParams, int)):
             return [given] * len(prompts)
         if len(given) != len(prompts):
             raise error(
                 "usage",
-                reason=f"There are {len(prompts)} prompts but {len(given)} sampling_params.",
+                reason=f"There are {len(prompts)} prompts but {len(given)} {name}.",
                 hint="Give one for all, or one for each.",
             )
         return list(given)
@@ -116,15 +130,20 @@ class LLM:
         return prompt, self.tokenizer.encode(prompt, add_special_tokens)
 
     def _run(
-        self, prompts: list[tuple[str | None, list[int]]], params: list[SamplingParams], use_tqdm: bool
+        self,
+        prompts: list[tuple[str | None, list[int]]],
+        params: list[SamplingParams],
+        priorities: list[int],
+        use_tqdm: bool,
     ) -> list[RequestOutput]:
         results: dict[str, RequestOutput] = {}
         inbox: Inbox = []
         try:
-            for (text, ids), wanted in zip(prompts, params, strict=True):
+            for (text, ids), wanted, priority in zip(prompts, params, priorities, strict=True):
                 request_id = str(next(self._ids))
-                inbox += self._processor.add(request_id, text, ids, wanted)
+                ids = truncated(ids, wanted, self.engine.limits)
                 results[request_id] = _empty(request_id, text, ids, wanted)
+                inbox += self._processor.add(request_id, ids, wanted, priority)
             self._drive(inbox, results, use_tqdm)
         except BaseException:
             # Nothing of a failed or interrupted call may go on running in the next one.
@@ -132,6 +151,9 @@ class LLM:
                 self._processor.cancel(request_id)
             self.engine.abort_all()
             raise
+        for result, wanted in zip(results.values(), params, strict=True):
+            if wanted.num_sequences > wanted.n:
+                result.outputs = _best(result.outputs, wanted.n)
         return list(results.values())
 
     def _drive(self, inbox: Inbox, results: dict[str, RequestOutput], use_tqdm: bool) -> None:
@@ -163,8 +185,18 @@ def _listed(prompts: Any) -> list[Prompt]:
 
 def _empty(request_id: str, prompt: str | None, ids: list[int], params: SamplingParams) -> RequestOutput:
     wants_logprobs = params.logprobs is not None
-    outputs = [CompletionOutput(index, "", [], 0.0, [] if wants_logprobs else None) for index in range(params.n)]
+    outputs = [
+        CompletionOutput(index, "", [], 0.0, [] if wants_logprobs else None) for index in range(params.num_sequences)
+    ]
     return RequestOutput(request_id, prompt, ids, outputs, finished=False)
+
+
+def _best(outputs: list[CompletionOutput], count: int) -> list[CompletionOutput]:
+    """The ``count`` most likely sequences, numbered anew, best first."""
+    chosen = sorted(outputs, key=lambda output: -output.cumulative_logprob)[:count]
+    for index, output in enumerate(chosen):
+        output.index = index
+    return chosen
 
 
 def _apply(delta: Delta, result: RequestOutput) -> None:

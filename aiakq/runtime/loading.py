@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from aiakq.runtime.models.decoder import Model
 from aiakq.runtime.pages import PagePool
 from aiakq.runtime.program import Bounds
 from aiakq.runtime.runner import Runner
-from aiakq.runtime.scheduler import Scheduler
+from aiakq.runtime.scheduler import PromptRules, Scheduler
 from aiakq.runtime.weights import CheckpointWeights, DummyWeights, check_inventory, describe_kinds, open_weights
 
 
@@ -80,11 +80,21 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     on_phase(Phase("weights", time.monotonic() - started, f"{config.hf.architecture}, {method}"))
     started = time.monotonic()
     num_pages = count_pages(config, model)
+    if config.fit_model_len:
+        config = replace(config, max_model_len=min(config.max_model_len, (num_pages - 1) * config.page_size))
     runner = Runner(model, num_pages, config.page_size, config.kv_dtype, config.device)
     bounds = Bounds(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
     recorded = "operation by operation" if config.enforce_eager else runner.record(bounds)
     pool = PagePool(num_pages, config.page_size, config.prefix_caching)
-    scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, config.chunked_prefill)
+    rules = PromptRules(
+        chunked=config.chunked_prefill,
+        together=config.partial_prefills,
+        long_together=config.long_prefills,
+        long_prompt=config.long_prompt,
+        long_chunk=config.long_chunk,
+        delay=config.delay_factor,
+    )
+    scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, rules)
     tokens = pool.num_usable * config.page_size
     size = num_pages * kv_bytes_per_page(model, config.page_size, config.kv_dtype)
     pages = f"{pool.num_usable} of {config.page_size} tokens = {tokens} tokens, {size / 2**20:.0f} MiB"
@@ -95,6 +105,8 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         max_kv_tokens=tokens,
         max_logprobs=config.max_logprobs,
         eos_token_ids=config.eos_token_ids,
+        max_new_tokens=config.max_new_tokens,
+        by_priority=config.by_priority,
     )
     dtype = str(config.dtype).removeprefix("torch.")
     facts = {

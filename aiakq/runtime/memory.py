@@ -70,7 +70,7 @@ def kv_bytes_per_page(model: Model, page_size: int, dtype: torch.dtype) -> int:
 def count_pages(config: EngineConfig, model: Model) -> int:
     """Pages for as many full-length sequences as may run, within the memory that is left; scratch page included.
 
-    Raises ``no_memory`` when not even one sequence of max_model_len tokens fits.
+    Raises ``no_memory`` when not even one sequence of max_model_len tokens fits; of one page, if that may be lowered.
     """
     if config.num_pages is not None:
         return config.num_pages
@@ -83,7 +83,7 @@ def count_pages(config: EngineConfig, model: Model) -> int:
         config.hf.vocab_size * 12
     )
     fitting = int((free * config.memory_fraction - activations) // page_bytes)
-    if fitting < per_sequence + 1:
+    if fitting < (1 if config.fit_model_len else per_sequence) + 1:
         raise error(
             "no_memory",
             available=f"{free / 2**30:.1f} GiB",

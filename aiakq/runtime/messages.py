@@ -7,10 +7,14 @@ against the limits of the loaded model, so that nothing inside the engine can fa
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aiakq.errors import error
-from aiakq.runtime.sampling import SamplingParams
+from aiakq.runtime.sampling import LogitsProcessor, SamplingParams
+
+#: The ``error`` of a sequence whose own masks forbid every token.
+NOTHING_LEFT = "no token is left that the request allows"
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,8 @@ class ModelLimits:
     max_model_len tokens of prompt plus output.
     max_kv_tokens tokens the whole page pool holds; a request that needs more could never run.
     max_logprobs  most log-probabilities per position a client may ask for.
+    max_new_tokens  what longer answers are cut to; None: nothing.
+    by_priority   whether requests may have a priority.
     """
 
     vocab_size: int
@@ -28,6 +34,8 @@ class ModelLimits:
     max_kv_tokens: int
     max_logprobs: int = 20
     eos_token_ids: tuple[int, ...] = ()
+    max_new_tokens: int | None = None
+    by_priority: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,8 @@ class RequestSpec:
     stop_token_ids   end the sequence, reported as ``stop_reason``.
     eos_token_ids    end the sequence, ``stop_reason`` None; empty with ignore_eos.
     seed             drawn when the user gave none, so that a preempted request repeats itself.
+    bad_words        token ids that may not follow each other in the output.
+    priority         lower ones are scheduled first.
     """
 
     request_id: str
@@ -58,6 +68,15 @@ class RequestSpec:
     eos_token_ids: list[int] = field(default_factory=list)
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    bad_words: list[list[int]] = field(default_factory=list)
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class LocalSpec(RequestSpec):
+    """One that brings code: for an engine in the caller's own process. It never crosses a wire."""
+
+    logits_processors: tuple[LogitsProcessor, ...] = ()
 
 
 def admit(
@@ -66,10 +85,15 @@ def admit(
     params: SamplingParams,
     limits: ModelLimits,
     index: int = 0,
+    bad_words: Sequence[list[int]] = (),
+    priority: int = 0,
 ) -> RequestSpec:
     """Check one request against ``limits`` and freeze it. ``index`` counts the sequences of an n > 1 request.
 
-    Raises AiakqError: empty_prompt, invalid_token_id, context_length_exceeded, value_out_of_range.
+    ``bad_words`` are those of ``params`` as token ids.
+
+    Raises AiakqError: empty_prompt, invalid_token_id, context_length_exceeded, value_out_of_range, invalid_type,
+    unsupported_parameter.
     """
     if not prompt_token_ids:
         raise error("empty_prompt", param="prompt")
@@ -77,6 +101,9 @@ def admit(
     _check_ids("stop_token_ids", params.stop_token_ids or (), limits.vocab_size)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab_size)
     _check_ids("logit_bias", params.logit_bias or (), limits.vocab_size)
+    for word in bad_words:
+        _check_ids("bad_words", word, limits.vocab_size)
+    _check_priority(priority, limits)
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(params, name)
         # -1 asks for the whole vocabulary.
@@ -85,6 +112,11 @@ def admit(
     longest = min(limits.max_model_len, limits.max_kv_tokens)
     room = longest - len(prompt_token_ids)
     max_tokens = room if params.max_tokens is None else params.max_tokens
+    if limits.max_new_tokens is not None:
+        max_tokens = min(max_tokens, limits.max_new_tokens)
+        if params.min_tokens > max_tokens:
+            allowed = f"at most {max_tokens}, the limit of every answer"
+            raise error("value_out_of_range", param="min_tokens", value=params.min_tokens, allowed=allowed)
     if room < max(0 if params.max_tokens == 0 else 1, max_tokens):
         raise error(
             "context_length_exceeded",
@@ -94,7 +126,7 @@ def admit(
             limit=longest,
         )
     seed = secrets.randbits(63) if params.seed is None else params.seed + index
-    return RequestSpec(
+    spec = RequestSpec(
         request_id=request_id,
         prompt_token_ids=list(prompt_token_ids),
         max_tokens=max_tokens,
@@ -113,7 +145,22 @@ def admit(
         eos_token_ids=[] if params.ignore_eos else list(limits.eos_token_ids),
         logit_bias=params.logit_bias,
         allowed_token_ids=params.allowed_token_ids,
+        bad_words=list(bad_words),
+        priority=priority,
     )
+    if params.logits_processors:
+        return LocalSpec(**vars(spec), logits_processors=tuple(params.logits_processors))
+    return spec
+
+
+def _check_priority(priority: int, limits: ModelLimits) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise error("invalid_type", param="priority", reason=f"an integer is expected, not {priority!r:.64}")
+    if not -(2**31) <= priority < 2**31:
+        raise error("value_out_of_range", param="priority", value=priority, allowed="a 32-bit integer")
+    if priority and not limits.by_priority:
+        reason = "requests are served in order of arrival, without --scheduling-policy priority"
+        raise error("unsupported_parameter", param="priority", reason=reason)
 
 
 def _check_ids(param: str, ids, vocab_size: int) -> None:
@@ -131,8 +178,13 @@ class Abort:
     request_id: str
 
 
+@dataclass(frozen=True)
+class ResetPrefixCache:
+    """Let no later request find a page that was filled before."""
+
+
 #: What ``Engine.step`` takes, in order.
-Inbox = list[RequestSpec | Abort]
+Inbox = list[RequestSpec | Abort | ResetPrefixCache]
 
 
 @dataclass

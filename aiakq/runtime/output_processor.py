@@ -6,8 +6,10 @@ for n sequences becomes n engine requests, which share the pages of their prompt
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
+from aiakq.errors import error
 from aiakq.runtime.detokenizer import Detokenizer
 from aiakq.runtime.messages import ModelLimits, RequestSpec, RequestTimes, TokenLogprobs, TokenOutput, admit
 from aiakq.runtime.outputs import Logprob, PositionLogprobs
@@ -53,7 +55,14 @@ class _Stream:
         self.held = ""  # text that may be the beginning of a stop string
         self.longest_stop = max(map(len, params.stop_strings), default=0)
         self.detokenizer = (
-            Detokenizer(tokenizer, spec.prompt_token_ids, params.skip_special_tokens) if params.detokenize else None
+            Detokenizer(
+                tokenizer,
+                spec.prompt_token_ids,
+                params.skip_special_tokens,
+                params.spaces_between_special_tokens,
+            )
+            if params.detokenize
+            else None
         )
 
     def take(self, token: int, hide: bool) -> tuple[str, str | None]:
@@ -106,11 +115,24 @@ class OutputProcessor:
         self._texts: dict[int, str] = {}
 
     def add(
-        self, request_id: str, prompt: str | None, prompt_token_ids: list[int], params: SamplingParams
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
     ) -> list[RequestSpec]:
-        """Check a request and start following it; returns what to give the engine. Raises what ``admit`` raises."""
+        """Check a request and start following it; returns what to give the engine.
+
+        Raises what ``admit`` raises, and ``unsupported_parameter`` for what needs text where there is none.
+        """
+        if not self.tokenizer.has_text:
+            if params.bad_words:
+                raise error("unsupported_parameter", param="bad_words", reason="there is no tokenizer")
+            params = replace(params, detokenize=False)
+        words = bad_word_ids(self.tokenizer, params.bad_words or ())
         specs = [
-            admit(f"{request_id}/{index}", prompt_token_ids, params, self.limits, index) for index in range(params.n)
+            admit(f"{request_id}/{index}", prompt_token_ids, params, self.limits, index, words, priority)
+            for index in range(params.num_sequences)
         ]
         for index, spec in enumerate(specs):
             self._streams[spec.request_id] = _Stream(request_id, index, spec, params, self.tokenizer)
@@ -187,3 +209,25 @@ class OutputProcessor:
         if text is None:
             text = self._texts[token] = self.tokenizer.decode([token], skip_special_tokens=False)
         return text
+
+
+def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
+    """The token ids that ``words`` become at the beginning of a text, and after a space where those are others."""
+    found: list[list[int]] = []
+    for word in words:
+        bare = word.lstrip()
+        for text in (bare, " " + bare):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if ids and ids not in found:
+                found.append(ids)
+    return found
+
+
+def truncated(prompt_token_ids: list[int], params: SamplingParams, limits: ModelLimits) -> list[int]:
+    """The end of a prompt that the request wants to keep."""
+    keep = params.truncate_prompt_tokens
+    if keep is None:
+        return prompt_token_ids
+    if keep == -1:
+        keep = max(1, min(limits.max_model_len, limits.max_kv_tokens) - (params.max_tokens or 1))
+    return prompt_token_ids[-keep:]

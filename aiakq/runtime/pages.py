@@ -102,6 +102,11 @@ class PagePool:
             self._forget(page)
         return own
 
+    def forget_all(self) -> None:
+        """Make every page unfindable; who holds pages keeps them."""
+        self._by_hash.clear()
+        self._hashes = [None] * self.num_pages
+
     def _forget(self, page: int) -> None:
         value = self._hashes[page]
         if value is not None:

@@ -6,6 +6,7 @@ repeats itself whatever else is in the batch, and after a preemption, without an
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from aiakq.kernels.cpu import rows
 from aiakq.kernels.cpu import sampling as native
-from aiakq.runtime.messages import RequestSpec, TokenLogprobs
+from aiakq.runtime.messages import NOTHING_LEFT, LocalSpec, RequestSpec, TokenLogprobs
+from aiakq.runtime.sampling import LogitsProcessor
 from aiakq.runtime.sequence import Sequence
 
 #: Candidates looked at first for top-k, top-p and min-p; a row whose cut lies beyond is sorted whole. A constant, so
@@ -42,7 +44,14 @@ def sample(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
     changed = [row for row, sequence in enumerate(sequences) if _changes_logits(sequence)]
     own = logits[changed] if changed else logits[:0]
     _apply_changes(own, [sequences[row] for row in changed])
-    return (_sample_natively if _is_native(logits) else _sample)(logits, changed, own, sequences)
+    # A row of which nothing is left is drawn as it was, and then fails.
+    empty = [at for at, best in enumerate(own.amax(dim=-1).tolist() if changed else ()) if best == float("-inf")]
+    if empty:
+        own[empty] = logits[[changed[at] for at in empty]]
+    results = (_sample_natively if _is_native(logits) else _sample)(logits, changed, own, sequences)
+    for at in empty:
+        results[changed[at]].error = results[changed[at]].error or NOTHING_LEFT
+    return results
 
 
 def _is_native(logits: Tensor) -> bool:
@@ -177,6 +186,8 @@ def _changes_logits(sequence: Sequence) -> bool:
         or spec.repetition_penalty != 1
         or spec.logit_bias is not None
         or spec.allowed_token_ids is not None
+        or bool(spec.bad_words)
+        or isinstance(spec, LocalSpec)
     )
 
 
@@ -184,6 +195,10 @@ def _apply_changes(logits: Tensor, sequences: list[Sequence]) -> None:
     """Penalties, biases and masks, in vLLM's order; modifies ``logits``, a row per sequence."""
     for values, sequence in zip(logits, sequences, strict=True):
         spec = sequence.spec
+        outputs = sequence.token_ids[sequence.num_prompt :]
+        if isinstance(spec, LocalSpec):
+            for process in spec.logits_processors:
+                values.copy_(_processed(process, spec.prompt_token_ids, outputs, values))
         if spec.allowed_token_ids is not None:
             allowed = torch.zeros_like(values, dtype=torch.bool)
             allowed[torch.tensor(spec.allowed_token_ids, device=values.device)] = True
@@ -191,6 +206,9 @@ def _apply_changes(logits: Tensor, sequences: list[Sequence]) -> None:
         if spec.logit_bias:
             ids = torch.tensor(list(spec.logit_bias), device=values.device)
             values[ids] += torch.tensor(list(spec.logit_bias.values()), device=values.device)
+        banned = _banned(spec.bad_words, outputs)
+        if banned:
+            values[torch.tensor(banned, device=values.device)] = float("-inf")
         if _masks_stops(sequence):
             ends = [*sequence.stop_ids, *sequence.eos_ids]
             values[torch.tensor(ends, dtype=torch.long, device=values.device)] = float("-inf")
@@ -199,10 +217,20 @@ def _apply_changes(logits: Tensor, sequences: list[Sequence]) -> None:
             of_seen = values[seen]
             factor = spec.repetition_penalty
             values[seen] = torch.where(of_seen > 0, of_seen / factor, of_seen * factor)
-        outputs = sequence.token_ids[sequence.num_prompt :]
         if outputs and (spec.frequency_penalty or spec.presence_penalty):
             ids, counts = torch.tensor(outputs, device=values.device).unique(return_counts=True)
             values[ids] -= spec.frequency_penalty * counts + spec.presence_penalty
+
+
+def _processed(process: LogitsProcessor, prompt: list[int], outputs: list[int], values: Tensor) -> Tensor:
+    """What a user's function makes of a row; it may or may not want the prompt, as in vLLM."""
+    wants_prompt = len(inspect.signature(process).parameters) >= 3
+    return process(prompt, outputs, values) if wants_prompt else process(outputs, values)
+
+
+def _banned(words: list[list[int]], outputs: list[int]) -> list[int]:
+    """Tokens that would complete one of ``words``."""
+    return [word[-1] for word in words if len(word) == 1 or outputs[-(len(word) - 1) :] == word[:-1]]
 
 
 def _draw(logits: Tensor, sequences: list[Sequence]) -> Tensor:

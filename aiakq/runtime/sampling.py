@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,9 @@ from aiakq.errors import error
 
 #: Below this a temperature is greedy: dividing logits by it would overflow (documented in docs/serving.md).
 GREEDY_BELOW = 1e-5
+
+#: Called with (ids generated so far, logits [V]) or (prompt's ids, those, logits); returns logits.
+LogitsProcessor = Callable[..., Any]
 
 # (name, smallest, largest, smallest is allowed, allowed in words)
 _FLOAT_RANGES = (
@@ -22,16 +26,21 @@ _FLOAT_RANGES = (
 )
 _COUNT_RANGES = (
     ("n", 1, 16, "1 to 16"),
+    ("best_of", 1, 16, "1 to 16"),
     ("min_tokens", 0, 2**31, "0 or more"),
     ("max_tokens", 0, 2**31, "0 or more"),
     ("top_k", -1, 2**31, "-1 or 0 (off), or 1 and more"),
     ("logprobs", -1, 2**31, "0 or more, or -1 for the whole vocabulary"),
     ("prompt_logprobs", -1, 2**31, "0 or more, or -1 for the whole vocabulary"),
+    ("truncate_prompt_tokens", -1, 2**31, "1 or more, or -1 for what fits"),
     ("seed", -(2**63), 2**63 - 1, "a 64-bit integer"),
 )
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 128
+_OPTIONAL = frozenset({"max_tokens", "best_of", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "seed"})
+_GUIDED = "guided decoding is not built yet"
 
 
 @dataclass
@@ -39,6 +48,7 @@ class SamplingParams:
     """Sampling settings of one request; vLLM's names, defaults and meaning.
 
     n                    sequences returned for the prompt.
+    best_of              sequences generated; the n with the highest cumulative log-probability are returned.
     presence_penalty     subtracted once from the logit of every token already generated.
     frequency_penalty    subtracted per occurrence of a token already generated.
     repetition_penalty   divides (or multiplies, if negative) the logits of tokens in the prompt and output.
@@ -53,10 +63,18 @@ class SamplingParams:
     logprobs             return this many most likely tokens per position, beside the chosen one.
     prompt_logprobs      the same for the prompt; the first position has none.
     logit_bias           token id -> value added to its logit, -100..100.
+    detokenize           whether there is text at all.
+    skip_special_tokens  whether special tokens are left out of the text.
+    spaces_between_special_tokens  where they are not; only tokenizers in Python know the difference.
     allowed_token_ids    only these ids may be generated.
+    bad_words            texts whose tokens may not follow each other, with a space before them or without.
+    logits_processors    functions over the logits, see ``LogitsProcessor``; applied first. Only for ``LLM``.
+    truncate_prompt_tokens  keep so many tokens of the prompt's end; -1: as many as leave room for max_tokens.
+    guided_decoding, structured_outputs  refused.
     """
 
     n: int = 1
+    best_of: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -78,11 +96,28 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    logits_processors: list[LogitsProcessor] | None = None
+    truncate_prompt_tokens: int | None = None
+    guided_decoding: Any = None
+    structured_outputs: Any = None
     stop_strings: tuple[str, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_stops()
+        self._check_words()
+        for name in ("guided_decoding", "structured_outputs"):
+            if getattr(self, name) is not None:
+                raise error("unsupported_parameter", param=name, reason=_GUIDED)
+        if any(not callable(each) for each in self.logits_processors or ()):
+            raise error("invalid_type", param="logits_processors", reason="functions are expected")
+        if self.truncate_prompt_tokens == 0:
+            raise error(
+                "value_out_of_range", param="truncate_prompt_tokens", value=0, allowed="1 or more, or -1 for what fits"
+            )
+        if self.num_sequences < self.n:
+            raise error("value_out_of_range", param="best_of", value=self.best_of, allowed=f"at least n, {self.n}")
         if self.seed == -1:
             self.seed = None
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -96,6 +131,11 @@ class SamplingParams:
             self.logit_bias = _checked_bias(self.logit_bias)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise error("value_out_of_range", param="allowed_token_ids", value=[], allowed="at least one id")
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences to generate, of which n are returned."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def greedy(self) -> bool:
@@ -116,7 +156,7 @@ class SamplingParams:
                 raise error("value_out_of_range", param=name, value=value, allowed=allowed)
         for name, least, most, allowed in _COUNT_RANGES:
             value = getattr(self, name)
-            if value is None and name in ("max_tokens", "logprobs", "prompt_logprobs", "seed"):
+            if value is None and name in _OPTIONAL:
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
                 raise error("invalid_type", param=name, reason=f"an integer is expected, not {value!r:.64}")
@@ -145,6 +185,18 @@ class SamplingParams:
         if stops and not self.detokenize:
             raise error("unsupported_parameter", param="stop", reason="it needs detokenize=True")
         self.stop_strings = tuple(stops)
+
+    def _check_words(self) -> None:
+        words = self.bad_words or []
+        if len(words) > MAX_BAD_WORDS:
+            allowed = f"at most {MAX_BAD_WORDS}"
+            raise error("value_out_of_range", param="bad_words", value=f"{len(words)} words", allowed=allowed)
+        for word in words:
+            if not isinstance(word, str):
+                raise error("invalid_type", param="bad_words", reason="strings are expected")
+            if not word.strip() or len(word) > MAX_STOP_CHARS:
+                allowed = f"words of 1 to {MAX_STOP_CHARS} characters"
+                raise error("value_out_of_range", param="bad_words", value=word[:64], allowed=allowed)
 
 
 def _checked_bias(bias: dict[Any, float]) -> dict[int, float]:

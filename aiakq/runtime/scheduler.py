@@ -2,18 +2,24 @@
 
 There is no prefill or decode phase. Every sequence has tokens whose keys and values are missing: a whole prompt at
 first, one token later. Each step hands out one budget of tokens, running sequences first, so that answers keep
-flowing while long prompts are worked off in chunks. When pages run out, the youngest running sequence gives its pages
-back and starts over later (preemption by recompute); it keeps its place at the head of the queue and what it has
+flowing while long prompts are worked off in chunks. When pages run out, the running sequence that is last in order
+gives its pages back and starts over later (preemption by recompute); it keeps its place in the queue and what it has
 generated.
+
+The order is that of arrival, or of the requests' priority and then of arrival.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import bisect
+import itertools
 from dataclasses import dataclass
+from operator import attrgetter
 
 from aiakq.runtime.pages import PagePool
 from aiakq.runtime.sequence import Sequence
+
+_ORDER = attrgetter("order")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,23 +35,48 @@ class Scheduled:
         return self.count == self.sequence.num_missing
 
 
-class Scheduler:
-    """Waiting and running sequences over one page pool."""
+@dataclass(frozen=True)
+class PromptRules:
+    """How prompts share the steps.
 
-    def __init__(self, pool: PagePool, max_num_seqs: int, max_num_batched_tokens: int, chunked_prefill: bool) -> None:
+    chunked       whether a prompt may be split over steps.
+    together      prompts that may be split at the same time; they share what answers leave of a step.
+    long_together of these, long ones; shorter prompts overtake the others.
+    long_prompt   a prompt with more tokens missing is long; 0: none is.
+    long_chunk    most tokens of a long prompt in a step; 0: no limit.
+    delay         waiting prompts gather for this many times as long as the last step with prompts took.
+    """
+
+    chunked: bool = True
+    together: int = 1
+    long_together: int = 1
+    long_prompt: int = 0
+    long_chunk: int = 0
+    delay: float = 0.0
+
+
+class Scheduler:
+    """Waiting and running sequences over one page pool, each list in order."""
+
+    def __init__(self, pool: PagePool, max_num_seqs: int, max_num_batched_tokens: int, rules: PromptRules) -> None:
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.budget = max_num_batched_tokens
-        self.chunked_prefill = chunked_prefill
-        self.waiting: deque[Sequence] = deque()
+        self.rules = rules
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self._numbers = itertools.count()
+        self._last_step = 0.0
+        self._had_prompts = False
+        self._prompt_seconds = 0.0
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence behind the waiting ones."""
-        self.waiting.append(sequence)
+        """Queue a new sequence behind the waiting ones of its priority."""
+        sequence.order = (sequence.spec.priority, next(self._numbers))
+        bisect.insort(self.waiting, sequence, key=_ORDER)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a finished or aborted sequence out and give its pages back."""
@@ -56,15 +87,23 @@ class Scheduler:
         self.pool.release(sequence.pages)
         sequence.pages = []
 
-    def schedule(self) -> list[Scheduled]:
-        """Choose this step's work and give it pages. Sequences with one token come first (decodes)."""
+    def schedule(self, now: float = 0.0) -> list[Scheduled]:
+        """Choose the work of the step at ``now`` and give it pages. Sequences with one token come first (decodes)."""
+        waited = self._waited(now)
         budget = self.budget
+        # Running answers get their token whatever prompts stand before them.
+        reserved = sum(sequence.num_missing == 1 for sequence in self.running)
+        share = self._share(budget - reserved)
         chosen: list[Scheduled] = []
         preempted = False
         index = 0
         while index < len(self.running) and budget > 0:
             sequence = self.running[index]
-            count = self._allowance(sequence, budget)
+            if sequence.num_missing == 1:
+                reserved -= 1
+                count = 1
+            else:
+                count = self._allowance(sequence.num_missing, budget - reserved, share)
             while count and not self._grow(sequence, count):
                 victim = self.running.pop()
                 self._preempt(victim)
@@ -75,31 +114,63 @@ class Scheduler:
                 chosen.append(Scheduled(sequence, count))
                 budget -= count
             index += 1
-        if not preempted:
-            self._admit(chosen, budget)
+        if waited and not preempted:
+            self._admit(chosen, budget, share)
         chosen.sort(key=lambda item: item.count > 1)
+        self._had_prompts = bool(chosen) and chosen[-1].count > 1
         return chosen
 
-    def _allowance(self, sequence: Sequence, budget: int) -> int:
-        missing = sequence.num_missing
-        if missing > budget and not self.chunked_prefill:
-            return 0
-        return min(missing, budget)
+    def _waited(self, now: float) -> bool:
+        """Whether waiting prompts have gathered long enough; they have where nothing else runs."""
+        # Where nothing runs any more, steps do not follow each other, and the time between them is no step's.
+        if self._had_prompts and self.running:
+            self._prompt_seconds = now - self._last_step
+        self._last_step = now
+        if not (self.rules.delay and self.waiting and self.running):
+            return True
+        earliest = min(sequence.times.arrived for sequence in self.waiting)
+        return now - earliest > self.rules.delay * self._prompt_seconds
 
-    def _admit(self, chosen: list[Scheduled], budget: int) -> None:
+    def _share(self, room: int) -> int:
+        """The most tokens of a prompt in this step: a part of ``room`` where several run together."""
+        prompts = sum(sequence.num_missing > 1 for sequence in self.running) + len(self.waiting)
+        return max(1, room // max(1, min(self.rules.together, prompts)))
+
+    def _allowance(self, missing: int, room: int, share: int) -> int:
+        """Tokens of a prompt that this step computes."""
+        rules = self.rules
+        if not rules.chunked:
+            return missing if missing <= room else 0
+        if rules.long_chunk and self._is_long(missing):
+            share = min(share, rules.long_chunk)
+        return max(0, min(missing, room, share))
+
+    def _is_long(self, missing: int) -> bool:
+        return 0 < self.rules.long_prompt < missing
+
+    def _admit(self, chosen: list[Scheduled], budget: int, share: int) -> None:
         """Start waiting sequences while budget, places and pages last."""
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            sequence = self.waiting[0]
+        rules = self.rules
+        split = sum(not item.completes for item in chosen)
+        long = sum(self._is_long(sequence.num_missing) for sequence in self.running)
+        index = 0
+        while index < len(self.waiting) and budget > 0 and len(self.running) < self.max_num_seqs:
+            sequence = self.waiting[index]
             shared = self._shared_pages(sequence)
             cached = len(shared) * self.pool.page_size
             missing = len(sequence.token_ids) - cached
-            if missing > budget and not self.chunked_prefill:
+            is_long = self._is_long(missing)
+            if is_long and long >= rules.long_together < rules.together:
+                index += 1
+                continue
+            count = self._allowance(missing, budget, share)
+            if count == 0 or (count < missing and split >= rules.together):
                 return
             # The whole prompt must fit now: half a prompt that cannot go on only blocks others.
             needed = self._pages_for(len(sequence.token_ids)) - len(shared)
             if needed + self.pool.num_idle(shared) > self.pool.num_free:
                 return
-            self.waiting.popleft()
+            del self.waiting[index]
             self.pool.hold(shared)
             sequence.pages = list(shared)
             sequence.num_computed = cached
@@ -108,12 +179,13 @@ class Scheduler:
                 sequence.num_cached = cached
                 self.prefix_queries += sequence.num_prompt
                 self.prefix_hits += cached
-            self.running.append(sequence)
-            count = min(missing, budget)
+            bisect.insort(self.running, sequence, key=_ORDER)
             grown = self._grow(sequence, count)
             assert grown, "the pages were counted before"
             chosen.append(Scheduled(sequence, count))
             budget -= count
+            split += count < missing
+            long += is_long
 
     def _shared_pages(self, sequence: Sequence) -> list[int]:
         """Pages of an equal beginning. The last token is always computed anew: its logits are needed."""
@@ -137,7 +209,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.pool.release(sequence.reset())
-        self.waiting.appendleft(sequence)
+        bisect.insort(self.waiting, sequence, key=_ORDER)
         self.num_preemptions += 1
 
     def computed(self, item: Scheduled) -> None:
@@ -156,6 +228,8 @@ class Scheduler:
     def check(self) -> None:
         """Assert the invariants that hold between steps."""
         live = [*self.running, *self.waiting]
+        for queue in (self.running, self.waiting):
+            assert queue == sorted(queue, key=_ORDER), "a queue is out of order"
         assert len({id(sequence) for sequence in live}) == len(live), "a sequence is queued twice"
         self.pool.check([sequence.pages for sequence in live])
         for sequence in live:

@@ -16,12 +16,14 @@ class Sequence:
     num_computed    tokens whose keys and values are in ``pages``.
     pages           KV pages in order; covers at least num_computed tokens.
     hashes          of the full pages' tokens, as far as computed by ``page_hashes``.
+    order           its place among others: (priority, number of arrival), smallest first.
     """
 
     spec: RequestSpec
     times: RequestTimes
     token_ids: list[int] = field(init=False)
     num_prompt: int = field(init=False)
+    order: tuple[int, int] = (0, 0)
     num_computed: int = 0
     pages: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)

@@ -259,7 +259,7 @@ NOT_WHEN_DEQUANTIZED = frozenset({"cpu", "triton", "triton-w8a8"})
 
 def open_weights(config: EngineConfig) -> CheckpointWeights:
     """The checkpoint of ``config`` as a source of weights, with the implementations that memory allows."""
-    checkpoint = Checkpoint.open(config.model)
+    checkpoint = Checkpoint.open(config.model, config.load_format, config.ignore_patterns, config.hf.raw)
     excluded = set() if _may_dequantize(config, checkpoint) else {"dequantized"}
     if config.dequantize == "always":
         excluded = set(NOT_WHEN_DEQUANTIZED)

@@ -19,6 +19,7 @@ from aiakq.terminal.help import default_text
 #: Headings of the help page, by group of the table.
 _PANELS = {
     "model": "Model",
+    "text": "Text",
     "memory": "Memory",
     "scheduling": "Scheduling",
     "server": "Server",
@@ -44,6 +45,14 @@ GateOption = Annotated[
 OutputOption = Annotated[
     Path | None, typer.Option("--output", metavar="FILE", help="Write the same JSON to this file, all or nothing.")
 ]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Options from a YAML file, like max-model-len: 4096; those on the command line come first.",
+    ),
+]
 SeedOption = Annotated[
     int | None,
     typer.Option("--seed", metavar="N", min=0, help="Repeat an earlier run. A new one each time if not given."),
@@ -56,25 +65,27 @@ def with_arguments(
     """A decorator that gives a command one option per row of the argument table.
 
     The command's parameter ``keyword`` receives them as one mapping: only the options the user gave, lists split at
-    commas. ``model`` is also accepted as the first positional word. Rows that the command has options of its own for
-    are left out.
+    commas; those of a file given with --config are below them. ``model`` is also accepted as the first positional word.
+    Rows that the command has options of its own for are left out. The options are there once ``add_options`` was called
+    with the command's name: building a hundred takes longer than showing a page without them.
     """
     rows = tuple(arguments)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != keyword]
         taken = {parameter.name for parameter in own}
-        added = [_parameter(row) for row in rows if row.name not in taken]
+        names = [row.name for row in rows if row.name not in taken]
         positional = inspect.Parameter(
             "model_word",
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
             annotation=Annotated[str | None, typer.Argument(metavar="[MODEL]", help=model_help)],
         )
-        names = [parameter.name for parameter in added]
+        config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigOption)
 
         def wrapper(**values: Any) -> Any:
-            given = {name: values.pop(name) for name in names}
+            given = {name: values.pop(name, None) for name in names}
+            config = values.pop("config")
             word = values.pop("model_word")
             if word is not None and given.get("model") not in (None, word):
                 raise error(
@@ -89,16 +100,36 @@ def with_arguments(
                 if row.type is list and given.get(row.name):
                     given[row.name] = [part for text in given[row.name] for part in text.split(",") if part]
             engine = {name: value for name, value in given.items() if value is not None}
+            if config is not None:
+                from aiakq.terminal.config_file import read_config_file
+
+                engine = read_config_file(config) | engine
             return command(**values, **{keyword: engine})
 
         wrapper.__name__ = command.__name__
         wrapper.__doc__ = command.__doc__
-        parameters = [positional, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *added]
-        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        first = [positional, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), config]
+
+        def sign(added: Iterable[inspect.Parameter]) -> None:
+            parameters = [*first, *added]
+            wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+            wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+
+        sign([])
+        _LATE[command.__name__] = lambda: sign(_parameter(row) for row in rows if row.name in names)
         return wrapper
 
     return decorate
+
+
+#: What gives a command the options of its table.
+_LATE: dict[str, Callable[[], None]] = {}
+
+
+def add_options(words: Iterable[str]) -> None:
+    """Give their options to those commands whose names are among ``words``, before Typer looks at them."""
+    for name in _LATE.keys() & set(words):
+        _LATE[name]()
 
 
 def _parameter(row: Argument) -> inspect.Parameter:
@@ -108,7 +139,7 @@ def _parameter(row: Argument) -> inspect.Parameter:
         names = [f"{row.flag}/--no-{row.flag.removeprefix('--')}"]
     if row.short:
         names.append(row.short)
-    kind: Any = {list: list[str], bool: bool}.get(row.type, row.type)
+    kind: Any = str if row.written_as_text else list[str] if row.type is list else row.type
     option = typer.Option(
         *names,
         help=_help(row),
@@ -133,4 +164,4 @@ def _metavar(row: Argument) -> str | None:
         return None
     if row.choices and len("|".join(row.choices)) <= 24:
         return "|".join(row.choices)
-    return {int: "N", float: "X", str: "TEXT", list: "NAME"}[row.type]
+    return {int: "N|auto" if row.automatic else "N", float: "X", str: "TEXT", list: "NAME", dict: "JSON"}[row.type]

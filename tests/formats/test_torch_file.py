@@ -166,8 +166,13 @@ def test_hub_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     asked: list[list[str]] = []
 
-    def download(name: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+    ignored: list[list[str]] = []
+
+    def download(
+        name: str, revision: str | None, cache_dir: str | None, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> str:
         asked.append(allow_patterns)
+        ignored.append(ignore_patterns)
         return str(tmp_path)
 
     files: list[str] = []
@@ -183,6 +188,10 @@ def test_hub_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     resolve_model("org/name")
     assert not any("bin" in pattern for pattern in asked[0])
     assert [pattern for pattern in asked[1] if "bin" in pattern] == ["pytorch_model*.bin"]
+    for weights, wanted in (("safetensors", {"*.safetensors"}), ("pt", {"pytorch_model*.bin"}), ("none", set())):
+        resolve_model("org/name", weights=weights, ignore=["consolidated*"])
+        assert {pattern for pattern in asked[-1] if "bin" in pattern or "tensors" in pattern} == wanted
+        assert ignored[-1] == ["*/*", "consolidated*"]
 
 
 def as_torch_file(source: Path, target: Path, strip: str = "") -> Path:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from aiakq.runtime.engine import Engine
-from aiakq.runtime.messages import Abort, ModelLimits, RequestSpec
+from aiakq.runtime.messages import Abort, ModelLimits, RequestSpec, ResetPrefixCache
 from aiakq.runtime.pages import PagePool
 from aiakq.runtime.runner import Runner
-from aiakq.runtime.scheduler import Scheduler
+from aiakq.runtime.scheduler import PromptRules, Scheduler
 
 VOCAB = 50
 PAGE = 4
@@ -47,17 +47,19 @@ class CountingModel:
         return logits[step.logit_rows]
 
 
-def make_engine(num_pages=12, max_num_seqs=4, budget=16, chunked=True, caching=True) -> Engine:
+def make_engine(num_pages=12, max_num_seqs=4, budget=16, chunked=True, caching=True, **rules) -> Engine:
     model = CountingModel()
     runner = Runner(model, num_pages, PAGE, torch.float32, torch.device("cpu"))
     pool = PagePool(num_pages, PAGE, caching)
-    scheduler = Scheduler(pool, max_num_seqs, budget, chunked)
-    limits = ModelLimits(VOCAB, max_model_len=32, max_kv_tokens=pool.num_usable * PAGE)
+    scheduler = Scheduler(pool, max_num_seqs, budget, PromptRules(chunked=chunked, **rules))
+    limits = ModelLimits(VOCAB, max_model_len=64, max_kv_tokens=pool.num_usable * PAGE, by_priority=True)
     return Engine(runner, scheduler, limits, {})
 
 
-def spec(id: str, prompt: list[int], max_tokens: int) -> RequestSpec:
-    return RequestSpec(request_id=id, prompt_token_ids=prompt, max_tokens=max_tokens, seed=0, temperature=0.0)
+def spec(id: str, prompt: list[int], max_tokens: int, priority: int = 0) -> RequestSpec:
+    return RequestSpec(
+        request_id=id, prompt_token_ids=prompt, max_tokens=max_tokens, seed=0, temperature=0.0, priority=priority
+    )
 
 
 def expected(prompt: list[int], count: int) -> list[int]:
@@ -75,7 +77,12 @@ def test_random_traffic_loses_and_mixes_nothing(seed):
         max_num_seqs=draw.choice([1, 3, 8]),
         budget=draw.choice([3, 16, 64]),
         caching=draw.random() < 0.7,
+        together=draw.choice([1, 1, 3]),
+        long_prompt=draw.choice([0, 6]),
+        long_chunk=draw.choice([0, 5]),
+        delay=draw.choice([0.0, 0.0, 0.5]),
     )
+    by_priority = draw.random() < 0.5
     shared = [draw.randrange(VOCAB) for _ in range(12)]
     live: dict[str, list[int]] = {}
     answers: dict[str, list[int]] = {}
@@ -86,7 +93,7 @@ def test_random_traffic_loses_and_mixes_nothing(seed):
         if now < 150 and draw.random() < 0.5:
             own = [draw.randrange(VOCAB) for _ in range(draw.randrange(1, 9))]
             prompt = shared + own if draw.random() < 0.5 else own
-            request = spec(f"r{now}", prompt, draw.randrange(1, 11))
+            request = spec(f"r{now}", prompt, draw.randrange(1, 11), draw.randrange(-2, 3) if by_priority else 0)
             inbox.append(request)
             specs[request.request_id], answers[request.request_id] = request, []
             live[request.request_id] = prompt
@@ -176,3 +183,88 @@ def test_times_come_from_the_caller():
     times = out.outputs[0].times
     assert (times.arrived, times.scheduled, times.first_token) == (10.0, 10.0, 11.0)
     assert engine.step(12.0, []).outputs[0].times.last_token == 12.0
+
+
+def finished(engine: Engine, inbox: list, steps: int = 400) -> list[str]:
+    """The ids of everything in ``inbox``, in the order in which they end."""
+    order: list[str] = []
+    for now in range(steps):
+        for news in engine.step(float(now), inbox if now == 0 else []).outputs:
+            if news.finish_reason:
+                order.append(news.request_id)
+        engine.check()
+        if not engine.has_work():
+            return order
+    raise AssertionError("it does not end")
+
+
+def test_a_lower_priority_number_is_served_first_then_arrival():
+    requests = [("a", 5), ("b", -1), ("c", 5), ("d", 0)]
+    inbox = [spec(id, [7, 7], 3, priority) for id, priority in requests]
+    assert finished(make_engine(max_num_seqs=1), inbox) == ["b", "d", "a", "c"]
+    inbox = [spec(id, [7, 7], 3) for id, _ in requests]
+    assert finished(make_engine(max_num_seqs=1), inbox) == ["a", "b", "c", "d"]
+
+
+def test_what_gives_up_its_pages_has_the_highest_priority_number():
+    engine = make_engine(num_pages=6, budget=32, caching=False)
+    engine.step(0.0, [spec("last", [1] * 7, 8, priority=9), spec("first", [2] * 7, 8, priority=1)])
+    preempted = {}
+    while engine.has_work():
+        for news in engine.step(1.0, []).outputs:
+            preempted[news.request_id] = news.num_preemptions
+        engine.check()
+    assert preempted["first"] == 0 and preempted["last"] >= 1
+
+
+def test_a_long_prompt_gets_no_more_than_its_part_of_a_step():
+    engine = make_engine(num_pages=40, budget=32, long_prompt=8, long_chunk=8)
+    engine.step(0.0, [spec("long", [2] * 30, 1)])
+    assert engine.stats.num_scheduled_tokens == 8
+    engine.step(1.0, [spec("short", [1] * 5, 9)])
+    assert engine.stats.num_scheduled_tokens == 8 + 5, "what it leaves, others get"
+
+
+def test_prompts_run_together_and_short_ones_overtake_long_ones():
+    def news_after(steps: int, **rules) -> set[str]:
+        engine = make_engine(num_pages=60, budget=12, **rules)
+        inbox = [spec("long", [2] * 40, 1), spec("longer", [3] * 44, 1), spec("short", [1] * 6, 1)]
+        seen = set()
+        for now in range(steps):
+            seen |= {news.request_id for news in engine.step(float(now), inbox if now == 0 else []).outputs}
+        return seen
+
+    assert news_after(3) == set(), "one after the other: the first prompt takes four steps"
+    assert news_after(3, together=2, long_together=1, long_prompt=8) == {"short"}
+    assert news_after(3, together=2, long_together=2, long_prompt=8) == set(), "two long ones share every step"
+
+
+def test_waiting_prompts_gather_for_a_multiple_of_the_last_prompts_time():
+    def first_news(factor: float) -> float:
+        engine = make_engine(num_pages=40, delay=factor)
+        engine.step(0.0, [spec("a", [1] * 4, 30)])
+        engine.step(10.0, [])  # the step with the prompt took ten seconds
+        for now in range(11, 40):
+            inbox = [spec("b", [2] * 4, 2)] if now == 11 else []
+            if any(news.request_id == "b" for news in engine.step(float(now), inbox).outputs):
+                return now
+        raise AssertionError
+
+    assert first_news(0.0) == 11
+    assert first_news(0.5) == 17, "five seconds after it came, and no sooner"
+    engine = make_engine(num_pages=40, delay=0.5)
+    engine.step(0.0, [spec("a", [1] * 4, 1)])
+    engine.step(1000.0, [spec("b", [2] * 4, 9)])  # idle meanwhile: no step took a thousand seconds
+    engine.step(1001.0, [spec("c", [3] * 4, 9)])
+    assert "c" in [news.request_id for news in engine.step(1002.0, []).outputs]
+    engine = make_engine(num_pages=40, delay=1e9)
+    assert engine.step(0.0, [spec("a", [1] * 4, 2)]).outputs, "nobody waits for nothing"
+
+
+def test_a_reset_prefix_cache_is_not_found_and_running_answers_do_not_mind():
+    engine = make_engine(num_pages=40, budget=32)
+    engine.step(0.0, [spec("a", [1] * 9, 20)])
+    engine.step(1.0, [ResetPrefixCache(), spec("b", [1] * 9, 1)])
+    assert engine.stats.prefix_hits == 0
+    got = finished(engine, [spec("c", [1] * 9, 1)])
+    assert set(got) == {"a", "c"} and engine.stats.prefix_hits == 8

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from aiakq.runtime.messages import ModelLimits, RequestTimes, admit
+from aiakq.runtime.messages import NOTHING_LEFT, ModelLimits, RequestTimes, admit
 from aiakq.runtime.sampler import CANDIDATES, prompt_logprobs, sample, uniform_at
 from aiakq.runtime.sampling import SamplingParams
 from aiakq.runtime.sequence import Sequence
@@ -15,9 +15,11 @@ from aiakq.runtime.sequence import Sequence
 VOCAB = 12
 
 
-def sequence(prompt=(1, 2), outputs=(), vocab=VOCAB, seed=0, **params) -> Sequence:
+def sequence(prompt=(1, 2), outputs=(), vocab=VOCAB, seed=0, bad_words=(), **params) -> Sequence:
     limits = ModelLimits(vocab, 10**6, 10**6, max_logprobs=vocab)
-    made = Sequence(admit("r", list(prompt), SamplingParams(seed=seed, **params), limits), RequestTimes(0.0))
+    made = Sequence(
+        admit("r", list(prompt), SamplingParams(seed=seed, **params), limits, bad_words=bad_words), RequestTimes(0.0)
+    )
     made.token_ids += outputs
     return made
 
@@ -112,6 +114,49 @@ def test_bias_allowed_ids_and_min_tokens():
     assert sample(logits.clone(), [sequence(outputs=(1, 1), **stops)])[0].token == 7
 
 
+def test_bad_words_are_forbidden_where_they_would_be_completed():
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 7], logits[0, 5] = 5.0, 4.0
+    forbidden = {"temperature": 0, "bad_words": [[7], [3, 4, 5]]}
+    assert sample(logits.clone(), [sequence(**forbidden)])[0].token == 5
+    assert sample(logits.clone(), [sequence(outputs=(3, 4), **forbidden)])[0].token not in (5, 7)
+    assert sample(logits.clone(), [sequence(outputs=(4,), **forbidden)])[0].token == 5
+    assert sample(logits.clone(), [sequence(prompt=(3, 4), **forbidden)])[0].token == 5, "only the output counts"
+
+
+def test_logits_processors_see_the_tokens_and_change_the_logits():
+    seen = []
+
+    def two(outputs, logits):
+        seen.append(list(outputs))
+        logits[4] = 100.0
+        return logits
+
+    def three(prompt, outputs, logits):
+        seen.append((list(prompt), list(outputs)))
+        return torch.where(torch.arange(VOCAB) == 6, 200.0, logits)
+
+    logits = torch.zeros(2, VOCAB)
+    rows = [sequence(temperature=0, outputs=(8,), logits_processors=[two, three]), sequence(temperature=0)]
+    results = sample(logits, rows)
+    assert seen == [[8], ([1, 2], [8])]
+    assert results[0].token == 6 and results[1].token == 0, "neighbours are not touched"
+    assert results[0].logprob == pytest.approx(-math.log(VOCAB)), "log-probabilities are the model's own"
+
+
+def test_a_row_that_forbids_everything_fails_alone():
+    logits = torch.randn(3, VOCAB)
+    good = logits[0].argmax().item()
+    rows = [
+        sequence(temperature=0),
+        sequence(allowed_token_ids=[7], bad_words=[[7]]),
+        sequence(temperature=0, allowed_token_ids=[7], stop_token_ids=[7], min_tokens=1),
+    ]
+    results = sample(logits, rows)
+    assert [result.error for result in results] == [None, NOTHING_LEFT, NOTHING_LEFT]
+    assert results[0].token == good
+
+
 def test_row_that_is_not_finite_is_named_and_others_are_not_touched():
     logits = torch.randn(2, VOCAB)
     good = logits[1].argmax().item()
@@ -153,6 +198,17 @@ def test_prompt_logprobs_put_the_actual_token_first():
         {"min_tokens": 20},
         {"seed": 2**63},
         {"allowed_token_ids": []},
+        {"best_of": 0},
+        {"best_of": 17},
+        {"best_of": 2, "n": 3},
+        {"bad_words": [""]},
+        {"bad_words": ["x" * 257]},
+        {"bad_words": ["x"] * 129},
+        {"bad_words": [1]},
+        {"truncate_prompt_tokens": 0},
+        {"truncate_prompt_tokens": -2},
+        {"logits_processors": ["print"]},
+        {"guided_decoding": {"json": {}}},
     ],
     ids=str,
 )

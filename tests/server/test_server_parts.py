@@ -21,6 +21,7 @@ from aiakq.runtime.server.generation import merged
 from aiakq.runtime.server.launch import _EventHandler, read_chat_template
 from aiakq.runtime.server.listener import bind, url_of
 from aiakq.runtime.server.service import fingerprint
+from aiakq.runtime.tokenizer import TokenizerSource
 
 SPEC = RequestSpec("r/0", [1, 2], 5, 2**63 - 1, logit_bias={7: -1.5}, stop_token_ids=[3])
 NEWS = News(
@@ -36,7 +37,12 @@ NEWS = News(
 
 @pytest.mark.parametrize(
     "record",
-    [wire.Start({"model": "m", "seed": 0, "names": ["a"]}), wire.Submit([SPEC]), wire.Cancel(["r/0", "r/1"])],
+    [
+        wire.Start({"model": "m", "seed": 0, "names": ["a"]}),
+        wire.Submit([SPEC]),
+        wire.Cancel(["r/0", "r/1"]),
+        wire.Reset(),
+    ],
     ids=lambda record: type(record).__name__,
 )
 def test_frames_to_the_engine_come_back_equal(record):
@@ -48,6 +54,7 @@ def test_frames_to_the_engine_come_back_equal(record):
     "record",
     [
         wire.Loading("weights", 0.5, "x"),
+        wire.Configured("m", TokenizerSource("folder", mode="slow"), "float32", {"top_k": 5}),
         wire.Ready(ModelLimits(10, 20, 30, eos_token_ids=(1, 2)), {"a": "b"}, {}, 128),
         wire.Failed("model_missing", {"path": "x"}),
         wire.Stepped(StepOutput([NEWS], EngineStats(num_running=1))),

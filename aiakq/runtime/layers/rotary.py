@@ -31,7 +31,7 @@ class Angles:
 class Rotary:
     """Tables of cosines and sines [max_position, D / 2] float32, indexed by position; D of a head's elements turn.
 
-    rope  rope_type default, linear, llama3 or yarn, with that type's parameters.
+    rope  rope_type default, linear, dynamic, llama3 or yarn, with that type's parameters.
     Raises ``model_unsupported`` for other types.
     """
 
@@ -68,6 +68,8 @@ def _frequencies(rope: Mapping[str, Any], dim: int, max_position: int) -> tuple[
         return inverse, 1.0
     if kind == "linear":
         return inverse / float(rope["factor"]), 1.0
+    if kind == "dynamic":
+        return _dynamic(rope, base, dim, max_position), 1.0
     if kind == "llama3":
         return _llama3(inverse, rope), 1.0
     if kind == "yarn":
@@ -76,8 +78,20 @@ def _frequencies(rope: Mapping[str, Any], dim: int, max_position: int) -> tuple[
         "model_unsupported",
         architecture=f"rope_type {kind}",
         reason="its rotary scaling is not known",
-        known="default, linear, llama3 and yarn scaling",
+        known="default, linear, dynamic, llama3 and yarn scaling",
     )
+
+
+def _dynamic(rope: Mapping[str, Any], base: float, dim: int, length: int) -> Tensor:
+    """NTK-aware scaling for a context of ``length``: the base grows, so that slow dimensions turn no further.
+
+    transformers lets the base grow with the text. Here pages outlive steps, so it is that of the longest text from the
+    start, as in vLLM.
+    """
+    factor, original = float(rope["factor"]), float(rope.get("original_max_position_embeddings") or length)
+    if length > original:
+        base *= (factor * length / original - (factor - 1)) ** (dim / (dim - 2))
+    return 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
 
 
 def _llama3(inverse: Tensor, rope: Mapping[str, Any]) -> Tensor:

@@ -104,17 +104,12 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, str]:
 
     Raises ``model_unsupported`` when its attention cannot be replaced, ``remote_code`` when it needs its own Python.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    if "auto_map" in config.hf.raw and not config.trust_remote_code:
-        raise error("remote_code", path=config.model)
     name = f"aiakq_paged_{next(_numbers)}"
     attention = _PagedAttention()
     _register(name, attention)
-    try:
-        hf_config = AutoConfig.from_pretrained(config.model, trust_remote_code=config.trust_remote_code)
-    except ValueError as failure:
-        raise _unsupported(config, str(failure).splitlines()[0]) from None
+    hf_config = _hf_config(config)
     hf_config._attn_implementation = name
     if hasattr(hf_config, "quantization_config"):
         # transformers would hand the quantized layers to another library; we put our own in their place.
@@ -146,13 +141,33 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, str]:
     return TransformersModel(hf.to(config.device).eval(), attention, config), f"{kinds} (inside transformers)"
 
 
+def _hf_config(config: EngineConfig) -> Any:
+    """The configuration as transformers' class of it, from what aiakq made of config.json (see overrides.py)."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    raw = dict(config.hf.raw)
+    if "auto_map" in raw and not config.trust_remote_code:
+        raise error("remote_code", path=config.model)
+    try:
+        if "auto_map" in raw:
+            family: Any = type(AutoConfig.from_pretrained(config.model, trust_remote_code=True))
+        else:
+            family = CONFIG_MAPPING[str(raw.get("model_type"))]
+        return family.from_dict(raw)
+    except KeyError:
+        raise _unsupported(config, f"transformers does not know the model type {raw.get('model_type')!r}") from None
+    except ValueError as failure:
+        raise _unsupported(config, str(failure).splitlines()[0]) from None
+
+
 def _load(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The model and what transformers says of the loading. It reads safetensors itself; others aiakq reads for it."""
     from transformers import AutoModelForCausalLM
 
-    checkpoint = Checkpoint.open(config.model)
+    checkpoint = Checkpoint.open(config.model, config.load_format, config.ignore_patterns, config.hf.raw)
     common = {"config": hf_config, "output_loading_info": True, "ignore_mismatched_sizes": True, **options}
-    if any(info.file.endswith(".safetensors") for info in checkpoint.inventory.values()):
+    own = all(info.file.endswith(".safetensors") for info in checkpoint.inventory.values())
+    if own and not config.ignore_patterns:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.model, local_files_only=True, use_safetensors=True, **common
         )

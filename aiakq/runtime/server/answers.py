@@ -58,6 +58,9 @@ class Answer:
         self.request = request
         self.params = params
         self.prompts = prompts
+        # Where there is no tokenizer, ids are all there is.
+        self.with_token_ids = bool(request.return_token_ids) or not service.tokenizer.has_text
+        self.ids_for_tokens = bool(request.return_tokens_as_token_ids) or not service.tokenizer.has_text
         self.id = self.id_prefix + request_id
         self.created = int(time.time())
         self.states = [ChoiceState(index, prompts[index // params.n]) for index in range(len(prompts) * params.n)]
@@ -141,7 +144,7 @@ class Answer:
 
     def token_text(self, token_id: int, entry: Logprob | None = None) -> str:
         """A token as log-probability lists name it."""
-        if self.request.return_tokens_as_token_ids:
+        if self.ids_for_tokens:
             return f"token_id:{token_id}"
         if entry is not None and entry.decoded_token is not None:
             return entry.decoded_token

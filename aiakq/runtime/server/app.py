@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import aiakq
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling import SamplingParams
+from aiakq.runtime.server.admin import add_admin_routes
 from aiakq.runtime.server.answers import Answer
 from aiakq.runtime.server.body import read_body
 from aiakq.runtime.server.chat import ChatAnswer
@@ -51,7 +52,13 @@ Read = Callable[[Service, bytes], Awaitable[tuple[type[Answer], Any, list[Prompt
 
 def create_app(service: Service) -> FastAPI:
     """The application that serves ``service``."""
-    app = FastAPI(title="aiakq", version=aiakq.__version__, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="aiakq",
+        version=aiakq.__version__,
+        redoc_url=None,
+        redirect_slashes=False,
+        root_path=service.root_path,
+    )
     app.add_exception_handler(AiakqError, _on_aiakq_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientGone, _on_client_gone)
@@ -60,6 +67,8 @@ def create_app(service: Service) -> FastAPI:
     _add_generation_routes(app, service)
     _add_token_routes(app, service)
     _add_state_routes(app, service)
+    if service.admin:
+        add_admin_routes(app, service)
     return app
 
 
@@ -138,6 +147,11 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
         service.check_open()
         return Response()
 
+    @app.get("/load")
+    async def load() -> Response:
+        """How much work there is: requests not answered yet, sequences running and waiting, KV pages in use."""
+        return JSONAnswer(service.load())
+
     @app.get("/version")
     async def version() -> Response:
         """aiakq's version."""
@@ -170,8 +184,10 @@ async def _run(service: Service, request: Request, read: Read, body: bytes, tick
     kind, asked, prompts, params = await read(service, body)
     service.check_open()  # tokenizing took a while
     answer = kind(service, asked, request.state.request_id, prompts, params)
+    service.log_request(answer.id, prompts, params)
     try:
-        generation = service.table.start(answer.id, prompts, params, ticket.arrived, whole=not asked.stream)
+        priority = asked.priority or 0
+        generation = service.table.start(answer.id, prompts, params, ticket.arrived, not asked.stream, priority)
     except AiakqError as failure:
         raise asked.as_spelled(failure) from None
     news = aiter(generation)
@@ -196,7 +212,7 @@ async def _read_completion(
     asked.check_combinations()
     params = asked.sampling(service.sampling)
     prompts = await service.prompts(asked.prompts(), asked.add_special_tokens is not False)
-    return CompletionAnswer, asked, prompts, params
+    return CompletionAnswer, asked, service.shortened(prompts, params), params
 
 
 async def _read_chat(service: Service, body: bytes) -> tuple[type[Answer], ChatRequest, list[Prompt], SamplingParams]:
@@ -209,7 +225,7 @@ async def _read_chat(service: Service, body: bytes) -> tuple[type[Answer], ChatR
         raise asked.as_spelled(failure) from None
     # The template writes the special tokens itself.
     prompt = await service.chat_prompt(asked, bool(asked.add_special_tokens))
-    return ChatAnswer, asked, [prompt], params
+    return ChatAnswer, asked, service.shortened([prompt], params), params
 
 
 def _has_messages(body: bytes) -> bool:

@@ -42,7 +42,7 @@ class ChatAnswer(Answer):
             "finish_reason": news.finish_reason,
             "stop_reason": news.stop_reason,
         }
-        if self.request.return_token_ids:
+        if self.with_token_ids:
             entry["token_ids"] = news.token_ids
             if first:
                 entry["prompt_token_ids"] = state.prompt.token_ids

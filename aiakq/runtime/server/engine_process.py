@@ -17,7 +17,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from aiakq.errors import WORKER, AiakqError, error
-from aiakq.runtime.messages import Abort, Inbox
+from aiakq.runtime.messages import Abort, Inbox, ResetPrefixCache
 from aiakq.runtime.server.wire import (
     Cancel,
     Configured,
@@ -25,6 +25,7 @@ from aiakq.runtime.server.wire import (
     Failed,
     Loading,
     Ready,
+    Reset,
     Start,
     Stepped,
     Submit,
@@ -102,9 +103,8 @@ def _load(link: EngineLink, start: Start) -> Engine:
     link.send(
         Configured(
             model=str(config.model),
-            tokenizer=str(config.tokenizer),
+            tokenizer=config.tokenizer,
             dtype=str(config.dtype).removeprefix("torch."),
-            trust_remote_code=config.trust_remote_code,
             sampling=dict(config.sampling),
         )
     )
@@ -135,6 +135,8 @@ def _serve(link: EngineLink, engine: Engine) -> None:
                 inbox.extend(record.requests)
             elif isinstance(record, Cancel):
                 inbox.extend(Abort(request_id) for request_id in record.request_ids)
+            elif isinstance(record, Reset):
+                inbox.append(ResetPrefixCache())
         if busy or inbox:
             # Every step is told, also those without a token: the gauges and the histogram of step sizes stay exact.
             began = time.monotonic()

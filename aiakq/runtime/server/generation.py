@@ -72,12 +72,14 @@ class Generation:
         params: SamplingParams,
         arrived: float,
         whole: bool,
+        priority: int = 0,
     ) -> None:
         self.id = id
         self.prompts = prompts
         self.params = params
         self.arrived = arrived
         self.whole = whole
+        self.priority = priority
         self.sequences: list[list[Progress]] = [[] for _ in prompts]
         self.unfinished = 0
         self.longest = 0

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import logging
+import math
 import os
 import shlex
 import signal
@@ -27,7 +28,7 @@ from aiakq.runtime.server.events import OnEvent, ServerEvent
 from aiakq.runtime.server.http_server import FLUSH_SECONDS, Front, check_tls, start_http
 from aiakq.runtime.server.listener import allow_many_connections, bind, is_loopback, url_of
 from aiakq.runtime.server.metrics import Metrics
-from aiakq.runtime.server.service import Service
+from aiakq.runtime.server.service import Service, request_log
 from aiakq.runtime.server.supervisor import Supervisor, phase_event
 from aiakq.runtime.server.table import GenerationTable, QueueLimits
 from aiakq.runtime.server.wire import Configured, Ready
@@ -119,8 +120,8 @@ async def _load(supervisor: Supervisor, args: Mapping[str, Any], on_event: OnEve
     async def load_tokenizer() -> tuple[Configured, Tokenizer]:
         settled = await configured
         began = time.monotonic()
-        tokenizer = await asyncio.to_thread(Tokenizer.load, settled.tokenizer, settled.trust_remote_code)
-        on_event(phase_event("tokenizer", time.monotonic() - began, f"{len(tokenizer.hf)} tokens"))
+        tokenizer = await asyncio.to_thread(settled.tokenizer.load)
+        on_event(phase_event("tokenizer", time.monotonic() - began, tokenizer.describe()))
         return settled, tokenizer
 
     chat_template = read_chat_template(args["chat_template"])
@@ -160,8 +161,11 @@ async def _load(supervisor: Supervisor, args: Mapping[str, Any], on_event: OnEve
         response_role=args["response_role"],
         max_body_bytes=args["max_body_bytes"],
         progress=lambda: supervisor.progress.as_dict(),
+        root_path=args["root_path"],
+        admin=args["enable_admin_routes"],
+        log_prompts=_logged(args),
     )
-    if not service.templates.available:
+    if tokenizer.has_text and not service.templates.available:
         text = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
         on_event(ServerEvent("warning", text))
     return service, ready
@@ -268,6 +272,14 @@ class _Signals:
     def _on_signal(self, number: int) -> None:
         self.received.append(number)
         self._first.set()
+
+
+def _logged(args: Mapping[str, Any]) -> float | None:
+    """How much of prompts is logged, see ``Service``; from then on lines about requests are shown."""
+    if not args["enable_log_requests"]:
+        return None
+    request_log.setLevel(logging.INFO)
+    return math.inf if args["max_log_len"] is None else args["max_log_len"]
 
 
 def read_chat_template(given: str | None) -> str | None:

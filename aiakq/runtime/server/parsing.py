@@ -52,11 +52,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_beam_search": ((False,), "beam search is not built"),
     "length_penalty": ((1, 1.0), "it belongs to beam search"),
     "logits_processors": (([],), "requests bring no code"),
-    "bad_words": (([],), "it is not built yet; logit_bias forbids single tokens"),
-    "truncate_prompt_tokens": ((), "prompts are never cut silently"),
-    "priority": ((0,), "requests are served in order of arrival"),
     "cache_salt": ((), "the prefix cache is not divided yet"),
-    "spaces_between_special_tokens": ((True,), "the tokenizer decides"),
     "prompt_embeds": ((), "prompts are text or token ids"),
 }
 

@@ -48,7 +48,11 @@ class GenerationRequest(Strict):
     min_tokens: int | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
     prompt_logprobs: int | None = None
     add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -58,9 +62,9 @@ class GenerationRequest(Strict):
 
     def check_combinations(self) -> None:
         """Raise ``unsupported_parameter`` for fields that do not go together."""
-        if self.best_of is not None and self.best_of != (self.n or 1):
+        if self.stream and self.best_of is not None and self.best_of != (self.n or 1):
             raise error(
-                "unsupported_parameter", param="best_of", reason="every sequence is returned, so it must equal n"
+                "unsupported_parameter", param="best_of", reason="it needs stream=false: the best are known last"
             )
         if self.stream_options is not None and not self.stream:
             raise error("unsupported_parameter", param="stream_options", reason="it needs stream=true")
@@ -90,6 +94,7 @@ class GenerationRequest(Strict):
 
 _SAMPLING_FIELDS = (
     "n",
+    "best_of",
     "temperature",
     "top_p",
     "top_k",
@@ -105,7 +110,10 @@ _SAMPLING_FIELDS = (
     "min_tokens",
     "logit_bias",
     "allowed_token_ids",
+    "bad_words",
     "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
 )
 
 _PROMPT_SCHEMA = {
@@ -262,6 +270,12 @@ class DetokenizeRequest(Strict):
 
     model: str | None = None
     tokens: list[int]
+
+
+class AbortRequest(Strict):
+    """POST /abort_requests: ids of answers, like cmpl-..., or none for all."""
+
+    request_ids: list[str] | None = None
 
 
 def _prompts(prompt: Any) -> list[str | list[int]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,8 @@ from typing import Any
 import aiakq
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.messages import ModelLimits
+from aiakq.runtime.output_processor import truncated
+from aiakq.runtime.sampling import SamplingParams
 from aiakq.runtime.server.engine_client import again
 from aiakq.runtime.server.generation import Prompt
 from aiakq.runtime.server.metrics import Metrics
@@ -20,6 +24,9 @@ from aiakq.runtime.server.protocol import ChatFields
 from aiakq.runtime.server.table import GenerationTable
 from aiakq.runtime.server.templates import Templates
 from aiakq.runtime.tokenizer import Tokenizer
+
+#: Requests, if --enable-log-requests; a logger of its own, so that its level is.
+request_log = logging.getLogger("aiakq.requests")
 
 #: Threads that tokenize: one long prompt must not hold up a short one.
 TOKENIZE_THREADS = 2
@@ -33,6 +40,9 @@ class Service:
     names        what clients may call it; the first is what answers say.
     sampling     default sampling values, from the model's generation_config.json.
     fingerprint  the same for the same model, dtype and version.
+    root_path    path under which a proxy offers the server.
+    admin        whether there are routes for the operator.
+    log_prompts  most characters or token ids of a prompt in the log; None: requests are not logged.
     in_flight    requests that asked to generate and are not answered yet.
     closing      why no new request is taken; None while open.
     progress     how far loading is, for /ready.
@@ -53,6 +63,9 @@ class Service:
         response_role: str,
         max_body_bytes: int | None,
         progress: Callable[[], dict[str, Any]],
+        root_path: str = "",
+        admin: bool = False,
+        log_prompts: float | None = None,
     ) -> None:
         self.names = tuple(names)
         self.model = model
@@ -63,6 +76,9 @@ class Service:
         self.metrics = metrics
         self.response_role = response_role
         self.progress = progress
+        self.root_path = root_path
+        self.admin = admin
+        self.log_prompts = log_prompts
         self.created = int(time.time())
         self.fingerprint = fingerprint(self.names[0], Path(model), dtype)
         self.body_limit = max_body_bytes or max(MIN_BODY_LIMIT, 8 * limits.max_model_len)
@@ -95,12 +111,46 @@ class Service:
         text = await self.templates.render(messages, arguments)
         return Prompt(text, await self.encode(text, add_special_tokens))
 
+    def shortened(self, prompts: list[Prompt], params: SamplingParams) -> list[Prompt]:
+        """The prompts that are left of those given, where the request wants only their ends."""
+        if params.truncate_prompt_tokens is None:
+            return prompts
+        kept = [truncated(prompt.token_ids, params, self.limits) for prompt in prompts]
+        return [
+            prompt if ids == prompt.token_ids else Prompt(None, ids) for prompt, ids in zip(prompts, kept, strict=True)
+        ]
+
+    def load(self) -> dict[str, Any]:
+        """How much work there is."""
+        stats = self.table.stats
+        used = 1 - stats.num_free_pages / stats.num_pages if stats.num_pages else 0.0
+        return {
+            "server_load": self.in_flight,
+            "num_requests_running": stats.num_running,
+            "num_requests_waiting": stats.num_waiting,
+            "kv_cache_usage_perc": used,
+        }
+
+    def log_request(self, request_id: str, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+        """A line about a request that is about to start, if the operator wants them."""
+        if self.log_prompts is None:
+            return
+        most = None if math.isinf(self.log_prompts) else int(self.log_prompts)
+        shown = [(one.token_ids if one.text is None else one.text)[:most] for one in prompts]
+        defaults = SamplingParams()
+        asked = {name: value for name, value in vars(params).items() if value != getattr(defaults, name)}
+        asked.pop("stop_strings", None)
+        lengths = [len(one.token_ids) for one in prompts]
+        request_log.info("request %s: prompts %r of %s tokens, params %r", request_id, shown, lengths, asked)
+
     async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of ``text``."""
         return await self._in_thread(self.tokenizer.encode, text, add_special_tokens)
 
     async def decode(self, token_ids: list[int]) -> str:
         """The text of ``token_ids``, special tokens included."""
+        if not self.tokenizer.has_text:
+            raise error("no_tokenizer")
         return await self._in_thread(self.tokenizer.decode, token_ids, False)
 
     def token_text(self, token_id: int) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.messages import EngineStats, ModelLimits, RequestSpec, StepOutput
+from aiakq.runtime.messages import NOTHING_LEFT, EngineStats, ModelLimits, RequestSpec, StepOutput
 from aiakq.runtime.output_processor import Delta, OutputProcessor
 from aiakq.runtime.sampling import SamplingParams
 from aiakq.runtime.server.engine_client import again
-from aiakq.runtime.server.generation import MAX_PROMPTS, MAX_SEQUENCES, Generation, Progress, Prompt
+from aiakq.runtime.server.generation import MAX_PROMPTS, MAX_SEQUENCES, Generation, Progress, Prompt, merged
 from aiakq.runtime.server.metrics import Metrics
-from aiakq.runtime.server.wire import Cancel, Submit, ToEngine
+from aiakq.runtime.server.wire import Cancel, Reset, Submit, ToEngine
 
 logger = logging.getLogger("aiakq.server")
 
@@ -39,12 +39,18 @@ class QueueLimits:
 
 @dataclass
 class _Part:
-    """The sequences of one prompt, by the engine's ids."""
+    """The sequences of one prompt, by the engine's ids.
+
+    wanted  how many of them are delivered; the best, if there are more.
+    held    what was generated so far, where only the best are delivered.
+    """
 
     generation: Generation
     prompt_index: int
     sequences: dict[str, Progress]
     unfinished: int
+    wanted: int
+    held: dict[int, Delta] = field(default_factory=dict)
 
 
 class GenerationTable:
@@ -76,7 +82,13 @@ class GenerationTable:
     # --- requests
 
     def start(
-        self, request_id: str, prompts: Sequence[Prompt], params: SamplingParams, arrived: float, whole: bool = False
+        self,
+        request_id: str,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        arrived: float,
+        whole: bool = False,
+        priority: int = 0,
     ) -> Generation:
         """Admit a whole HTTP request and hand its sequences to the engine.
 
@@ -85,8 +97,8 @@ class GenerationTable:
         """
         if self.failure is not None:
             raise again(self.failure)
-        self._check_queue(prompts, params.n)
-        generation = Generation(self, request_id, prompts, params, arrived, whole)
+        self._check_queue(prompts, params)
+        generation = Generation(self, request_id, prompts, params, arrived, whole, priority)
         specs = self._add(generation)
         self._generations[generation] = None
         self._metrics.params_n.observe(params.n)
@@ -116,12 +128,25 @@ class GenerationTable:
         for generation in list(self._generations):
             generation.fail(failure)
 
-    def _check_queue(self, prompts: Sequence[Prompt], n: int) -> None:
-        queue, wanted = self._queue, len(prompts) * n
+    def abort(self, ids: Sequence[str] | None, failure: AiakqError) -> int:
+        """Fail the running requests with these ids of answers, all of them for None; how many there were."""
+        found = [one for one in self._generations if ids is None or one.id in ids]
+        for generation in found:
+            generation.fail(failure)
+        return len(found)
+
+    def reset_prefix_cache(self) -> None:
+        """Let no later prompt reuse what was computed for earlier ones."""
+        self._send(Reset())
+
+    def _check_queue(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+        queue, n = self._queue, params.num_sequences
+        wanted = len(prompts) * n
         if len(prompts) > MAX_PROMPTS:
             raise error("too_many_prompts", param="prompt", value=len(prompts), limit=MAX_PROMPTS)
         if wanted > MAX_SEQUENCES:
-            raise error("too_many_prompts", param="n", value=wanted, limit=MAX_SEQUENCES)
+            param = "n" if n == params.n else "best_of"
+            raise error("too_many_prompts", param=param, value=wanted, limit=MAX_SEQUENCES)
         if self.busy + wanted > queue.batch + queue.sequences:
             flag, limit = "--max-num-queued-reqs", queue.sequences
             raise error("overloaded", waiting=self._waiting, what="sequences", limit=limit, flag=flag)
@@ -135,12 +160,12 @@ class GenerationTable:
         specs: list[RequestSpec] = []
         try:
             for index, (part_id, prompt) in enumerate(zip(generation.part_ids, generation.prompts, strict=True)):
-                parts = self._processor.add(part_id, prompt.text, prompt.token_ids, generation.params)
+                parts = self._processor.add(part_id, prompt.token_ids, generation.params, generation.priority)
                 progress = generation.sequences[index]
                 if not progress:
                     progress += [Progress(len(prompt.token_ids), spec.max_tokens) for spec in parts]
                 sequences = {spec.request_id: one for spec, one in zip(parts, progress, strict=True)}
-                part = _Part(generation, index, sequences, len(parts))
+                part = _Part(generation, index, sequences, len(parts), generation.params.n)
                 self._parts[part_id] = part
                 self._part_of.update(dict.fromkeys(sequences, part))
                 generation.unfinished += len(parts)
@@ -252,7 +277,9 @@ class GenerationTable:
         sequence = part.sequences[engine_id]
         self._observe(part.generation, sequence, delta, now)
         if delta.finish_reason == "error":
-            part.generation.fail(error("numerical_error", reason=(delta.error or "no reason is known").rstrip(".")))
+            reason = (delta.error or "no reason is known").rstrip(".")
+            kind = "nothing_left" if delta.error == NOTHING_LEFT else "numerical_error"
+            part.generation.fail(error(kind, reason=reason))
             return
         if delta.finish_reason == "abort":
             part.generation.fail(error("request_failed", reason="the engine stopped it"))
@@ -264,7 +291,15 @@ class GenerationTable:
             part.generation.unfinished -= 1
             if part.unfinished == 0:
                 self._remove(delta.request_id)
-        part.generation.deliver(part.prompt_index, delta)
+        if len(part.sequences) == part.wanted:
+            part.generation.deliver(part.prompt_index, delta)
+            return
+        held = part.held.get(delta.index)
+        part.held[delta.index] = delta if held is None else merged(held, delta)
+        if part.unfinished == 0:
+            ranked = sorted(part.held.values(), key=lambda one: -one.cumulative_logprob)
+            for index, one in enumerate(ranked[: part.wanted]):
+                part.generation.deliver(part.prompt_index, replace(one, index=index))
 
     def _observe(self, generation: Generation, sequence: Progress, delta: Delta, now: float) -> None:
         """Bring the metrics up to date with one piece of news."""

@@ -17,6 +17,7 @@ import msgspec
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.messages import ModelLimits, RequestSpec, StepOutput
+from aiakq.runtime.tokenizer import TokenizerSource
 
 _LENGTH = struct.Struct(">I")
 #: Far above any real frame; a larger length means the two sides have lost each other.
@@ -41,6 +42,10 @@ class Cancel(msgspec.Struct, tag="cancel"):
     request_ids: list[str]
 
 
+class Reset(msgspec.Struct, tag="reset"):
+    """Forget what later prompts could reuse."""
+
+
 class Configured(msgspec.Struct, tag="configured"):
     """The arguments were understood; what the HTTP side can prepare while weights load.
 
@@ -48,9 +53,8 @@ class Configured(msgspec.Struct, tag="configured"):
     """
 
     model: str
-    tokenizer: str
+    tokenizer: TokenizerSource
     dtype: str
-    trust_remote_code: bool
     sampling: dict[str, Any]
 
 
@@ -84,7 +88,7 @@ class Stepped(msgspec.Struct, tag="stepped"):
     output: StepOutput
 
 
-ToEngine = Start | Submit | Cancel
+ToEngine = Start | Submit | Cancel | Reset
 FromEngine = Configured | Loading | Ready | Failed | Stepped
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,0 +1,118 @@
+"""What config.json and generation_config.json say once the operator's arguments were put over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aiakq.errors import AiakqError, error
+from aiakq.formats.checkpoint import read_json, resolve_model
+
+#: Architectures that look positions up in a table: nothing turns there.
+_LEARNED_POSITIONS = frozenset({"OPTForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM"})
+#: Settings of rotary positions that say nothing about scaling; scalings that leave the context as long as it is.
+_NO_SCALING = frozenset({"rope_theta", "partial_rotary_factor"})
+_SAME_CONTEXT = frozenset({"default", "llama3", "longrope"})
+#: What of a generation_config.json is used: its names are SamplingParams', but for the last two.
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_GENERATION = (*_SAMPLING, "max_new_tokens", "eos_token_id")
+
+
+def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, Any]:
+    """A JSON file of a model folder. Raises ``model_incomplete`` or ``model_malformed``."""
+    if not (path / name).exists():
+        if missing_ok:
+            return {}
+        raise error("model_incomplete", path=path, missing=f"{name} is missing")
+    return read_json(path / name, name)
+
+
+def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of the model in ``folder``, or of --hf-config-path, under --hf-overrides and --rope-*.
+
+    Raises ``bad_option`` and what reading it raises.
+    """
+    if args["hf_config_path"]:
+        folder = resolve_model(args["hf_config_path"], None, args["download_dir"], weights="none")
+    raw = read_config(folder, "config.json")
+    overrides = dict(args["hf_overrides"] or {})
+    # Configs of transformers 5 keep rotary settings elsewhere: these two have to find their place in either kind.
+    scaling = args["rope_scaling"] or overrides.pop("rope_scaling", None)
+    theta = args["rope_theta"] or overrides.pop("rope_theta", None)
+    raw |= overrides
+    if scaling is None and theta is None:
+        return raw
+    option, value = ("--rope-theta", theta) if scaling is None else ("--rope-scaling", scaling)
+    parameters = raw.get("rope_parameters")
+    architectures = raw.get("architectures")
+    if isinstance(architectures, list) and _LEARNED_POSITIONS.intersection(map(str, architectures)):
+        raise _bad(option, value, "left out: the positions of this model are learned")
+    if isinstance(parameters, dict) and any(isinstance(entry, dict) for entry in parameters.values()):
+        raise _bad(option, value, "left out: kinds of layers differ here, see rope_parameters in --hf-overrides")
+    if scaling is not None:
+        if not isinstance(scaling, dict):
+            raise _bad("--hf-overrides", scaling, "an object where rope_scaling is one")
+        raw, scaling = _stretched(raw, scaling)
+    if isinstance(parameters, dict):
+        # What is said anew about scaling is said whole; what is none of it stays.
+        kept = {name: value for name, value in parameters.items() if scaling is None or name in _NO_SCALING}
+        raw["rope_parameters"] = {**kept, **(scaling or {}), **({} if theta is None else {"rope_theta": theta})}
+    else:
+        raw |= {} if scaling is None else {"rope_scaling": scaling}
+        raw |= {} if theta is None else {"rope_theta": theta}
+    return raw
+
+
+def _stretched(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``raw`` with a context that is longer by the factor of ``scaling``, and ``scaling`` as a whole.
+
+    It gets its type under the name of today, and the context that the model was trained with.
+    """
+    names = ("max_position_embeddings", "n_positions", "max_seq_len")
+    trained = scaling.get("original_max_position_embeddings") or next((raw[n] for n in names if raw.get(n)), 2048)
+    factor = scaling.get("factor", 1.0)
+    numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in (trained, factor))
+    if not numbers or not 1 <= factor <= 1024:
+        raise _bad("--rope-scaling", dict(scaling), "an object with a factor of 1 to 1024")
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    whole = {**scaling, "rope_type": kind, "original_max_position_embeddings": trained}
+    return raw if kind in _SAME_CONTEXT else raw | {"max_position_embeddings": int(trained * factor)}, whole
+
+
+def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of generation_config.json that count, under --generation-config and --override-generation-config.
+
+    The end-of-sequence tokens are always the model's, unless a folder was named. Raises ``bad_option``.
+    """
+    source = args["generation_config"]
+    if source in ("auto", "vllm"):
+        found = read_config(folder, "generation_config.json", missing_ok=True)
+        if source == "vllm":
+            found = {name: value for name, value in found.items() if name == "eos_token_id"}
+    elif not (Path(source).expanduser() / "generation_config.json").is_file():
+        raise _bad("--generation-config", source, "auto, vllm or a folder with a generation_config.json")
+    else:
+        found = read_config(Path(source).expanduser(), "generation_config.json")
+    over = args["override_generation_config"] or {}
+    unknown = [name for name in over if name not in _GENERATION]
+    if unknown:
+        raise _bad("--override-generation-config", unknown[0], "one of " + ", ".join(_GENERATION))
+    return {name: value for name, value in (found | over).items() if name in _GENERATION and value is not None}
+
+
+def default_sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that SamplingParams knows."""
+    return {name: generation[name] for name in _SAMPLING if name in generation}
+
+
+def most_new_tokens(generation: Mapping[str, Any]) -> int | None:
+    """The limit of every answer, if there is one. Raises ``bad_option`` for one that is no number of tokens."""
+    most = generation.get("max_new_tokens")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise _bad("max_new_tokens of the generation config", most, "a number of tokens")
+    return most
+
+
+def _bad(option: str, value: Any, expected: str) -> AiakqError:
+    return error("bad_option", option=option, value=value, expected=expected, hint="See docs/arguments.md.")

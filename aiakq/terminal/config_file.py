@@ -1,0 +1,49 @@
+"""Options from a file: ``--config FILE`` of the commands that take the engine's arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from aiakq.errors import AiakqError, error
+from aiakq.runtime import foreign
+from aiakq.terminal import console
+
+_MAX_BYTES = 1 << 20
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The options of a YAML file under the names of the argument table; dashes and underscores are the same.
+
+    Options of other engines are left out, with a line. Raises ``bad_option`` for a file that is none, and
+    ``option_refused``.
+    """
+    import yaml
+
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise _bad(path, "it is larger than 1 MiB")
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as problem:
+        raise _bad(path, getattr(problem, "strerror", None) or "it is no UTF-8 text") from None
+    except (yaml.YAMLError, RecursionError) as problem:
+        mark = getattr(problem, "problem_mark", None)
+        raise _bad(path, f"line {mark.line + 1} is no YAML" if mark else "it is no YAML") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise _bad(path, "it holds no names with values")
+    given = {name.lstrip("-").replace("-", "_"): value for name, value in found.items()}
+    if len(given) < len(found):
+        raise _bad(path, "a name is there twice")
+    foreign.refuse(given)
+    for line in foreign.remarks(given):
+        console.warning(line)
+    return {name: value for name, value in given.items() if value is not None and name not in foreign.BY_NAME}
+
+
+def _bad(path: Path, reason: str) -> AiakqError:
+    hint = "Write an option per line, like port: 8000."
+    return error(
+        "bad_option", option="--config", value=str(path), expected=f"a readable file of options ({reason})", hint=hint
+    )

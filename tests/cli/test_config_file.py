@@ -1,0 +1,80 @@
+"""``--config FILE``: options of a file, below those of the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import aiakq
+
+
+@pytest.fixture
+def serve(process, tmp_path):
+    """Run ``aiakq serve`` with a config file of this text and further words; it never gets as far as serving."""
+
+    def run(text: str, *words: str):
+        path = tmp_path / "serve.yaml"
+        path.write_text(text)
+        return process("serve", "--config", str(path), *words)
+
+    return run
+
+
+def test_the_command_line_stands_above_the_file_and_the_file_above_defaults(serve):
+    done = serve("model: ./not-here\nmax-num-seqs: 0\n")
+    assert done.code == 2 and "--max-num-seqs is 0" in done.err
+    done = serve("model: ./not-here\nmax-num-seqs: 0\n", "--max-num-seqs", "3")
+    assert "error[model_missing]" in done.err and "not-here" in done.err
+    assert "other-place" in serve("model: ./not-here\n", "./other-place").err
+    assert "other-place" in serve("model: ./not-here\n", "--model", "./other-place").err
+
+
+def test_values_have_their_types(serve):
+    done = serve(
+        "model: ./not-here\nmax_model_len: 25.6k\nserved-model-name: [a, b]\nenforce-eager: true\n"
+        "hf-overrides: {rope_theta: 5.0}\ngpu-memory-utilization: 0.5\n"
+    )
+    assert "error[model_missing]" in done.err
+    assert "--port is 'http'" in serve("model: m\nport: http\n").err
+    assert "--enforce-eager is 1" in serve("model: m\nenforce-eager: 1\n").err
+
+
+def test_options_of_other_engines_are_remarked_upon_or_refused(serve):
+    done = serve("model: ./not-here\nswap-space: 9\ntask: generate\n")
+    assert "--swap-space does nothing here" in done.err and "error[model_missing]" in done.err
+    assert "--enable-lora cannot be had" in serve("model: m\nenable-lora: true\n").err
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("- a\n- b\n", "no names with values"),
+        ("port: [1\n", "no YAML"),
+        ("port: 1\n--port: 2\n", "twice"),
+        ("prt: 1\n", "no engine argument 'prt'"),
+        ("a: !!python/object/apply:os.system [exit]\n", "no YAML"),
+    ],
+)
+def test_files_that_hold_no_options(serve, text, reason):
+    done = serve(text)
+    assert done.code == 2 and reason in done.err and len(done.err.strip().splitlines()) == 1
+
+
+def test_a_file_that_is_not_there(process):
+    done = process("bench", "latency", "m", "--config", "./nothing.yaml")
+    assert done.code == 2 and "--config is 'nothing.yaml'" in done.err
+
+
+def test_values_are_read_alike_on_the_command_line(process):
+    for words in (["-1"], ["auto"], ["25.6k"], ["32K"]):
+        done = process("serve", "./not-here", "--max-model-len", *words, "--hf-overrides", '{"rope_theta": 5}')
+        assert "error[model_missing]" in done.err
+    assert "--max-model-len is '1.5K'" in process("bench", "latency", "m", "--max-model-len", "1.5K").err
+    assert "a JSON object" in process("serve", "m", "--hf-overrides", "rope_theta").err
+
+
+def test_as_a_module():
+    done = subprocess.run([sys.executable, "-P", "-m", "aiakq", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, f"aiakq {aiakq.__version__}")
