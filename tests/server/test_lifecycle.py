@@ -147,12 +147,13 @@ def test_term_drains(victims):
     assert not exists(server.ready.engine_pid)
 
 
-def test_a_second_term_ends_at_once(victims):
+def test_a_second_term_ends_at_once(victims, metrics_of):
     server = victims()
     stream = Stream(server.url)
     waiting = ThreadPoolExecutor().submit(
-        httpx.post, f"{server.url}/v1/completions", json=LONG, timeout=60, trust_env=False
+        httpx.post, f"{server.url}/v1/completions", json=LONG | {"n": 8}, timeout=60, trust_env=False
     )
+    wait_until(lambda: metrics_of(server.url)["vllm:num_requests_running"] >= 8)
     server.process.send_signal(signal.SIGTERM)
     wait_until(lambda: any(event.kind == "draining" for event in server.events))
     server.process.send_signal(signal.SIGTERM)
