@@ -2,6 +2,8 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+# Two at a time: many tests wait for servers.
+PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile
 
 .PHONY: help quickstart test test-elsewhere check format docs quality large bench bench-cpu kernels sanitize gpu clean
 
@@ -28,17 +30,17 @@ quickstart: $(VENV)/.runtime $(VENV)/.native  ## quantize the example model four
 	$(BIN)/python examples/quickstart.py
 
 test: $(VENV)/.test $(VENV)/.native  ## every test, on the CPU, without a network
-	$(BIN)/pytest -q
+	$(PYTEST)
 
 test-elsewhere: $(VENV)/.test $(VENV)/.native  ## the runtime's tests as on machines with AVX2 only, and without native kernels
-	AIAKQ_CPU_ISA=avx2 $(BIN)/pytest -q tests/runtime
-	AIAKQ_KERNELS=reference $(BIN)/pytest -q tests/runtime
+	AIAKQ_CPU_ISA=avx2 $(PYTEST) tests/runtime
+	AIAKQ_KERNELS=reference $(PYTEST) tests/runtime
 
 check: $(VENV)/.test $(VENV)/.native  ## format, lint, types, then every test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q
+	$(PYTEST)
 
 format: $(VENV)/.test  ## put the code into its format
 	$(BIN)/ruff format .
