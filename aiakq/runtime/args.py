@@ -20,7 +20,7 @@ class Argument:
     """One row.
 
     name      keyword of LLM(...); the flag is ``--`` plus the name with dashes.
-    type      str, int, float or bool; a list of str for ``list``.
+    type      str, int, float or bool; a list of str for ``list``; a number, an object or its JSON for ``dict``.
     default   None where the engine decides; ``help`` says how.
     group     model, memory, scheduling or server; server rows are not engine arguments.
     short     one-dash alias, like ``-q``.
@@ -120,6 +120,25 @@ ARGUMENTS: tuple[Argument, ...] = (
         "model",
     ),
     Argument(
+        "compilation_config",
+        dict,
+        None,
+        "Which decoding steps become CUDA graphs: a level (0 is --enforce-eager, 1 to 3 are the default), or JSON with "
+        "mode (the same), cudagraph_mode, cudagraph_capture_sizes (numbers of sequences; a step with more than the "
+        "largest runs without a graph) and max_cudagraph_capture_size. Models are not compiled. On a CPU only 0 means "
+        "something.",
+        "model",
+        short="-O",
+    ),
+    Argument(
+        "max_seq_len_to_capture",
+        int,
+        None,
+        "A step with a sequence of more tokens than this runs without a CUDA graph; --max-model-len if not given.",
+        "model",
+        low=1,
+    ),
+    Argument(
         "tensor_parallel_size",
         int,
         1,
@@ -157,10 +176,11 @@ ARGUMENTS: tuple[Argument, ...] = (
         "kv_cache_dtype",
         str,
         "auto",
-        "How keys and values are stored. auto: as they are computed (see --dtype). int8: a quarter of float32, with a "
-        "scale per token and head.",
+        "How keys and values are stored. auto: as they are computed (see --dtype). int8 and fp8 (e4m3; e5m2 has a bit "
+        "less of precision): half of bfloat16, with a scale per token and head. int8 is the most exact of them, and "
+        "on a CPU the one that is fast.",
         "memory",
-        choices=("auto", "float32", "float16", "bfloat16", "int8"),
+        choices=("auto", "float32", "float16", "bfloat16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"),
     ),
     Argument("num_gpu_blocks_override", int, None, "Use exactly this many KV pages.", "memory", low=2),
     Argument("enable_prefix_caching", bool, True, "Reuse KV pages of equal prompt beginnings.", "memory"),
@@ -242,7 +262,9 @@ def _check(argument: Argument, value: Any) -> Any:
     if value is None:
         return None
     expected = {str: "a string", int: "an integer", float: "a number", bool: "true or false", list: "a list"}
-    right_type = isinstance(value, (int, float) if argument.type is float else argument.type)
+    expected[dict] = "a number, an object, or its JSON"
+    also = {float: (int, float), dict: (int, str, Mapping)}
+    right_type = isinstance(value, also.get(argument.type, argument.type))
     if not right_type or (isinstance(value, bool) and argument.type is not bool):
         raise _bad(argument, value, expected[argument.type])
     if argument.choices and value not in argument.choices:

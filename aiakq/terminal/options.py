@@ -108,7 +108,8 @@ def _parameter(row: Argument) -> inspect.Parameter:
         names = [f"{row.flag}/--no-{row.flag.removeprefix('--')}"]
     if row.short:
         names.append(row.short)
-    kind: Any = {list: list[str], bool: bool}.get(row.type, row.type)
+    kinds: dict[type, Any] = {list: list[str], dict: str}
+    kind = kinds.get(row.type, row.type)
     option = typer.Option(
         *names,
         help=_help(row),
@@ -133,4 +134,4 @@ def _metavar(row: Argument) -> str | None:
         return None
     if row.choices and len("|".join(row.choices)) <= 24:
         return "|".join(row.choices)
-    return {int: "N", float: "X", str: "TEXT", list: "NAME"}[row.type]
+    return {int: "N", float: "X", str: "TEXT", list: "NAME", dict: "JSON"}[row.type]
