@@ -120,7 +120,10 @@ def take(slug: str, command: list[str], request: dict[str, Any], which: str, pat
     began, before = time.monotonic(), Used.now()
     try:
         with files["log"].open("w") as out:
-            subprocess.run(words, stdout=out, stderr=subprocess.STDOUT, env=variables, timeout=PATIENCE, check=True)
+            # Not where the folder kernels/ is: transformers takes it for a package of that name.
+            subprocess.run(
+                words, cwd=OUT, stdout=out, stderr=subprocess.STDOUT, env=variables, timeout=PATIENCE, check=True
+            )
         answer = json.loads(files["answer.json"].read_text())
     except (OSError, ValueError, subprocess.SubprocessError) as problem:
         late = isinstance(problem, subprocess.TimeoutExpired)

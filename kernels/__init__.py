@@ -17,11 +17,13 @@ import importlib
 import os
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+# Nothing is needed to import this: transformers may, looking for another package of the name from this folder's parent.
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from aiakq.kernels.types import LinearProblem, QWeight, Rows, Wish
+    from aiakq.kernels.types import LinearProblem, QWeight, Rows, Wish
 
 __version__ = "0.1.0"  # transformers looks for a package named "kernels"; a version keeps it from stumbling
 

@@ -18,6 +18,8 @@ except ModuleNotFoundError as failure:
 # gptqmodel divides a pool of CPU workers and cannot divide one; and tests never reach for a network.
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Widths of tables are those of a pipe, whatever terminal the tests were started from.
+os.environ.pop("COLUMNS", None)
 # Triton asks this when it is imported, and other packages import it while their tests are collected.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

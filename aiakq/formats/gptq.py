@@ -57,7 +57,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     group_size = derive_group_size(k, groups, spec.group_size, "scales", name)
     finite(scales, "scales", name)
 
-    codes = unpack(qweight, bits, dim=0).T.contiguous()
+    codes = unpack(qweight.T, bits)
     perm = None
     if g_idx is not None:
         if g_idx.dtype not in (torch.int32, torch.int64):

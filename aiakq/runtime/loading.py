@@ -15,7 +15,7 @@ from aiakq.kernels import triton
 from aiakq.kernels.attention import is_native
 from aiakq.runtime.config import EngineConfig
 from aiakq.runtime.engine import Engine
-from aiakq.runtime.memory import count_pages, give_back, kv_bytes_per_page
+from aiakq.runtime.memory import count_pages, few_objects, give_back, kv_bytes_per_page
 from aiakq.runtime.messages import ModelLimits
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 from aiakq.runtime.models.decoder import Model
@@ -74,8 +74,9 @@ def load_model(config: EngineConfig) -> tuple[Model, str]:
 def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignore) -> Engine:
     """Load the model, size the page pool and put the engine together, reporting each phase."""
     started = time.monotonic()
-    model, kernels = load_model(config)
-    give_back()
+    with few_objects():
+        model, kernels = load_model(config)
+        give_back()
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
     on_phase(Phase("weights", time.monotonic() - started, f"{config.hf.architecture}, {method}"))
     started = time.monotonic()

@@ -76,14 +76,18 @@ def prompts_for(model: Path) -> list[list[int]]:
 
 def ask(python: Path, engine: str, folder: Path, dtype: str, prompts: list[list[int]], scratch: Path) -> dict[str, Any]:
     """What the engine generates, as its script reports it; or ``failed`` with the last thing it said."""
-    request, result, log = (scratch / f"{engine}-{folder.name}-{dtype}.{end}" for end in ("ask", "json", "log"))
+    request, result, log = (
+        scratch.resolve() / f"{engine}-{folder.name}-{dtype}.{end}" for end in ("ask", "json", "log")
+    )
     result.unlink(missing_ok=True)
     asked = {"model": str(folder.resolve()), "dtype": dtype, "prompts": prompts, "max_tokens": NEW_TOKENS}
     request.write_text(json.dumps(asked))
     with log.open("w") as out:
-        words = [str(python), str(SCRIPTS / f"engine_{engine}.py"), str(request), str(result)]
+        words = [str(python.absolute()), str(SCRIPTS / f"engine_{engine}.py"), str(request), str(result)]
+        # Not where the folder kernels/ is: transformers takes it for a package of that name.
+        variables = environments.variables()
         try:
-            subprocess.run(words, stdout=out, stderr=subprocess.STDOUT, timeout=1800, env=environments.variables())
+            subprocess.run(words, cwd=scratch, stdout=out, stderr=subprocess.STDOUT, timeout=1800, env=variables)
         except subprocess.TimeoutExpired:
             return {"failed": "no answer in 30 minutes"}
     if result.is_file():
@@ -106,7 +110,7 @@ def compare(folder: Path, original: Path, prompts: list[list[int]], answer: dict
     from aiakq.runtime.scoring import load_for_scoring
 
     sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    llm = LLM(str(folder), dtype="float32")
+    llm = LLM(str(folder), dtype="float32", cpu_math="exact")
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
     ours = [list(output.outputs[0].token_ids) for output in outputs]
     texts = torch.tensor([prompt + tokens for prompt, tokens in zip(prompts, answer["tokens"], strict=True)])

@@ -49,11 +49,11 @@ is scored by our runtime in float32 on the same windows of 512 tokens.
 """
 ELSEWHERE = """\
 Our four default outputs of the example model, read by other engines: 16 prompts of 24 tokens, 32 greedy tokens each.
-*log p differs*: between what the engine says of its own tokens and what our runtime, in float32, says of them; *its own
-rounding* is the same number for the unquantized model in that engine and dtype; *closest call* is how much more likely
-our runtime's token was where tokens first part, at most. transformers reads `gptq` and `awq` through gptqmodel's plain
-torch kernels: the ones it would choose for a CPU compute in bf16. vLLM's CPU build has no kernel for 8-bit weight-only
-checkpoints and takes `gptq` and `awq` in 16 bits only.
+Ours computes in float32, with `--cpu-math exact`. *log p differs*: between what the engine and ours say of the engine's
+tokens; *its own rounding* is the same number for the unquantized model in that engine and dtype; *closest call* is how
+much more likely our runtime's token was where tokens first part, at most. transformers reads `gptq` and `awq` through
+gptqmodel's plain torch kernels: the ones it would choose for a CPU compute in bf16. vLLM's CPU build has no kernel for
+8-bit weight-only checkpoints and takes `gptq` and `awq` in 16 bits only.
 
 In w8a8 every activation is rounded to 8 bits. The last bit of a sum decides which of two neighbouring codes it becomes;
 transformers also takes a scale of absmax / 127.5 per token where ours is absmax / 127 (with its scale, our logits are

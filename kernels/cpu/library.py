@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Callable
 from ctypes import Structure, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
@@ -28,6 +29,8 @@ LINEAR, DENSE, EMBEDDING, NORM, ROTARY, ATTENTION, GATE, SAMPLE = range(8)
 #: How a quantized product is computed; see src/ops.h.
 EXACT, BLOCKS, ROWS = range(3)
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
+
+_LARGE_PAGE, _MADV_HUGEPAGE = 2**21, 14
 
 
 class Op(Structure):
@@ -294,6 +297,22 @@ def address(tensor: Tensor | None) -> int | None:
 def scratch_bytes(count: int) -> Tensor:
     """``count`` bytes of uninitialized memory whose first is at a multiple of 64: torch's allocator sees to that."""
     return torch.empty(count, dtype=torch.uint8)
+
+
+def weights_like(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Uninitialized memory for weights that are read from end to end at every step.
+
+    On large pages, where the system offers them: a processor's prefetching ends with a page, and a virtual machine pays
+    twice for finding the next one.
+    """
+    tensor = torch.empty(shape, dtype=dtype)
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    first = -(-tensor.data_ptr() // _LARGE_PAGE) * _LARGE_PAGE
+    size = (tensor.data_ptr() + tensor.nbytes - first) // _LARGE_PAGE * _LARGE_PAGE
+    if advise is not None and sys.platform == "linux" and size > 0:
+        # What it answers does not matter: without large pages all is the same, only slower.
+        advise(c_void_p(first), ctypes.c_size_t(size), _MADV_HUGEPAGE)
+    return tensor
 
 
 def multiply(x: Tensor, op: Linear | Dense, call: Call, scratch_per_row: int) -> Tensor:

@@ -25,7 +25,8 @@ struct Source {
 
 INLINE int64_t even(int64_t k) { return k + k % 2; }
 
-template <int TYPE, int R> void rows(const Dense& a, const Source& x, int64_t row, int64_t tile) {
+// ``ahead`` is how far away the weights are that are to be asked for, or 0.
+template <int TYPE, int R> void rows(const Dense& a, const Source& x, int64_t row, int64_t tile, int64_t ahead) {
   const int64_t k = TYPE == BFLOAT16 ? even(a.k) : a.k;
   const uint8_t* at = (const uint8_t*)a.tiles + tile * k * TILE * (TYPE == FLOAT32 ? 4 : 2);
   const float* from[R];
@@ -37,6 +38,7 @@ template <int TYPE, int R> void rows(const Dense& a, const Source& x, int64_t ro
   if constexpr (TYPE == BFLOAT16) {
     const I high = isplat((int32_t)0xffff0000);
     for (int64_t i = 0; i < k; i += 2, at += 128) {
+      if (ahead) ask_for(at + ahead), ask_for(at + ahead + 64);
       const I first = iload(at), second = iload(at + 64);
       const F w00 = bits_as_float(left<16>(first)), w01 = bits_as_float(left<16>(second));
       const F w10 = bits_as_float(first & high), w11 = bits_as_float(second & high);
@@ -49,6 +51,7 @@ template <int TYPE, int R> void rows(const Dense& a, const Source& x, int64_t ro
   } else {
     constexpr int SIZE = TYPE == FLOAT32 ? 4 : 2;
     for (int64_t i = 0; i < k; i++, at += TILE * SIZE) {
+      if (ahead) ask_for(at + ahead), ask_for(at + ahead + (TILE * SIZE - 64));
       const F first = load_as_float(at, 0, TYPE), second = load_as_float(at, 16, TYPE);
       UNROLL for (int r = 0; r < R; r++) {
         const F value = splat(from[r][i]);
@@ -61,14 +64,17 @@ template <int TYPE, int R> void rows(const Dense& a, const Source& x, int64_t ro
     UNROLL for (int half = 0; half < 2; half++) write(a, row + r, tile, half, sums[r][half]);
 }
 
-template <int TYPE> void rows_of(const Dense& a, const Source& x, int64_t row, int64_t stop, int64_t tile) {
+template <int TYPE> void rows_of(const Dense& a, const Source& x, int64_t first, int64_t stop, int64_t tile) {
+  const int64_t k = TYPE == BFLOAT16 ? even(a.k) : a.k, tile_bytes = k * TILE * (TYPE == FLOAT32 ? 4 : 2);
+  int64_t row = first;
+  const auto ahead = [&] { return row == first ? tile_bytes : 0; };
   if constexpr (MOST_ROWS >= 12)
-    for (; row + 12 <= stop; row += 12) rows<TYPE, 12>(a, x, row, tile);
+    for (; row + 12 <= stop; row += 12) rows<TYPE, 12>(a, x, row, tile, ahead());
   if constexpr (MOST_ROWS >= 4)
-    for (; row + 4 <= stop; row += 4) rows<TYPE, 4>(a, x, row, tile);
+    for (; row + 4 <= stop; row += 4) rows<TYPE, 4>(a, x, row, tile, ahead());
   if constexpr (MOST_ROWS >= 2)
-    for (; row + 2 <= stop; row += 2) rows<TYPE, 2>(a, x, row, tile);
-  for (; row < stop; row++) rows<TYPE, 1>(a, x, row, tile);
+    for (; row + 2 <= stop; row += 2) rows<TYPE, 2>(a, x, row, tile, ahead());
+  for (; row < stop; row++) rows<TYPE, 1>(a, x, row, tile, ahead());
 }
 
 }  // namespace

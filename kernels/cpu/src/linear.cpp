@@ -19,13 +19,14 @@ namespace ISA {
 namespace {
 
 constexpr int BLOCK = 32;
-// Rows worked on side by side: as many as the registers hold sums for.
+// Rows worked on side by side: as many as the registers hold sums for. Where integers are summed to the end a row has
+// one sum, not two.
 #if defined(__AVX512F__)
-constexpr int MOST_ROWS = 6;
+constexpr int MOST_ROWS = 6, MOST_INTEGER_ROWS = 12;
 #elif defined(__AVX2__)
-constexpr int MOST_ROWS = 2;
+constexpr int MOST_ROWS = 2, MOST_INTEGER_ROWS = 2;
 #else
-constexpr int MOST_ROWS = 1;
+constexpr int MOST_ROWS = 1, MOST_INTEGER_ROWS = 1;
 #endif
 
 // --- activations -------------------------------------------------------------------------------------------------
@@ -247,8 +248,9 @@ INLINE void add_part(const Rows& rows, int64_t row, int64_t block, int part, con
   }
 }
 
-// R rows of one tile: EXACT and BLOCKS.
-template <int MATH, int BITS, int R, int PARTS> void grouped(const Linear& a, const Rows& rows, int64_t row, int64_t tile) {
+// R rows of one tile: EXACT and BLOCKS. ``ahead`` is how far away the weights are that are to be asked for, or 0.
+template <int MATH, int BITS, int R, int PARTS>
+void grouped(const Linear& a, const Rows& rows, int64_t row, int64_t tile, int64_t ahead) {
   const int64_t blocks = blocks_of(a), inside = a.group / BLOCK;
   const uint8_t* at = a.tiles + tile * blocks * (2 * 64 * BITS);
   F totals[R][2];
@@ -258,8 +260,10 @@ template <int MATH, int BITS, int R, int PARTS> void grouped(const Linear& a, co
     F sums[R][2];
     UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0);
     if constexpr (PARTS == 1) {
-      for (const int64_t stop = block + inside; block < stop; block++, at += 2 * 64 * BITS)
+      for (const int64_t stop = block + inside; block < stop; block++, at += 2 * 64 * BITS) {
+        if (ahead) UNROLL for (int i = 0; i < 2 * BITS; i++) ask_for(at + ahead + 64 * i);
         add_part<MATH, BITS, R, 1>(rows, row, block, 0, at, sums);
+      }
     } else {
       const int part = (int)(group % PARTS);
       add_part<MATH, BITS, R, PARTS>(rows, row, block, part, at, sums);
@@ -278,7 +282,7 @@ template <int MATH, int BITS, int R, int PARTS> void grouped(const Linear& a, co
 }
 
 // R rows of one tile: ROWS, integers all the way to the end.
-template <int R> void integers(const Linear& a, const Rows& rows, int64_t row, int64_t tile) {
+template <int R> void integers(const Linear& a, const Rows& rows, int64_t row, int64_t tile, int64_t ahead) {
   const int64_t blocks = blocks_of(a);
   const uint8_t* at = a.tiles + tile * blocks * (2 * 64 * 8);
   I whole[R][2];
@@ -289,7 +293,8 @@ template <int R> void integers(const Linear& a, const Rows& rows, int64_t row, i
     whole[r][0] = whole[r][1] = isplat(-128 * total);
     x[r] = rows.bytes(row + r);
   }
-  for (int64_t block = 0; block < blocks; block++, at += 2 * 64 * 8)
+  for (int64_t block = 0; block < blocks; block++, at += 2 * 64 * 8) {
+    if (ahead) UNROLL for (int i = 0; i < 2 * 8; i++) ask_for(at + ahead + 64 * i);
     UNROLL for (int o = 0; o < 8; o++) {
       const I first = iload(at + 64 * o), second = iload(at + 64 * (8 + o));
       UNROLL for (int r = 0; r < R; r++) {
@@ -298,6 +303,7 @@ template <int R> void integers(const Linear& a, const Rows& rows, int64_t row, i
         whole[r][1] = dot4(whole[r][1], second, value);
       }
     }
+  }
   UNROLL for (int half = 0; half < 2; half++) {
     const F scale = scales_at(a, tile, 0, half);
     UNROLL for (int r = 0; r < R; r++)
@@ -305,11 +311,11 @@ template <int R> void integers(const Linear& a, const Rows& rows, int64_t row, i
   }
 }
 
-using Work = void (*)(const Linear&, const Rows&, int64_t row, int64_t tile);
+using Work = void (*)(const Linear&, const Rows&, int64_t row, int64_t tile, int64_t ahead);
 
-// The work for 6, 4, 2 and 1 rows; null where the registers do not hold that many.
+// The work for 12, 6, 4, 2 and 1 rows; null where the registers do not hold that many.
 struct Works {
-  Work six, four, two, one;
+  Work twelve, six, four, two, one;
 };
 
 template <int MATH, int BITS, int R, int PARTS> constexpr Work work() {
@@ -320,14 +326,14 @@ template <int MATH, int BITS, int R, int PARTS> constexpr Work work() {
 }
 
 template <int R> constexpr Work integer_work() {
-  if constexpr (R > MOST_ROWS)
+  if constexpr (R > MOST_INTEGER_ROWS)
     return nullptr;
   else
     return integers<R>;
 }
 
 template <int MATH, int BITS, int PARTS> constexpr Works works() {
-  return {work<MATH, BITS, 6, PARTS>(), work<MATH, BITS, 4, PARTS>(), work<MATH, BITS, 2, PARTS>(),
+  return {nullptr, work<MATH, BITS, 6, PARTS>(), work<MATH, BITS, 4, PARTS>(), work<MATH, BITS, 2, PARTS>(),
           work<MATH, BITS, 1, PARTS>()};
 }
 
@@ -354,15 +360,15 @@ void linear(const void* op, Team& team) {
   share(team, a.op.m, 1, [&](int64_t row) { arrange(a, rows, row); });
   const Works works = a.math == EXACT    ? works_of<EXACT>(a)
                       : a.math == BLOCKS ? works_of<BLOCKS>(a)
-                                         : Works{integer_work<6>(), integer_work<4>(), integer_work<2>(), integers<1>};
-  share_tiles(team, a, rows.scales_at, MOST_ROWS, [&](int64_t row, int64_t stop, int64_t tile) {
-    if (works.six)
-      for (; row + 6 <= stop; row += 6) works.six(a, rows, row, tile);
-    if (works.four)
-      for (; row + 4 <= stop; row += 4) works.four(a, rows, row, tile);
-    if (works.two)
-      for (; row + 2 <= stop; row += 2) works.two(a, rows, row, tile);
-    for (; row < stop; row++) works.one(a, rows, row, tile);
+                                         : Works{integer_work<12>(), integer_work<6>(), integer_work<4>(),
+                                                 integer_work<2>(), integers<1>};
+  const int64_t tile_bytes = blocks_of(a) * (2 * 64 * a.bits);
+  share_tiles(team, a, rows.scales_at, MOST_INTEGER_ROWS, [&](int64_t first, int64_t stop, int64_t tile) {
+    int64_t row = first;
+    const auto all = [&](Work work, int64_t r) {
+      for (; work && row + r <= stop; row += r) work(a, rows, row, tile, row == first ? tile_bytes : 0);
+    };
+    all(works.twelve, 12), all(works.six, 6), all(works.four, 4), all(works.two, 2), all(works.one, 1);
   });
 }
 
