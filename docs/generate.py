@@ -17,7 +17,8 @@ from aiakq.runtime.args import ARGUMENTS, Argument
 from aiakq.runtime.foreign import FOREIGN
 
 DOCS = Path(__file__).resolve().parent
-COMMANDS = ["", "quantize", "serve", "bench", "bench latency", "bench throughput", "bench serve", "eval", "inspect"]
+_MEASURES = ("latency", "throughput", "serve", "kernels")
+COMMANDS = ["", "quantize", "serve", "bench", *(f"bench {name}" for name in _MEASURES), "eval", "inspect"]
 
 _GROUPS = {
     "model": "Which model, and in what arithmetic.",

@@ -6,6 +6,8 @@
     prepare(weight, problem) -> state        the implementation's private layout, made once at load
     run(x, state) -> y                       x [M, K] float -> y [M, N] of the same dtype
 
+and may offer ``wish(state, m)``: how M rows of activations had better be made for it; ``run`` takes such, too.
+
 Adding one is a new module and one line here; ``tests/kernels`` runs every entry over the same tables.
 """
 
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from aiakq.kernels.types import LinearProblem, QWeight
+    from aiakq.kernels.types import LinearProblem, QWeight, Rows, Wish
 
 __version__ = "0.1.0"  # transformers looks for a package named "kernels"; a version keeps it from stumbling
 
@@ -64,8 +66,13 @@ class BoundLinear:
     module: ModuleType
     state: Any
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         return self.module.run(x, self.state)
+
+    def wish(self, m: int) -> Wish:
+        """How ``m`` rows of activations had better be made, by what computes them."""
+        offered = getattr(self.module, "wish", None)
+        return None if offered is None else offered(self.state, m)
 
 
 def explain(problem: LinearProblem, exclude: frozenset[str] = frozenset()) -> Choice:

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache: native where that runs, else here in plain torch, the oracle of the native one.
+"""Attention over the paged KV cache: native or Triton's where those run, else here in plain torch, the oracle of both.
 
 Keys are walked in chunks of CHUNK positions, counted from position 0 of the sequence, with the running maximum and sum
 of an online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867). Because chunk borders depend on positions alone,
@@ -17,14 +17,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from aiakq.kernels import triton
 from aiakq.kernels.cpu import attention as native
-from aiakq.kernels.types import AttentionContext
+from aiakq.kernels.triton import paged
+from aiakq.kernels.types import LARGEST, AttentionContext
 
 CHUNK = 128
 ROWS = 4
 
-#: Keys and values [pages, P, Hkv, D]; int8 ones are followed by the scales of both [pages, P, Hkv] float32.
+#: Keys and values [pages, P, Hkv, D]; those of 8 bits are followed by the scales of both [pages, P, Hkv] float32.
 Cache = Sequence[Tensor]
+
+
+def new_cache(pages: int, page_size: int, kv_heads: int, size: int, dtype: torch.dtype, device: torch.device) -> Cache:
+    """The cache of one layer, all zeros."""
+    shape = (pages, page_size, kv_heads)
+    stored = [torch.zeros((*shape, size), dtype=dtype, device=device) for _ in range(2)]
+    return (*stored, *(torch.zeros(shape, device=device) for _ in range(2 if dtype in LARGEST else 0)))
+
+
+def as_bytes(cache: Tensor) -> Tensor:
+    """A tensor of 8-bit floats as int8: torch picks and copies no rows of them."""
+    return cache.view(torch.int8) if cache.dtype.itemsize == 1 else cache
+
 
 _wanted: str | None = None
 
@@ -57,10 +72,11 @@ def write_kv(key: Tensor, value: Tensor, cache: Cache, slots: Tensor) -> None:
         return
     for x, stored, *scales in zip((key, value), cache[:2], *([cache[2:]] if cache[2:] else []), strict=True):
         if scales:
-            scale = x.float().abs().amax(-1) / 127
+            scale = x.float().abs().amax(-1) / LARGEST[stored.dtype]
             scales[0].view(-1, scale.shape[-1]).index_copy_(0, slots, scale)
-            x = (x.float() / scale.clamp_min(1e-30).unsqueeze(-1)).round()
-        stored.view(-1, *stored.shape[2:]).index_copy_(0, slots, x.to(stored.dtype))
+            x = x.float() / scale.clamp_min(1e-30).unsqueeze(-1)
+            x = x.round() if stored.dtype == torch.int8 else x
+        as_bytes(stored).view(-1, *stored.shape[2:]).index_copy_(0, slots, as_bytes(x.to(stored.dtype)))
 
 
 def paged_attention(
@@ -80,6 +96,8 @@ def paged_attention(
         T, H, D = query.shape
         layer = native.PagedAttention(H, k_cache.shape[2], D, scale, sliding_window)
         return layer.attend(query.flatten(1), cache, context).view(T, H, D)
+    if triton.usable(query):
+        return paged.attend(query, cache, context, scale, sliding_window)
     layout = _Layout(query.shape[1], k_cache.shape[1], k_cache.shape[2], sliding_window)
     out = torch.zeros_like(query)
     if context.num_decodes:
@@ -215,4 +233,4 @@ def _attend(q: Tensor, cache: Cache, chunks: list[_Chunk], layout: _Layout) -> T
 
 def _rows(cache: Tensor, rows: Tensor) -> Tensor:
     """Rows of a cache seen as [pages * P * Hkv, D], as float32."""
-    return cache.view(-1, cache.shape[-1]).index_select(0, rows).float()
+    return as_bytes(cache).view(-1, cache.shape[-1]).index_select(0, rows).view(cache.dtype).float()

@@ -7,13 +7,18 @@ H heads, D head size, P page size in tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 #: Bits of one weight code for each scheme. ``w16`` is any unquantized float.
 SCHEME_BITS = {"w2a16": 2, "w3a16": 3, "w4a16": 4, "w8a16": 8, "w8a8": 8}
+
+
+#: Types of 8 bits that keys and values are stored in, with a scale per token and head; and what the largest element of
+#: a head becomes. e5m2 has exponents to spare: its scales are near 1, so that float16 holds their products.
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 16.0}
 
 
 @dataclass
@@ -105,6 +110,56 @@ class LinearProblem:
     @property
     def bits(self) -> int:
         return SCHEME_BITS.get(self.scheme, 16)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a product of integers wants its activations from whoever makes them: as ``Rounded``.
+
+    given  the stored scale [1] float32 of all of them, or None: a scale for each row, max |x| / 127.
+    """
+
+    given: Tensor | None
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Activations [M, K] as int8 codes and their scales [M] float32; ``dtype`` is that of what is made of them."""
+
+    codes: Tensor
+    scales: Tensor
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Arranging:
+    """How a product of weights in groups (triton/grouped.py) wants its activations: as ``Arranged``.
+
+    perm         [K] int32, which input stands at each place, or None for their own order.
+    bits, plane  of the layout of the weights.
+    stride       of sums, which are [count, stride] float32, or 0 if there are none.
+    per_plane    whether there is one sum for each plane, or two for each step.
+    """
+
+    perm: Tensor | None
+    bits: int
+    plane: int
+    stride: int
+    per_plane: bool
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """Activations [M, K] in the order of the weights, and what the product needs of their sums."""
+
+    rows: Tensor
+    sums: Tensor | None
+
+
+#: What a layer wants of whoever makes its activations; None: nothing.
+Wish: TypeAlias = Rounding | Arranging | None
+#: A Tensor, or Rounded or Arranged where such a wish was fulfilled; only the layer whose wish it was takes those.
+Rows: TypeAlias = Any
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,23 @@
 """Everything that needs an NVIDIA GPU, in one script, without a network: correctness first, then timings. ``make gpu``.
 
-Runs with whatever Python starts it, from a bare checkout, and writes ``gpu.json`` under $OUT (default out/gpu).
+Runs with whatever Python starts it, from a bare checkout, and writes ``gpu.json`` and ``gpu.md`` under $OUT (default
+out/gpu). What is measured is in gpu_speed.py, what it is measured against in gpu_peers.py. Ends within $BUDGET seconds
+(default 520): what there is no time for is left out and said.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -151,155 +155,6 @@ def graphs_replay_what_was_computed() -> dict:
     return {"replays": 3}
 
 
-#: Outputs and inputs of Llama 3 8B's products: q, k and v; attention's output; gate and up; down; the head.
-SHAPES = {
-    "qkv": (6144, 4096),
-    "output": (4096, 4096),
-    "gate_up": (28672, 4096),
-    "down": (4096, 14336),
-    "head": (128256, 4096),
-}
-ROWS = (1, 4, 16, 64, 256, 1024, 4096)
-#: Bytes of weights that are gone through before one comes again: more than the second cache holds.
-ROTATED = 2**29
-
-
-def microseconds(calls: list[Callable[[], object]], repeats: int = 7) -> float:
-    """Of one call: all of them captured in a graph, replayed, the median."""
-    import torch
-
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000 / len(calls))
-    return sorted(times)[len(times) // 2]
-
-
-def ceilings() -> dict:
-    """What this GPU does at most: GB/s of a copy, TFLOP/s of a large bf16 product, TOP/s of an int8 one."""
-    import torch
-
-    large = torch.empty(2**30, dtype=torch.uint8, device="cuda")
-    other = torch.empty_like(large)
-    a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    c, d = (torch.randint(-9, 9, (8192, 8192), dtype=torch.int8, device="cuda") for _ in range(2))
-    work = 2 * 8192**3 / 1e6
-    return {
-        "copy_gbps": 2 * large.numel() / microseconds([lambda: other.copy_(large)]) / 1e3,
-        "bf16_tflops": work / microseconds([lambda: a @ b]),
-        "int8_tops": work / microseconds([lambda: torch._int_mm(c, d.t())]),
-    }
-
-
-def makers(n: int, k: int) -> dict[str, tuple[float, Callable[[], Callable]]]:
-    """For each format the bytes of a weight [N, K], and what makes one: a function of activations."""
-    import torch
-
-    from aiakq.kernels.triton import linear, w8a8
-    from aiakq.kernels.types import QWeight
-
-    device = torch.device("cuda")
-    codes = torch.randint(0, 256, (n, k), dtype=torch.uint8, device=device)
-
-    def grouped(scheme: str, bits: int, group: int) -> Callable:
-        scales = torch.rand(n, k // group, device=device).half() / 64
-        weight = QWeight(scheme, codes % 2**bits, scales, group_size=group)
-        state = linear.prepare(weight, weight.problem(torch.bfloat16, device))
-        return lambda given: linear.run(given, state)
-
-    def integers() -> Callable:
-        weight = QWeight("w8a8", codes, torch.rand(n, 1, device=device), group_size=k)
-        state = w8a8.prepare(weight, weight.problem(torch.bfloat16, device))
-        return lambda given: w8a8.run(given, state)
-
-    def dense() -> Callable:
-        weight = torch.randn(n, k, dtype=torch.bfloat16, device=device)
-        return lambda given: torch.nn.functional.linear(given, weight)
-
-    return {
-        "bf16": (2 * n * k, dense),
-        "w4a16": (n * k / 2, lambda: grouped("w4a16", 4, 128)),
-        "w8a16": (n * k, lambda: grouped("w8a16", 8, k)),
-        "w8a8": (n * k, integers),
-    }
-
-
-def products() -> dict:
-    """Microseconds of one product: ours in three formats, and torch's in bf16."""
-    import torch
-
-    table: dict[str, dict[str, dict[str, float]]] = {}
-    for name, (n, k) in SHAPES.items():
-        # Copies of each weight, so that none is found in a cache.
-        formats = {
-            title: [make() for _ in range(max(1, min(48, int(ROTATED / nbytes))))]
-            for title, (nbytes, make) in makers(n, k).items()
-        }
-        table[name] = {}
-        for m in ROWS:
-            x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda")
-            table[name][str(m)] = {
-                title: round(microseconds([partial(run, x) for run in runs]), 2) for title, runs in formats.items()
-            }
-        del formats
-        torch.cuda.empty_cache()
-    return table
-
-
-def summary(table: dict) -> dict:
-    """How many times as fast as bf16 each format is, the geometric mean over the shapes."""
-    import math
-
-    ratios: dict[str, dict[str, float]] = {}
-    for m in map(str, ROWS):
-        cells = [row[m] for row in table.values()]
-        ratios[m] = {
-            title: round(math.exp(sum(math.log(cell["bf16"] / cell[title]) for cell in cells) / len(cells)), 2)
-            for title in cells[0]
-        }
-    return ratios
-
-
-def product_speed() -> dict:
-    table = products()
-    return {"us": table, "times_bf16": summary(table)}
-
-
-def attention_speed() -> dict:
-    """Decoding over 1024 and 8192 positions: microseconds, and GB/s of keys and values."""
-    import torch
-
-    from aiakq.kernels.triton import paged
-    from aiakq.kernels.types import AttentionContext
-
-    device, found = torch.device("cuda"), {}
-    for batch, length in ((1, 1024), (16, 1024), (64, 1024), (256, 1024), (1, 8192), (16, 8192)):
-        pages = batch * length // 16
-        cache = [torch.randn(pages + 1, 16, 8, 128, dtype=torch.bfloat16, device=device) for _ in range(2)]
-        table = (torch.randperm(pages, device=device) + 1).to(torch.int32).view(batch, -1)
-        lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
-        starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
-        context = AttentionContext(starts, lengths, lengths, table, batch, list(range(batch + 1)), [length] * batch)
-        query = torch.randn(batch, 32, 128, dtype=torch.bfloat16, device=device)
-        us = microseconds([partial(paged.attend, query, cache, context, 0.088)])
-        found[f"{batch} x {length}"] = {"us": round(us, 1), "gbps": round(4 * batch * length * 8 * 128 / us / 1e3)}
-        del cache
-        torch.cuda.empty_cache()
-    return found
-
-
 def timings() -> dict:
     """Tokens per second of the example model at several batch sizes."""
     from aiakq import LLM, SamplingParams
@@ -316,39 +171,189 @@ def timings() -> dict:
     return {"tokens_per_s": rates, "facts": llm.engine.facts}
 
 
-STEPS: tuple[Callable[[], dict], ...] = (
-    describe,
-    kernels_match_the_cpu,
-    triton_agrees_with_torch,
-    graphs_replay_what_was_computed,
-    tokens_match_the_cpu,
-    ceilings,
-    product_speed,
-    attention_speed,
-    timings,
+def small_problems() -> dict:
+    """Every kernel once on small shapes: what compute-sanitizer watches."""
+    import gpu_speed
+    import torch
+
+    from aiakq.kernels import attention
+    from aiakq.kernels.triton import layers, trial
+
+    device = torch.device("cuda")
+    assert trial.failure(0) is None, trial.failure(0)
+    for stored in (torch.bfloat16, torch.int8, torch.float8_e5m2):
+        for lengths, new in (([5, 40, 200], 1), ([33, 70], 7)):
+            query, cache, context = gpu_speed.sequences(lengths, new, device, torch.bfloat16, stored)
+            attention.paged_attention(query, cache, context, 0.1, 20)
+        qkv = torch.randn(3, 48 * 128, dtype=torch.bfloat16, device=device)
+        heads = layers.Heads(32, 8, 128, *torch.randn(2, 9, 64, device=device))
+        heads(qkv, torch.arange(3, device=device), cache, torch.arange(16, 19, device=device))
+    torch.cuda.synchronize()
+    return {"kernels": "done"}
+
+
+def sanitized() -> dict:
+    """compute-sanitizer's memcheck and racecheck over ``small_problems``, where the tool is installed."""
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(tool).is_file():
+        return {"not run": "compute-sanitizer is not installed"}
+    found = {}
+    for check in ("memcheck", "racecheck"):
+        words = [tool, "--tool", check, "--error-exitcode", "9", sys.executable, __file__, "--small"]
+        environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=max(left() - 5, 1))
+        except subprocess.TimeoutExpired:
+            found[check] = "no time left"
+            continue
+        said = (done.stdout + done.stderr)[-2000:]
+        assert done.returncode == 0, f"{check}: {said}"
+        found[check] = said.strip().splitlines()[-1]
+    return found
+
+
+def compiled_in_parallel() -> dict:
+    """Kernels of the products that are measured, compiled by a process for each shape and format: Triton keeps them."""
+    import gpu_speed
+
+    words = [sys.executable, __file__, "--warm"]
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(subprocess.Popen([*words, name, kind], stderr=subprocess.DEVNULL))
+            for name in gpu_speed.SHAPES
+            for kind in gpu_speed.FORMATS
+        ]
+        codes = []
+        for process in processes:
+            try:
+                codes.append(process.wait(max(1, min(120, left() - 240))))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                codes.append(None)
+    return {"processes": len(codes), "done": codes.count(0)}
+
+
+def warm(name: str, kind: str) -> None:
+    import gpu_speed
+    import torch
+
+    device = torch.device("cuda")
+    layer = gpu_speed.weight(kind, *gpu_speed.SHAPES[name], device)
+    for m in gpu_speed.ROWS:
+        layer(torch.randn(m, gpu_speed.SHAPES[name][1], dtype=torch.bfloat16, device=device))
+    torch.cuda.synchronize()
+
+
+def ceilings() -> dict:
+    """What this GPU does at most, as measured: a copy, a large product in bf16, one of int8."""
+    import torch
+
+    from aiakq.bench import timing
+
+    CEILINGS.update(timing.ceilings(torch.device("cuda"), torch.bfloat16))
+    return dict(CEILINGS)
+
+
+def product_speed() -> dict:
+    import gpu_speed
+
+    return gpu_speed.products(CEILINGS, left)
+
+
+def attention_speed() -> dict:
+    import gpu_speed
+
+    return gpu_speed.attention_speed(CEILINGS, left)
+
+
+def engine_speed() -> dict:
+    import gpu_speed
+
+    return gpu_speed.engine_speed(CEILINGS, left)
+
+
+#: Filled by ``ceilings``, which comes before what needs them.
+CEILINGS: dict[str, float] = {}
+#: What is run, and the seconds it needs: with fewer left it is not begun.
+STEPS: tuple[tuple[Callable[[], dict], float], ...] = (
+    (describe, 0),
+    (kernels_match_the_cpu, 5),
+    (triton_agrees_with_torch, 20),
+    (graphs_replay_what_was_computed, 10),
+    (tokens_match_the_cpu, 20),
+    (compiled_in_parallel, 30),
+    (ceilings, 5),
+    (product_speed, 60),
+    (attention_speed, 30),
+    (engine_speed, 90),
+    (timings, 20),
+    (sanitized, 60),
 )
+#: Seconds for all of it; a machine may be lent for ten minutes.
+BUDGET = float(os.environ.get("BUDGET", "520"))
+BEGAN = time.monotonic()
 
 
-def main() -> int:
+def left() -> float:
+    """Seconds until the budget is used up."""
+    return BUDGET - (time.monotonic() - BEGAN)
+
+
+def markdown(results: dict[str, dict]) -> str:
+    """What was measured as tables, each row beside its roofline; what failed or was left out as lines."""
+    lines = ["# make gpu", "", *(f"- {key}: {value}" for key, value in results.get("describe", {}).items())]
+    lines += [f"- at most, {key}: {value:.4g}" for key, value in results.get("ceilings", {}).items() if key != "failed"]
+    for title, found in results.items():
+        state = "failed" if "failed" in found else "not begun" if "not begun" in found else "done"
+        lines += ["", f"## {title}: {state}"]
+        if state == "failed":
+            lines += ["", f"    {found['failed'].strip().splitlines()[-1]}"]
+        rows = found.get("rows") or []
+        if rows:
+            lines += ["", "| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+            lines += ["| " + " | ".join(_cell(value) for value in row.values()) + " |" for row in rows]
+        times = found.get("times") or {}
+        if times:
+            columns = sorted({m for each in times.values() for m in each}, key=int)
+            lines += ["", "| times as fast, at rows | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+            for name, each in times.items():
+                cells = (f"{each[m]:.2f}" if m in each else "" for m in columns)
+                lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines += [f"- {name}: {note}" for name, note in (found.get("notes") or {}).items()]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def main(words: list[str]) -> int:
     make_importable()
     import torch
 
     if not torch.cuda.is_available():
         sys.stderr.write("make gpu: torch finds no NVIDIA GPU here; nothing was checked.\n")
         return 7
+    if words[:1] == ["--small"]:
+        small_problems()
+        return 0
+    if words[:1] == ["--warm"]:
+        warm(*words[1:])
+        return 0
     OUT.mkdir(parents=True, exist_ok=True)
     results: dict[str, dict] = {}
-    failed = 0
-    for step in STEPS:
+    for step, seconds in STEPS:
+        began = time.monotonic()
         try:
-            results[step.__name__] = step()
+            results[step.__name__] = step() if left() > seconds else {"not begun": f"{left():.0f} s are left"}
         except Exception:
             results[step.__name__] = {"failed": traceback.format_exc()}
-            failed += 1
+        took = time.monotonic() - began
         (OUT / "gpu.json").write_text(json.dumps(results, indent=1))
-        sys.stderr.write(f"{step.__name__}: {json.dumps(results[step.__name__])}\n")
-    return 1 if failed else 0
+        (OUT / "gpu.md").write_text(markdown(results))
+        sys.stderr.write(f"{step.__name__}, {took:.0f} s: {json.dumps(results[step.__name__])[:3000]}\n")
+    return 1 if any("failed" in found for found in results.values()) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -26,7 +26,7 @@ SCHEMA_VERSION = 1
 class Record:
     """One benchmark result.
 
-    kind         latency, throughput, serve or eval.
+    kind         latency, throughput, serve, kernels or eval.
     seed         repeats the run: prompts, arrival times.
     config       what was asked for, every option with the value used.
     metrics      what was measured; the keys stand at the top level of the document.

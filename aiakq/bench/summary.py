@@ -23,6 +23,11 @@ def percentile(ordered: Sequence[float], rank: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
+def geometric_mean(values: Sequence[float]) -> float | None:
+    """Of values above 0; None of none."""
+    return math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
+
+
 def summarize(values: Sequence[float]) -> Summary:
     """Mean, median, standard deviation (of the population), smallest, largest and PERCENTILES of ``values``.
 

@@ -34,6 +34,7 @@ class Argument:
     low, high  inclusive bounds of numbers.
     spelled    whether an integer may be written as people do: 25.6k, 32K, 1M.
     automatic  whether ``auto``, or -1, is a value: the engine finds the best.
+    levels     whether a whole number may stand for a JSON object.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Argument:
     high: float | None = None
     spelled: bool = False
     automatic: bool = False
+    levels: bool = False
 
     @property
     def flag(self) -> str:
@@ -61,7 +63,7 @@ class Argument:
     def expected(self) -> str:
         """What a value has to be, in words."""
         if self.type is dict:
-            return "a JSON object"
+            return "a number or a JSON object" if self.levels else "a JSON object"
         words = _IN_WORDS[self.type]
         if self.spelled:
             words += " (or like 25.6k, 32K, 1M)"
@@ -78,7 +80,8 @@ def checked_value(argument: Argument, value: Any) -> Any:
         value = _read(argument, value)
     if isinstance(value, str) and argument.type is list:
         value = [value]
-    right_type = isinstance(value, (int, float) if argument.type is float else argument.type)
+    also: dict[type, tuple[type, ...]] = {float: (int,), dict: (int,) if argument.levels else ()}
+    right_type = isinstance(value, (argument.type, *also.get(argument.type, ())))
     if not right_type or (isinstance(value, bool) and argument.type is not bool):
         raise _bad(argument, value, argument.expected)
     if argument.type is list and not all(isinstance(entry, str) for entry in value):

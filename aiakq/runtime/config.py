@@ -16,6 +16,7 @@ from aiakq.errors import error
 from aiakq.formats.checkpoint import read_spec, resolve_model
 from aiakq.kernels.cpu import library
 from aiakq.runtime.args import checked
+from aiakq.runtime.capture import Capture
 from aiakq.runtime.overrides import default_sampling, generation_config, model_config, most_new_tokens
 from aiakq.runtime.tokenizer import TokenizerSource
 from aiakq.spec import QuantSpec, canonical_method
@@ -29,6 +30,13 @@ DTYPES = {
     "float": torch.float32,
     "float32": torch.float32,
     "fp32": torch.float32,
+}
+#: Of keys and values in the cache.
+KV_DTYPES = DTYPES | {
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
 }
 #: Ten times more than any model has; what is kept per layer must not fill the memory before a weight is looked at.
 _MAX_LAYERS = 10_000
@@ -198,7 +206,7 @@ class EngineConfig:
     model_impl: str
     dequantize: str
     cpu_math: str
-    enforce_eager: bool
+    capture: Capture
     trust_remote_code: bool
     eos_token_ids: tuple[int, ...]
     sampling: Mapping[str, Any]
@@ -223,7 +231,7 @@ class EngineConfig:
         max_model_len = _context(args, hf)
         if args["disable_sliding_window"]:
             hf = replace(hf, sliding_windows=(None,) * hf.num_layers)
-        device = _pick_device(args["device"])
+        device = pick_device(args["device"])
         dtype, reason = pick_dtype(args["dtype"], raw, device)
         on_cpu = device.type == "cpu"
         generation = generation_config(path, args)
@@ -237,7 +245,7 @@ class EngineConfig:
             device=device,
             dtype=dtype,
             dtype_reason=reason,
-            kv_dtype={"auto": dtype, "int8": torch.int8}.get(args["kv_cache_dtype"]) or DTYPES[args["kv_cache_dtype"]],
+            kv_dtype=_pick_kv_dtype(args["kv_cache_dtype"], dtype, device),
             max_model_len=max_model_len,
             fit_model_len=args["max_model_len"] == "auto",
             page_size=args["block_size"],
@@ -255,7 +263,7 @@ class EngineConfig:
             model_impl=args["model_impl"],
             dequantize=args["dequantize"],
             cpu_math=args["cpu_math"],
-            enforce_eager=args["enforce_eager"],
+            capture=Capture.of(args["compilation_config"], args["max_seq_len_to_capture"], args["enforce_eager"]),
             trust_remote_code=args["trust_remote_code"],
             eos_token_ids=_eos_ids(generation, raw),
             sampling=default_sampling(generation),
@@ -357,7 +365,8 @@ def _check_quantization(wanted: str | None, spec: QuantSpec | None) -> None:
 _INT4 = {"awq", "gptq"}
 
 
-def _pick_device(name: str) -> torch.device:
+def pick_device(name: str) -> torch.device:
+    """The device an option names. Raises ``device``."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise error(
@@ -391,6 +400,19 @@ def pick_dtype(wanted: str, raw: Mapping[str, Any], device: torch.device) -> tup
     if _cpu_has_bf16() and stored != torch.float32:
         return torch.bfloat16, "this processor multiplies bf16 natively"
     return torch.float32, "fastest and most exact on this processor, which has no bf16 arithmetic"
+
+
+def _pick_kv_dtype(wanted: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Of keys and values. Raises ``bad_option`` where the GPU does not know it."""
+    if wanted.startswith("fp8") and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise error(
+            "bad_option",
+            option="--kv-cache-dtype",
+            value=wanted,
+            expected="what this GPU can store",
+            hint="GPUs before compute capability 8.9 have no floats of 8 bits: int8 takes as little memory.",
+        )
+    return KV_DTYPES.get(wanted, dtype)
 
 
 def _eos_ids(generation: Mapping[str, Any], raw: Mapping[str, Any]) -> tuple[int, ...]:

@@ -128,6 +128,26 @@ ENGINE_ARGUMENTS: tuple[Argument, ...] = (
         "model",
     ),
     Argument(
+        "compilation_config",
+        dict,
+        None,
+        "Which decoding steps become CUDA graphs: a level (0 is --enforce-eager, 1 to 3 are the default), or JSON with "
+        "mode (the same), cudagraph_mode, cudagraph_capture_sizes (numbers of sequences; a step with more than the "
+        "largest runs without a graph) and max_cudagraph_capture_size. Models are not compiled. On a CPU only 0 means "
+        "something.",
+        "model",
+        short="-O",
+        levels=True,
+    ),
+    Argument(
+        "max_seq_len_to_capture",
+        int,
+        None,
+        "A step with a sequence of more tokens than this runs without a CUDA graph; --max-model-len if not given.",
+        "model",
+        low=1,
+    ),
+    Argument(
         "tensor_parallel_size",
         int,
         1,
@@ -197,10 +217,11 @@ ENGINE_ARGUMENTS: tuple[Argument, ...] = (
         "kv_cache_dtype",
         str,
         "auto",
-        "How keys and values are stored. auto: as they are computed (see --dtype). int8: a quarter of float32, with a "
-        "scale per token and head.",
+        "How keys and values are stored. auto: as they are computed (see --dtype). int8 and fp8 (e4m3; e5m2 has a bit "
+        "less of precision): half of bfloat16, with a scale per token and head. int8 is the most exact of them, and "
+        "on a CPU the one that is fast.",
         "memory",
-        choices=("auto", "float32", "float16", "bfloat16", "int8"),
+        choices=("auto", "float32", "float16", "bfloat16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"),
     ),
     Argument("num_gpu_blocks_override", int, None, "Use exactly this many KV pages.", "memory", low=2),
     Argument("enable_prefix_caching", bool, True, "Reuse KV pages of equal prompt beginnings.", "memory"),

@@ -90,9 +90,7 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("num_lookahead_slots", _NO_SPECULATION, (0,)),
     Foreign("disable_async_output_proc", _BESIDE, switch=True),
     Foreign("scheduler_cls", "there are no plug-ins for schedulers", ("vllm.core.scheduler.Scheduler",), refused=True),
-    Foreign("max_seq_len_to_capture", "no graph depends on the length of sequences"),
-    Foreign("max_context_len_to_capture", "no graph depends on the length of sequences"),
-    Foreign("compilation_config", "models are not compiled", (0,), short="-O"),
+    Foreign("max_context_len_to_capture", "it is called --max-seq-len-to-capture now"),
     # --- text ----------------------------------------------------------------------------------------------------
     Foreign("tokenizer_pool_size", _BESIDE, (0,)),
     Foreign("tokenizer_pool_type", _BESIDE, ("ray",)),
@@ -134,6 +132,7 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("disable_logprobs_during_spec_decoding", _NO_SPECULATION, (True, "true"), switch=True),
     # --- logs ----------------------------------------------------------------------------------------------------
     Foreign("disable_log_requests", "requests are logged with --enable-log-requests only", switch=True),
+    Foreign("middleware", "there are no plug-ins for the server", refused=True),
     Foreign("otlp_traces_endpoint", "there are no traces yet", refused=True),
     Foreign("collect_detailed_traces", "there are no traces yet", refused=True),
     Foreign("show_hidden_metrics_for_version", "no metric is hidden"),

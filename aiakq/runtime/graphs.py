@@ -13,18 +13,24 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.types import AttentionContext
+from aiakq.runtime.capture import Capture
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.models.decoder import Decoder, ModelInput
 
+NO_WISHES = Capture()
 
-def sizes(most: int) -> list[int]:
-    """Numbers of sequences that graphs are made for: 1, 2, 4, multiples of 8 up to 64, then of 32."""
+
+def sizes(rows: int, capture: Capture = NO_WISHES) -> list[int]:
+    """Numbers of sequences that graphs are made for, ``rows`` at most: 1, 2, 4, multiples of 8 up to 64, then of 32."""
+    most = min(rows, capture.most or rows)
+    if capture.sizes is not None:
+        return [size for size in capture.sizes if size <= most] or [min(most, capture.sizes[0])]
     wanted = [1, 2, 4, *range(8, 65, 8), *range(96, most + 32, 32)]
     return [size for size in wanted if size < most] + [most]
 
 
-def captured(compute: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor]:
-    """``compute`` as a graph: a function that runs it again, and what it writes each time."""
+def captured(compute: Callable[[], object], pool: Any) -> Callable[[], None]:
+    """``compute`` as a graph: a function that runs it again. What it returns is not kept."""
     # Once without: kernels are compiled and libraries set up, which cannot be captured.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -33,8 +39,8 @@ def captured(compute: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], Non
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
-        result = compute()
-    return graph.replay, result
+        compute()
+    return graph.replay
 
 
 class DecodeGraphs:
@@ -44,11 +50,18 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, model: Decoder, caches: list[LayerCache], most: int, length: int, page_size: int, device: torch.device
+        self,
+        model: Decoder,
+        caches: list[LayerCache],
+        sizes: list[int],
+        length: int,
+        page_size: int,
+        device: torch.device,
     ) -> None:
-        """``most`` sequences of up to ``length`` tokens."""
+        """For ``sizes`` sequences, ascending, of up to ``length`` tokens."""
         self._model, self._caches = model, caches
-        self._sizes, self._length = sizes(most), length
+        self._sizes, self._length = sizes, length
+        most = sizes[-1]
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -58,7 +71,9 @@ class DecodeGraphs:
         self._kv_len = zeros(most, dtype=torch.int32) + 1
         self._table = zeros(most, -(-length // page_size), dtype=torch.int32)
         self._rows = torch.arange(most + 1, device=device)
-        self._made: dict[int, tuple[Callable[[], None], Tensor]] = {}
+        # Of all sizes: what a graph computes on the way takes the same memory as the next one's.
+        self._logits = torch.empty(most, model.vocab_size, device=device)
+        self._made: dict[int, Callable[[], None]] = {}
 
     def __len__(self) -> int:
         """The number of sizes."""
@@ -88,11 +103,11 @@ class DecodeGraphs:
             kept[count:size] = padding
         self._table[:count, :width] = context.page_table
         self._table[count:size, :1] = 0
-        replay, logits = self._made.get(size) or self._make(size)
+        replay = self._made.get(size) or self._make(size)
         replay()
-        return logits[:count]
+        return self._logits[:count]
 
-    def _make(self, size: int) -> tuple[Callable[[], None], Tensor]:
+    def _make(self, size: int) -> Callable[[], None]:
         rows = self._rows
         context = AttentionContext(
             query_start=rows[: size + 1].to(torch.int32),
@@ -104,5 +119,6 @@ class DecodeGraphs:
             kv_len_list=[self._length] * size,
         )
         step = ModelInput(self._token_ids[:size], self._positions[:size], context, rows[:size])
-        made = self._made[size] = captured(lambda: self._model.forward(step, self._caches), self._pool)
-        return made
+        logits = self._logits[:size]
+        replay = self._made[size] = captured(lambda: logits.copy_(self._model.compute(step, self._caches)), self._pool)
+        return replay

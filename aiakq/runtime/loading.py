@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import error
+from aiakq.kernels import triton
 from aiakq.kernels.attention import is_native
 from aiakq.runtime.config import EngineConfig
 from aiakq.runtime.engine import Engine
@@ -84,7 +85,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         config = replace(config, max_model_len=min(config.max_model_len, (num_pages - 1) * config.page_size))
     runner = Runner(model, num_pages, config.page_size, config.kv_dtype, config.device)
     bounds = Bounds(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
-    recorded = "operation by operation" if config.enforce_eager else runner.record(bounds)
+    recorded = "operation by operation" if config.capture.eager else runner.record(bounds, config.capture)
     pool = PagePool(num_pages, config.page_size, config.prefix_caching)
     rules = PromptRules(
         chunked=config.chunked_prefill,
@@ -114,7 +115,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         "device": device_name(config.device),
         "dtype": f"{dtype} ({config.dtype_reason})",
         "linear layers": kernels,
-        "attention": attention_name(runner.caches[0][0]),
+        "attention": attention_name(runner.caches[0][0], config.dtype),
         "step": recorded,
         "KV pages": f"{pages}, {str(config.kv_dtype).removeprefix('torch.')}",
         "batch": f"up to {config.max_num_seqs} sequences, {config.max_num_batched_tokens} tokens a step",
@@ -122,9 +123,12 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     return Engine(runner, scheduler, limits, facts)
 
 
-def attention_name(cache: Tensor) -> str:
-    """Whose attention runs over this cache [pages, P, Hkv, D]."""
-    return "native, over pages" if is_native(cache, cache) else "torch, over pages"
+def attention_name(cache: Tensor, dtype: torch.dtype) -> str:
+    """Whose attention of activations in ``dtype`` runs over this cache [pages, P, Hkv, D]."""
+    like = torch.empty(0, dtype=dtype, device=cache.device)
+    if is_native(like, cache):
+        return "native, over pages"
+    return "Triton, over pages" if triton.usable(like) else "torch, over pages"
 
 
 def device_name(device: torch.device) -> str:

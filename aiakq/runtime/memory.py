@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from aiakq.errors import error
+from aiakq.kernels.types import LARGEST
 from aiakq.runtime.config import EngineConfig
 from aiakq.runtime.models.decoder import Model
 
@@ -61,9 +62,9 @@ def _lines(path: str) -> list[str]:
 
 
 def kv_bytes_per_page(model: Model, page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of keys and values of one page, over all layers, and of their scales if they are int8."""
+    """Bytes of keys and values of one page, over all layers, and of their scales if they are of 8 bits."""
     layers, kv_heads, head_dim = model.kv_shape
-    per_head = head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
+    per_head = head_dim * dtype.itemsize + (4 if dtype in LARGEST else 0)
     return 2 * layers * page_size * kv_heads * per_head
 
 
@@ -80,7 +81,7 @@ def count_pages(config: EngineConfig, model: Model) -> int:
     free = free_memory(config.device)
     # The weights are loaded already: the fraction applies to what is left, less room for one step's activations.
     activations = config.max_num_batched_tokens * config.hf.intermediate_size * 16 + config.max_num_seqs * (
-        config.hf.vocab_size * 12
+        config.hf.vocab_size * 16
     )
     fitting = int((free * config.memory_fraction - activations) // page_bytes)
     if fitting < (1 if config.fit_model_len else per_sequence) + 1:

@@ -17,7 +17,8 @@ from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.attention import StepTables
 from aiakq.kernels.cpu.recording import NotRecordable, Recording
 from aiakq.kernels.types import AttentionContext
-from aiakq.runtime.graphs import DecodeGraphs
+from aiakq.runtime.capture import Capture
+from aiakq.runtime.graphs import DecodeGraphs, sizes
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.decoder import Decoder, Model, ModelInput
@@ -95,7 +96,9 @@ class Program:
         return self._logits[:rows].float()
 
 
-def recorded(model: Model, caches: list[LayerCache], bounds: Bounds, page_size: int) -> Program | DecodeGraphs | str:
+def recorded(
+    model: Model, caches: list[LayerCache], bounds: Bounds, page_size: int, capture: Capture
+) -> Program | DecodeGraphs | str:
     """The step of ``model`` recorded, or why it cannot be: all of it on a CPU, decoding on a GPU."""
     if not isinstance(model, Decoder):
         return "the model is transformers'"
@@ -105,7 +108,8 @@ def recorded(model: Model, caches: list[LayerCache], bounds: Bounds, page_size: 
             return "experts are chosen on the host"
         if triton.trouble() is not None or model.embedding.dtype not in triton.DTYPES:
             return "attention is torch's"
-        return DecodeGraphs(model, caches, bounds.rows, bounds.length, page_size, device)
+        length = min(bounds.length, capture.length or bounds.length)
+        return DecodeGraphs(model, caches, sizes(bounds.rows, capture), length, page_size, device)
     if library.unavailable() is not None:
         return "no native library"
     try:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aiakq.kernels.attention import as_bytes, new_cache
 from aiakq.kernels.types import AttentionContext
+from aiakq.runtime.capture import Capture
 from aiakq.runtime.graphs import DecodeGraphs
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.messages import TokenLogprobs
@@ -16,6 +18,7 @@ from aiakq.runtime.program import Bounds, Program, recorded
 from aiakq.runtime.sampler import Sampled, prompt_logprobs, sample
 from aiakq.runtime.scheduler import Scheduled
 from aiakq.runtime.sequence import Sequence
+from aiakq.runtime.transfer import on_device
 
 
 @dataclass
@@ -31,22 +34,17 @@ class Runner:
 
     def __init__(self, model: Model, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
         layers, kv_heads, head_dim = model.kv_shape
-        shape = (num_pages, page_size, kv_heads, head_dim)
-
-        def zeros() -> LayerCache:
-            pairs = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)]
-            scales = [torch.zeros(shape[:3], device=device) for _ in range(2)] if dtype == torch.int8 else []
-            return (*pairs, *scales)
-
         self.model = model
         self.page_size = page_size
         self.device = device
-        self.caches: list[LayerCache] = [zeros() for _ in range(layers)]
+        self.caches: list[LayerCache] = [
+            new_cache(num_pages, page_size, kv_heads, head_dim, dtype, device) for _ in range(layers)
+        ]
         self.program: Program | DecodeGraphs | str = "not asked for"
 
-    def record(self, bounds: Bounds) -> str:
+    def record(self, bounds: Bounds, capture: Capture) -> str:
         """Record the model's steps up to ``bounds``, where that can be done. Returns what came of it in words."""
-        self.program = recorded(self.model, self.caches, bounds, self.page_size)
+        self.program = recorded(self.model, self.caches, bounds, self.page_size, capture)
         if isinstance(self.program, str):
             return f"operation by operation ({self.program})"
         if isinstance(self.program, DecodeGraphs):
@@ -70,7 +68,8 @@ class Runner:
         if drawing:
             wanted = [rows[at][-1] for at in drawing]
             # Logits are large: rows that are already one after the other are not copied.
-            last = logits[: len(wanted)] if wanted == list(range(len(wanted))) else logits[wanted]
+            in_order = wanted == list(range(len(wanted)))
+            last = logits[: len(wanted)] if in_order else logits.index_select(0, self._tensor(wanted))
             for at, sampled in zip(drawing, sample(last, [items[at].sequence for at in drawing]), strict=True):
                 results[at].sampled = sampled
         return results
@@ -79,7 +78,7 @@ class Runner:
         """Zero pages that may hold values that are not finite, before anyone else gets them."""
         for cache in self.caches:
             for tensor in cache:
-                tensor[pages] = 0
+                as_bytes(tensor)[pages] = 0
 
     def _inputs(self, items: list[Scheduled]) -> tuple[ModelInput, list[range]]:
         """The step's tensors, and for each item the rows of its logits."""
@@ -123,7 +122,7 @@ class Runner:
         )
 
     def _tensor(self, values: list, dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.device)
+        return on_device(values, self.device, dtype)
 
     def _prompt_logprobs(self, logits: Tensor, item: Scheduled, rows: range) -> list[TokenLogprobs] | None:
         """Of the prompt tokens that this step's rows predict; rows that only sample are left out."""

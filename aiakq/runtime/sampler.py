@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from aiakq.kernels.cpu import sampling as native
 from aiakq.runtime.messages import NOTHING_LEFT, LocalSpec, RequestSpec, TokenLogprobs
 from aiakq.runtime.sampling import LogitsProcessor
 from aiakq.runtime.sequence import Sequence
+from aiakq.runtime.transfer import on_device, on_host
 
 #: Candidates looked at first for top-k, top-p and min-p; a row whose cut lies beyond is sorted whole. A constant, so
 #: that a row's candidates do not depend on its neighbours.
@@ -39,52 +41,95 @@ class Sampled:
 def sample(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
     """Choose one token per row of ``logits`` [R, V] float32.
 
-    Log-probabilities are those of the model, before anything the request asks for is applied.
+    Log-probabilities are those of the model, before anything the request asks for is applied. On a GPU nothing is
+    waited for but the results.
     """
     changed = [row for row, sequence in enumerate(sequences) if _changes_logits(sequence)]
-    own = logits[changed] if changed else logits[:0]
-    _apply_changes(own, [sequences[row] for row in changed])
-    # A row of which nothing is left is drawn as it was, and then fails.
-    empty = [at for at, best in enumerate(own.amax(dim=-1).tolist() if changed else ()) if best == float("-inf")]
-    if empty:
-        own[empty] = logits[[changed[at] for at in empty]]
-    results = (_sample_natively if _is_native(logits) else _sample)(logits, changed, own, sequences)
-    for at in empty:
-        results[changed[at]].error = results[changed[at]].error or NOTHING_LEFT
-    return results
+    if not changed:
+        own = logits[:0]
+    else:
+        own = logits.index_select(0, on_device(changed, logits.device))
+        _apply_changes(own, [sequences[row] for row in changed])
+    if _is_native(logits):
+        # A row of which nothing is left is drawn as it was, and then fails.
+        empty = [at for at, best in enumerate(own.amax(dim=-1).tolist() if changed else ()) if best == float("-inf")]
+        if empty:
+            own[empty] = logits[[changed[at] for at in empty]]
+        results = _sample_natively(logits, changed, own, sequences)
+        for at in empty:
+            results[changed[at]].error = results[changed[at]].error or NOTHING_LEFT
+        return results
+    asked = logits.index_copy(0, on_device(changed, logits.device), own) if changed else logits
+    return _sample(logits, asked, sequences, min(CANDIDATES, logits.shape[1]))
 
 
 def _is_native(logits: Tensor) -> bool:
     return logits.is_cpu and logits.dtype == torch.float32 and logits.stride(1) == 1 and rows.available()
 
 
-def _sample(raw: Tensor, changed: list[int], own: Tensor, sequences: list[Sequence]) -> list[Sampled]:
-    """``sample`` by torch; rows ``changed`` are drawn from the logits ``own``."""
-    specs = [sequence.spec for sequence in sequences]
-    normalizer = torch.logsumexp(raw, dim=-1)
-    tops = _top_logprobs(raw, normalizer, specs)
-    logits = raw
-    if changed:
-        logits = raw.clone()
-        logits[changed] = own
-    tokens = logits.argmax(dim=-1)
-    random = [row for row, spec in enumerate(specs) if spec.temperature > 0]
-    if random:
-        drawn = torch.tensor(random, device=logits.device)
-        tokens[drawn] = _draw(logits[drawn], [sequences[row] for row in random])
-    chosen = (raw.gather(1, tokens.unsqueeze(1)).squeeze(1) - normalizer).tolist()
-    finite = torch.isfinite(normalizer).tolist()
+def _sample(raw: Tensor, logits: Tensor, sequences: list[Sequence], candidates: int) -> list[Sampled]:
+    """``sample`` by torch; tokens are drawn from ``logits``, the first ``candidates`` of a row where it is cut."""
+    numbers = iter(on_host(_chosen(raw, logits, sequences, candidates)))
+    rows = [[next(numbers) for _ in range(_FIXED)] for _ in sequences]
     results = []
-    for row, (token, logprob) in enumerate(zip(tokens.tolist(), chosen, strict=True)):
-        if not finite[row]:
-            results.append(Sampled(token, logprob, error=NOT_FINITE))
-            continue
-        top = tops.get(row)
-        if top is not None:
-            rank = int((raw[row] > raw[row, token]).sum()) + 1
-            top = TokenLogprobs([token, *top.token_ids], [logprob, *top.logprobs], rank)
-        results.append(Sampled(token, logprob, top))
+    late = []
+    for row, (token, logprob, finite, left, complete, rank) in enumerate(rows):
+        count = _top_count(sequences[row], raw)
+        top = None
+        if count is not None:
+            ids, values = ([next(numbers) for _ in range(count)] for _ in range(2))
+            top = TokenLogprobs([int(token), *map(int, ids)], [logprob, *values], int(rank))
+        failure = NOT_FINITE if not finite else NOTHING_LEFT if not left else None
+        results.append(Sampled(int(token), logprob, None if failure else top, failure))
+        if not failure and not complete:
+            late.append(row)
+    if late:
+        some = on_device(late, raw.device)
+        again = raw.index_select(0, some), logits.index_select(0, some), [sequences[row] for row in late]
+        for row, result in zip(late, _sample(*again, raw.shape[1]), strict=True):
+            results[row] = result
     return results
+
+
+#: Numbers of every row in what ``_chosen`` returns.
+_FIXED = 6
+
+
+def _top_count(sequence: Sequence, logits: Tensor) -> int | None:
+    """How many of the most likely tokens a request wants to see, or None."""
+    count = sequence.spec.logprobs
+    return logits.shape[1] if count == -1 else count
+
+
+def _chosen(raw: Tensor, logits: Tensor, sequences: list[Sequence], candidates: int) -> Tensor:
+    """What the host has to know of a step, in one tensor float64, which no operation here waits for.
+
+    Of every row _FIXED numbers: token, log-probability, whether the logits are finite, whether the request leaves any
+    token, whether the candidates were enough, and the token's rank. Then, for rows that want them, the most likely
+    tokens and their log-probabilities.
+    """
+    device = raw.device
+    normalizer = torch.logsumexp(raw, dim=-1)
+    tokens = logits.argmax(dim=-1)
+    complete = torch.ones_like(tokens, dtype=torch.bool)
+    random = [row for row, sequence in enumerate(sequences) if sequence.spec.temperature > 0]
+    if random:
+        some = on_device(random, device)
+        drawn, enough = _draw(logits.index_select(0, some), [sequences[row] for row in random], candidates)
+        tokens, complete = tokens.index_copy(0, some, drawn), complete.index_copy(0, some, enough)
+    of_token = raw.gather(1, tokens.unsqueeze(1))
+    ranks = torch.zeros_like(tokens)
+    counts = [_top_count(sequence, raw) for sequence in sequences]
+    if any(count is not None for count in counts):
+        ranks = (raw > of_token).sum(dim=-1) + 1
+    left = logits.amax(dim=-1) > float("-inf")
+    fixed = (tokens, of_token.squeeze(1) - normalizer, torch.isfinite(normalizer), left, complete, ranks)
+    parts = [torch.stack([column.double() for column in fixed], dim=1).flatten()]
+    for row, count in enumerate(counts):
+        if count is not None:
+            values, ids = (raw[row] - normalizer[row]).topk(count)
+            parts += [ids.double(), values.double()]
+    return torch.cat(parts)
 
 
 def _sample_natively(raw: Tensor, changed: list[int], own: Tensor, sequences: list[Sequence]) -> list[Sampled]:
@@ -162,17 +207,6 @@ def _prompt_logprobs_natively(logits: Tensor, targets: list[int], count: int) ->
     ]
 
 
-def _top_logprobs(logits: Tensor, normalizer: Tensor, specs: list[RequestSpec]) -> dict[int, TokenLogprobs]:
-    """The most likely tokens of each row that asked for them."""
-    tops = {}
-    for row, spec in enumerate(specs):
-        if spec.logprobs is not None:
-            count = logits.shape[1] if spec.logprobs == -1 else spec.logprobs
-            values, ids = (logits[row] - normalizer[row]).topk(count)
-            tops[row] = TokenLogprobs(ids.tolist(), values.tolist(), 0)
-    return tops
-
-
 def _masks_stops(sequence: Sequence) -> bool:
     return sequence.num_outputs < sequence.spec.min_tokens
 
@@ -192,34 +226,38 @@ def _changes_logits(sequence: Sequence) -> bool:
 
 
 def _apply_changes(logits: Tensor, sequences: list[Sequence]) -> None:
-    """Penalties, biases and masks, in vLLM's order; modifies ``logits``, a row per sequence."""
+    """Penalties, biases and masks, in vLLM's order; modifies ``logits``, a row per sequence.
+
+    Tokens are counted on the host, which knows them: a GPU could not say how many there are without being waited for.
+    """
     for values, sequence in zip(logits, sequences, strict=True):
-        spec = sequence.spec
+        spec, device = sequence.spec, values.device
         outputs = sequence.token_ids[sequence.num_prompt :]
         if isinstance(spec, LocalSpec):
             for process in spec.logits_processors:
                 values.copy_(_processed(process, spec.prompt_token_ids, outputs, values))
         if spec.allowed_token_ids is not None:
-            allowed = torch.zeros_like(values, dtype=torch.bool)
-            allowed[torch.tensor(spec.allowed_token_ids, device=values.device)] = True
-            values.masked_fill_(~allowed, float("-inf"))
+            hidden = torch.ones_like(values, dtype=torch.bool)
+            hidden.index_fill_(0, on_device(spec.allowed_token_ids, device, torch.long), False)
+            values.masked_fill_(hidden, float("-inf"))
         if spec.logit_bias:
-            ids = torch.tensor(list(spec.logit_bias), device=values.device)
-            values[ids] += torch.tensor(list(spec.logit_bias.values()), device=values.device)
+            ids = on_device(list(spec.logit_bias), device)
+            values[ids] += on_device(list(spec.logit_bias.values()), device)
         banned = _banned(spec.bad_words, outputs)
         if banned:
-            values[torch.tensor(banned, device=values.device)] = float("-inf")
+            values.index_fill_(0, on_device(banned, device, torch.long), float("-inf"))
         if _masks_stops(sequence):
             ends = [*sequence.stop_ids, *sequence.eos_ids]
-            values[torch.tensor(ends, dtype=torch.long, device=values.device)] = float("-inf")
+            values.index_fill_(0, on_device(ends, device, torch.long), float("-inf"))
         if spec.repetition_penalty != 1:
-            seen = torch.tensor(sequence.token_ids, device=values.device).unique()
+            seen = on_device(sorted(set(sequence.token_ids)), device)
             of_seen = values[seen]
             factor = spec.repetition_penalty
             values[seen] = torch.where(of_seen > 0, of_seen / factor, of_seen * factor)
-        if outputs and (spec.frequency_penalty or spec.presence_penalty):
-            ids, counts = torch.tensor(outputs, device=values.device).unique(return_counts=True)
-            values[ids] -= spec.frequency_penalty * counts + spec.presence_penalty
+        counts = Counter(outputs)
+        if counts and (spec.frequency_penalty or spec.presence_penalty):
+            ids, times = on_device(list(counts), device), on_device(list(counts.values()), device)
+            values[ids] -= spec.frequency_penalty * times + spec.presence_penalty
 
 
 def _processed(process: LogitsProcessor, prompt: list[int], outputs: list[int], values: Tensor) -> Tensor:
@@ -233,40 +271,41 @@ def _banned(words: list[list[int]], outputs: list[int]) -> list[int]:
     return [word[-1] for word in words if len(word) == 1 or outputs[-(len(word) - 1) :] == word[:-1]]
 
 
-def _draw(logits: Tensor, sequences: list[Sequence]) -> Tensor:
-    """Random tokens [R] for rows with a temperature, by inverting the cumulative distribution."""
+def _draw(logits: Tensor, sequences: list[Sequence], candidates: int) -> tuple[Tensor, Tensor]:
+    """Random tokens [R] for rows with a temperature, by inverting the cumulative distribution; and [R] bool, whether
+    ``candidates`` were enough.
+    """
     device = logits.device
     specs = [sequence.spec for sequence in sequences]
-    uniform = torch.tensor([uniform_at(s.spec.seed, len(s.token_ids)) for s in sequences], dtype=torch.float64)
-    uniform = uniform.to(device).unsqueeze(1)
-    scaled = logits / torch.tensor([spec.temperature for spec in specs], device=device).unsqueeze(1)
+    uniform = on_device([[uniform_at(s.spec.seed, len(s.token_ids))] for s in sequences], device, torch.float64)
+    scaled = logits / on_device([[spec.temperature] for spec in specs], device, logits.dtype)
     tokens = torch.empty(len(specs), dtype=torch.long, device=device)
+    complete = torch.ones_like(tokens, dtype=torch.bool)
     cut = [spec.top_k > 0 or spec.top_p < 1 or spec.min_p > 0 for spec in specs]
-    plain = torch.tensor([row for row, is_cut in enumerate(cut) if not is_cut], dtype=torch.long, device=device)
-    if len(plain):
-        weights = torch.softmax(scaled[plain], dim=-1).double()
-        tokens[plain] = _invert(weights, uniform[plain])
-    filtered = [row for row, is_cut in enumerate(cut) if is_cut]
-    if filtered:
-        some = torch.tensor(filtered, device=device)
-        tokens[some] = _draw_filtered(scaled[some], uniform[some], [specs[row] for row in filtered])
-    return tokens
+    if not all(cut):
+        plain = on_device([row for row, is_cut in enumerate(cut) if not is_cut], device)
+        weights = torch.softmax(scaled.index_select(0, plain), dim=-1).double()
+        tokens.index_copy_(0, plain, _invert(weights, uniform.index_select(0, plain)))
+    if any(cut):
+        rows = [row for row, is_cut in enumerate(cut) if is_cut]
+        some = on_device(rows, device)
+        parts = scaled.index_select(0, some), uniform.index_select(0, some), [specs[row] for row in rows]
+        drawn, enough = _draw_filtered(*parts, candidates)
+        tokens.index_copy_(0, some, drawn)
+        complete.index_copy_(0, some, enough)
+    return tokens, complete
 
 
-def _draw_filtered(scaled: Tensor, uniform: Tensor, specs: list[RequestSpec]) -> Tensor:
-    """Random tokens [R] among those that min-p, top-k and top-p leave."""
+def _draw_filtered(scaled: Tensor, uniform: Tensor, specs: list[RequestSpec], candidates: int) -> tuple[Tensor, Tensor]:
+    """Random tokens [R] among those that min-p, top-k and top-p leave; the second result as of ``_draw``."""
     vocab = scaled.shape[1]
     normalizer = torch.logsumexp(scaled, dim=-1, keepdim=True)
-    values, ids = _in_order(*scaled.topk(min(CANDIDATES, vocab), dim=-1))
+    if candidates < vocab:
+        values, ids = _in_order(*scaled.topk(candidates, dim=-1))
+    else:
+        values, ids = scaled.sort(dim=-1, descending=True, stable=True)
     weights, complete = _kept_weights(values, normalizer, specs, vocab)
-    tokens = ids.gather(1, _invert(weights, uniform).unsqueeze(1)).squeeze(1)
-    late = [row for row, done in enumerate(complete) if not done]
-    if late:
-        some = torch.tensor(late, device=scaled.device)
-        values, ids = scaled[some].sort(dim=-1, descending=True, stable=True)
-        weights, _ = _kept_weights(values, normalizer[some], [specs[row] for row in late], vocab)
-        tokens[some] = ids.gather(1, _invert(weights, uniform[some]).unsqueeze(1)).squeeze(1)
-    return tokens
+    return ids.gather(1, _invert(weights, uniform).unsqueeze(1)).squeeze(1), complete
 
 
 def _in_order(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -276,15 +315,13 @@ def _in_order(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return values, ids.gather(1, best)
 
 
-def _kept_weights(
-    values: Tensor, normalizer: Tensor, specs: list[RequestSpec], vocab: int
-) -> tuple[Tensor, list[bool]]:
+def _kept_weights(values: Tensor, normalizer: Tensor, specs: list[RequestSpec], vocab: int) -> tuple[Tensor, Tensor]:
     """Probabilities of candidates ``values`` [R, C], best first, with 0 where cut off; and whether C was enough."""
     device = values.device
     width = values.shape[1]
-    top_k = torch.tensor([min(spec.top_k or vocab, vocab) for spec in specs], device=device).unsqueeze(1)
-    top_p = torch.tensor([spec.top_p for spec in specs], dtype=torch.float64, device=device).unsqueeze(1)
-    min_p = torch.tensor([spec.min_p for spec in specs], dtype=torch.float64, device=device).unsqueeze(1)
+    top_k = on_device([[min(spec.top_k or vocab, vocab)] for spec in specs], device)
+    top_p = on_device([[spec.top_p] for spec in specs], device, torch.float64)
+    min_p = on_device([[spec.min_p] for spec in specs], device, torch.float64)
     weights = torch.exp((values - normalizer).double())
     kept = weights >= min_p * weights[:, :1]
     kept &= torch.arange(width, device=device) < top_k
@@ -294,8 +331,8 @@ def _kept_weights(
     total = torch.where(ends_inside, weights.sum(dim=-1, keepdim=True), torch.ones_like(min_p))
     before = weights.cumsum(dim=-1) - weights
     kept &= before < top_p * total
-    complete = ends_inside.squeeze(1) | ~kept[:, -1] | torch.tensor(width == vocab, device=device)
-    return weights * kept, complete.tolist()
+    complete = ends_inside.squeeze(1) | ~kept[:, -1]
+    return weights * kept, torch.ones_like(complete) if width == vocab else complete
 
 
 def _invert(weights: Tensor, uniform: Tensor) -> Tensor:

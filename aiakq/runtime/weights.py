@@ -19,7 +19,7 @@ from aiakq.runtime.config import DTYPES, EngineConfig, ModelConfig
 from aiakq.runtime.layers.linear import AnyLinear, Embedding, Linear, SideBySide
 from aiakq.runtime.memory import free_memory, give_back
 from aiakq.runtime.models import ARCHITECTURES
-from aiakq.spec import QuantSpec
+from aiakq.spec import LayerSpec, QuantSpec
 
 #: A layer's name, and how many outputs it has.
 Part = tuple[str, int]
@@ -228,25 +228,29 @@ class DummyWeights(Binder):
         biases = [self._made(f"{name}.bias", n) for name, n in parts] if bias else None
         joined = None if biases is None else _one(biases)
         if specs[0] is not None:
-            return self.bound(self._quantized(specs[0], sum(n for _, n in parts), k, joined), len(parts))
+            n = sum(n for _, n in parts)
+            return self.bound(random_weight(specs[0], n, k, joined, self.device, self._codes), len(parts))
         return self.dense(_one([self._made(f"{name}.weight", n, k) for name, n in parts]), joined, len(parts))
-
-    def _quantized(self, spec: QuantSpec, n: int, k: int, bias: Tensor | None) -> QWeight:
-        """Codes that are all equally likely, with scales such that outputs are as large as inputs."""
-        size = k if spec.group_size == -1 else spec.group_size
-        levels, groups = 2**spec.bits, -(-k // size)
-        codes = torch.randint(0, levels, (n, k), dtype=torch.uint8, device=self.device, generator=self._codes)
-        return QWeight(
-            scheme="w8a8" if spec.activation_bits else f"w{spec.bits}a16",
-            codes=codes,
-            scales=torch.full((n, groups), (12 / k) ** 0.5 / levels, dtype=torch.float16, device=self.device),
-            zeros=None if spec.symmetric else torch.full_like(codes[:, :groups], levels // 2),
-            bias=bias,
-            group_size=size,
-        )
 
     def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[Embedding, AnyLinear | None]:
         return self.embedded(self._made(name, vocab, width), tied)
+
+
+def random_weight(
+    spec: QuantSpec | LayerSpec, n: int, k: int, bias: Tensor | None, device: torch.device, draw: torch.Generator
+) -> QWeight:
+    """Codes that are all equally likely, with scales such that outputs are as large as inputs."""
+    size = k if spec.group_size == -1 else spec.group_size
+    levels, groups = 2**spec.bits, -(-k // size)
+    codes = torch.randint(0, levels, (n, k), dtype=torch.uint8, device=device, generator=draw)
+    return QWeight(
+        scheme="w8a8" if spec.activation_bits else f"w{spec.bits}a16",
+        codes=codes,
+        scales=torch.full((n, groups), (12 / k) ** 0.5 / levels, dtype=torch.float16, device=device),
+        zeros=None if spec.symmetric else torch.full_like(codes[:, :groups], levels // 2),
+        bias=bias,
+        group_size=size,
+    )
 
 
 def _one(tensors: list[Tensor]) -> Tensor:

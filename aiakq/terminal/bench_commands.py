@@ -13,7 +13,7 @@ from aiakq.errors import error
 from aiakq.runtime.args import checked, engine_arguments
 from aiakq.terminal import console, tables
 from aiakq.terminal.help import Command, Group
-from aiakq.terminal.options import GateOption, OutputOption, SeedOption, with_arguments
+from aiakq.terminal.options import DeviceOption, GateOption, OutputOption, SeedOption, with_arguments
 
 if TYPE_CHECKING:
     from aiakq.bench.records import Record
@@ -251,6 +251,81 @@ _EVERYONE_MAY_WAIT = {
     "max_queue_seconds": 1e6,
     "max_request_seconds": 1e6,
 }
+
+
+@bench.command(cls=Command)
+def kernels(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="Folder or hub name: its shapes, its scheme, its heads.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option("--shape", metavar="NxK", help="Outputs and inputs of a layer; may be repeated.")
+    ] = None,
+    scheme: Annotated[
+        list[str] | None,
+        typer.Option("--scheme", metavar="NAME", help="Like w4a16, w8a16, w8a8, w16; the model's own if not given."),
+    ] = None,
+    group_size: Annotated[
+        int, typer.Option("--group-size", metavar="N", min=1, help="Inputs per scale, for fewer than 8 bits.")
+    ] = 128,
+    rows: Annotated[
+        str, typer.Option("--rows", metavar="LIST", help="Tokens of a step, or sequences that decode.")
+    ] = "1,16,64",
+    context: Annotated[
+        int, typer.Option("--context", metavar="N", min=2, help="Tokens of every sequence, for attention.")
+    ] = 1024,
+    dtype: Annotated[str, typer.Option("--dtype", metavar="TEXT", help="Of activations; auto as for serve.")] = "auto",
+    kv_cache_dtype: Annotated[
+        str, typer.Option("--kv-cache-dtype", metavar="TEXT", help="Of keys and values; as for serve.")
+    ] = "auto",
+    device: DeviceOption = "auto",
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="Find the quickest launch configurations first and write them; on a GPU, minutes."),
+    ] = False,
+    into: Annotated[
+        Path | None,
+        typer.Option("--into", metavar="DIR", help="Where --tune writes; ~/.config/aiakq/launch, read from then on."),
+    ] = None,
+    output: OutputOption = None,
+    fail_if: GateOption = None,
+) -> None:
+    """Time each kernel on this device, beside what its memory and its units would allow."""
+    from aiakq.bench import kernels as measuring
+
+    checked({"dtype": dtype, "device": device, "kv_cache_dtype": kv_cache_dtype}, server=False)
+    options = measuring.KernelOptions(
+        model=model,
+        shapes=tuple(_shape(text) for text in shape or ()),
+        schemes=tuple(name for text in scheme or () for name in text.split(",")),
+        group_size=group_size,
+        rows=tuple(_whole("--rows", part) for part in rows.split(",")),
+        context=context,
+        dtype=dtype,
+        device=device,
+        kv_cache_dtype=kv_cache_dtype,
+        tune=tune,
+        into=into,
+    )
+    measuring.check(options)
+
+    def run() -> Record:
+        with console.Progress("bench kernels") as bars:
+            return measuring.run(options, bars.update)
+
+    measure(measuring.template(), fail_if, output, run, tables.kernels_result)
+
+
+def _shape(text: str) -> tuple[int, int]:
+    n, _, k = text.lower().partition("x")
+    return _whole("--shape", n, text), _whole("--shape", k, text)
+
+
+def _whole(option: str, text: str, whole: str | None = None) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        hint = "Examples: --shape 4096x14336, --rows 1,16,256"
+        raise error("bad_option", option=option, value=whole or text, expected="whole numbers above 0", hint=hint)
+    return int(text)
 
 
 def _running_server(engine: dict[str, Any], base_url: str | None, host: str, port: int) -> str:

@@ -66,6 +66,31 @@ def bench_result(document: Mapping[str, Any]) -> None:
         warning(text)
 
 
+def kernels_result(document: Mapping[str, Any]) -> None:
+    """Times of kernels, each beside its roofline."""
+    environment, ceilings = document["environment"], document["ceilings"]
+    most = (
+        f"{number(ceilings['gbps'])} GB/s, {number(ceilings['float_tflops'], 3)} TFLOP/s, "
+        f"{number(ceilings['int8_tops'], 3)} TOP/s of int8"
+    )
+    facts(
+        "bench kernels",
+        {
+            "device": f"{environment['device_name']}, {environment['threads']} threads, {document['config']['dtype']}",
+            "measured at most": most,
+            "of the roofline": f"{document['of_roofline']:.0%}, the geometric mean",
+        },
+    )
+    drawn = table("kernel", "of", "runs in", "rows", "us", "GB/s", "roofline, us", "reached", left=(0, 1, 2))
+    for row in document["rows"]:
+        names = (row["kernel"], row["of"], row["implementation"])
+        numbers = (number(row[key]) for key in ("rows", "us", "gbps", "roofline_us"))
+        drawn.add_row(*map(plain, names), *numbers, f"{row['of_roofline']:.0%}")
+    show(drawn)
+    for text in document["warnings"]:
+        line((plain(text), "dim"))
+
+
 def _load(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     lengths = f"{config['input_len']} tokens in, {config['output_len']} out"
     if document["kind"] == "latency":

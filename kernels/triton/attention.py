@@ -5,8 +5,8 @@ all of them. Positions go by in tiles that may hold several pages or a part of o
 (Milakov and Gimelshein 2018, arXiv:1805.02867) in powers of two; parts of a sequence are combined as in flash-
 decoding.
 
-Caches are [pages, P, Hkv, D] in float16, bfloat16, or int8 with scales [pages, P, Hkv] float32 per token and head,
-which are taken into the scores and the weights, so that keys and values are only cast.
+Caches are [pages, P, Hkv, D] in float16, bfloat16, or 8 bits (int8, e4m3, e5m2) with scales [pages, P, Hkv] float32 per
+token and head, which are taken into the scores and the weights, so that keys and values are only cast.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ def product(a, b):
 
 
 @triton.jit
-def _as(codes, FLOAT: tl.constexpr):
-    """int8 as floats; the interpreter has no cast to bfloat16 but from float32."""
-    if INTERPRETED:
-        return codes.to(tl.float32).to(FLOAT)
+def _as(stored, FLOAT: tl.constexpr):
+    """What is stored as floats; the interpreter has no cast to bfloat16 but from float32."""
+    if stored.dtype == FLOAT:
+        return stored
+    elif INTERPRETED:
+        return stored.to(tl.float32).to(FLOAT)
     else:
-        return codes.to(FLOAT)
+        return stored.to(FLOAT)
 
 
 @triton.jit
@@ -81,7 +83,7 @@ def walk(
         whole = there[:, None] & (d < D)[None, :]
         k = tl.load(k_ptr + slot[None, :] * D + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)
         v = tl.load(v_ptr + slot[:, None] * D + d[None, :], mask=whole, other=0.0)
-        scores = product(q, _as(k, FLOAT) if SCALED else k) * scale
+        scores = product(q, _as(k, FLOAT)) * scale
         if SCALED:
             scores *= tl.load(k_scales_ptr + slot, mask=there, other=0.0)[None, :]
         if CAP:
@@ -100,7 +102,7 @@ def walk(
         total = total * decay + tl.sum(weights, 1)
         if SCALED:
             weights *= tl.load(v_scales_ptr + slot, mask=there, other=0.0)[None, :]
-        sums = sums * decay[:, None] + product(weights.to(FLOAT), _as(v, FLOAT) if SCALED else v)
+        sums = sums * decay[:, None] + product(weights.to(FLOAT), _as(v, FLOAT))
         highest = now
     return highest, total, sums
 

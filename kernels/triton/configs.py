@@ -1,12 +1,14 @@
 """Launch configurations: tile, warps, stages, and how many programs share an output.
 
-They come from launch/*.json, one file per GPU and ``default.json`` for all others: kernel -> bits -> the most rows an
-entry is for -> [outputs, rows, warps, stages, words...]. Nothing is tuned while a model runs.
+They come from JSON, one file per GPU: what `aiakq bench kernels --tune` wrote for the user, else what launch/ has, else
+``default.json`` there: kernel -> bits -> the most rows an entry is for -> [outputs, rows, warps, stages, words...].
+Nothing is tuned while a model runs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -47,9 +49,14 @@ class Config:
 
 def choose(kernel: str, device: torch.device, bits: int, n: int, steps: int, m: int) -> Config:
     """The configuration for ``m`` rows of a layer of ``n`` outputs whose inputs are ``steps`` inner steps."""
-    name, processors = _gpu(device)
-    entry = entry_for(name, kernel, bits, m)
-    if entry == "dense":
+    name, _ = gpu(device)
+    return config_of(entry_for(name, kernel, bits, m), device, n, steps, m)
+
+
+def config_of(entry: list | str, device: torch.device, n: int, steps: int, m: int) -> Config:
+    """What ``entry`` of a table means for such a product: programs share an output where there are too few of them."""
+    _, processors = gpu(device)
+    if isinstance(entry, str):
         return Config(64, 64, 4, 3, 1, dense=True)
     bn, bm, warps, stages, *words = entry
     tiles = -(-n // bn) * -(-m // bm)
@@ -57,21 +64,26 @@ def choose(kernel: str, device: torch.device, bits: int, n: int, steps: int, m: 
     return Config(bn, bm, warps, stages, split, **dict.fromkeys(words, True))
 
 
-def entry_for(gpu: str, kernel: str, bits: int, m: int) -> list | str:
-    """The entry for so many rows: that of the next bucket, or the last."""
-    buckets = table(gpu)[kernel][str(bits)]
+def entry_for(name: str, kernel: str, bits: int, m: int) -> list | str:
+    """The entry for so many rows on the GPU ``name``: that of the next bucket, or the last."""
+    buckets = table(name)[kernel][str(bits)]
     return next((buckets[most] for most in buckets if m <= int(most)), list(buckets.values())[-1])
 
 
-@lru_cache
-def table(gpu: str) -> dict:
-    """The configurations of a GPU, or those for all that have none of their own."""
-    file = FOLDER / f"{gpu}.json"
-    return json.loads((file if file.is_file() else FOLDER / "default.json").read_text())
+def users_folder() -> Path:
+    """Where the user's own files are."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "aiakq" / "launch"
 
 
 @lru_cache
-def _gpu(device: torch.device) -> tuple[str, int]:
+def table(name: str) -> dict:
+    """The configurations of the GPU ``name``, or those for all that have none of their own."""
+    files = [users_folder() / f"{name}.json", FOLDER / f"{name}.json"]
+    return json.loads(next((file for file in files if file.is_file()), FOLDER / "default.json").read_text())
+
+
+@lru_cache
+def gpu(device: torch.device) -> tuple[str, int]:
     """The name of its file, and its processors."""
     if device.type != "cuda":
         return "default", 1

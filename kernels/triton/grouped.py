@@ -24,45 +24,74 @@ from aiakq.kernels.triton.language import INTERPRETED, dot, offset_of, planes_of
 
 
 @triton.jit
+def write_sums(
+    x,  # [BLOCK] float32, whole steps, zeros beyond K
+    first,  # the place of the first
+    row,
+    sums_ptr,  # [steps, PLANES or 2, sums_stride] float32
+    sums_stride,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BITS: tl.constexpr,
+    BKP: tl.constexpr,
+    PER_PLANE: tl.constexpr,
+    BF16: tl.constexpr,
+):
+    """What the product will need of the sums of activations, in the order of the weights.
+
+    PER_PLANE: a sum for each plane. Else two numbers: the sum of all, each times the offset of its plane, and without.
+    """
+    PLANES: tl.constexpr = 16 // BITS
+    COUNT: tl.constexpr = BLOCK // BKP
+    plane = tl.arange(0, COUNT)
+    sums = tl.sum(tl.reshape(x, (COUNT, BKP)), 1)
+    if PER_PLANE:
+        at = first // BKP + plane
+        tl.store(sums_ptr + at * sums_stride + row, sums, mask=at * BKP < K)
+    else:
+        # offset_of each plane: powers of two that fall with the place in the byte, or one number for all.
+        offsets = tl.exp2((10 - (plane * BITS) % 8).to(tl.float32))
+        if BF16:
+            offsets = tl.full((COUNT,), 0.0 if BITS == 8 else 128.0, tl.float32)
+        at = first // (BKP * PLANES) + tl.arange(0, COUNT // PLANES)
+        there = at * (BKP * PLANES) < K
+        times = tl.sum(tl.reshape(sums * offsets, (COUNT // PLANES, PLANES)), 1)
+        tl.store(sums_ptr + (2 * at) * sums_stride + row, times, mask=there)
+        alone = tl.sum(tl.reshape(sums, (COUNT // PLANES, PLANES)), 1)
+        tl.store(sums_ptr + (2 * at + 1) * sums_stride + row, alone, mask=there)
+
+
+@triton.jit
 def arrange_kernel(
     x_ptr,  # [M, K]
     perm_ptr,  # [K] int32
     out_ptr,  # [M, K] in the order of the weights
-    sums_ptr,  # [STEPS, PLANES or 2, sums_stride] float32
+    sums_ptr,  # of write_sums
     x_stride,
     sums_stride,
     K: tl.constexpr,
+    BLOCK: tl.constexpr,
     BITS: tl.constexpr,
     BKP: tl.constexpr,
     PERM: tl.constexpr,
     SUMS: tl.constexpr,
     PER_PLANE: tl.constexpr,
 ):
-    """One step of one row: activations in the order of the weights, and what the product will need of their sums.
-
-    PER_PLANE: a sum for each plane. Else two numbers: the sum of all, each times the offset of its plane, and without.
-    """
-    PLANES: tl.constexpr = 16 // BITS
-    BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
+    """BLOCK activations of one row in the order of the weights, and their sums."""
     row = tl.program_id(0).to(tl.int64)
-    step = tl.program_id(1)
-    plane = tl.arange(0, PLANES)
-    at = (step * PLANES + plane[:, None]) * BKP + tl.arange(0, BKP)[None, :]
-    source = tl.load(perm_ptr + at) if PERM else at
-    x = tl.load(x_ptr + row * x_stride + source)
+    first = tl.program_id(1) * BLOCK
+    at = first + tl.arange(0, BLOCK)
+    there = at < K
+    source = tl.load(perm_ptr + at, mask=there, other=0) if PERM else at
+    x = tl.load(x_ptr + row * x_stride + source, mask=there, other=0.0)
     if PERM:
-        tl.store(out_ptr + row * K + at, x)
+        tl.store(out_ptr + row * K + at, x, mask=there)
     if SUMS:
-        sums = tl.sum(x.to(tl.float32), 1)
-        if PER_PLANE:
-            tl.store(sums_ptr + (step * PLANES + plane) * sums_stride + row, sums)
-        else:
-            # offset_of each plane: powers of two that fall with the place in the byte, or one number for all.
-            offsets = tl.exp2((10 - (plane * BITS) % 8).to(tl.float32))
-            if BF16:
-                offsets = tl.full((PLANES,), 0.0 if BITS == 8 else 128.0, tl.float32)
-            tl.store(sums_ptr + (2 * step) * sums_stride + row, tl.sum(sums * offsets, 0))
-            tl.store(sums_ptr + (2 * step + 1) * sums_stride + row, tl.sum(sums, 0))
+        BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
+        write_sums(
+            tl.where(there, x.to(tl.float32), 0.0), first, row, sums_ptr, sums_stride,
+            K, BLOCK, BITS, BKP, PER_PLANE, BF16,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -77,7 +106,7 @@ def _scale_and_zero(packed):
 @triton.jit(do_not_specialize=["M"])
 def grouped_kernel(
     x_ptr,  # [M, K] in the order of the weights
-    sums_ptr,  # of arrange_kernel; not with SCALE_FIRST
+    sums_ptr,  # of write_sums; not with SCALE_FIRST
     words_ptr,  # [N / 64, STEPS, 64, BKP] int16
     grid_ptr,  # [groups, N] int32: scale below, zero above, both as float16
     bias_ptr,

@@ -10,6 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+#: The smallest normal float32; if it were smaller, Triton would take it for a float64 and go on with those.
+SMALLEST = tl.constexpr(2.0**-126)
+
 
 @triton.jit
 def nearest(x):
@@ -28,7 +31,7 @@ def quantize_kernel(
     if GIVEN:
         scale = tl.load(given_ptr)
     else:
-        scale = tl.maximum(tl.max(tl.abs(x), 0) / 127.0, 1.17549435e-38)
+        scale = tl.maximum(tl.max(tl.abs(x), 0) / 127.0, SMALLEST)
     code = nearest(tl.minimum(tl.maximum(x / scale, -128.0), 127.0))
     tl.store(codes_ptr + row * K + at, code.to(tl.int8), mask=at < K)
     # What is not finite has no code: its row's scale says so.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.triton import DTYPES, trouble
-from aiakq.kernels.types import LinearProblem, QWeight
+from aiakq.kernels.types import Arranged, Arranging, LinearProblem, QWeight
 
 if TYPE_CHECKING:
     from aiakq.kernels.triton.configs import Config
@@ -110,34 +110,62 @@ def _halves(scales: Tensor, zeros: Tensor, padding: int) -> Tensor:
     return (low & 0xFFFF) | (high << 16)
 
 
-def run(x: Tensor, state: Packed, config: Config | None = None) -> Tensor:
+def _choose(state: Packed, m: int) -> Config:
+    from aiakq.kernels.triton import configs
+
+    chosen = configs.choose("grouped", state.words.device, state.bits, state.n, state.steps, m)
+    # With a scale for every plane it costs less to apply it to the weights.
+    return replace(chosen, scale_first=True) if state.group == state.plane else chosen
+
+
+def wish(state: Packed, m: int) -> Arranging | None:
+    """What a norm or a gate may do for the layer behind it (layers.py): no more than sums."""
+    return None if state.perm is not None else _wish(state, m, _choose(state, m))
+
+
+def _wish(state: Packed, m: int, config: Config) -> Arranging | None:
+    if config.dense or (state.perm is None and config.scale_first):
+        return None
+    stride = 0 if config.scale_first else max(1, -(-m // config.bm)) * config.bm
+    return Arranging(state.perm, state.bits, state.plane, stride, state.group < state.step)
+
+
+def arrange(x: Tensor, wish: Arranging) -> Arranged:
+    """x [M, K] as it is wanted."""
+    from aiakq.kernels.triton import grouped
+    from aiakq.kernels.triton.layers import COLUMNS, block_for, sums_for, warps_for
+
+    m, k = x.shape
+    rows = x if wish.perm is None else torch.empty(m, k, dtype=x.dtype, device=x.device)
+    sums = sums_for(x, wish)
+    block = min(COLUMNS, block_for(k))
+    grouped.arrange_kernel[(m, -(-k // block))](
+        x, x if wish.perm is None else wish.perm, rows, x if sums is None else sums, x.stride(0), wish.stride,
+        K=k, BLOCK=block, BITS=wish.bits, BKP=wish.plane, PERM=wish.perm is not None, SUMS=sums is not None,
+        PER_PLANE=wish.per_plane, num_warps=warps_for(block),
+    )  # fmt: skip
+    return Arranged(rows, sums)
+
+
+def run(given: Tensor | Arranged, state: Packed, config: Config | None = None) -> Tensor:
     """x [M, K] -> [M, N] of the same dtype."""
     from aiakq.kernels.triton import configs, grouped
 
-    m, k = x.shape
+    x = given.rows if isinstance(given, Arranged) else given
+    m = x.shape[0]
     if m == 0:
         return x.new_empty(0, state.n)
     if x.stride(1) != 1:
         x = x.contiguous()
-    chosen = config or configs.choose("grouped", x.device, state.bits, state.n, state.steps, m)
-    if config is None and state.group == state.plane:
-        # With a scale for every plane it costs less to apply it to the weights.
-        chosen = replace(chosen, scale_first=True)
+    chosen = config or _choose(state, m)
     if chosen.dense:
         return dense(x, state)
+    if not isinstance(given, Arranged):
+        wanted = _wish(state, m, chosen)
+        given = Arranged(x, None) if wanted is None else arrange(x, wanted)
+    arranged, sums = given.rows, x if given.sums is None else given.sums
+    sums_stride = sums.stride(0)
     y = x.new_empty(m, state.n)
-    arranged = x if state.perm is None else torch.empty(m, k, dtype=x.dtype, device=x.device)
-    sums, sums_stride = x, -(-m // chosen.bm) * chosen.bm
-    if state.perm is not None or not chosen.scale_first:
-        per_plane = state.group < state.step
-        if not chosen.scale_first:
-            count = state.steps * (16 // state.bits if per_plane else 2)
-            sums = torch.empty(count, sums_stride, dtype=torch.float32, device=x.device)
-        grouped.arrange_kernel[(m, state.steps)](
-            x, x if state.perm is None else state.perm, arranged, sums, x.stride(0), sums_stride,
-            K=k, BITS=state.bits, BKP=state.plane, PERM=state.perm is not None, SUMS=not chosen.scale_first,
-            PER_PLANE=per_plane, num_warps=1,
-        )  # fmt: skip
     split = min(chosen.split, state.steps)
     padded = state.grid.shape[1]
     grid = (-(-padded // chosen.bn), -(-m // chosen.bm), split)

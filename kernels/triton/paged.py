@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aiakq.kernels.types import AttentionContext
 
-#: Keys and values [pages, P, Hkv, D]; int8 ones are followed by their scales [pages, P, Hkv].
+#: Keys and values [pages, P, Hkv, D]; those of 8 bits are followed by their scales [pages, P, Hkv].
 Cache = Sequence[Tensor]
 
 #: Query rows of a tile for prompts.
@@ -91,7 +91,6 @@ def prefill(
     cap: float,
     tile: int = 64,
     stages: int = 3,
-    warps: int = 4,
 ) -> None:
     """The sequences of several tokens each."""
     from aiakq.kernels.triton.attention import prefill_kernel
@@ -100,12 +99,18 @@ def prefill(
     tokens = max(1, ROWS // shape["GROUP"])
     blocks = _blocks(context, tokens, query.device)
     scales = tuple(cache[2:]) or (out, out)
+    warps = prefill_warps(torch.cuda.get_device_capability(query.device)[0] if query.is_cuda else 9)
     prefill_kernel[(len(blocks), shape["HKV"])](
         query, cache[0], cache[1], *scales, context.page_table, context.kv_len, context.query_start, blocks, out,
         query.stride(0), out.stride(0), context.page_table.stride(0), scale, cap,
         **shape, TOKENS=tokens, ROWS=max(16, 1 << (tokens * shape["GROUP"] - 1).bit_length()), TILE=tile,
         WINDOW=window or 0, CAP=cap > 0, SCALED=len(cache) > 2, STAGES=stages, num_warps=warps,
     )  # fmt: skip
+
+
+def prefill_warps(generation: int) -> int:
+    """Before Hopper, products are held in registers only, of which four warps have too few."""
+    return 4 if generation >= 9 else 8
 
 
 def _blocks(context: AttentionContext, tokens: int, device: torch.device) -> Tensor:

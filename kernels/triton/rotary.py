@@ -1,7 +1,7 @@
 """What comes between the projections and attention: head norms, rotary positions, keys and values into the cache.
 
 One program per token and head. A head of queries is turned in place; a head of keys is turned on its way into the
-cache, with its values beside it, as they are or as int8 with a scale per token and head.
+cache, with its values beside it, as they are or in 8 bits (int8, e4m3, e5m2) with a scale per token and head.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from aiakq.kernels.triton.integers import nearest
+from aiakq.kernels.triton.language import INTERPRETED
 
 
 @triton.jit
@@ -46,10 +47,19 @@ def _keep(x, cache_ptr, scales_ptr, place, d, D: tl.constexpr, SCALED: tl.conste
     """A head [WIDTH] float32 into line ``place`` of a cache."""
     there = d < D
     if SCALED:
-        scale = tl.max(tl.where(there, tl.abs(x), 0.0), 0) / 127.0
+        KIND: tl.constexpr = cache_ptr.dtype.element_ty
+        # LARGEST of types.py.
+        MOST: tl.constexpr = 127.0 if KIND == tl.int8 else 448.0 if KIND == tl.float8e4nv else 16.0
+        scale = tl.max(tl.where(there, tl.abs(x), 0.0), 0) / MOST
         steps = tl.where(scale > 0, 1.0 / scale, 0.0)
-        code = nearest(tl.minimum(tl.maximum(x * steps, -127.0), 127.0))
-        tl.store(cache_ptr + place * D + d, code.to(tl.int8), mask=there)
+        code = tl.minimum(tl.maximum(x * steps, -MOST), MOST)
+        if KIND == tl.int8:
+            code = nearest(code)
+        elif INTERPRETED:
+            # Its casts cut off what a GPU rounds: here all but the digits that are kept is taken off (Dekker's split).
+            high = code * (2.0**20 + 1.0 if KIND == tl.float8e4nv else 2.0**21 + 1.0)
+            code = high - (high - code)
+        tl.store(cache_ptr + place * D + d, code.to(KIND), mask=there)
         tl.store(scales_ptr + place, scale + tl.sum(tl.where(there, x * 0.0, 0.0), 0))
     else:
         tl.store(cache_ptr + place * D + d, x.to(cache_ptr.dtype.element_ty), mask=there)

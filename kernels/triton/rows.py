@@ -1,7 +1,7 @@
-"""Operations on rows of activations: norms with their residual, activation functions; rounded to 8 bits if wanted.
+"""Operations on rows of activations: norms with their residual, activation functions; as what follows wants them.
 
 What follows in w8a8 is a product of integers: its activations are rounded here, where they are in registers, and
-never written as floats.
+never written as floats. What follows in grouped.py wants sums of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aiakq.kernels.triton.integers import nearest
+from aiakq.kernels.triton.grouped import write_sums
+from aiakq.kernels.triton.integers import SMALLEST, nearest
 
 SILU = tl.constexpr(0)
 GELU_TANH = tl.constexpr(1)
@@ -18,18 +19,27 @@ RELU = tl.constexpr(3)
 
 
 @triton.jit
-def _write(y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, CODES: tl.constexpr, GIVEN: tl.constexpr):
-    """A row y float32: in y_ptr's dtype, or as int8 codes and their scale."""
+def _write(
+    y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, sums_ptr, sums_stride, first,
+    D: tl.constexpr, BLOCK: tl.constexpr, CODES: tl.constexpr, GIVEN: tl.constexpr, SUMS: tl.constexpr,
+    PER_PLANE: tl.constexpr, BITS: tl.constexpr, BKP: tl.constexpr,
+):  # fmt: skip
+    """BLOCK columns of a row y float32, from ``first`` on: in y_ptr's dtype, perhaps with sums, or as int8 codes."""
     if CODES:
         if GIVEN:
             scale = tl.load(given_ptr)
         else:
-            scale = tl.maximum(tl.max(tl.where(there, tl.abs(y), 0.0), 0) / 127.0, 1.17549435e-38)
+            scale = tl.maximum(tl.max(tl.where(there, tl.abs(y), 0.0), 0) / 127.0, SMALLEST)
         code = nearest(tl.minimum(tl.maximum(y / scale, -128.0), 127.0))
         tl.store(y_ptr + row * y_stride + at, code.to(tl.int8), mask=there)
         tl.store(scales_ptr + row, scale + tl.sum(tl.where(there, y * 0.0, 0.0), 0))
     else:
-        tl.store(y_ptr + row * y_stride + at, y.to(y_ptr.dtype.element_ty), mask=there)
+        y = y.to(y_ptr.dtype.element_ty)
+        tl.store(y_ptr + row * y_stride + at, y, mask=there)
+        if SUMS:
+            BF16: tl.constexpr = y_ptr.dtype.element_ty == tl.bfloat16
+            y = tl.where(there, y.to(tl.float32), 0.0)
+            write_sums(y, first, row, sums_ptr, sums_stride, D, BLOCK, BITS, BKP, PER_PLANE, BF16)
 
 
 @triton.jit
@@ -52,6 +62,12 @@ def norm_kernel(
     BIAS: tl.constexpr,
     CODES: tl.constexpr,
     GIVEN: tl.constexpr,
+    sums_ptr=None,  # of types.Arranging
+    sums_stride=0,
+    SUMS: tl.constexpr = False,
+    PER_PLANE: tl.constexpr = False,
+    BITS: tl.constexpr = 4,
+    BKP: tl.constexpr = 32,
 ):
     """x / rms(x) * weight, or CENTERED: (x - mean) / deviation * weight + bias. One row per program."""
     row = tl.program_id(0).to(tl.int64)
@@ -73,7 +89,10 @@ def norm_kernel(
     else:
         # As models do it: the normalized row is rounded before it meets the weight.
         y = (x * tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)).to(FLOAT).to(tl.float32) * weight
-    _write(y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, CODES, GIVEN)
+    _write(
+        y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, sums_ptr, sums_stride, 0,
+        D, BLOCK, CODES, GIVEN, SUMS, PER_PLANE, BITS, BKP,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -105,12 +124,22 @@ def gate_kernel(
     UP: tl.constexpr,
     CODES: tl.constexpr,
     GIVEN: tl.constexpr,
+    sums_ptr=None,  # of types.Arranging
+    sums_stride=0,
+    SUMS: tl.constexpr = False,
+    PER_PLANE: tl.constexpr = False,
+    BITS: tl.constexpr = 4,
+    BKP: tl.constexpr = 32,
 ):
     """act(gate) * up, or act(gate): BLOCK columns of a row per program; with CODES a whole row."""
     row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(1) * BLOCK
+    at = first + tl.arange(0, BLOCK)
     there = at < D
     y = _activated(tl.load(gate_ptr + row * gate_stride + at, mask=there, other=0.0).to(tl.float32), ACTIVATION)
     if UP:
         y *= tl.load(up_ptr + row * up_stride + at, mask=there, other=0.0).to(tl.float32)
-    _write(y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, CODES, GIVEN)
+    _write(
+        y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, sums_ptr, sums_stride, first,
+        D, BLOCK, CODES, GIVEN, SUMS, PER_PLANE, BITS, BKP,
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from aiakq.kernels.types import QWeight
+from aiakq.kernels.types import QWeight, Rounding
 
 #: Relative error, root mean square, beyond which a kernel is wrong and not merely rounded.
 WRONG = 0.02
@@ -22,7 +22,7 @@ def failure(number: int) -> str | None:
     device = torch.device("cuda", number)
     try:
         with torch.cuda.device(device):
-            for name, check in (("w4a16", _grouped), ("w8a8", _integers), ("rows", _rows)):
+            for name, check in (("w4a16", _grouped), ("w8a8", _integers), ("rows", _rows), ("attention", _attention)):
                 error = check(device)
                 if not error < WRONG:
                     return f"Triton's {name} kernel is off by {100 * error:.1f} % on this GPU"
@@ -75,5 +75,48 @@ def _rows(device: torch.device) -> float:
     summed = x.float() + residual.float()
     wanted = summed * torch.rsqrt(summed.pow(2).mean(-1, keepdim=True) + 1e-5) * weight.float()
     worst = _off(layers.norm(x.clone(), weight, None, 1e-5, residual), wanted)
+    rounded = layers.norm(x.clone(), weight, None, 1e-5, residual, wish=Rounding(None))
+    worst = max(worst, _off(rounded.codes * rounded.scales[:, None], wanted))
     wanted = torch.nn.functional.silu(x.float()) * residual.float()
     return max(worst, _off(layers.gate("silu", x, residual), wanted))
+
+
+def _attention(device: torch.device) -> float:
+    """Rotary positions, the cache's writes, and attention over it: a prompt, then one more token."""
+    from aiakq.kernels.triton import layers, paged
+    from aiakq.kernels.types import AttentionContext
+
+    heads, kv_heads, size, tokens = 4, 2, 64, 70
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * size, device=device, dtype=torch.float16)
+    angles = torch.rand(tokens, size // 2, device=device)
+    cosines, sines = angles.cos(), angles.sin()
+    pages = torch.tensor([3, 1, 5, 2, 4], dtype=torch.int32, device=device)
+    position = torch.arange(tokens, device=device)
+    slots = pages.long()[position // 16] * 16 + position % 16
+    cache = [torch.zeros(6, 16, kv_heads, size, device=device, dtype=torch.float16) for _ in range(2)]
+    layer = layers.Heads(heads, kv_heads, size, cosines, sines)
+
+    q, k, v = (part.unflatten(1, (-1, size)).float() for part in qkv.split([heads * size] + [kv_heads * size] * 2, 1))
+    turned = []
+    for x in (q, k):
+        first, second = x.chunk(2, -1)
+        c, s = cosines[:, None], sines[:, None]
+        turned.append(torch.cat((first * c - second * s, second * c + first * s), -1).transpose(0, 1))
+    keys, values = (x.repeat_interleave(heads // kv_heads, 0) for x in (turned[1], v.transpose(0, 1)))
+    wanted = torch.nn.functional.scaled_dot_product_attention(turned[0], keys, values, is_causal=True).transpose(0, 1)
+
+    worst = 0.0
+    for begin, end in ((0, tokens - 1), (tokens - 1, tokens)):
+        starts, lengths = [0, end - begin], [end]
+        context = AttentionContext(
+            query_start=torch.tensor(starts, dtype=torch.int32, device=device),
+            kv_len=torch.tensor(lengths, dtype=torch.int32, device=device),
+            slots=slots[begin:end],
+            page_table=pages[None],
+            num_decodes=int(end - begin == 1),
+            query_start_list=starts,
+            kv_len_list=lengths,
+        )
+        query = layer(qkv[begin:end], position[begin:end], cache, context.slots)
+        worst = max(worst, _off(paged.attend(query, cache, context, size**-0.5), wanted[begin:end]))
+    return worst

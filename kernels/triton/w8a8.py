@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.triton import DTYPES, trouble
-from aiakq.kernels.types import LinearProblem, QWeight
+from aiakq.kernels.types import LinearProblem, QWeight, Rounded, Rounding
 
 if TYPE_CHECKING:
     from aiakq.kernels.triton.configs import Config
@@ -70,22 +70,30 @@ def step_of(k: int) -> int:
 def quantize(x: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
     """x [M, K] -> codes [M, K] int8 and scales [M] float32."""
     from aiakq.kernels.triton.integers import quantize_kernel
+    from aiakq.kernels.triton.layers import warps_for
 
     m, k = x.shape
     codes = torch.empty(m, k, dtype=torch.int8, device=x.device)
     scales = torch.empty(m, dtype=torch.float32, device=x.device)
+    if m == 0:
+        return codes, scales
     block = 1 << (k - 1).bit_length()
     quantize_kernel[(m,)](
         x, codes, scales, scales if given is None else given, x.stride(0),
-        K=k, BLOCK=block, GIVEN=given is not None, num_warps=min(16, max(1, block // 512)),
+        K=k, BLOCK=block, GIVEN=given is not None, num_warps=warps_for(block),
     )  # fmt: skip
     return codes, scales
 
 
-def run(x: Tensor, state: Packed) -> Tensor:
+def wish(state: Packed, m: int) -> Rounding:
+    """What a norm or a gate may do for the layer behind it (layers.py)."""
+    return Rounding(state.given)
+
+
+def run(x: Tensor | Rounded, state: Packed) -> Tensor:
     """x [M, K] -> [M, N] of the same dtype."""
-    if x.shape[0] == 0:
-        return x.new_empty(0, state.n)
+    if isinstance(x, Rounded):
+        return multiply(x.codes, x.scales, state, x.dtype)
     if x.stride(1) != 1:
         x = x.contiguous()
     codes, scales = quantize(x, state.given)
@@ -98,6 +106,8 @@ def multiply(codes: Tensor, scales: Tensor, state: Packed, dtype: torch.dtype, c
     from aiakq.kernels.triton.integers import integers_kernel
 
     m, k = codes.shape
+    if m == 0:
+        return torch.empty(0, state.n, dtype=dtype, device=codes.device)
     bk = step_of(k)
     c = config or configs.choose("integers", codes.device, 8, state.n, k // bk, m)
     split = min(c.split, k // bk)

@@ -43,7 +43,8 @@ calculate_kv_scales additional_config enable_reasoning reasoning_parser use_tqdm
 AIAK_AND_VLLM_040 = """
 host port lora_modules chat_template tokenizer_extension_path response_role root_path uvicorn_log_level
 worker_use_ray forced_num_gpu_blocks max_context_len_to_capture image_input_type image_token_id image_input_shape
-image_feature_size max_paddings engine_use_ray disable_log_requests max_log_len
+image_feature_size max_paddings engine_use_ray disable_log_requests max_log_len api_key allow_credentials
+allowed_origins allowed_methods allowed_headers ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs middleware
 """.split()
 
 #: Every row of our own table, and the test that shows what it does.
@@ -69,6 +70,8 @@ SHOWN_BY = {
     "dequantize": "test_a_request_is_answered_alike_alone_and_in_a_crowd",
     "cpu_math": "test_facts_say_what_was_chosen",
     "enforce_eager": "test_facts_say_what_was_chosen",
+    "compilation_config": "test_the_compilation_config",
+    "max_seq_len_to_capture": "test_options_that_ask_for_no_graphs",
     "tensor_parallel_size": "test_wrong_arguments_are_refused",
     "pipeline_parallel_size": "test_more_than_one_device_is_refused",
     "tokenizer": "test_a_tokenizer_may_be_of_another_revision_or_another_model",
@@ -96,7 +99,33 @@ SHOWN_BY = {
     "served_model_name": "test_models",
     "chat_template": "test_chat_template_is_a_file_or_the_text",
     "response_role": "test_the_role_of_answers",
-    "max_num_queued_reqs": "test_a_full_queue_is_told_at_once",
+    "api_key": "test_keys_come_from_three_places",
+    "api_key_file": "test_keys_come_from_three_places",
+    "allow_no_key": "test_an_open_host_is_warned_about",
+    "metrics_without_key": "test_more_names_and_open_metrics",
+    "allowed_hosts": "test_more_names_and_open_metrics",
+    "allowed_origins": "test_an_allowed_origin",
+    "allowed_methods": "test_an_allowed_origin",
+    "allowed_headers": "test_an_allowed_origin",
+    "allow_credentials": "test_an_allowed_origin",
+    "ssl_keyfile": "test_https",
+    "ssl_certfile": "test_https",
+    "ssl_ca_certs": "test_clients_may_have_to_show_a_certificate",
+    "ssl_cert_reqs": "test_clients_may_have_to_show_a_certificate",
+    "max_connections": "test_connections_in_all_are_counted",
+    "max_connections_per_address": "test_too_many_connections",
+    "header_timeout": "test_headers_that_trickle",
+    "body_timeout": "test_half_a_body",
+    "idle_timeout": "test_silence_after_an_answer",
+    "write_timeout": "test_a_reader_that_takes_nothing_is_cut_off",
+    "max_body_bytes": "test_bodies_over_the_limit",
+    "max_num_queued_reqs": "test_number",
+    "max_num_queued_tokens": "test_tokens",
+    "max_queue_seconds": "test_waiting",
+    "max_request_seconds": "test_time_in_all_of_a_stream",
+    "step_timeout": "test_an_engine_that_stands_still_is_replaced",
+    "first_step_timeout": "test_a_step_that_takes_too_long_leaves_its_stacks",
+    "max_engine_restarts": "test_too_many_deaths_end_the_server",
     "shutdown_timeout": "test_term_drains",
     "uvicorn_log_level": "test_the_http_log_is_as_loud_as_wanted",
     "root_path": "test_behind_a_proxy_every_route_has_a_path_before_it",

@@ -59,8 +59,6 @@ def test_taken_out_of_a_command_line():
         "--port=1",
         "--enable-lora-bias",
         "--no-use-v2-block-manager",
-        "-O",
-        "3",
     ]
     kept, given = foreign.taken_out([*words, "--max-loras=2", "--no-enable-prefix-caching", "--", "--task", "x"])
     assert kept == ["serve", "m", "--port=1", "--no-enable-prefix-caching", "--", "--task", "x"]
@@ -68,7 +66,6 @@ def test_taken_out_of_a_command_line():
         "swap_space": "8",
         "enable_lora_bias": True,
         "use_v2_block_manager": False,
-        "compilation_config": "3",
         "max_loras": "2",
     }
     assert foreign.taken_out(["serve", "--task"]) == (["serve"], {"task": None})

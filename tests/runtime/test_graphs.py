@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from aiakq import LLM, SamplingParams
+from aiakq.errors import AiakqError
 from aiakq.kernels.cpu import library
 from aiakq.runtime import graphs
+from aiakq.runtime.capture import Capture
+from aiakq.runtime.config import EngineConfig
 from aiakq.runtime.graphs import DecodeGraphs, sizes
 
 
@@ -27,8 +30,7 @@ def test_decoding_through_tensors_that_stay(tiny_model, monkeypatch):
     """Sequences come and go, so that sizes change and pages are handed on; the answers are those without graphs."""
 
     def captured(compute, pool):
-        result = compute()
-        return lambda: result.copy_(compute()), result
+        return compute
 
     monkeypatch.setattr(graphs, "captured", captured)
     llm = LLM(
@@ -47,6 +49,55 @@ def test_decoding_through_tensors_that_stay(tiny_model, monkeypatch):
         return [(result.outputs[0].token_ids, result.outputs[0].logprobs) for result in results]
 
     wanted = answers()
-    runner.program = DecodeGraphs(runner.model, runner.caches, 6, 64, runner.page_size, runner.device)
+    runner.program = DecodeGraphs(runner.model, runner.caches, sizes(6), 64, runner.page_size, runner.device)
     assert answers() == wanted
     assert {1, 2, 4, 6} <= runner.program._made.keys()
+    # Steps of more sequences than the largest graph is of, or longer ones, run without.
+    runner.program = DecodeGraphs(runner.model, runner.caches, [3], 30, runner.page_size, runner.device)
+    replayed = []
+    monkeypatch.setattr(graphs, "captured", lambda compute, pool: lambda: replayed.append(compute()))
+    assert answers() == wanted
+    assert runner.program._made.keys() == {3} and replayed
+
+
+def test_what_is_asked_for_is_captured():
+    assert sizes(100, Capture(sizes=(1, 2, 64, 128))) == [1, 2, 64]
+    assert sizes(100, Capture(sizes=(200,))) == [100]
+    assert sizes(256, Capture(most=20)) == [1, 2, 4, 8, 16, 20]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (None, Capture()),
+        ("3", Capture()),
+        (0, Capture(eager=True)),
+        ("0", Capture(eager=True)),
+        ({"level": 0}, Capture(eager=True)),
+        ('{"cudagraph_capture_sizes": [8, 1, 8]}', Capture(sizes=(1, 8))),
+        ({"mode": 3, "max_cudagraph_capture_size": 64, "cudagraph_mode": "FULL"}, Capture(most=64)),
+        ({"cudagraph_mode": "none"}, Capture(eager=True)),
+        ({"use_cudagraph": False}, Capture(eager=True)),
+        ({"cudagraph_capture_sizes": []}, Capture(eager=True)),
+    ],
+)
+def test_the_compilation_config(given, wanted, example_model):
+    assert EngineConfig.from_args({"model": str(example_model), "compilation_config": given}).capture == wanted
+
+
+def test_options_that_ask_for_no_graphs(example_model):
+    def capture(**given):
+        return EngineConfig.from_args({"model": str(example_model), **given}).capture
+
+    assert capture(enforce_eager=True).eager
+    assert capture(max_seq_len_to_capture=100) == Capture(length=100)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["three", 4, -1, "[1]", '{"custom_ops": ["none"]}', '{"cudagraph_capture_sizes": [0]}', {"cudagraph_mode": "ALL"},
+     {"max_cudagraph_capture_size": "8"}, "true"],
+)  # fmt: skip
+def test_a_compilation_config_that_means_nothing_is_refused(given, example_model):
+    with pytest.raises(AiakqError, match="--compilation-config"):
+        EngineConfig.from_args({"model": str(example_model), "compilation_config": given})

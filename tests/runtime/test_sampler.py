@@ -6,7 +6,9 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
+from aiakq.runtime import sampler
 from aiakq.runtime.messages import NOTHING_LEFT, ModelLimits, RequestTimes, admit
 from aiakq.runtime.sampler import CANDIDATES, prompt_logprobs, sample, uniform_at
 from aiakq.runtime.sampling import SamplingParams
@@ -155,6 +157,36 @@ def test_a_row_that_forbids_everything_fails_alone():
     results = sample(logits, rows)
     assert [result.error for result in results] == [None, NOTHING_LEFT, NOTHING_LEFT]
     assert results[0].token == good
+
+
+def test_a_gpu_is_waited_for_once_a_step(monkeypatch):
+    """Of tensors without contents no number can be read: everything but the results is done without one."""
+    waited = []
+
+    def on_host(values):
+        waited.append(values)
+        return [1.0] * len(values)
+
+    monkeypatch.setattr(sampler, "on_host", on_host)
+    monkeypatch.setattr(sampler, "_is_native", lambda logits: False)
+    asked = [
+        {"temperature": 0},
+        {"temperature": 0.8},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 1, "top_k": 3, "min_p": 0.1},
+        {"temperature": 0, "logprobs": 4},
+        {"temperature": 0, "logit_bias": {"4": 1}, "allowed_token_ids": [2, 4]},
+        {"temperature": 1, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "stop_token_ids": [7], "min_tokens": 9},
+    ]
+    rows = [sequence(vocab=2000, outputs=(3, 3, 4), **params) for params in asked]
+    with FakeTensorMode():
+        logits = torch.empty(len(rows), 2000)
+        for reading in (lambda x: x.sum().item(), lambda x: x[x > 0], torch.nonzero, torch.unique):
+            with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
+                reading(logits)
+        results = sample(logits, rows)
+    assert len(waited) == 1 and waited[0].shape == (7 * 6 + 2 * 4,)
+    assert [len(r.logprobs.token_ids) if r.logprobs else 0 for r in results] == [0, 0, 0, 0, 5, 0, 0]
 
 
 def test_row_that_is_not_finite_is_named_and_others_are_not_touched():

@@ -13,6 +13,7 @@ from aiakq.kernels import triton
 from aiakq.kernels.cpu import rows
 from aiakq.kernels.cpu.library import TYPES
 from aiakq.kernels.triton import layers as triton_layers
+from aiakq.kernels.types import Rows, Wish
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -42,10 +43,10 @@ class Activation:
     function: Callable[[Tensor], Tensor]
     _native: rows.NativeGate | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """act(x) [..., I]."""
+    def __call__(self, x: Tensor, wish: Wish = None) -> Rows:
+        """act(x) [..., I]; as whoever takes it wishes, if the kernel can."""
         if triton.usable(x) and x.dim() == 2:
-            return triton_layers.gate(self.name, x)
+            return triton_layers.gate(self.name, x, None, wish)
         native = self._for(x)
         return self.function(x) if native is None else native(x)
 
@@ -56,13 +57,13 @@ class Activation:
         native = self._for(gate)
         return self.function(gate) * up if native is None else native(gate, up)
 
-    def halves(self, both: Tensor) -> Tensor:
-        """act of the first half of the columns, times the second: [M, 2 I] -> [M, I]."""
+    def halves(self, both: Tensor, wish: Wish = None) -> Rows:
+        """act of the first half of the columns, times the second: [M, 2 I] -> [M, I]; ``wish`` as above."""
         native = self._for(both)
         if native is not None:
             return native.halves(both)
         gate, up = both.chunk(2, dim=-1)
-        return triton_layers.gate(self.name, gate, up) if triton.usable(both) else self.function(gate) * up
+        return triton_layers.gate(self.name, gate, up, wish) if triton.usable(both) else self.function(gate) * up
 
     def _for(self, x: Tensor) -> rows.NativeGate | None:
         if not (x.is_cpu and x.dtype in TYPES and rows.available()):

@@ -12,12 +12,12 @@ from aiakq.kernels.attention import is_native, paged_attention, write_kv
 from aiakq.kernels.cpu.attention import PagedAttention, Turning
 from aiakq.kernels.triton import paged
 from aiakq.kernels.triton.layers import Heads
-from aiakq.kernels.types import AttentionContext
-from aiakq.runtime.layers.linear import AnyLinear
+from aiakq.kernels.types import AttentionContext, Rows, Wish
+from aiakq.runtime.layers.linear import AnyLinear, wish_of
 from aiakq.runtime.layers.norm import RMSNorm
 from aiakq.runtime.layers.rotary import Angles, Rotary
 
-#: Keys and values of one layer, each [pages, P, Hkv, D]; int8 ones are followed by their scales [pages, P, Hkv].
+#: Keys and values of one layer, each [pages, P, Hkv, D]; those of 8 bits are followed by their scales [pages, P, Hkv].
 LayerCache = Sequence[Tensor]
 
 
@@ -43,7 +43,11 @@ class Attention:
     _native: PagedAttention | None = field(default=None, init=False, repr=False)
     _heads: Heads | None = field(default=None, init=False, repr=False)
 
-    def __call__(self, x: Tensor, angles: Angles | None, cache: LayerCache, context: AttentionContext) -> Tensor:
+    def wish(self, m: int) -> Wish:
+        """See ``wish_of``."""
+        return wish_of(self.qkv, m)
+
+    def __call__(self, x: Rows, angles: Angles | None, cache: LayerCache, context: AttentionContext) -> Tensor:
         """x [T, hidden] -> [T, hidden]; writes this step's keys and values into ``cache``."""
         qkv = self.qkv(x)
         if is_native(qkv, cache[0]):

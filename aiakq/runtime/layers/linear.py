@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from aiakq.kernels import BoundLinear
 from aiakq.kernels.cpu.dense import NativeDense
 from aiakq.kernels.cpu.library import TYPES
 from aiakq.kernels.cpu.rows import NativeEmbedding, NativeSelection, available
+from aiakq.kernels.types import Rows, Wish
 
 #: Where a product is torch's, token rows, logit rows and the rows of each expert are padded to a multiple of this. On a
 #: CPU, BLAS sums in another order for fewer than four rows; with the padding a row's result does not depend on how many
@@ -38,9 +40,9 @@ class QLinear:
 
     bound: BoundLinear
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         """x [..., K] -> [..., N]."""
-        if x.dim() == 2:
+        if not isinstance(x, Tensor) or x.dim() == 2:
             return self.bound(x)
         return self.bound(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
@@ -56,7 +58,12 @@ class SideBySide:
         return torch.cat([part(x) for part in self.parts], dim=-1)
 
 
-AnyLinear = Linear | QLinear | NativeDense | SideBySide
+AnyLinear: TypeAlias = Linear | QLinear | NativeDense | SideBySide
+
+
+def wish_of(linear: AnyLinear, m: int) -> Wish:
+    """How ``m`` rows for ``linear`` had better be made by what computes them."""
+    return linear.bound.wish(m) if isinstance(linear, QLinear) else None
 
 
 @dataclass

@@ -9,12 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from aiakq.kernels.types import AttentionContext
+from aiakq.kernels.types import AttentionContext, Rows, Wish
 from aiakq.runtime.config import ModelConfig
 from aiakq.runtime.layers.activation import Activation
 from aiakq.runtime.layers.attention import Attention, LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
-from aiakq.runtime.layers.linear import ROW_MULTIPLE, AnyLinear, Embedding, selected
+from aiakq.runtime.layers.linear import ROW_MULTIPLE, AnyLinear, Embedding, selected, wish_of
 from aiakq.runtime.layers.norm import AnyNorm
 from aiakq.runtime.layers.rotary import Angles, Rotary
 
@@ -87,8 +87,13 @@ class GatedMLP:
     down: AnyLinear
     act: Activation
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.act.halves(self.gate_up(x)))
+    def wish(self, m: int) -> Wish:
+        """See ``wish_of``."""
+        return wish_of(self.gate_up, m)
+
+    def __call__(self, x: Rows) -> Tensor:
+        both = self.gate_up(x)
+        return self.down(self.act.halves(both, wish_of(self.down, len(both))))
 
 
 @dataclass
@@ -99,8 +104,13 @@ class PlainMLP:
     second: AnyLinear
     act: Activation
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.second(self.act(self.first(x)))
+    def wish(self, m: int) -> Wish:
+        """See ``wish_of``."""
+        return wish_of(self.first, m)
+
+    def __call__(self, x: Rows) -> Tensor:
+        first = self.first(x)
+        return self.second(self.act(first, wish_of(self.second, len(first))))
 
 
 @dataclass
@@ -118,8 +128,10 @@ class Block:
     ) -> tuple[Tensor, Tensor | None]:
         """x [T, hidden], which is modified, and what is still to be added to it -> the same of the next layer."""
         if self.norm_first:
-            attended = self.attention(self.attention_norm(x, added), angles, cache, context)
-            return x, self.mlp(self.mlp_norm(x, attended))
+            normed = self.attention_norm(x, added, self.attention.wish(len(x)))
+            attended = self.attention(normed, angles, cache, context)
+            wish = None if isinstance(self.mlp, SparseMLP) else self.mlp.wish(len(x))
+            return x, self.mlp(self.mlp_norm(x, attended, wish))
         assert added is None
         x = self.attention_norm(self.attention(x, angles, cache, context), x)
         return self.mlp_norm(self.mlp(x), x), None

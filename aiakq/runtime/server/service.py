@@ -108,6 +108,8 @@ class Service:
     async def chat_prompt(self, chat: ChatFields, add_special_tokens: bool) -> Prompt:
         """The prompt of a conversation. Raises ``no_chat_template`` or ``chat_template``."""
         messages, arguments = chat.conversation(), chat.template_arguments()
+        if not self.tokenizer.has_text:
+            raise error("no_tokenizer")
         text = await self.templates.render(messages, arguments)
         return Prompt(text, await self.encode(text, add_special_tokens))
 

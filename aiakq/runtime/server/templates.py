@@ -59,8 +59,10 @@ class Templates:
             if self._process is not None and self._process.returncode is None:
                 return
             hf = self._tokenizer.hf
+            template = self._template or ""
             try:
-                template = hf.get_chat_template(self._template)
+                if hasattr(hf, "get_chat_template"):  # an extension's need not have it
+                    template = hf.get_chat_template(self._template)
             except ValueError as failure:  # several templates, none of them the default
                 raise error("chat_template", reason=str(failure).rstrip(".")[:200]) from None
             self._close_idle()
@@ -82,7 +84,7 @@ class Templates:
                 for _, theirs in pairs:
                     theirs.close()
             channels = [await asyncio.open_unix_connection(sock=ours) for ours, _ in pairs]
-            _write(channels[0], Setup(template, dict(hf.special_tokens_map), self._max_chars))
+            _write(channels[0], Setup(template, dict(getattr(hf, "special_tokens_map", {})), self._max_chars))
             for channel in channels:
                 self._idle.put_nowait(channel)
 

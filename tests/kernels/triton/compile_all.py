@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,85 +19,161 @@ import torch
 from compiling import SHARED, Compiled, compiled
 from triton.runtime.jit import MockTensor
 
-from aiakq.kernels.triton import attention, configs, grouped, integers, linear
+from aiakq.kernels.triton import attention, configs, grouped, integers, layers, linear, paged, rotary, rows
 
 HERE = Path(__file__).resolve().parent
 K, N = 4096, 4096
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+#: Arithmetic of 64 bits, which nothing here wants: a constant that is no float32 makes Triton take it.
+DOUBLE = {"DFMA", "DMUL", "DADD", "DSETP", "DMNMX"}
 #: Scheme, bits as stored, groups.
 KINDS = [("w4a16", 4, 128), ("w4a16", 4, 32), ("w8a16", 8, 128), ("w8a16", 8, K), ("w2a16", 2, 128)]
+#: One of each width: what is compiled for GPUs other than an H200, too, in bfloat16.
+EVERYWHERE = [("w4a16", 4, 128), ("w8a16", 8, K), ("w2a16", 2, 128)]
 
 
-def grouped_kernels() -> Iterator[dict[str, Any]]:
-    for scheme, bits, group in KINDS:
+def grouped_kernels(arch: int) -> Iterator[dict[str, Any]]:
+    for scheme, bits, group in KINDS if arch == 90 else EVERYWHERE:
         plane = linear.inputs_per_plane(K, group, bits)
         step = plane * (16 // bits)
         for most, entry in configs.table("default")["grouped"][str(bits)].items():
             if entry == "dense":
                 continue
             bn, bm, warps, stages, *words = entry
-            for name, dtype in DTYPES.items():
-                for arch in SHARED if (scheme, group) == ("w4a16", 128) else [90]:
-                    halves = [MockTensor(dtype)] * 3
-                    made = compiled(
-                        grouped.grouped_kernel, arch, halves[0], MockTensor(torch.float32), MockTensor(torch.int16),
-                        MockTensor(torch.int32), *halves, MockTensor(torch.float32), MockTensor(torch.int32),
-                        K, 1024, N, 7, N, N_PADDED=N, STEPS=K // step, GROUP=group, BITS=bits, BKP=plane, BN=bn, BM=bm,
-                        SPLIT=4 if int(most) <= 64 else 1, STAGES=stages, BIAS=False, RESIDUAL=False,
-                        SCALE_FIRST="scale_first" in words, PLAIN=False, num_warps=warps,
-                    )  # fmt: skip
-                    kind = f"{scheme} g{group}" if group < K else scheme
-                    matrix = "HGMMA" if arch == 90 and warps >= 4 else "HMMA"
-                    weights = bn * step / (warps * 32)
-                    yield described(f"{kind} {name} m{most}", kind, arch, int(most), made, weights, matrix)
+            for name in DTYPES if arch == 90 else ("bf16",):
+                dtype = DTYPES[name]
+                halves = [MockTensor(dtype)] * 3
+                made = compiled(
+                    grouped.grouped_kernel, arch, halves[0], MockTensor(torch.float32), MockTensor(torch.int16),
+                    MockTensor(torch.int32), *halves, MockTensor(torch.float32), MockTensor(torch.int32),
+                    K, 1024, N, 7, N, N_PADDED=N, STEPS=K // step, GROUP=group, BITS=bits, BKP=plane, BN=bn, BM=bm,
+                    SPLIT=4 if int(most) <= 64 else 1, STAGES=stages, BIAS=False, RESIDUAL=False,
+                    SCALE_FIRST="scale_first" in words, PLAIN=False, num_warps=warps,
+                )  # fmt: skip
+                kind = f"{scheme} g{group}" if group < K else scheme
+                matrix = "HGMMA" if arch == 90 and warps >= 4 else "HMMA"
+                weights = bn * step / (warps * 32)
+                yield described(f"{kind} {name} m{most}", kind, arch, int(most), made, weights, matrix)
 
 
-def integer_kernels() -> Iterator[dict[str, Any]]:
+def integer_kernels(arch: int) -> Iterator[dict[str, Any]]:
     for most, (bn, bm, warps, stages, *words) in configs.table("default")["integers"]["8"].items():
         y = MockTensor(torch.bfloat16)
         made = compiled(
-            integers.integers_kernel, 90, MockTensor(torch.int8), MockTensor(torch.float32), MockTensor(torch.int8),
+            integers.integers_kernel, arch, MockTensor(torch.int8), MockTensor(torch.float32), MockTensor(torch.int8),
             MockTensor(torch.float32), y, y, y, MockTensor(torch.int32), MockTensor(torch.int32), N, 7, N,
-            K=K, BN=bn, BM=bm, BK=128, SPLIT=4 if int(most) <= 64 else 1, STAGES=stages,
+            K=K, BN=bn, BM=bm, BK=128, SPLIT=3 if int(most) <= 64 else 1, STAGES=stages,
             WEIGHTS_LEFT="weights_left" in words, BIAS=False, RESIDUAL=False, num_warps=warps,
         )  # fmt: skip
-        yield described(f"w8a8 m{most}", "w8a8", 90, int(most), made, bn * 128 / (warps * 32), "IGMMA")
+        matrix = "IGMMA" if arch == 90 else "IMMA"
+        yield described(f"w8a8 m{most}", "w8a8", arch, int(most), made, bn * 128 / (warps * 32), matrix)
 
 
-def attention_kernels() -> Iterator[dict[str, Any]]:
+#: Of keys and values, in the order of the table; GPUs before sm_89 know no floats of 8 bits.
+CACHES = {"bf16": torch.bfloat16, "int8": torch.int8, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+
+def caches(arch: int) -> Iterator[tuple[str, torch.dtype, bool]]:
+    """Name, dtype, and whether there are scales."""
+    for name, dtype in CACHES.items():
+        if arch >= 89 or not dtype.is_floating_point or dtype.itemsize > 1:
+            yield name, dtype, dtype.itemsize == 1
+
+
+def attention_kernels(arch: int) -> Iterator[dict[str, Any]]:
     """Of Llama 3's heads; instructions are counted per element of a key and a value."""
     shape = {"HKV": 8, "GROUP": 4, "D": 128, "WIDTH": 128, "PAGE": 16, "TILE": 64}
-    for name, dtype, cache in (("bf16", torch.bfloat16, torch.bfloat16), ("int8", torch.bfloat16, torch.int8)):
-        caches = [MockTensor(cache)] * 2 + [MockTensor(torch.float32)] * 2
+    x, warps = MockTensor(torch.bfloat16), paged.prefill_warps(arch // 10)
+    for name, dtype, scaled in caches(arch):
+        cache = [MockTensor(dtype)] * 2 + [MockTensor(torch.float32)] * 2
         tables = [MockTensor(torch.int32)] * 2
-        common = {"WINDOW": 0, "CAP": False, "SCALED": cache == torch.int8, "STAGES": 3, "num_warps": 4}
+        common = {"WINDOW": 0, "CAP": False, "SCALED": scaled, "STAGES": 3}
         made = compiled(
-            attention.decode_kernel, 90, MockTensor(dtype), *caches, *tables, *[MockTensor(torch.float32)] * 2,
-            6144, 64, 0.1, 0.0, ROWS=16, SPLIT=4, **shape, **common,
+            attention.decode_kernel, arch, x, *cache, *tables, *[MockTensor(torch.float32)] * 2,
+            6144, 64, 0.1, 0.0, ROWS=16, SPLIT=4, **shape, **common, num_warps=4,
         )  # fmt: skip
-        yield described(f"decode {name}", "decode", 90, 1, made, 2 * 64 * 128 / 128, "HMMA")
+        yield described(f"decode {name}", "decode", arch, 1, made, 2 * 64 * 128 / 128, "HMMA")
         made = compiled(
-            attention.prefill_kernel, 90, MockTensor(dtype), *caches, *tables, *tables, MockTensor(dtype),
-            6144, 4096, 64, 0.1, 0.0, TOKENS=16, ROWS=64, **shape, **common,
+            attention.prefill_kernel, arch, x, *cache, *tables, *tables, x,
+            6144, 4096, 64, 0.1, 0.0, TOKENS=16, ROWS=64, **shape, **common, num_warps=warps,
         )  # fmt: skip
-        yield described(f"prefill {name}", "prefill", 90, 64, made, 2 * 64 * 128 / 128, "HGMMA")
+        matrix = "HGMMA" if arch == 90 else "HMMA"
+        yield described(f"prefill {name}", "prefill", arch, 64, made, 2 * 64 * 128 / (warps * 32), matrix)
+
+
+def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
+    """What has no matrices to multiply; instructions of all of it, per element of a row or of a weight."""
+    x, scales, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
+    codes = MockTensor(torch.int8)
+
+    def row(name: str, kernel: Any, *arguments: Any, elements: int, warps: int = 0, **constants: Any) -> dict[str, Any]:
+        warps = warps or layers.warps_for(elements)
+        made = compiled(kernel, arch, *arguments, num_warps=warps, **constants)
+        return described(name, "row", arch, 1, made, elements / (warps * 32), None)
+
+    for name, out in (("", x), (" to int8", codes)):
+        rounded = out is codes
+        yield row(
+            f"norm{name}", rows.norm_kernel, x, x, x, x, out, scales, scales, K, K, K, 1e-5, D=K, BLOCK=K,
+            RESIDUAL=True, CENTERED=False, BIAS=False, CODES=rounded, GIVEN=False, elements=K,
+        )  # fmt: skip
+        block = 16384 if rounded else 1024
+        yield row(
+            f"gate{name}", rows.gate_kernel, x, x, out, scales, scales, 28672, 28672, 14336, D=14336, BLOCK=block,
+            ACTIVATION=0, UP=True, CODES=rounded, GIVEN=False, elements=block,
+        )  # fmt: skip
+    summed = {"sums_ptr": scales, "sums_stride": 16, "SUMS": True}
+    yield row(
+        "norm with sums", rows.norm_kernel, x, x, x, x, x, scales, scales, K, K, K, 1e-5, D=K, BLOCK=K,
+        RESIDUAL=True, CENTERED=False, BIAS=False, CODES=False, GIVEN=False, **summed, elements=K,
+    )  # fmt: skip
+    yield row(
+        "gate with sums", rows.gate_kernel, x, x, x, scales, scales, 28672, 28672, 14336, D=14336, BLOCK=1024,
+        ACTIVATION=0, UP=True, CODES=False, GIVEN=False, **summed, elements=1024,
+    )  # fmt: skip
+    yield row(
+        "rows to int8", integers.quantize_kernel, x, codes, scales, scales, K, K=K, BLOCK=K, GIVEN=False,
+        elements=K,
+    )  # fmt: skip
+    for name, dtype, scaled in caches(arch):
+        positions = MockTensor(torch.int64)
+        cache = [MockTensor(dtype)] * 2 + [scales] * 2
+        yield row(
+            f"rotary into {name}", rotary.rotary_kernel, x, x, x, x, x, scales, scales, positions, positions, *cache,
+            6144, 6144, 6144, 0.0, H=32, HKV=8, D=128, WIDTH=128, ROTATED=128, NORM=False, SCALED=scaled,
+            elements=128, warps=1,
+        )  # fmt: skip
+    yield row(
+        "combine", attention.combine_kernel, scales, scales, x, 4096, H=32, D=128, WIDTH=128, SPLIT=8, SPLITS=8,
+        elements=8 * 128, warps=4,
+    )  # fmt: skip
+    yield row(
+        "arrange", grouped.arrange_kernel, x, numbers, x, scales, K, 16, K=K, BLOCK=1024, BITS=4, BKP=32, PERM=False,
+        SUMS=True, PER_PLANE=False, elements=1024,
+    )  # fmt: skip
+    yield row(
+        "dequantize", grouped.dequantize_kernel, MockTensor(torch.int16), numbers, x, N, N_PADDED=N, STEPS=K // 128,
+        GROUP=128, BITS=4, BKP=32, PLAIN=False, elements=64 * 128, warps=4,
+    )  # fmt: skip
 
 
 def described(
-    name: str, kind: str, arch: int, rows: int, made: Compiled, weights: float, matrix: str
+    name: str, kind: str, arch: int, rows: int, made: Compiled, weights: float, matrix: str | None
 ) -> dict[str, Any]:
-    """``weights`` are those of one thread and one turn of the loop; ``matrix`` is what should multiply."""
+    """``weights`` are those of one thread and one turn of the loop; ``matrix`` is what should multiply there."""
+    count = made.whole.total() if matrix is None else made.instructions()
     return {
         "name": f"{name} sm{arch}",
         "kind": kind,
         "arch": arch,
         "rows": rows,
-        "per_weight": round(made.instructions() / weights, 3),
+        "per_weight": round(count / weights, 3),
         "registers": made.registers,
         "stack": made.stack,
         "shared": made.shared,
         "most_shared": SHARED[arch],
         "matrix": matrix,
+        "double": sum(count for name, count in made.whole.items() if name in DOUBLE),
         "loop": dict(made.loop),
     }
 
@@ -112,23 +191,30 @@ weight, seven per 8-bit weight, before issue is what limits it.
 |---|---|---|---|---|---|
 {rows}
 
-Of attention, per element of a key and a value. Written by `python tests/kernels/triton/compile_all.py --page`."""
+Of attention, per element of a key and a value; of what multiplies no matrices, all instructions per element of a row,
+or of a weight that is dequantized. Written by `python tests/kernels/triton/compile_all.py --page`."""
 
 
 def page(made: list[dict[str, Any]]) -> str:
     rows = []
     for k in made:
         if k["arch"] == 90:
-            name = k["name"].removesuffix(" sm90").rsplit(" m", 1)[0]
+            name = k["name"].removesuffix(" sm90").removesuffix(f" m{k['rows']}")
             shared = f"{k['shared'] / 1024:.0f}"
-            cells = (name, k["rows"], f"{k['per_weight']:.2f}", k["registers"], shared, k["matrix"])
+            cells = (name, k["rows"], f"{k['per_weight']:.2f}", k["registers"], shared, k["matrix"] or "")
             rows.append("| " + " | ".join(map(str, cells)) + " |")
     versions = f"Triton {importlib.metadata.version('triton')}"
     return PAGE.format(versions=versions, rows="\n".join(rows))
 
 
+def made_for(arch: int) -> list[dict[str, Any]]:
+    return [*grouped_kernels(arch), *integer_kernels(arch), *attention_kernels(arch), *row_kernels(arch)]
+
+
 def main() -> None:
-    made = [*grouped_kernels(), *integer_kernels(), *attention_kernels()]
+    # Torch has threads, which a fork may leave locked.
+    with ProcessPoolExecutor(min(len(SHARED), os.cpu_count() or 1), get_context("spawn")) as pool:
+        made = [kernel for kernels in pool.map(made_for, sorted(SHARED, reverse=True)) for kernel in kernels]
     if "--record" in sys.argv:
         file = HERE / "instructions.json"
         file.write_text(json.dumps({kernel["name"]: kernel["per_weight"] for kernel in made}, indent=1) + "\n")

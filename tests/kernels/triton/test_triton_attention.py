@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aiakq.kernels.attention import as_bytes
 from aiakq.kernels.triton import paged
-from aiakq.kernels.types import AttentionContext
+from aiakq.kernels.types import LARGEST, AttentionContext
 
 LENGTHS = {
     "decode": [(0, 1), (14, 1), (15, 1), (70, 1)],
@@ -19,14 +20,14 @@ LENGTHS = {
 class Case:
     """Sequences of (cached, new) tokens on shuffled pages; what belongs to nobody is not a number."""
 
-    def __init__(self, lengths, heads, kv_heads, size, page, dtype, int8=False):
+    def __init__(self, lengths, heads, kv_heads, size, page, dtype, stored=None):
         draw = torch.Generator().manual_seed(7)
         self.lengths = sorted(lengths, key=lambda pair: pair[1] > 1)
         counts = [-(-(old + new) // page) for old, new in self.lengths]
         free = (torch.randperm(sum(counts) + 2, generator=draw) + 1).tolist()
         shape = (sum(counts) + 3, page, kv_heads)
-        if int8:
-            self.cache = [torch.full((*shape, size), 100, dtype=torch.int8) for _ in range(2)]
+        if stored is not None:
+            self.cache = [torch.full((*shape, size), 100).to(stored) for _ in range(2)]
             self.cache += [torch.full(shape, float("nan")) for _ in range(2)]
         else:
             self.cache = [torch.full((*shape, size), float("nan"), dtype=dtype) for _ in range(2)]
@@ -37,11 +38,12 @@ class Case:
             where = torch.tensor(pages)[at // page], at % page
             for number, kept in enumerate((self.keys, self.values)):
                 x = torch.randn(old + new, kv_heads, size, generator=draw).to(dtype)
-                if int8:
-                    scale = x.float().abs().amax(-1) / 127
-                    codes = (x.float() / scale[..., None]).round()
-                    self.cache[number][where], self.cache[2 + number][where] = codes.to(torch.int8), scale
-                    x = codes * scale[..., None]
+                if stored is not None:
+                    scale = x.float().abs().amax(-1) / LARGEST[stored]
+                    codes = x.float() / scale[..., None]
+                    codes = (codes.round() if stored == torch.int8 else codes).to(stored)
+                    as_bytes(self.cache[number])[where], self.cache[2 + number][where] = as_bytes(codes), scale
+                    x = codes.float() * scale[..., None]
                 else:
                     self.cache[number][where] = x
                 kept.append(x)
@@ -87,7 +89,7 @@ class Case:
         return torch.cat(rows)
 
 
-def check(case, device, close, window=None, cap=0.0, **tiles):
+def check(case, device, close, window=None, cap=0.0, tolerance=None, **tiles):
     case.to(device)
     query = case.query.to(device)
     out = torch.full_like(query, float("nan"))
@@ -96,7 +98,7 @@ def check(case, device, close, window=None, cap=0.0, **tiles):
         paged.decode(query, out, case.cache, case.context, scale, window, cap, **tiles)
     if case.context.num_decodes < len(case.lengths):
         paged.prefill(query, out, case.cache, case.context, scale, window, cap, tile=tiles.get("tile", 64))
-    close(out.cpu(), case.wanted(scale, window, cap))
+    close(out.cpu(), case.wanted(scale, window, cap), tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -127,7 +129,15 @@ def test_any_number_of_parts(split, device, close):
     check(Case(LENGTHS["decode"], 4, 2, 32, 16, torch.float16), device, close, split=split, tile=16)
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_caches_of_another_type_than_activations(stored, device, close):
+    case = Case(LENGTHS["mixed"], 4, 2, 32, 16, torch.float16)
+    case.cache = [tensor.to(stored) for tensor in case.cache]
+    check(case, device, close, tolerance=3e-3)
+
+
+@pytest.mark.parametrize("stored", LARGEST)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 20])
-def test_eight_bits(dtype, window, device, close):
-    check(Case(LENGTHS["mixed"], 4, 2, 32, 16, dtype, int8=True), device, close, window=window)
+def test_eight_bits(dtype, stored, window, device, close):
+    check(Case(LENGTHS["mixed"], 4, 2, 32, 16, dtype, stored), device, close, window=window)

@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
-from aiakq.kernels.triton import configs, language, linear
+from aiakq.kernels.triton import configs, language, layers, linear
 from aiakq.kernels.triton.configs import Config
-from aiakq.kernels.types import LinearProblem, QWeight
+from aiakq.kernels.types import Arranged, LinearProblem, QWeight
 
 DTYPES = [torch.float16, torch.bfloat16]
 #: A tile of each path: few activations, parts of the inputs shared out, weights made first, and made in memory.
@@ -90,6 +90,28 @@ def test_rows_of_a_wider_tensor(device, close):
     wide = torch.randn(4, 300).half()
     close(linear.run(wide.to(device)[:, 100:228], state).cpu(), exact(w, wide[:, 100:228]))
     assert linear.run(wide.to(device)[:0, :128], state).shape == (0, 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bits", "group"), [(4, 128), (4, 64), (2, 128), (8, 384)])
+def test_norms_and_gates_sum_their_rows_for_what_follows(bits, group, dtype, device, monkeypatch):
+    """With 384 inputs a block of columns has room that is no input."""
+    w = weight(bits, 64, 384, group, zeros="codes")
+    state = linear.prepare(w.to(device), w.problem(dtype, device))
+    config = Config(64, 16, 2, 3, 1)
+    monkeypatch.setattr(linear, "_choose", lambda state, m: config)
+    x, residual, scale = (torch.randn(rows, 384, device=device).to(dtype) for rows in (3, 3, 1))
+    for make in (
+        lambda wish: layers.norm(x.clone(), scale[0], None, 1e-5, residual, wish=wish),
+        lambda wish: layers.gate("silu", x, residual, wish),
+    ):
+        given = make(linear.wish(state, 3))
+        assert isinstance(given, Arranged)
+        given.sums[:, 3:] = float("nan")  # of no row
+        plain = make(None)
+        assert torch.equal(given.rows, plain)
+        found, wanted = linear.run(given, state), linear.run(plain, state)
+        assert torch.allclose(found.float(), wanted.float(), rtol=1e-2, atol=wanted.abs().max() / 500)
 
 
 def test_parts_are_added_in_their_order_and_counters_are_left_at_zero(device):

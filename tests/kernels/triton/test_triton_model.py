@@ -60,11 +60,26 @@ def test_the_same_as_on_a_cpu(architecture, device, on_triton, tiny_model):
     compare(found, wanted, 0.03)
 
 
+@pytest.mark.parametrize("stored", ["int8", "fp8"])
+def test_caches_of_eight_bits(stored, device, on_triton, tiny_model):
+    folder = tiny_model("LlamaForCausalLM")
+    _, wanted = answers(folder, CPU, kv_cache_dtype=stored)
+    on_triton()
+    llm, found = answers(folder, device, kv_cache_dtype=stored)
+    assert llm.engine.facts["attention"] == "Triton, over pages"
+    # Near a border between two values of 8 bits the last bit of a key decides: tokens may differ, how likely not much.
+    for ours, theirs in zip(found, wanted, strict=True):
+        row, other = ours.logprobs[0], theirs.logprobs[0]
+        common = row.keys() & other.keys()
+        assert len(common) > 2
+        assert all(abs(row[token].logprob - other[token].logprob) < 0.15 for token in common)
+
+
 @pytest.mark.parametrize(
     ("method", "settings"),
     [("gptq", {"group_size": 32}), ("awq", {"group_size": 32}), ("weight_only_int8", {}), ("smooth_quant", {})],
 )
-def test_quantized(method, settings, device, on_triton, tiny_model, tmp_path):
+def test_quantized(method, settings, device, on_triton, tiny_model, tmp_path, monkeypatch):
     out = tmp_path / "out"
     ids = tmp_path / "ids.txt"
     ids.write_text("\n".join(" ".join(str(3 + (7 * row + at) % 300) for at in range(32)) for row in range(8)))
@@ -74,6 +89,14 @@ def test_quantized(method, settings, device, on_triton, tiny_model, tmp_path):
     quantize_checkpoint(options)
     _, wanted = answers(out, CPU, cpu_math="exact")
     on_triton()
+    prepared = []
+    quantize, arrange = w8a8.quantize, linear.arrange
+    monkeypatch.setattr(w8a8, "quantize", lambda x, given: prepared.append(x) or quantize(x, given))
+    monkeypatch.setattr(linear, "arrange", lambda x, wish: prepared.append(x) or arrange(x, wish))
     llm, found = answers(out, device)
     assert "triton" in llm.engine.facts["linear layers"]
-    compare(found, wanted, 0.1 if method == "smooth_quant" else 0.03)
+    compare(found, wanted, 0.2 if method == "smooth_quant" else 0.03)
+    # Norms and gates prepare their rows for the products behind them: only what attention returns is left, once a
+    # layer, in three steps for integers, and in the two of few rows for weights whose scales come after the product.
+    steps = {"smooth_quant": 3, "weight_only_int8": 2}.get(method, 0)
+    assert len(prepared) == steps * llm.config.hf.num_layers

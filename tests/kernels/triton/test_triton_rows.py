@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from aiakq.kernels.triton import rotary, rows
+from aiakq.kernels.triton import layers, rotary, rows, w8a8
+from aiakq.kernels.types import LARGEST, Rounding
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+#: Of keys and values as they are stored.
+EXACTNESS = {None: 1e-3, torch.int8: 1e-2, torch.float8_e4m3fn: 0.035, torch.float8_e5m2: 0.07}
 NAN = float("nan")
 
 
@@ -76,11 +79,39 @@ def test_rounded_to_eight_bits_where_they_are_computed(given, device):
     assert (codes.double() - steps).abs().max() < 0.501
 
 
+@pytest.mark.parametrize("given", [None, 0.03])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_and_gates_round_as_the_layer_behind_them_would(dtype, given, device):
+    """The codes are those of the rows as floats, but for what is not rounded twice now."""
+    x, residual, up = (normal(5, 96, dtype=dtype, device=device, seed=n) for n in range(3))
+    weight = normal(96, dtype=dtype, device=device, seed=9)
+    rounding = Rounding(None if given is None else torch.tensor([given], device=device))
+    for make in (
+        lambda how: layers.norm(x.clone(), weight, None, 1e-5, residual, wish=how),
+        lambda how: layers.norm(x.clone(), weight, weight, 1e-5, None, True, how),
+        lambda how: layers.gate("silu", x, up, how),
+        lambda how: layers.gate("gelu", x, None, how),
+    ):
+        rounded, floats = make(rounding), make(None)
+        codes, scales = w8a8.quantize(floats, rounding.given)
+        assert rounded.dtype == dtype and rounded.codes.dtype == torch.int8
+        assert torch.allclose(rounded.scales, scales, rtol=0 if given else 1e-2)
+        assert (rounded.codes.int() - codes.int()).abs().max() <= 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
-    ("rotated", "norm", "int8"), [(24, False, False), (16, True, True), (24, True, False), (0, False, True)]
+    ("rotated", "norm", "stored"),
+    [
+        (24, False, None),
+        (16, True, torch.int8),
+        (24, True, None),
+        (0, False, torch.int8),
+        (24, False, torch.float8_e4m3fn),
+        (24, False, torch.float8_e5m2),
+    ],
 )
-def test_rotary_and_cache(rotated, norm, int8, dtype, device, close):
+def test_rotary_and_cache(rotated, norm, stored, dtype, device, close):
     T, H, kv, D = 4, 3, 2, 24
     qkv = normal(T, (H + 2 * kv) * D, dtype=dtype, device=device)
     before = qkv.clone().double().cpu()
@@ -88,12 +119,12 @@ def test_rotary_and_cache(rotated, norm, int8, dtype, device, close):
     angles = torch.randn(8, rotated // 2, generator=torch.Generator().manual_seed(3))
     cosines, sines = angles.cos(), angles.sin()
     q_norm, k_norm = (normal(D, dtype=dtype, device=device, seed=n) for n in (4, 5))
-    caches = [torch.zeros(12, kv, D, dtype=torch.int8 if int8 else dtype, device=device) for _ in range(2)]
+    caches = [torch.zeros(12, kv, D, dtype=stored or dtype, device=device) for _ in range(2)]
     scales = [torch.zeros(12, kv, device=device) for _ in range(2)]
     rotary.rotary_kernel[(T, H + kv)](
         qkv, qkv[:, H * D :], qkv[:, (H + kv) * D :], q_norm, k_norm, cosines.to(device), sines.to(device),
         positions.to(device), slots.to(device), *caches, *scales, *[qkv.stride(0)] * 3, 1e-6,
-        H=H, HKV=kv, D=D, WIDTH=32, ROTATED=rotated, NORM=norm, SCALED=int8,
+        H=H, HKV=kv, D=D, WIDTH=32, ROTATED=rotated, NORM=norm, SCALED=stored is not None,
     )  # fmt: skip
 
     def turned(x, weight):
@@ -111,10 +142,13 @@ def test_rotary_and_cache(rotated, norm, int8, dtype, device, close):
     assert torch.equal(qkv[:, H * D :].double().cpu(), before[:, H * D :])
     live = slots > 0
     for cache, scale, wanted in zip(caches, scales, (turned(k, k_norm), v), strict=True):
-        found = cache[slots[live].to(device)].float()
-        if int8:
+        found = cache.float()[slots[live].to(device)]
+        if stored is not None:
+            assert torch.allclose(
+                scale[slots[live].to(device)].cpu().double(), wanted[live].abs().amax(-1) / LARGEST[stored], 1e-3
+            )
             found = found * scale[slots[live].to(device)][..., None]
-        close(found.cpu(), wanted[live], 1e-2 if int8 else 1e-3)
+        close(found.cpu(), wanted[live], EXACTNESS[stored])
         untouched = torch.ones(12, dtype=torch.bool)
         untouched[slots[live]] = False
-        assert not cache[untouched.to(device)].any(), "nothing is written for padding"
+        assert not cache.float()[untouched.to(device)].any(), "nothing is written for padding"

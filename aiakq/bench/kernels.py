@@ -1,0 +1,315 @@
+"""``bench kernels``: what each kernel takes on the device at hand, beside what its memory and its units would allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiakq.bench.offline import Progress
+from aiakq.bench.records import Record, environment
+from aiakq.bench.summary import geometric_mean
+from aiakq.errors import error
+from aiakq.spec import LayerSpec, QuantSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from aiakq.bench.timing import Call
+    from aiakq.runtime.config import EngineConfig
+
+#: Schemes by name; groups come from --group-size where weights have some.
+SCHEMES = {
+    "w16": None,
+    "w8a8": LayerSpec(8, activation_bits=8),
+    "w8a16": LayerSpec(8),
+    "w4a16": LayerSpec(4),
+    "w3a16": LayerSpec(3),
+    "w2a16": LayerSpec(2),
+}
+
+#: What is measured of a shape unless schemes are named.
+USUAL = ("w16", "w4a16", "w8a16", "w8a8")
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """``shapes`` are (N, K), with or instead of the shapes of ``model``. ``into``: where --tune writes."""
+
+    model: str | None = None
+    shapes: tuple[tuple[int, int], ...] = ()
+    schemes: tuple[str, ...] = ()
+    group_size: int = 128
+    rows: tuple[int, ...] = (1, 16, 64)
+    context: int = 1024
+    dtype: str = "auto"
+    device: str = "auto"
+    kv_cache_dtype: str = "auto"
+    tune: bool = False
+    into: Path | None = None
+
+
+@dataclass(frozen=True)
+class Product:
+    """``count`` linear layers of N outputs and K inputs; ``spec`` None where weights are not quantized."""
+
+    name: str
+    n: int
+    k: int
+    spec: LayerSpec | QuantSpec | None
+    count: int = 1
+
+    @property
+    def kind(self) -> str:
+        if self.spec is None:
+            return "w16"
+        if self.spec.activation_bits:
+            return "w8a8"
+        return f"w{self.spec.bits}a16" + (f" g{self.spec.group_size}" if self.spec.group_size > 0 else "")
+
+
+@dataclass
+class Problem:
+    """What is measured: where, in what arithmetic, which products, and the model that attention is of, if any."""
+
+    device: torch.device
+    dtype: torch.dtype
+    products: list[Product]
+    config: EngineConfig | None = None
+    ceilings: dict[str, float] = field(default_factory=dict)
+
+
+def check(options: KernelOptions) -> None:
+    """Refuse what cannot be measured. Raises ``usage``, ``bad_option``."""
+    if options.model is None and not options.shapes:
+        hint = "Example: aiakq bench kernels MODEL, or --shape 4096x4096"
+        raise error("usage", reason="Neither a model nor a shape is given.", hint=hint)
+    for name in options.schemes:
+        if name not in SCHEMES:
+            known = ", ".join(SCHEMES)
+            raise error("bad_option", option="--scheme", value=name, expected=f"one of {known}", hint="4 bits: w4a16.")
+
+
+def run(options: KernelOptions, progress: Progress) -> Record:
+    """Time every kernel. Raises ``option_refused`` for --tune without a GPU, and whatever reading the model raises."""
+    import torch
+
+    from aiakq.bench.timing import ceilings
+
+    problem = _problem(options)
+    device = problem.device
+    config = asdict(options) | {"device": device.type, "dtype": str(problem.dtype).removeprefix("torch.")}
+    written: Path | None = None
+    if options.tune:
+        if device.type != "cuda":
+            reason = "the kernels for CPUs have no launch configurations; what is measured here is what runs"
+            raise error("option_refused", option="--tune", reason=reason)
+        from aiakq.bench.tuning import tune
+
+        written = tune(problem.products, problem.dtype, device, options.into, progress)
+    progress("ceilings", 0, 1)
+    with torch.inference_mode():
+        problem.ceilings = ceilings(device, problem.dtype)
+        measured = []
+        jobs = [*_products(problem, options.rows), *_others(problem, options)]
+        for number, job in enumerate(jobs):
+            progress("measure", number, len(jobs))
+            measured += job()
+    progress("measure", len(jobs), len(jobs))
+    notes = () if written is None else (f"launch configurations are in {written}",)
+    found = environment(device.type, torch.get_num_threads())
+    return Record("kernels", 0, config, metrics(problem.ceilings, measured), found, notes)
+
+
+def metrics(ceilings: Mapping[str, float | None], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """``of_roofline`` is the geometric mean over all rows."""
+    return {
+        "ceilings": ceilings,
+        "rows": rows,
+        "of_roofline": geometric_mean([row["of_roofline"] for row in rows]),
+    }
+
+
+def template() -> dict[str, Any]:
+    """The document of a run without kernels: every key that a gate may name."""
+    nothing = {"gbps": None, "float_tflops": None, "int8_tops": None}
+    return Record("kernels", 0, {}, metrics(nothing, []), {}).document()
+
+
+def _problem(options: KernelOptions) -> Problem:
+    import torch
+
+    from aiakq.runtime.config import DTYPES, EngineConfig, pick_device
+
+    if options.model is None:
+        device = pick_device(options.device)
+        usual = torch.bfloat16 if device.type == "cuda" else torch.float32
+        found = Problem(device, DTYPES.get(options.dtype, usual), [])
+    else:
+        names = ("model", "dtype", "device", "kv_cache_dtype")
+        config = EngineConfig.from_args({name: getattr(options, name) for name in names})
+        found = Problem(config.device, config.dtype, _of_model(config), config)
+
+    def of_scheme(name: str, n: int, k: int, scheme: str, count: int = 1) -> Product:
+        spec = SCHEMES[scheme]
+        if spec is not None and spec.bits < 8 and k % options.group_size == 0:
+            spec = replace(spec, group_size=options.group_size)
+        return Product(name, n, k, spec, count)
+
+    if options.schemes:
+        found.products = [
+            of_scheme(p.name, p.n, p.k, scheme, p.count) for p in found.products for scheme in options.schemes
+        ]
+    for n, k in options.shapes:
+        found.products += [of_scheme("layer", n, k, scheme) for scheme in options.schemes or USUAL]
+    return found
+
+
+def _of_model(config: EngineConfig) -> list[Product]:
+    """The linear layers that the model of ``config`` runs, equal ones together."""
+    from aiakq.formats.checkpoint import Checkpoint
+    from aiakq.runtime.shapes import linear_shapes
+
+    counts: dict[tuple[int, int, Any], int] = {}
+    names: dict[tuple[int, int, Any], str] = {}
+    for name, n, k in linear_shapes(config.hf, Checkpoint.open(config.model)):
+        spec = None if config.spec is None else config.spec.for_layer(name)
+        key = (n, k, None if spec is None else spec.layer)
+        counts[key] = counts.get(key, 0) + 1
+        names.setdefault(key, name.rpartition(".")[2])
+    return [Product(names[key], *key, count=count) for key, count in counts.items()]
+
+
+def _row(problem: Problem, name: str, kind: str, m: int, us: float, moved: float, work: float, integers: bool) -> dict:
+    """One line of the result: ``moved`` bytes and ``work`` operations, of which the slower is the roofline."""
+    most = problem.ceilings["int8_tops" if integers else "float_tflops"]
+    least = max(moved / problem.ceilings["gbps"] / 1e3, work / most / 1e6)
+    return {
+        "kernel": kind,
+        "of": name,
+        "rows": m,
+        "us": round(us, 2),
+        "gbps": round(moved / us / 1e3, 1),
+        "tflops": round(work / us / 1e6, 3),
+        "roofline_us": round(least, 2),
+        "of_roofline": round(least / us, 3),
+    }
+
+
+def _products(problem: Problem, rows: Sequence[int]) -> Iterator[Callable[[], list[dict]]]:
+    for product in problem.products:
+        yield partial(_product, problem, product, rows)
+
+
+def _product(problem: Problem, product: Product, rows: Sequence[int]) -> list[dict]:
+    import torch
+
+    from aiakq.bench import timing
+    from aiakq.runtime.binding import Binder
+    from aiakq.runtime.weights import random_weight
+
+    device, dtype, n, k, spec = problem.device, problem.dtype, product.n, product.k, product.spec
+    draw = torch.Generator(device).manual_seed(0)
+    binder = Binder(dtype, device, frozenset({"dequantized"}), exact=False)
+    bits = 8 * dtype.itemsize if spec is None else spec.bits
+    size = n * k * bits / 8
+
+    def made() -> Any:
+        if spec is None:
+            return binder.dense(torch.randn(n, k, dtype=dtype, device=device, generator=draw))
+        return binder.bound(random_weight(spec, n, k, None, device, draw))
+
+    layers = [made() for _ in range(timing.copies(device, size))]
+    implementation = next(iter(binder.kinds))[1]
+    groups = 0 if spec is None else n * (k // spec.group_size if spec.group_size > 0 else 1)
+    found = []
+    for m in rows:
+        x = torch.randn(m, k, dtype=dtype, device=device)
+        us = timing.microseconds([partial(layer, x) for layer in layers], device)
+        moved = size + 4 * groups + m * (n + k) * dtype.itemsize
+        # On a CPU weight-only products are of integers, too (--cpu-math fast).
+        integers = spec is not None and (product.kind == "w8a8" or device.type == "cpu")
+        row = _row(problem, f"{product.name} {n}x{k}", product.kind, m, us, moved, 2 * m * n * k, integers)
+        found.append(row | {"implementation": implementation, "layers": product.count})
+    return found
+
+
+def _others(problem: Problem, options: KernelOptions) -> Iterator[Callable[[], list[dict]]]:
+    """Attention, norms and gates of the model, if there is one."""
+    config = problem.config
+    if config is None:
+        return
+    for m in options.rows:
+        yield partial(_attention, problem, config, [(options.context - 1, 1)] * m, f"decode, {options.context} tokens")
+    most = min(options.context, config.max_num_batched_tokens)
+    yield partial(_attention, problem, config, [(0, most)], "prefill")
+    for m in options.rows:
+        yield partial(_rows, problem, config, m)
+
+
+def _attention(problem: Problem, config: EngineConfig, lengths: list[tuple[int, int]], name: str) -> list[dict]:
+    """Sequences of (cached, new) tokens."""
+    import torch
+
+    from aiakq.bench import timing
+    from aiakq.kernels.attention import new_cache, paged_attention
+    from aiakq.kernels.types import AttentionContext
+    from aiakq.runtime.loading import attention_name
+
+    device, dtype, page, hf = problem.device, problem.dtype, config.page_size, config.hf
+    pages = [-(-(old + new) // page) for old, new in lengths]
+    cache = new_cache(sum(pages) + 1, page, hf.num_kv_heads, hf.head_dim, config.kv_dtype, device)
+    draw = torch.Generator().manual_seed(0)
+    order = (torch.randperm(sum(pages), generator=draw) + 1).to(torch.int32).split(pages)
+    starts = [0]
+    for _, new in lengths:
+        starts.append(starts[-1] + new)
+    ends = [old + new for old, new in lengths]
+    context = AttentionContext(
+        query_start=torch.tensor(starts, dtype=torch.int32, device=device),
+        kv_len=torch.tensor(ends, dtype=torch.int32, device=device),
+        slots=torch.empty(0, dtype=torch.int64, device=device),
+        page_table=torch.nn.utils.rnn.pad_sequence(list(order), batch_first=True).to(device),
+        num_decodes=sum(new == 1 for _, new in lengths),
+        query_start_list=starts,
+        kv_len_list=ends,
+    )
+    query = torch.randn(starts[-1], hf.num_heads, hf.head_dim, dtype=dtype, device=device)
+    call: Call = partial(paged_attention, query, cache, context, hf.head_dim**-0.5)
+    us = timing.microseconds([call], device)
+    of_pages = timing.nbytes(*cache) / len(cache[0]) * sum(pages)
+    pairs = sum(new * old + new * (new + 1) / 2 for old, new in lengths)
+    moved = of_pages + 2 * timing.nbytes(query)
+    work = 4 * pairs * hf.num_heads * hf.head_dim
+    kind = f"attention {str(config.kv_dtype).removeprefix('torch.')}"
+    row = _row(problem, name, kind, starts[-1], us, moved, work, False)
+    implementation = attention_name(cache[0], dtype).partition(",")[0]
+    return [row | {"implementation": implementation, "layers": hf.num_layers}]
+
+
+def _rows(problem: Problem, config: EngineConfig, m: int) -> list[dict]:
+    """What works on rows of activations: only memory counts."""
+    import torch
+
+    from aiakq.bench import timing
+    from aiakq.runtime.layers.activation import activation
+    from aiakq.runtime.layers.norm import RMSNorm
+
+    device, dtype, hf = problem.device, problem.dtype, config.hf
+    x, residual = (torch.randn(m, hf.hidden_size, dtype=dtype, device=device) for _ in range(2))
+    both = torch.randn(m, 2 * hf.intermediate_size, dtype=dtype, device=device)
+    norm = RMSNorm(torch.ones(hf.hidden_size, dtype=dtype, device=device), hf.norm_eps)
+    act = activation(hf.activation)
+    found = []
+    # Read and written: x; read: the residual; written: the result.
+    for name, call, moved in (
+        ("norm with residual", lambda: norm(x, residual), 4 * timing.nbytes(x)),
+        ("gate", lambda: act.halves(both), 1.5 * timing.nbytes(both)),
+    ):
+        us = timing.microseconds([call], device)
+        row = _row(problem, name, "rows", m, us, moved, 0, False)
+        count = (2 if name.startswith("norm") else 1) * hf.num_layers
+        found.append(row | {"implementation": "native" if device.type == "cpu" else "Triton", "layers": count})
+    return found

@@ -1,0 +1,86 @@
+"""How long a call takes on the device at hand, and what that device does at most."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+from torch import Tensor
+
+#: Bytes that calls go through before they come to the same again: more than caches hold.
+ROTATED = {"cuda": 2**29, "cpu": 2**28}
+#: On a CPU: seconds that are measured for, and the fewest and the most rounds.
+SECONDS, FEWEST, MOST = 0.2, 3, 200
+
+Call = Callable[[], object]
+
+
+def copies(device: torch.device, nbytes: float) -> int:
+    """How many weights of ``nbytes`` are gone through in turn."""
+    return max(1, min(48, int(ROTATED[device.type] / max(nbytes, 1))))
+
+
+def microseconds(calls: Sequence[Call], device: torch.device, repeats: int = 7) -> float:
+    """Of one of ``calls``, the median of rounds of all of them: on a GPU captured in a graph and replayed."""
+    return _on_gpu(calls, repeats) if device.type == "cuda" else _on_cpu(calls)
+
+
+def _on_gpu(calls: Sequence[Call], repeats: int) -> float:
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / len(calls))
+    return median(times)
+
+
+def _on_cpu(calls: Sequence[Call]) -> float:
+    for call in calls:
+        call()
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < FEWEST or (len(times) < MOST and time.perf_counter() - began < SECONDS):
+        start = time.perf_counter()
+        for call in calls:
+            call()
+        times.append((time.perf_counter() - start) * 1e6 / len(calls))
+    return median(times)
+
+
+def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """GB/s of memory, TFLOP/s of a large product in ``dtype``, TOP/s of one of int8, as torch reaches them.
+
+    Memory is copied on a GPU and read on a CPU, where weights are only read, too.
+    """
+    on_gpu = device.type == "cuda"
+    large = torch.ones(2**28 if on_gpu else 2**26, device=device)
+    other = torch.empty_like(large) if on_gpu else large
+    moved = (2 if on_gpu else 1) * large.numel() * large.element_size()
+    memory: Call = (lambda: other.copy_(large)) if on_gpu else large.sum
+    size = 8192 if on_gpu else 1024
+    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
+    c, d = (torch.randint(-9, 9, (size, size), dtype=torch.int8, device=device) for _ in range(2))
+    work = 2 * size**3 / 1e6
+    return {
+        "gbps": moved / microseconds([memory], device) / 1e3,
+        "float_tflops": work / microseconds([lambda: a @ b], device),
+        "int8_tops": work / microseconds([lambda: torch._int_mm(c, d.t())], device),
+    }
+
+
+def nbytes(*tensors: Tensor) -> int:
+    """Bytes of tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

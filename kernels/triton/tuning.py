@@ -1,0 +1,68 @@
+"""Launch configurations by trial: what `aiakq bench kernels --tune` goes through, and the file it makes."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from aiakq.kernels.triton import configs
+
+#: The most rows that an entry is found for.
+BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+#: From so many rows on making the weights first and a dense product are tried, too.
+DENSE_FROM = 256
+
+#: Entry of the table: [outputs, rows, warps, stages, words...] or "dense".
+Entry = list | str
+
+
+def candidates(kernel: str, m: int) -> list[Entry]:
+    """The entries that may be the quickest for ``m`` rows."""
+    tile = max(8 if kernel == "grouped" else 16, min(128, 1 << (m - 1).bit_length()))
+    rows = [tile] if tile <= 16 else [tile // 2, tile]
+    found: list[Entry] = []
+    for bm in rows:
+        for bn in (64, 128) if kernel == "grouped" else (64, 128, 256):
+            for warps in (2, 4) if bm <= 16 else (4, 8):
+                for stages in (3, 4, 5):
+                    if kernel == "integers":
+                        words: list[list[str]] = [["weights_left"], []] if bm >= 64 else [["weights_left"]]
+                    else:
+                        words = [[]] if bm <= 8 else [[], ["scale_first"]] if bm <= 32 else [["scale_first"]]
+                    found += [[bn, bm, warps, stages, *extra] for extra in words]
+    return [*found, "dense"] if kernel == "grouped" and m >= DENSE_FROM else found
+
+
+def tuned(kernel: str, cost: Callable[[int, Entry], float]) -> dict[str, Entry]:
+    """For every bucket the entry with the least ``cost(rows, entry)``; one that cannot be launched costs infinity."""
+    found: dict[str, Entry] = {}
+    for m in BUCKETS:
+        entries = candidates(kernel, m)
+        costs = [cost(m, entry) for entry in entries]
+        best = costs.index(min(costs))
+        if costs[best] < float("inf"):
+            found[str(m)] = entries[best]
+    # A bucket that says the same as the next one says nothing.
+    names = list(found)
+    return {a: found[a] for a, b in zip(names, [*names[1:], None], strict=True) if b is None or found[a] != found[b]}
+
+
+def write(gpu: str, found: Mapping[str, Mapping[str, Mapping[str, Entry]]], folder: Path) -> Path:
+    """Put kernel -> bits -> entries over the table that ``gpu`` has and write that. Returns the file."""
+    whole: dict[str, Any] = copy.deepcopy(configs.table(gpu))
+    for kernel, by_bits in found.items():
+        whole.setdefault(kernel, {}).update(by_bits)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{gpu}.json"
+    lines = (
+        f' "{kernel}": {{\n'
+        + ",\n".join(f'  "{bits}": {json.dumps(entries)}' for bits, entries in sorted(by_bits.items()))
+        + "\n }"
+        for kernel, by_bits in whole.items()
+    )
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    configs.table.cache_clear()
+    return file

@@ -1,0 +1,127 @@
+"""``bench kernels``: what is timed, what is refused, and where tuned launch configurations go."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from aiakq.bench import kernels, timing, tuning
+from aiakq.cli import main
+from aiakq.kernels.triton import configs
+from aiakq.kernels.triton import tuning as candidates
+from aiakq.runtime.config import EngineConfig
+from aiakq.spec import LayerSpec
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    """What is measured does not matter here; the user's own files are not looked at."""
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
+    monkeypatch.setattr(timing, "FEWEST", 1)
+    monkeypatch.setattr(timing, "ROTATED", {"cpu": 2**16, "cuda": 2**16})
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    configs.table.cache_clear()
+    yield
+    configs.table.cache_clear()
+
+
+def test_a_models_layers_attention_and_rows(tiny_model, capsys, tmp_path):
+    path = tmp_path / "result.json"
+    words = ["bench", "kernels", str(tiny_model("Qwen3ForCausalLM")), "--rows", "1,5", "--context", "40"]
+    more = ["--dtype", "float32", "--device", "cpu", "--output", str(path), "--fail-if", "of_roofline<0"]
+    assert main([*words, *more]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert document == json.loads(path.read_text()) and document["kind"] == "kernels"
+    rows = document["rows"]
+    config = EngineConfig.from_args({"model": str(tiny_model("Qwen3ForCausalLM"))}).hf
+    width, heads = config.hidden_size, config.num_heads * config.head_dim
+    qkv = heads + 2 * config.num_kv_heads * config.head_dim
+    shapes = {f"{qkv}x{width}", f"{width}x{heads}", f"{2 * config.intermediate_size}x{width}"}
+    shapes |= {f"{width}x{config.intermediate_size}", f"{config.vocab_size}x{width}"}
+    assert {row["of"].split()[-1] for row in rows if row["kernel"] == "w16"} == shapes
+    assert {row["rows"] for row in rows if row["kernel"] == "w16"} == {1, 5}
+    named = {row["of"]: row for row in rows}
+    assert named["decode, 40 tokens"]["kernel"] == "attention float32" and named["prefill"]["rows"] == 40
+    assert {"norm with residual", "gate"} <= named.keys()
+    assert all(row["us"] > 0 and row["roofline_us"] >= 0 and row["implementation"] for row in rows)
+    assert named["decode, 40 tokens"]["layers"] == config.num_layers
+    assert "roofline" in err and "decode, 40 tokens" in err
+
+
+def test_given_shapes_in_given_schemes(capsys):
+    words = ["bench", "kernels", "--shape", "96x256", "--shape", "64X100", "--scheme", "w4a16,w8a8", "--rows", "3"]
+    assert main([*words, "--device", "cpu", "--group-size", "64"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    found = [(row["of"], row["kernel"]) for row in rows]
+    # Inputs that are no whole groups have one scale for each output.
+    assert found == [
+        ("layer 96x256", "w4a16 g64"), ("layer 96x256", "w8a8"), ("layer 64x100", "w4a16"), ("layer 64x100", "w8a8")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Neither a model nor a shape"),
+        (["--shape", "96"], "--shape is '96'"),
+        (["--shape", "96x0"], "--shape is '96x0'"),
+        (["--shape", "8x8", "--rows", "1,a"], "--rows is 'a'"),
+        (["--shape", "8x8", "--scheme", "w5a16"], "--scheme is 'w5a16'"),
+        (["--shape", "8x8", "--device", "cpu", "--tune"], "--tune cannot be had: the kernels for CPUs"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(words, said, capsys):
+    assert main(["bench", "kernels", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("m", candidates.BUCKETS)
+@pytest.mark.parametrize("kernel", ["grouped", "integers"])
+def test_every_candidate_is_a_launch_configuration(kernel, m):
+    entries = candidates.candidates(kernel, m)
+    assert len({json.dumps(entry) for entry in entries}) == len(entries)
+    for entry in entries:
+        config = configs.config_of(entry, torch.device("cpu"), 4096, 32, m)
+        assert config.dense or config.bn % 64 == 0 and config.bm >= 8
+
+
+def test_tuning_writes_what_is_used_from_then_on(monkeypatch, tmp_path):
+    """The quickest of every bucket, in a file of this GPU's name; what was not tuned stays as it was."""
+    device = torch.device("cpu")
+    monkeypatch.setattr(configs, "gpu", lambda device: ("nvidia-test", 4))
+    asked = []
+
+    def took(trial, m, entry):
+        asked.append((trial.k, m))
+        if entry == "dense":
+            return 5.0 if m >= 512 else 50.0
+        bn, bm, warps, stages, *words = entry
+        return float("inf") if stages == 5 else 10.0 + bn / 100 + bm / 1000 + warps + stages + len(words)
+
+    monkeypatch.setattr(tuning._Trial, "__call__", took)
+    products = [kernels.Product("a", 64, 256, LayerSpec(4, 128)), kernels.Product("b", 64, 128, LayerSpec(3, 128), 2)]
+    told = []
+    file = tuning.tune(products, torch.float16, device, None, lambda *stage: told.append(stage))
+    assert file == tmp_path / "config" / "aiakq" / "launch" / "nvidia-test.json"
+    assert {k for k, _ in asked} == {256, 128} and told[-1][1] == told[-1][2]
+    table = json.loads(file.read_text())
+    assert table == configs.table("nvidia-test")
+    assert table["grouped"]["4"]["8"] == [64, 8, 2, 3] and table["grouped"]["4"]["2048"] == "dense"
+    assert "512" not in table["grouped"]["4"], "the bucket after it says the same"
+    assert table["grouped"]["8"] == configs.table("default")["grouped"]["8"]
+    assert table["integers"] == configs.table("default")["integers"]
+    assert configs.choose("grouped", device, 4, 4096, 32, 600).dense
+    assert configs.choose("grouped", device, 4, 4096, 32, 3).stages == 3
+
+
+def test_a_trial_runs_the_kernel_under_the_entry(monkeypatch):
+    """On the GPU at hand, else in the interpreter; what cannot be launched is never the quickest."""
+    pytest.importorskip("triton")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for spec, entry in ((LayerSpec(4, 64), [64, 16, 4, 2]), (LayerSpec(8, activation_bits=8), [64, 16, 4, 2])):
+        trial = tuning._Trial(spec, 64, 128, torch.float16, device)
+        assert 0 < trial(3, entry) < float("inf")
+        assert trial(3, [64, 16, 4, 2, "no such word"]) == float("inf")
