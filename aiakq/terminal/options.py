@@ -116,20 +116,22 @@ def with_arguments(
             wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
         sign([])
-        _LATE[command.__name__] = lambda: sign(_parameter(row) for row in rows if row.name in names)
+        late = _LATE.setdefault(command.__name__, [])
+        late.append(lambda: sign(_parameter(row) for row in rows if row.name in names))
         return wrapper
 
     return decorate
 
 
-#: What gives a command the options of its table.
-_LATE: dict[str, Callable[[], None]] = {}
+#: What gives the commands of a name the options of their tables: there is a ``serve`` and a ``bench serve``.
+_LATE: dict[str, list[Callable[[], None]]] = {}
 
 
 def add_options(words: Iterable[str]) -> None:
     """Give their options to those commands whose names are among ``words``, before Typer looks at them."""
     for name in _LATE.keys() & set(words):
-        _LATE[name]()
+        for give in _LATE[name]:
+            give()
 
 
 def _parameter(row: Argument) -> inspect.Parameter:

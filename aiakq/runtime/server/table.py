@@ -277,9 +277,7 @@ class GenerationTable:
         sequence = part.sequences[engine_id]
         self._observe(part.generation, sequence, delta, now)
         if delta.finish_reason == "error":
-            reason = (delta.error or "no reason is known").rstrip(".")
-            kind = "nothing_left" if delta.error == NOTHING_LEFT else "numerical_error"
-            part.generation.fail(error(kind, reason=reason))
+            part.generation.fail(_failure(delta.error or "no reason is known"))
             return
         if delta.finish_reason == "abort":
             part.generation.fail(error("request_failed", reason="the engine stopped it"))
@@ -329,6 +327,13 @@ class GenerationTable:
         metrics.sequence_ended(
             sequence.prompt_tokens, sequence.generated, sequence.max_tokens, delta.num_preemptions, delta.times
         )
+
+
+def _failure(reason: str) -> AiakqError:
+    """What a client is told about a sequence that ended with an error."""
+    if reason == NOTHING_LEFT:
+        return error("nothing_left", reason=reason)
+    return error("numerical_error", reason=reason.rstrip("."))
 
 
 def _to_nobody(record: ToEngine) -> None:
