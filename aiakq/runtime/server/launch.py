@@ -322,7 +322,10 @@ def _ready(
 
 
 class _EventHandler(logging.Handler):
-    """Turns log records into events, a few of each kind per ten seconds: clients can cause any number of some."""
+    """Turns log records into events, a few of each kind per ten seconds: clients can cause any number of some.
+
+    Lines about every request are not held back; whoever does not want them does not ask for them.
+    """
 
     def __init__(self, on_event: OnEvent) -> None:
         super().__init__()
@@ -340,7 +343,7 @@ class _EventHandler(logging.Handler):
                 self._on_event(ServerEvent("log", f"{left_out} more lines like these were left out.", detail="warning"))
         kind = (record.name, str(record.msg)[:64])
         self._seen[kind] += 1
-        if self._seen[kind] <= LOG_LINES or record.name == "uvicorn.access":
+        if self._seen[kind] <= LOG_LINES or record.name in ("uvicorn.access", request_log.name):
             self._on_event(ServerEvent("log", self.format(record), name=record.name, detail=record.levelname.lower()))
 
 
