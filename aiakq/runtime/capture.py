@@ -5,7 +5,6 @@ The spellings are vLLM's. Models are not compiled, so what is there about compil
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,11 +38,11 @@ class Capture:
     length: int | None = None
 
     @staticmethod
-    def of(config: str | int | Mapping[str, Any] | None, length: int | None, eager: bool) -> Capture:
-        """From --compilation-config (a level, or an object, perhaps as JSON), --max-seq-len-to-capture and
+    def of(config: int | Mapping[str, Any] | None, length: int | None, eager: bool) -> Capture:
+        """From --compilation-config (a level, or an object), --max-seq-len-to-capture and
         --enforce-eager. Raises ``bad_option``.
         """
-        given = _parsed(config)
+        given = dict(config) if isinstance(config, Mapping) else {} if config is None else {"mode": config}
         older = {old: new for new, old in KEYS.items() if old}
         unknown = given.keys() - KEYS.keys() - older.keys()
         if unknown:
@@ -66,17 +65,6 @@ class Capture:
             most=most,
             length=length,
         )
-
-
-def _parsed(config: str | int | Mapping[str, Any] | None) -> dict[str, Any]:
-    if isinstance(config, str):
-        try:
-            config = json.loads(config)
-        except ValueError:
-            raise _bad(config, "a mode from 0 to 3, or a JSON object") from None
-    if config is None or isinstance(config, Mapping):
-        return dict(config or {})
-    return {"mode": config}
 
 
 def _whole(value: Any, least: int) -> bool:

@@ -248,6 +248,11 @@ class EngineStats:
     generation_tokens: int = 0
     steps: int = 0
 
+    @property
+    def kv_usage(self) -> float:
+        """The part of the KV pages in use."""
+        return 1 - self.num_free_pages / self.num_pages if self.num_pages else 0.0
+
 
 @dataclass
 class StepOutput:

@@ -299,7 +299,7 @@ def scratch_bytes(count: int) -> Tensor:
     return torch.empty(count, dtype=torch.uint8)
 
 
-def weights_like(*shape: int, dtype: torch.dtype) -> Tensor:
+def empty_weights(*shape: int, dtype: torch.dtype) -> Tensor:
     """Uninitialized memory for weights that are read from end to end at every step.
 
     On large pages, where the system offers them: a processor's prefetching ends with a page, and a virtual machine pays

@@ -237,11 +237,10 @@ async def _report(service: Service, on_event: OnEvent) -> None:
         stats = table.stats
         if not (prompt or output or service.in_flight):
             continue
-        used = 1 - stats.num_free_pages / stats.num_pages if stats.num_pages else 0.0
         text = (
             f"running {stats.num_running}, waiting {stats.num_waiting}, "
             f"prompt {prompt / STATS_SECONDS:.1f} tokens/s, output {output / STATS_SECONDS:.1f} tokens/s, "
-            f"KV pages {used:.1%} used, prefix cache {hits / queries if queries else 0.0:.1%} hits"
+            f"KV pages {stats.kv_usage:.1%} used, prefix cache {hits / queries if queries else 0.0:.1%} hits"
         )
         on_event(ServerEvent("stats", text))
 

@@ -137,9 +137,8 @@ class Metrics:
         before, self._stats = self._stats, stats
         self.running.set(stats.num_running)
         self.waiting.set(stats.num_waiting)
-        used = 1 - stats.num_free_pages / stats.num_pages if stats.num_pages else 0.0
         for gauge in self.cache_usage:
-            gauge.set(used)
+            gauge.set(stats.kv_usage)
         self.preemptions.inc(stats.preemptions - before.preemptions)
         self.prefix_queries.inc(stats.prefix_queries - before.prefix_queries)
         self.prefix_hits.inc(stats.prefix_hits - before.prefix_hits)

@@ -125,12 +125,11 @@ class Service:
     def load(self) -> dict[str, Any]:
         """How much work there is."""
         stats = self.table.stats
-        used = 1 - stats.num_free_pages / stats.num_pages if stats.num_pages else 0.0
         return {
             "server_load": self.in_flight,
             "num_requests_running": stats.num_running,
             "num_requests_waiting": stats.num_waiting,
-            "kv_cache_usage_perc": used,
+            "kv_cache_usage_perc": stats.kv_usage,
         }
 
     def log_request(self, request_id: str, prompts: Sequence[Prompt], params: SamplingParams) -> None:
