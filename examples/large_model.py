@@ -1,18 +1,19 @@
 """Quantize a model of random weights in the shape of a 7B Llama by every method, and write how much memory it took.
 
 Run by ``make large``. The weights are made shard by shard, so that the model itself is never in memory either. Few
-calibration tokens: the peak does not depend on them (hidden states beyond --activation-memory go to disk).
+calibration tokens: the peak does not depend on them (hidden states beyond --activation-memory go to disk). A run that
+was stopped goes on at the last finished layer when started again; seconds and peaks of its parts are put together.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -78,34 +79,40 @@ def main() -> None:
     ids.write_text("\n".join(" ".join(map(str, row)) for row in rows))
     results = json.loads((OUT / "large.json").read_text()) if (OUT / "large.json").exists() else {}
     for method in METHODS:
+        if results.get(method, {}).get("bytes_after"):
+            continue  # measured by an earlier run
         words = [str(Path(sys.executable).with_name("aiakq")), "quantize", "-i", str(source), "-o", str(OUT / method)]
-        words += [
-            "-quant_type",
-            method,
-            "-t",
-            "bf16",
-            "-token",
-            str(ids),
-            "--seqlen",
-            "256",
-            "--activation-memory",
-            "0.5",
-        ]
-        words += ["--no-eval", "--overwrite", "--json"]
-        began = time.monotonic()
-        done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
-        report = json.loads(done.stdout)
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-        results[method] = {
-            "layers": LAYERS,
-            "seconds": round(time.monotonic() - began),
-            "peak_memory_bytes": report["peak_memory_bytes"],
-            "bytes_before": report["bytes_before"],
-            "bytes_after": report["bytes_after"],
-        }
-        print(method, results[method], f"largest child so far {peak / 1e9:.2f} GB", file=sys.stderr)
+        words += ["-quant_type", method, "-t", "bf16", "-token", str(ids), "--seqlen", "256"]
+        words += ["--activation-memory", "0.5", "--no-eval", "--resume", "--json"]
+        part = {"layers": LAYERS, "seconds": 0, "peak_memory_bytes": 0} | results.get(method, {})
+        report = watched(words, part, lambda part, method=method: keep(results | {method: part}))
+        sizes = {"bytes_before": report["bytes_before"], "bytes_after": report["bytes_after"]}
+        results[method] = part | sizes
+        keep(results)
+        print(method, results[method], file=sys.stderr)
         shutil.rmtree(OUT / method)
-        (OUT / "large.json").write_text(json.dumps(results, indent=1))
+
+
+def keep(results: dict) -> None:
+    (OUT / "large.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+def watched(words: list[str], part: dict, tell: Callable[[dict], None]) -> dict:
+    """Run a command and return the JSON it prints; its seconds and peak memory (bytes) go into ``part`` as it runs."""
+    before, began = part["seconds"], time.monotonic()
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
+        status = Path(f"/proc/{child.pid}/status")
+        while child.poll() is None:
+            peak = [int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+            part["peak_memory_bytes"] = max(part["peak_memory_bytes"], *peak, 0)
+            part["seconds"] = before + round(time.monotonic() - began)
+            tell(part)
+            time.sleep(2)
+        report = json.load(child.stdout)
+    if child.returncode:
+        raise SystemExit(child.returncode)
+    part["peak_memory_bytes"] = max(part["peak_memory_bytes"], report["peak_memory_bytes"])
+    return report
 
 
 if __name__ == "__main__":
