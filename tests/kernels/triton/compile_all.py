@@ -128,6 +128,11 @@ def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
         RESIDUAL=True, CENTERED=False, BIAS=False, CODES=False, GIVEN=False, **summed, elements=K,
     )  # fmt: skip
     yield row(
+        "norm in order", rows.norm_kernel, x, x, x, x, x, scales, scales, K, K, K, 1e-5, D=K, BLOCK=K,
+        RESIDUAL=True, CENTERED=False, BIAS=False, CODES=False, GIVEN=False, perm_ptr=numbers, PERM=True, **summed,
+        elements=K,
+    )  # fmt: skip
+    yield row(
         "gate with sums", rows.gate_kernel, x, x, x, scales, scales, 28672, 28672, 14336, D=14336, BLOCK=1024,
         ACTIVATION=0, UP=True, CODES=False, GIVEN=False, **summed, elements=1024,
     )  # fmt: skip
