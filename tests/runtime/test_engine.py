@@ -47,13 +47,13 @@ class CountingModel:
         return logits[step.logit_rows]
 
 
-def make_engine(num_pages=12, max_num_seqs=4, budget=16, chunked=True, caching=True, **rules) -> Engine:
+def make_engine(num_pages=12, max_num_seqs=4, budget=16, chunked=True, caching=True, ahead=False, **rules) -> Engine:
     model = CountingModel()
     runner = Runner(model, num_pages, PAGE, torch.float32, torch.device("cpu"))
     pool = PagePool(num_pages, PAGE, caching)
     scheduler = Scheduler(pool, max_num_seqs, budget, PromptRules(chunked=chunked, **rules))
     limits = ModelLimits(VOCAB, max_model_len=64, max_kv_tokens=pool.num_usable * PAGE, by_priority=True)
-    return Engine(runner, scheduler, limits, {})
+    return Engine(runner, scheduler, limits, {}, ahead)
 
 
 def spec(id: str, prompt: list[int], max_tokens: int, priority: int = 0) -> RequestSpec:
@@ -69,8 +69,9 @@ def expected(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("seed", range(30))
-def test_random_traffic_loses_and_mixes_nothing(seed):
+def test_random_traffic_loses_and_mixes_nothing(seed, ahead):
     draw = random.Random(seed)
     engine = make_engine(
         num_pages=draw.choice([9, 12, 40]),
@@ -81,6 +82,7 @@ def test_random_traffic_loses_and_mixes_nothing(seed):
         long_prompt=draw.choice([0, 6]),
         long_chunk=draw.choice([0, 5]),
         delay=draw.choice([0.0, 0.0, 0.5]),
+        ahead=ahead,
     )
     by_priority = draw.random() < 0.5
     shared = [draw.randrange(VOCAB) for _ in range(12)]
