@@ -96,11 +96,10 @@ class PagePool:
             self._hashes[page] = value
 
     def forget(self, pages: SequenceType[int]) -> list[int]:
-        """Make those of ``pages`` that have one holder unfindable, and return them; the others belong to more."""
-        own = [page for page in pages if self._holders[page] == 1]
-        for page in own:
+        """Make ``pages`` unfindable; returns those that have one holder, the others are in use elsewhere."""
+        for page in pages:
             self._forget(page)
-        return own
+        return [page for page in pages if self._holders[page] == 1]
 
     def forget_all(self) -> None:
         """Make every page unfindable; who holds pages keeps them."""
