@@ -16,6 +16,11 @@ from collections.abc import Sequence as SequenceType
 ROOT = b""
 
 
+def root_hash(salt: str) -> bytes:
+    """Hash of the empty prefix among requests with ``salt``: those with another find nothing of theirs."""
+    return hashlib.blake2b(salt.encode(), digest_size=16, person=b"aiakq cache salt").digest() if salt else ROOT
+
+
 def page_hash(parent: bytes, token_ids: SequenceType[int]) -> bytes:
     """16 bytes that stand for ``token_ids`` following the prefix that ``parent`` stands for."""
     digest = hashlib.blake2b(parent, digest_size=16)

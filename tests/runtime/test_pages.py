@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aiakq.runtime.pages import ROOT, PagePool, page_hash
+from aiakq.runtime.pages import ROOT, PagePool, page_hash, root_hash
 
 
 def test_page_hash_depends_on_everything_before_it():
@@ -14,6 +14,11 @@ def test_page_hash_depends_on_everything_before_it():
     assert first == page_hash(ROOT, [1, 2])
     assert page_hash(first, [3, 4]) != page_hash(page_hash(ROOT, [1, 9]), [3, 4])
     assert page_hash(ROOT, [1, 2]) != page_hash(ROOT, [2, 1])
+
+
+def test_page_hash_depends_on_the_salt():
+    roots = [root_hash(salt) for salt in ("", "a", "b")]
+    assert roots[0] == ROOT and len({page_hash(root, [1, 2]) for root in roots}) == 3
 
 
 def test_allocate_refuses_without_taking_anything():

@@ -129,6 +129,7 @@ class PagedModel:
         self.calls: list[Ran] = []
         self.cleared: list[int] = []
         self.limit: int | None = None
+        self.poisoned = False
 
     def run(self, items: list[Scheduled]) -> list[RunResult]:
         """As ``Runner.run``."""
@@ -162,7 +163,7 @@ class PagedModel:
                 ran.fail(item, self.page_size)
             if not ran.rows[index][3]:
                 continue
-            if kind == "all" or index == at or seen[-1] == POISON:
+            if kind == "all" or index == at or POISON in seen:
                 result.sampled = Sampled(0, math.nan, error=NOT_FINITE)
                 ran.fail(item, self.page_size)
             else:
@@ -183,8 +184,11 @@ class PagedModel:
             first = sequence.num_computed
             tokens, pages = sequence.token_ids, sequence.pages
             held = START if first == 0 else self.pages[pages[(first - 1) // P]][(first - 1) % P]
-            if index == poisoned:
-                held = POISON
+            if index == poisoned or (
+                self.poisoned and POISON in self._read(sequence_pages(sequence, len(pages)), first)
+            ):
+                # Later layers see the whole context.
+                held, self.poisoned = POISON, True
             for at in range(first, first + item.count):
                 held = entry(held, tokens[at], at)
                 self.pages[pages[at // P]][at % P] = held

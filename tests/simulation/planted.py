@@ -9,6 +9,7 @@ import bisect
 from collections.abc import Callable
 from typing import Any
 
+from aiakq.runtime import sequence as planted_sequence
 from aiakq.runtime.engine import Engine
 from aiakq.runtime.pages import ROOT, PagePool, page_hash
 from aiakq.runtime.scheduler import Scheduler
@@ -62,6 +63,16 @@ def hash_without_the_one_before(patch: Patch) -> None:
         return [page_hash(ROOT, tokens[at * page_size : (at + 1) * page_size]) for at in range(count)]
 
     patch(Sequence, "page_hashes", page_hashes)
+
+
+def salt_left_out_of_the_hash(patch: Patch) -> None:
+    """One tenant finds the pages of another."""
+    patch(planted_sequence, "root_hash", lambda salt: ROOT)
+
+
+def reset_that_forgets_nothing(patch: Patch) -> None:
+    """Pages from before a reset of the prefix cache are found after it."""
+    patch(PagePool, "forget_all", lambda self: None)
 
 
 def reused_page_keeps_its_hash(patch: Patch) -> None:
@@ -225,6 +236,8 @@ BUGS: list[Callable[[Patch], None]] = [
     page_published_before_it_is_full,
     last_token_taken_from_the_cache,
     hash_without_the_one_before,
+    salt_left_out_of_the_hash,
+    reset_that_forgets_nothing,
     reused_page_keeps_its_hash,
     held_page_stays_free,
     preempted_sequence_keeps_its_progress,

@@ -73,6 +73,7 @@ class Generation:
         arrived: float,
         whole: bool,
         priority: int = 0,
+        cache_salt: str = "",
     ) -> None:
         self.id = id
         self.prompts = prompts
@@ -80,6 +81,7 @@ class Generation:
         self.arrived = arrived
         self.whole = whole
         self.priority = priority
+        self.cache_salt = cache_salt
         self.sequences: list[list[Progress]] = [[] for _ in prompts]
         self.unfinished = 0
         self.longest = 0

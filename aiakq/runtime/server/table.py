@@ -89,6 +89,7 @@ class GenerationTable:
         arrived: float,
         whole: bool = False,
         priority: int = 0,
+        cache_salt: str = "",
     ) -> Generation:
         """Admit a whole HTTP request and hand its sequences to the engine.
 
@@ -98,7 +99,7 @@ class GenerationTable:
         if self.failure is not None:
             raise again(self.failure)
         self._check_queue(prompts, params)
-        generation = Generation(self, request_id, prompts, params, arrived, whole, priority)
+        generation = Generation(self, request_id, prompts, params, arrived, whole, priority, cache_salt)
         specs = self._add(generation)
         self._generations[generation] = None
         self._metrics.params_n.observe(params.n)
@@ -160,7 +161,9 @@ class GenerationTable:
         specs: list[RequestSpec] = []
         try:
             for index, (part_id, prompt) in enumerate(zip(generation.part_ids, generation.prompts, strict=True)):
-                parts = self._processor.add(part_id, prompt.token_ids, generation.params, generation.priority)
+                parts = self._processor.add(
+                    part_id, prompt.token_ids, generation.params, generation.priority, generation.cache_salt
+                )
                 progress = generation.sequences[index]
                 if not progress:
                     progress += [Progress(len(prompt.token_ids), spec.max_tokens) for spec in parts]
