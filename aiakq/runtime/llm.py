@@ -17,8 +17,8 @@ from aiakq.runtime.output_processor import Delta, OutputProcessor, truncated
 from aiakq.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from aiakq.runtime.sampling import SamplingParams
 
-#: A prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids", and "cache_salt" if it shares its pages only
-#: with prompts of the same.
+#: A prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids"; with "cache_salt" it shares pages only with
+#: prompts of the same.
 Prompt = str | list[int] | dict[str, Any]
 
 

@@ -62,7 +62,7 @@ class GenerationRequest(Strict):
     stream_options: StreamOptions | None = None
 
     def check_combinations(self) -> None:
-        """Raise ``unsupported_parameter`` for fields that do not go together, ``value_out_of_range`` for an empty salt."""
+        """Raise ``unsupported_parameter`` for fields that do not go together, or ``value_out_of_range``."""
         if self.cache_salt == "":
             raise error("value_out_of_range", param="cache_salt", value="", allowed="a text that is not empty")
         if self.stream and self.best_of is not None and self.best_of != (self.n or 1):

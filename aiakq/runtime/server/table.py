@@ -172,6 +172,7 @@ class GenerationTable:
                 self._parts[part_id] = part
                 self._part_of.update(dict.fromkeys(sequences, part))
                 generation.unfinished += len(parts)
+                generation.restarting = False
                 self.busy += len(parts)
                 self._waiting += len(parts)
                 self._waiting_tokens += len(prompt.token_ids) * len(parts)
@@ -216,6 +217,8 @@ class GenerationTable:
         self._send = send
         self._limits = self._processor.limits = limits
         for generation in list(self._generations):
+            if generation.is_complete:
+                continue
             try:
                 specs = self._add(generation)
             except AiakqError as failure:  # a smaller page pool than before
@@ -236,6 +239,8 @@ class GenerationTable:
         self._metrics.engine_ended()
         self.stats = EngineStats(num_pages=0)
         for generation in list(self._generations):
+            if generation.is_complete:  # it only has to be read
+                continue
             generation.deaths += not generation.is_waiting
             if replay and not generation.taken and generation.deaths < 2:
                 self._drop(generation)
