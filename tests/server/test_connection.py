@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from aiakq.runtime.server.background import RunningServer
-from aiakq.runtime.server.connection import Limits
+from aiakq.runtime.server.connection import GuardedConnection, Limits
 
 TIMES = {"header_timeout": 1.0, "body_timeout": 1.5, "idle_timeout": 2.0, "write_timeout": 1.0}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
@@ -83,6 +87,7 @@ REFUSED = [
     ("no host", b"GET /health HTTP/1.1\r\n\r\n", 400, "invalid_http"),
     ("an unknown coding", HEAD + b"transfer-encoding: gzip\r\n\r\n", 400, "invalid_http"),
     ("no HTTP", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "invalid_http"),
+    ("another version", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "invalid_http"),
     ("a bad chunk", HEAD + b"transfer-encoding: chunked\r\n\r\nxyz\r\n", 400, "invalid_http"),
 ]
 
@@ -275,3 +280,36 @@ def test_slow_clients_disturb_nobody(strict, dial):
         assert httpx.post(f"{strict.url}/v1/completions", json=body, trust_env=False, timeout=30).status_code == 200
     for connection in slow:
         check(everything(connection), 408, "read_timeout")
+
+
+# --- the end
+
+
+def test_a_client_that_cuts_the_connection_while_it_is_ended(caplog):
+    """Nothing can be said to it any more; that is no error of the server."""
+
+    async def meet() -> None:
+        loop = asyncio.get_running_loop()
+        met: asyncio.Future[GuardedConnection] = loop.create_future()
+        config = uvicorn.Config(app=None, lifespan="off", log_config=None)  # type: ignore[arg-type]
+
+        def connection() -> GuardedConnection:
+            limits = Limits(2, 2, 1, 1, 1, 1)
+            made = GuardedConnection(config=config, server_state=ServerState(), app_state={}, limits=limits)
+            loop.call_soon(met.set_result, made)
+            return made
+
+        server = await loop.create_server(connection, "127.0.0.1", 0)
+        client = socket.create_connection(server.sockets[0].getsockname())
+        made = await met
+        made.transport.pause_reading()  # as while an answer is made: its end is not noticed
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        await asyncio.sleep(0.05)
+        made._late("headers", 1.0, tell=False)
+        await asyncio.sleep(0.05)
+        assert made.transport.is_closing()
+        server.close()
+
+    asyncio.run(meet())
+    assert not caplog.records

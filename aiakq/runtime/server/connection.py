@@ -108,6 +108,8 @@ class StrictParser(h11.Connection):
         names = {name for name, _ in request.headers}
         if len(head) > self.limits.header_bytes or len(request.headers) > self.limits.header_count:
             self._refuse(self._too_large())
+        if request.http_version not in (b"1.0", b"1.1"):
+            self._refuse(_invalid("it is not HTTP/1.1"))
         if _AMBIGUOUS.search(head):
             self._refuse(_invalid("its lines do not end as they must"))
         if {b"content-length", b"transfer-encoding"} <= names:
@@ -252,11 +254,14 @@ class GuardedConnection(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if self.transport.can_write_eof():
-            self.flow.resume_reading()
-            self.transport.write_eof()
-        else:
+        if not self.transport.can_write_eof():
             self.transport.close()
+            return
+        self.flow.resume_reading()
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client has cut it in this moment
+            self.transport.abort()
 
 
 def answer_bytes(refusal: AiakqError) -> bytes:
