@@ -169,7 +169,7 @@ def malformed_http(draw: Draw) -> Case:
 
 def bad_chunks(draw: Draw) -> Case:
     start = head("POST", draw.choice(list(GOOD)), b"content-type: application/json", b"transfer-encoding: chunked")
-    flood = draw.randint(8193, 9000)
+    flood = draw.randint(2049, 4000)
     kinds = {
         "no number": start + draw.choice([b"xyz", b"-1", b"+1", b"0x5", b" 5", b"", b"5 5"]) + b"\r\nabc\r\n0\r\n\r\n",
         "a size of many digits": start + b"f" * draw.randint(21, 60) + b"\r\nabc\r\n",
@@ -748,7 +748,8 @@ def pipelined(draw: Draw) -> Case:
         return Case("with an end", cut(draw, sent + bad), (*answers, INVALID_HTTP), closed=True)
     if draw.random() < 0.3:
         last = head("GET", "/version", b"connection: close") + version * 3
-        return Case("closed", cut(draw, sent + last), (*answers, OK), closed=True)
+        # At once: what arrives after the end may cost the client the answers it has not read.
+        return Case("closed", (sent + last,), (*answers, OK), closed=True)
     return Case("good ones", cut(draw, sent), answers, closed=False)
 
 
