@@ -10,6 +10,8 @@ computes while the host works (docs/decisions/0016-one-step-ahead.md).
 
 from __future__ import annotations
 
+import math
+
 from aiakq.runtime.messages import (
     Abort,
     EngineStats,
@@ -23,7 +25,7 @@ from aiakq.runtime.messages import (
     TokenOutput,
 )
 from aiakq.runtime.runner import Flight, Runner, RunResult
-from aiakq.runtime.sampler import Sampled
+from aiakq.runtime.sampler import NOT_FINITE, Sampled
 from aiakq.runtime.scheduler import Scheduled, Scheduler
 from aiakq.runtime.sequence import Sequence
 
@@ -131,9 +133,7 @@ class Engine:
     def _commit(self, item: Scheduled, result: RunResult, now: float, outputs: list[TokenOutput]) -> None:
         """Take over what one sequence's part of a step produced."""
         sequence = item.sequence
-        if result.prompt_logprobs is not None:
-            self._keep_prompt_logprobs(item, result.prompt_logprobs)
-        failure = result.sampled.error if result.sampled else None
+        failure = _failure(result)
         if failure is not None:
             # What this sequence wrote may not be finite: nobody may find or inherit it.
             self.runner.clear(self.scheduler.pool.forget(sequence.pages))
@@ -142,6 +142,8 @@ class Engine:
             self._finish(sequence, news, "error")
             outputs.append(news)
             return
+        if result.prompt_logprobs is not None:
+            self._keep_prompt_logprobs(item, result.prompt_logprobs)
         if result.sampled is not None and result.sampled.again:
             sequence.draw_again()
             return
@@ -216,3 +218,10 @@ class Engine:
             generation_tokens=old.generation_tokens + sum(len(output.token_ids) for output in outputs),
             steps=old.steps + bool(items),
         )
+
+
+def _failure(result: RunResult) -> str | None:
+    """Why a sequence cannot go on after a step: a token that could not be drawn, or a score that is not a number."""
+    if result.sampled is not None and result.sampled.error is not None:
+        return result.sampled.error
+    return NOT_FINITE if any(math.isnan(scores.logprobs[0]) for scores in result.prompt_logprobs or ()) else None

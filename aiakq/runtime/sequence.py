@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aiakq.runtime.messages import RequestSpec, RequestTimes, TokenLogprobs
-from aiakq.runtime.pages import ROOT, page_hash
+from aiakq.runtime.pages import page_hash, root_hash
 
 if TYPE_CHECKING:
     from aiakq.runtime.scheduler import Scheduled
@@ -72,7 +72,7 @@ class Sequence:
         """Chained hashes of the first ``count`` full pages; computed once each."""
         while len(self.hashes) < count:
             at = len(self.hashes) * page_size
-            parent = self.hashes[-1] if self.hashes else ROOT
+            parent = self.hashes[-1] if self.hashes else root_hash(self.spec.cache_salt)
             self.hashes.append(page_hash(parent, self.token_ids[at : at + page_size]))
         return self.hashes[:count]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -151,6 +152,19 @@ def test_only_the_request_that_overflows_fails():
     tokens = engine.step(2.0, [spec("again", [49, 2, 3, 4, 5], 1)]).outputs
     assert tokens[0].token_ids == expected([49, 2, 3, 4, 5], 1)
     assert tokens[0].num_cached_tokens == 0
+
+
+def test_a_score_that_is_not_a_number_fails_its_request():
+    """Without a token to draw, nothing else would notice."""
+    engine = make_engine(num_pages=40, budget=8)
+    engine.runner.model.poison = 49
+    scored = replace(spec("bad", [1] * 10 + [49] + [1] * 9, 0), prompt_logprobs=0)
+    news = []
+    for now in range(4):
+        news += engine.step(float(now), [scored, spec("good", [1, 2], 2)] if now == 0 else []).outputs
+    (failure,) = [one for one in news if one.request_id == "bad"]
+    assert failure.finish_reason == "error" and "finite" in failure.error
+    assert [token for one in news if one.request_id == "good" for token in one.token_ids] == expected([1, 2], 2)
 
 
 def test_long_prompts_do_not_stall_running_answers():

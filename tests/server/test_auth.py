@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -117,10 +118,26 @@ def test_keys_stay_hidden(guarded):
     assert "$AIAKQ_API_KEY" in guarded.ready.curl
 
 
+def test_who_has_another_key_or_salt_finds_no_pages(ask):
+    """How soon an answer begins would tell what others have asked."""
+
+    def cached(key: str, **fields) -> int:
+        body = {"prompt": "One day the old king called his three sons. " * 8, "max_tokens": 1, **fields}
+        answer = ask("POST", "/v1/completions", key=key, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    first, second = KEYS
+    assert cached(first) == 0 and cached(first) > 0
+    assert cached(second) == 0 and cached(second) > 0
+    assert cached(first, cache_salt="a") == 0 and cached(first, cache_salt="a") > 0
+    assert cached(first, cache_salt="b") == 0 and cached(second, cache_salt="a") == 0
+
+
 def test_names_are_compared_as_hashes():
     keys = Keys(["a", "b"])
-    assert len(keys) == 2 and keys.hold("a") and keys.hold("b")
-    assert not keys.hold("") and not keys.hold("ab") and not keys.hold("\xff")
+    assert len(keys) == 2 and keys.owner("a") and keys.owner("b")
+    assert not keys.owner("") and not keys.owner("ab") and not keys.owner("\xff")
     assert not any(b"a" == digest for digest in keys._digests)
 
 
@@ -128,7 +145,7 @@ def test_keys_come_from_three_places(tmp_path):
     file = tmp_path / "keys"
     file.write_text("a\n# b\n c \n")
     keys = read_keys(checked({"api_key": ["d"], "api_key_file": str(file)}, server=True), {"AIAKQ_API_KEY": "e,f"})
-    assert len(keys) == 5 and all(map(keys.hold, "acdef")) and not keys.hold("b")
+    assert len(keys) == 5 and all(map(keys.owner, "acdef")) and not keys.owner("b")
 
 
 def test_bad_keys_are_refused(tmp_path):
@@ -226,3 +243,22 @@ def test_lists_in_the_form_of_vllm():
 def test_host_names():
     spelt = {"a.b:80": "a.b", "a.b.": "a.b", "[::1]:8": "::1", "::1": "", "127.0.0.1": "127.0.0.1"}
     assert {host: host_name(host) for host in spelt} == spelt
+
+
+def test_requests_refused_here_are_counted(guarded, ask):
+    """Those to generate: received and failed, as if a route had refused them."""
+
+    def counts() -> list[float]:
+        text = ask("GET", "/metrics", key=KEYS[0]).text
+        names = ("request_total", "request_process_fail_total", "request_process_success_total")
+        return [float(re.search(rf"^vllm:{name}{{.*}} (\S+)$", text, re.MULTILINE)[1]) for name in names]
+
+    before = counts()
+    assert ask("POST", "/v1/completions", json=BODY).status_code == 401
+    assert ask("POST", "/v1/chat/completions", key="wrong", json=BODY).status_code == 401
+    foreign = {"origin": "https://evil.example"}
+    assert ask("POST", "/v1/completions", key=KEYS[0], headers=foreign, json=BODY).status_code == 403
+    assert ask("POST", "/v1/completions", headers={"host": "evil.example"}, json=BODY).status_code == 421
+    assert ask("POST", "/tokenize", json={"prompt": "a"}).status_code == 401
+    assert ask("GET", "/v1/models").status_code == 401
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [4, 4, 0]
