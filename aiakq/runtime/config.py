@@ -201,6 +201,7 @@ class EngineConfig:
     long_chunk: int
     by_priority: bool
     delay_factor: float
+    async_scheduling: bool
     max_logprobs: int
     seed: int
     model_impl: str
@@ -258,6 +259,7 @@ class EngineConfig:
             **_prefills(args, max_model_len),
             by_priority=args["scheduling_policy"] == "priority",
             delay_factor=args["scheduler_delay_factor"],
+            async_scheduling=not on_cpu if args["async_scheduling"] is None else args["async_scheduling"],
             max_logprobs=hf.vocab_size if args["max_logprobs"] == -1 else args["max_logprobs"],
             seed=args["seed"],
             model_impl=args["model_impl"],

@@ -246,6 +246,14 @@ ENGINE_ARGUMENTS: tuple[Argument, ...] = (
         "scheduling",
     ),
     Argument(
+        "async_scheduling",
+        bool,
+        None,
+        "Prepare the next step while the device computes; results are told one step later, and tokens are the same. On "
+        "a GPU so if not given; on a CPU, where nothing is gained by it, not.",
+        "scheduling",
+    ),
+    Argument(
         "max_num_partial_prefills",
         int,
         1,

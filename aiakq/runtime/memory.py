@@ -31,6 +31,13 @@ def free_memory(device: torch.device) -> int:
     return max(available, 0)
 
 
+def is_out_of_memory(failure: Exception) -> bool:
+    """Whether an allocation failed. Torch's allocator of host memory has no exception of its own."""
+    return isinstance(failure, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(failure, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(failure)
+    )
+
+
 def give_back() -> None:
     """Return memory that nothing uses any more to the system.
 
@@ -41,6 +48,8 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 @contextmanager

@@ -28,6 +28,9 @@ STEPS = 400
 #: Part of the steps with traffic that carry a fault; of all, with those that end a world, it is more than 5 %.
 FAULTS = 0.08
 
+#: Kinds of faults; those more often that end less.
+KINDS = ("row", "row", "row", "poison", "poison", "all", "all", "all", "memory", "memory", "memory", "dies", "broken")
+
 
 class SeededWorld(World):
     """A world in which everything is drawn."""
@@ -62,7 +65,7 @@ class SeededWorld(World):
             ids = [*self.live, f"r{len(self.clients) - 1}", "unknown"]
             victim = Abort(draw.choice(ids))
             inbox += [victim] * draw.choice([1, 1, 2])
-        if self._draws["resets"].random() < 0.01 and "resets" not in self.without:
+        if self._draws["resets"].random() < self.setup.resetting and "resets" not in self.without:
             inbox.insert(0, ResetPrefixCache())
         return inbox
 
@@ -92,10 +95,9 @@ class SeededWorld(World):
 
     def _fault(self) -> Fault | None:
         draw = self._draws["faults"]
-        kind, place = draw.choice(["row", "row", "poison", "all", "dies"]), draw.random()
-        twice = self._bad_steps and draw.random() < 0.3
-        if (draw.random() < FAULTS or twice) and "faults" not in self.without:
-            return Fault("all" if twice else kind, place)
+        kind, place = draw.choice(KINDS), draw.random()
+        if draw.random() < FAULTS and "faults" not in self.without:
+            return Fault(kind, place)
         return None
 
 

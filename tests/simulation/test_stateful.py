@@ -72,7 +72,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(
         count=st.integers(1, 4),
-        kind=st.sampled_from([None, None, None, "row", "poison", "all", "dies"]),
+        kind=st.sampled_from([None, None, None, "row", "poison", "all", "memory", "dies", "broken"]),
         place=st.floats(0, 1, exclude_max=True),
     )
     def step(self, count, kind, place):
@@ -133,11 +133,11 @@ class TableMachine(RuleBasedStateMachine):
     # --- the engine
 
     @precondition(lambda self: self.engine is None)
-    @rule()
-    def engine_starts(self):
+    @rule(ahead=st.booleans())
+    def engine_starts(self, ahead=False):
         self.model = PagedModel(14, 4)
         scheduler = Scheduler(PagePool(14, 4), 4, 16, PromptRules())
-        self.engine = Engine(self.model, scheduler, self.limits, {})
+        self.engine = Engine(self.model, scheduler, self.limits, {}, ahead)
         self.inbox = []
         self.table.on_engine_ready(self.hear, self.limits)
 
@@ -161,14 +161,12 @@ class TableMachine(RuleBasedStateMachine):
     def step(self, seconds: float, kind: str | None = None) -> None:
         inbox, self.inbox = self.inbox, []
         self.now += seconds
-        self.model.fault = Fault(kind, 0.5) if kind else None
+        self.model.begin(Fault(kind, 0.5) if kind else None)
         try:
             output = self.engine.step(self.now, inbox)
         except Died:
             self.engine_ends(True)
             return
-        finally:
-            self.model.fault = None
         self.engine.check()
         self.table.on_step(output)
 
