@@ -40,6 +40,10 @@ class ErrorKind:
     details: str = ""
 
 
+#: Of what is unavailable, what is so for a moment only.
+_OVER_SOON = frozenset({"overloaded", "queue_timeout", "too_many_connections"})
+
+
 class AiakqError(Exception):
     """A failure with an entry in ``REGISTRY``. Its text is one line: the sentence, then the remedy; details follow."""
 
@@ -55,6 +59,13 @@ class AiakqError(Exception):
         self.http_status = kind.http_status
         self.details = kind.details.format(**fields)
         super().__init__(f"{self.message} {self.remedy}\n{self.details}".rstrip())
+
+    @property
+    def retry_after(self) -> int | None:
+        """Seconds after which it may be different, for the header of that name; None if trying again is no remedy."""
+        if self.http_status != 503:
+            return None
+        return 1 if self.id in _OVER_SOON else 10
 
     def body(self) -> dict[str, Any]:
         """The JSON body of an HTTP answer, in the shape OpenAI clients parse."""

@@ -53,3 +53,9 @@ def test_an_error_is_one_line_with_its_remedy():
     assert problem.body()["error"]["code"] == "model_missing"
     with pytest.raises(KeyError):
         error("no_such_error")
+
+
+def test_what_is_unavailable_says_when_to_try_again():
+    assert error("loading").retry_after == error("shutting_down").retry_after == 10
+    assert error("queue_timeout", limit=1).retry_after == 1
+    assert error("no_tokenizer").retry_after is None

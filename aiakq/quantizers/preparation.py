@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -28,8 +29,8 @@ from aiakq.quantizers.work import Plan
 from aiakq.runtime.memory import free_memory
 from aiakq.spec import QuantSpec
 
-#: Plain rounding needs no calibration; this many samples measure its error.
-_SAMPLES_WITHOUT_CALIBRATION = 16
+#: Plain rounding needs no calibration; so many tokens measure its error, to 5 % of the error of a layer.
+_TOKENS_WITHOUT_CALIBRATION = 2048
 _TORCH_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 DTYPE_WORDS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 #: Options that change how the work is done, but not what comes out.
@@ -248,7 +249,8 @@ def _samples(
         warnings.append(f"The error of the layers was not measured: {problem.message}")
         return None
     if options.method == "weight_only_int8":
-        del samples.samples[_SAMPLES_WITHOUT_CALIBRATION:]
+        before = itertools.accumulate((len(sample) for sample in samples.samples), initial=0)
+        del samples.samples[sum(tokens < _TOKENS_WITHOUT_CALIBRATION for tokens in before) :]
         samples.warnings.clear()
     warnings += samples.warnings
     return samples

@@ -292,7 +292,7 @@ def _context(args: Mapping[str, Any], hf: ModelConfig) -> int:
 
 def _budget(args: Mapping[str, Any], max_model_len: int, on_cpu: bool) -> int:
     """Tokens per step. Raises ``option_conflict`` where a prompt must fit into one and does not."""
-    budget = args["max_num_batched_tokens"] or (2048 if on_cpu else 8192)
+    budget = args["max_num_batched_tokens"] or (512 if on_cpu else 8192)
     if args["enable_chunked_prefill"] or budget >= max_model_len:
         return budget
     if args["max_num_batched_tokens"]:

@@ -233,7 +233,7 @@ ENGINE_ARGUMENTS: tuple[Argument, ...] = (
         "max_num_batched_tokens",
         int,
         None,
-        "Tokens per step, prompts and outputs together. 8192 on a GPU, 2048 on a CPU if not given.",
+        "Tokens per step, prompts and outputs together. 8192 on a GPU, 512 on a CPU if not given.",
         "scheduling",
         low=1,
         spelled=True,

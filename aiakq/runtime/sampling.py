@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ GREEDY_BELOW = 1e-5
 LogitsProcessor = Callable[..., Any]
 
 # (name, smallest, largest, smallest is allowed, allowed in words)
-_FLOAT_RANGES = (
+FLOAT_RANGES = (
     ("presence_penalty", -2.0, 2.0, True, "-2 to 2"),
     ("frequency_penalty", -2.0, 2.0, True, "-2 to 2"),
     ("repetition_penalty", 0.0, 1e4, False, "above 0"),
@@ -24,7 +25,7 @@ _FLOAT_RANGES = (
     ("top_p", 0.0, 1.0, False, "above 0, at most 1"),
     ("min_p", 0.0, 1.0, True, "0 to 1"),
 )
-_COUNT_RANGES = (
+COUNT_RANGES = (
     ("n", 1, 16, "1 to 16"),
     ("best_of", 1, 16, "1 to 16"),
     ("min_tokens", 0, 2**31, "0 or more"),
@@ -39,6 +40,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
+#: A token id as a key of JSON: as it is written, so that no two keys name one token.
+TOKEN_KEY = re.compile(r"^(0|-?[1-9][0-9]{0,39})$")
 _OPTIONAL = frozenset({"max_tokens", "best_of", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "seed"})
 _GUIDED = "guided decoding is not built yet"
 
@@ -147,14 +150,14 @@ class SamplingParams:
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     def _check_numbers(self) -> None:
-        for name, low, high, closed, allowed in _FLOAT_RANGES:
+        for name, low, high, closed, allowed in FLOAT_RANGES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise error("invalid_type", param=name, reason=f"a number is expected, not {value!r:.64}")
             # Written so that NaN fails: every comparison with it is False.
             if not ((low <= value if closed else low < value) and value <= high):
                 raise error("value_out_of_range", param=name, value=value, allowed=allowed)
-        for name, least, most, allowed in _COUNT_RANGES:
+        for name, least, most, allowed in COUNT_RANGES:
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue
@@ -210,12 +213,9 @@ def _checked_bias(bias: dict[Any, float]) -> dict[int, float]:
         )
     checked: dict[int, float] = {}
     for key, value in bias.items():
-        try:
-            token = int(key)
-        except (TypeError, ValueError):
-            raise error(
-                "invalid_type", param="logit_bias", reason=f"the key {str(key)[:64]!r} is no token id"
-            ) from None
+        if not isinstance(key, int) and not (isinstance(key, str) and TOKEN_KEY.fullmatch(key)):
+            raise error("invalid_type", param="logit_bias", reason=f"the key {str(key)[:64]!r} is no token id")
+        token = int(key)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
             raise error("invalid_type", param="logit_bias", reason=f"the value of {token} is no number")
         checked[token] = min(100.0, max(-100.0, float(value)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -242,3 +243,22 @@ def test_lists_in_the_form_of_vllm():
 def test_host_names():
     spelt = {"a.b:80": "a.b", "a.b.": "a.b", "[::1]:8": "::1", "::1": "", "127.0.0.1": "127.0.0.1"}
     assert {host: host_name(host) for host in spelt} == spelt
+
+
+def test_requests_refused_here_are_counted(guarded, ask):
+    """Those to generate: received and failed, as if a route had refused them."""
+
+    def counts() -> list[float]:
+        text = ask("GET", "/metrics", key=KEYS[0]).text
+        names = ("request_total", "request_process_fail_total", "request_process_success_total")
+        return [float(re.search(rf"^vllm:{name}{{.*}} (\S+)$", text, re.MULTILINE)[1]) for name in names]
+
+    before = counts()
+    assert ask("POST", "/v1/completions", json=BODY).status_code == 401
+    assert ask("POST", "/v1/chat/completions", key="wrong", json=BODY).status_code == 401
+    foreign = {"origin": "https://evil.example"}
+    assert ask("POST", "/v1/completions", key=KEYS[0], headers=foreign, json=BODY).status_code == 403
+    assert ask("POST", "/v1/completions", headers={"host": "evil.example"}, json=BODY).status_code == 421
+    assert ask("POST", "/tokenize", json={"prompt": "a"}).status_code == 401
+    assert ask("GET", "/v1/models").status_code == 401
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [4, 4, 0]

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import json
 import socket
+import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+import uvicorn
+from starlette.responses import Response
+from uvicorn.server import ServerState
 
 from aiakq.runtime.server.background import RunningServer
-from aiakq.runtime.server.connection import Limits
+from aiakq.runtime.server.connection import GuardedConnection, Limits
 
 TIMES = {"header_timeout": 1.0, "body_timeout": 1.5, "idle_timeout": 2.0, "write_timeout": 1.0}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
@@ -83,6 +90,7 @@ REFUSED = [
     ("no host", b"GET /health HTTP/1.1\r\n\r\n", 400, "invalid_http"),
     ("an unknown coding", HEAD + b"transfer-encoding: gzip\r\n\r\n", 400, "invalid_http"),
     ("no HTTP", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "invalid_http"),
+    ("another version", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "invalid_http"),
     ("a bad chunk", HEAD + b"transfer-encoding: chunked\r\n\r\nxyz\r\n", 400, "invalid_http"),
 ]
 
@@ -127,7 +135,7 @@ def test_bodies_over_the_limit(dial):
 
 
 def test_a_flood_of_chunks(dial):
-    flood = b"1\r\n \r\n" * 8193
+    flood = b"1\r\n \r\n" * 2049
     check(send(dial(), HEAD + b"transfer-encoding: chunked\r\n\r\n", flood), 400, "invalid_http")
 
 
@@ -275,3 +283,79 @@ def test_slow_clients_disturb_nobody(strict, dial):
         assert httpx.post(f"{strict.url}/v1/completions", json=body, trust_env=False, timeout=30).status_code == 200
     for connection in slow:
         check(everything(connection), 408, "read_timeout")
+
+
+# --- the end
+
+
+async def _meet() -> tuple[GuardedConnection, socket.socket]:
+    """A connection of a server in this process, and its client, which resets it when it is closed."""
+    loop = asyncio.get_running_loop()
+    met: asyncio.Future[GuardedConnection] = loop.create_future()
+
+    async def app(scope, receive, send) -> None:
+        await Response(status_code=204)(scope, receive, send)
+
+    config = uvicorn.Config(app=app, lifespan="off", log_config=None, timeout_keep_alive=24 * 3600)
+    config.load()
+
+    def connection() -> GuardedConnection:
+        limits = Limits(2, 2, 1, 1, 1, 1)
+        made = GuardedConnection(config=config, server_state=ServerState(), app_state={}, limits=limits)
+        loop.call_soon(met.set_result, made)
+        return made
+
+    server = await loop.create_server(connection, "127.0.0.1", 0)
+    client = socket.create_connection(server.sockets[0].getsockname())
+    client.setblocking(False)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    made = await met
+    server.close()
+    return made, client
+
+
+def test_a_client_that_cuts_the_connection_while_it_is_ended(caplog):
+    """Nothing can be said to it any more; that is no error of the server."""
+
+    async def cut() -> None:
+        connection, client = await _meet()
+        connection.transport.pause_reading()  # as while an answer is made: its end is not noticed
+        client.close()
+        await asyncio.sleep(0.05)
+        connection._late("headers", 1.0, tell=False)
+        await asyncio.sleep(0.05)
+        assert connection.transport.is_closing()
+
+    asyncio.run(cut())
+    assert not caplog.records
+
+
+def test_nothing_is_left_of_a_connection_that_its_client_resets():
+    async def reset() -> None:
+        connection, client = await _meet()
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert (await loop.sock_recv(client, 1000)).startswith(b"HTTP/1.1 204 ")
+        client.close()
+        await asyncio.sleep(0.05)
+        left = weakref.ref(connection)
+        del connection
+        gc.collect()
+        assert left() is None
+
+    asyncio.run(reset())
+
+
+def test_clients_are_not_to_blame_for_a_server_that_is_late():
+    """A server that did nothing for three seconds has not waited for three seconds."""
+
+    async def late() -> None:
+        connection, client = await _meet()
+        now = asyncio.get_running_loop().time()
+        connection.sweep(now + 3.0, late=2.8)
+        assert not connection._lingers
+        connection.sweep(now + 4.0)
+        assert connection._lingers, "1.2 s of its own were too long"
+        client.close()
+
+    asyncio.run(late())

@@ -181,3 +181,6 @@ def test_without_a_tokenizer_a_server_answers_in_ids(start_server, http):
         ):
             answer = other.post(path, json=body)
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, "no_tokenizer"), path
+        # How many prompts there are is looked at before any of them costs anything.
+        answer = other.post("/v1/completions", json={"prompt": ["text"] * 33})
+        assert answer.json()["error"]["code"] == "too_many_prompts"

@@ -1,6 +1,7 @@
 """Many streaming clients for a while: every answer whole and equal to the same request alone, every page back.
 
-Ten seconds in the normal run; AIAKQ_SOAK_SECONDS=60 make test for longer.
+Ten seconds in the normal run; AIAKQ_SOAK_SECONDS=60 make test for longer. Small shares of what load.py and hostile.py
+do in full.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import json
 import os
 import random
 import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -115,3 +119,28 @@ def test_64_streaming_clients_get_what_each_would_get_alone(example_model, heldo
         assert _gauge(server.url, "vllm:num_requests_running") == 0
         if pages:
             assert _gauge(server.url, "vllm:num_preemptions_total") > 0, "few pages mean preemptions"
+
+
+def _found(script: str, *words: str) -> dict:
+    """What a script beside this file found; it found nothing wrong."""
+    command = [sys.executable, str(Path(__file__).with_name(script)), *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-4000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_hostile_inputs_get_what_is_promised_and_disturb_nobody():
+    found = _found("hostile.py", "--count", "2000", "--seed", "5")
+    assert found["cases"] == 2000 and found["good_streams"] > 0
+    assert len(found["kinds"]) >= 19, "every family came up"
+    assert set(found["statuses"]) >= {"200", "400", "403", "404", "405", "413", "415", "421", "431"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_request_is_lost_under_load_though_clients_misbehave_and_an_engine_is_killed():
+    found = _found("load.py", "--requests", "400", "--kills", "1")
+    assert found["requests"] == 400 and found["kills"] == 1
+    assert sum(found["misbehaved"].values()) > 20 and found["answered"] > 300

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -25,8 +24,9 @@ from aiakq.runtime.server.body import read_body
 from aiakq.runtime.server.chat import ChatAnswer
 from aiakq.runtime.server.completions import CompletionAnswer
 from aiakq.runtime.server.engine_client import as_failure
-from aiakq.runtime.server.generation import Prompt
+from aiakq.runtime.server.generation import Prompt, check_count
 from aiakq.runtime.server.metrics import CONTENT_TYPE
+from aiakq.runtime.server.openapi import describe
 from aiakq.runtime.server.parsing import parse
 from aiakq.runtime.server.protocol import (
     ChatRequest,
@@ -35,7 +35,7 @@ from aiakq.runtime.server.protocol import (
     TokenizeChatRequest,
     TokenizeRequest,
 )
-from aiakq.runtime.server.service import Service, Ticket
+from aiakq.runtime.server.service import CHAT_COMPLETIONS, COMPLETIONS, Service, Ticket
 from aiakq.runtime.server.streaming import (
     ClientGone,
     EventStream,
@@ -51,8 +51,8 @@ logger = logging.getLogger("aiakq.server")
 Read = Callable[[Service, bytes], Awaitable[tuple[type[Answer], Any, list[Prompt], SamplingParams]]]
 
 
-def create_app(service: Service) -> FastAPI:
-    """The application that serves ``service``."""
+def create_app(service: Service, asks_for_key: bool = False, open_paths: frozenset[str] = frozenset()) -> FastAPI:
+    """The application that serves ``service``. Whoever asks for keys does so before it, but on ``open_paths``."""
     app = FastAPI(
         title="aiakq",
         version=aiakq.__version__,
@@ -70,23 +70,24 @@ def create_app(service: Service) -> FastAPI:
     _add_state_routes(app, service)
     if service.admin:
         add_admin_routes(app, service)
+    describe(app, service, asks_for_key, open_paths)
     return app
 
 
 def _add_generation_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions", openapi_extra=_body(CompletionRequest))
+    @app.post(COMPLETIONS)
     async def completions(request: Request) -> Response:
         """Continue a text."""
         return await _generate(service, request, _read_completion)
 
-    @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest))
+    @app.post(CHAT_COMPLETIONS)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         return await _generate(service, request, _read_chat)
 
 
 def _add_token_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/tokenize", openapi_extra=_body(TokenizeRequest, TokenizeChatRequest))
+    @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         """The token ids of a text, or of a conversation in the model's chat template."""
         body = await read_body(request, service.body_limit)
@@ -103,7 +104,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
         answer = {"count": len(ids), "max_model_len": service.limits.max_model_len, "tokens": ids, "token_strs": texts}
         return JSONAnswer(answer)
 
-    @app.post("/detokenize", openapi_extra=_body(DetokenizeRequest))
+    @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         asked = parse(DetokenizeRequest, await read_body(request, service.body_limit))
@@ -213,7 +214,9 @@ async def _read_completion(
     service.check_model(asked.model)
     asked.check_combinations()
     params = asked.sampling(service.sampling)
-    prompts = await service.prompts(asked.prompts(), asked.add_special_tokens is not False)
+    given = asked.prompts()
+    check_count(len(given), params)  # before any of them costs anything
+    prompts = await service.prompts(given, asked.add_special_tokens is not False)
     return CompletionAnswer, asked, service.shortened(prompts, params), params
 
 
@@ -256,29 +259,6 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "vocab_size": service.limits.vocab_size,
         "default_sampling": service.sampling,
     }
-
-
-def _body(*models: type[BaseModel]) -> dict[str, Any]:
-    """The request body for the API page; bodies are parsed from raw bytes, so FastAPI cannot know it."""
-    schemas = [model.model_json_schema(ref_template="#/components/schemas/{model}") for model in models]
-    for schema in schemas:
-        _inline(schema, schema.pop("$defs", {}))
-    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def _inline(node: Any, definitions: dict[str, Any]) -> None:
-    """Put definitions in the place of references to them; ``node`` is modified."""
-    if isinstance(node, list):
-        for entry in node:
-            _inline(entry, definitions)
-    elif isinstance(node, dict):
-        name = node.get("$ref", "").rpartition("/")[2] if isinstance(node.get("$ref"), str) else ""
-        if name:
-            del node["$ref"]
-            node.update(definitions[name])
-        for entry in list(node.values()):
-            _inline(entry, definitions)
 
 
 async def _on_aiakq_error(request: Request, failure: Exception) -> Response:

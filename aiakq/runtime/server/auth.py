@@ -11,7 +11,7 @@ import hmac
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from aiakq.runtime.args import API_KEY_VARIABLE
 from aiakq.runtime.server.listener import is_loopback
 from aiakq.runtime.server.streaming import error_answer
 
+#: Told of every request that is refused here.
+OnRefusal = Callable[[Scope, AiakqError], None]
 #: What a probe without a key may ask.
 OPEN = frozenset({"/health", "/ping", "/ready", "/version"})
 #: What a header can carry without being quoted.
@@ -68,11 +70,13 @@ def _bad_keys(option: str, value: str, expected: str) -> AiakqError:
     return error("bad_option", option=option, value=value, expected=expected, hint="Write one key per line.")
 
 
-def protected(app: ASGIApp, args: Mapping[str, Any], keys: Keys) -> ASGIApp:
+def protected(
+    app: ASGIApp, args: Mapping[str, Any], keys: Keys, on_refusal: OnRefusal = lambda scope, refusal: None
+) -> ASGIApp:
     """``app`` behind the checks that ``args`` (a checked set of server arguments) ask for."""
     origins = words(args["allowed_origins"])
     if keys:
-        app = KeyCheck(app, keys, OPEN | {"/metrics"} if args["metrics_without_key"] else OPEN)
+        app = KeyCheck(app, keys, open_paths(args), on_refusal)
     if origins:
         # Outside the keys: a browser asks without one whether it may send it.
         app = CORSMiddleware(
@@ -86,7 +90,12 @@ def protected(app: ASGIApp, args: Mapping[str, Any], keys: Keys) -> ASGIApp:
     hosts = words(args["allowed_hosts"])
     if is_loopback(args["host"]):
         hosts = [*hosts, "localhost", args["host"]]
-    return HostCheck(app, frozenset(host.lower() for host in hosts), frozenset(origins))
+    return HostCheck(app, frozenset(host.lower() for host in hosts), frozenset(origins), on_refusal)
+
+
+def open_paths(args: Mapping[str, Any]) -> frozenset[str]:
+    """The paths that need no key, where any does."""
+    return OPEN | {"/metrics"} if args["metrics_without_key"] else OPEN
 
 
 def words(given: list[str] | None) -> list[str]:
@@ -104,18 +113,20 @@ def words(given: list[str] | None) -> list[str]:
 class KeyCheck:
     """Asks for a key on every path that is not ``open``; whose it is, is in ``request.state.owner``."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, open: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, open: frozenset[str], on_refusal: OnRefusal) -> None:
         self.app = app
         self.keys = keys
         self.open = open
+        self.on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self.open:
             scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
             owner = self.keys.owner(key.strip()) if scheme.lower() == "bearer" else None
             if owner is None:
-                answer = error_answer(error("invalid_api_key"), {"www-authenticate": "Bearer"})
-                await answer(scope, receive, send)
+                refusal = error("invalid_api_key")
+                self.on_refusal(scope, refusal)
+                await error_answer(refusal, {"www-authenticate": "Bearer"})(scope, receive, send)
                 return
             scope.setdefault("state", {})["owner"] = owner
         await self.app(scope, receive, send)
@@ -131,15 +142,17 @@ class HostCheck:
     origins  of other pages that are good; "*" means any.
     """
 
-    def __init__(self, app: ASGIApp, hosts: frozenset[str], origins: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, hosts: frozenset[str], origins: frozenset[str], on_refusal: OnRefusal) -> None:
         self.app = app
         self.hosts = hosts
         self.origins = origins
+        self.on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             refusal = self._refusal(Headers(scope=scope))
             if refusal is not None:
+                self.on_refusal(scope, refusal)
                 await error_answer(refusal)(scope, receive, send)
                 return
         await self.app(scope, receive, send)

@@ -41,7 +41,7 @@ class Limits:
     write_seconds: float
     header_bytes: int = 64 << 10
     header_count: int = 100
-    chunks: int = 1 << 13
+    chunks: int = 1 << 11
     open: Counter[str] = field(default_factory=Counter)
 
     def refusal(self, address: str) -> AiakqError | None:
@@ -108,6 +108,8 @@ class StrictParser(h11.Connection):
         names = {name for name, _ in request.headers}
         if len(head) > self.limits.header_bytes or len(request.headers) > self.limits.header_count:
             self._refuse(self._too_large())
+        if request.http_version not in (b"1.0", b"1.1"):
+            self._refuse(_invalid("it is not HTTP/1.1"))
         if _AMBIGUOUS.search(head):
             self._refuse(_invalid("its lines do not end as they must"))
         if {b"content-length", b"transfer-encoding"} <= names:
@@ -156,6 +158,8 @@ class GuardedConnection(H11Protocol):
             if not self.limits.open[self._address]:
                 del self.limits.open[self._address]
             self._address = None
+        # uvicorn leaves its timer running when the client resets the connection, and with it all that hangs on it.
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -191,8 +195,13 @@ class GuardedConnection(H11Protocol):
 
     # --- time
 
-    def sweep(self, now: float) -> None:
-        """End the connection if it has been waited for too long; ``now`` is on the event loop's clock."""
+    def sweep(self, now: float, late: float = 0.0) -> None:
+        """End the connection if it has been waited for too long; ``now`` is on the event loop's clock.
+
+        late  seconds for which the server did not look at anything: no client is to blame for those.
+        """
+        self._since += late
+        self._progress += late
         self._track()
         limits, waited = self.limits, now - self._since
         if self._is_stalled(now):
@@ -252,11 +261,14 @@ class GuardedConnection(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if self.transport.can_write_eof():
-            self.flow.resume_reading()
-            self.transport.write_eof()
-        else:
+        if not self.transport.can_write_eof():
             self.transport.close()
+            return
+        self.flow.resume_reading()
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client has cut it in this moment
+            self.transport.abort()
 
 
 def answer_bytes(refusal: AiakqError) -> bytes:
@@ -268,7 +280,7 @@ def answer_bytes(refusal: AiakqError) -> bytes:
         f"content-length: {len(body)}",
         "connection: close",
         f"x-request-id: {secrets.token_hex(16)}",
-        *(["retry-after: 1"] if refusal.http_status == 503 else []),
+        *([f"retry-after: {refusal.retry_after}"] if refusal.retry_after is not None else []),
     ]
     return "\r\n".join([*head, "", ""]).encode() + body
 

@@ -53,6 +53,16 @@ class Progress:
         self.generated = 0
 
 
+def check_count(prompts: int, params: SamplingParams) -> None:
+    """Raise ``too_many_prompts`` for more prompts or sequences than one request may ask for."""
+    if prompts > MAX_PROMPTS:
+        raise error("too_many_prompts", param="prompt", value=prompts, limit=MAX_PROMPTS)
+    wanted = prompts * params.num_sequences
+    if wanted > MAX_SEQUENCES:
+        param = "n" if params.num_sequences == params.n else "best_of"
+        raise error("too_many_prompts", param=param, value=wanted, limit=MAX_SEQUENCES)
+
+
 class Generation:
     """Everything one HTTP request generates; iterate over it once, then ``close`` it in any case.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
@@ -15,24 +16,28 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.server.app import RequestIds
-from aiakq.runtime.server.auth import Keys, protected
+from aiakq.runtime.server.auth import Keys, OnRefusal, protected
 from aiakq.runtime.server.connection import GuardedConnection, Limits
 from aiakq.runtime.server.listener import BACKLOG
 from aiakq.runtime.server.streaming import error_answer
 
 #: Seconds that answers already written get to leave the machine.
 FLUSH_SECONDS = 2
+#: Seconds between two looks at all connections from which on the server is late itself.
+LATE_SECONDS = 0.5
 
 
 class Front:
     """The application from the first moment on: says that the model is loading until ``app`` is there.
 
-    progress  how far loading is; told by /ready.
+    progress    how far loading is; told by /ready.
+    on_refusal  is told what the checks before the routes refuse.
     """
 
     def __init__(self) -> None:
         self.app: ASGIApp | None = None
         self.progress: Callable[[], dict[str, Any]] = dict
+        self.on_refusal: OnRefusal = lambda scope, refusal: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self.app
@@ -48,6 +53,7 @@ class HttpServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
         super().__init__(config)
         self.limits = limits
+        self._swept = math.inf
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -74,8 +80,10 @@ class HttpServer(uvicorn.Server):
         """Ten times per second; every other time, end the connections that have been waited for too long."""
         if counter % 2 == 0:
             now = asyncio.get_running_loop().time()
+            late = max(0.0, now - self._swept - LATE_SECONDS)
+            self._swept = now
             for connection in list(self.server_state.connections):
-                cast(GuardedConnection, connection).sweep(now)
+                cast(GuardedConnection, connection).sweep(now, late)
         return await super().on_tick(counter)
 
 
@@ -93,7 +101,7 @@ def start_http(
     )
     level = args["uvicorn_log_level"]
     config = uvicorn.Config(
-        RequestIds(protected(front, args, keys)),
+        RequestIds(protected(front, args, keys, lambda scope, refusal: front.on_refusal(scope, refusal))),
         http=cast(Any, functools.partial(GuardedConnection, limits=limits)),
         ws="none",
         lifespan="off",

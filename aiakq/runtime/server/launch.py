@@ -23,7 +23,7 @@ from aiakq.errors import WORKER, AiakqError, error
 from aiakq.runtime.args import API_KEY_VARIABLE
 from aiakq.runtime.output_processor import OutputProcessor
 from aiakq.runtime.server.app import create_app
-from aiakq.runtime.server.auth import read_keys
+from aiakq.runtime.server.auth import open_paths, read_keys
 from aiakq.runtime.server.events import OnEvent, ServerEvent
 from aiakq.runtime.server.http_server import FLUSH_SECONDS, Front, check_tls, start_http
 from aiakq.runtime.server.listener import allow_many_connections, bind, is_loopback, url_of
@@ -84,10 +84,12 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
             service, ready = _result_or_kill(loading, supervisor)
             engine = asyncio.create_task(supervisor.run(service.table, ready))
             await asyncio.sleep(0)  # the table has the engine now
-            front.app = create_app(service)
+            front.on_refusal = service.on_refusal
+            front.app = create_app(service, bool(keys), open_paths(args))
             # What was made so far lives as long as the process: spare the collector, and the event loop its pauses.
             gc.collect()
             gc.freeze()
+            gc.collect()  # how much there is to go through decides how often it does
             seconds = time.monotonic() - began
             on_event(_ready(service, _facts(service, ready), url, bool(keys), seconds, supervisor.engine.pid))
             # The first conversation need not wait for it.

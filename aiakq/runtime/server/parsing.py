@@ -28,6 +28,7 @@ WITHOUT_EFFECT = frozenset(
         "parallel_tool_calls",
     }
 )
+STREAM_OPTIONS_WITHOUT_EFFECT = frozenset({"include_obfuscation"})
 
 #: Would change the answer: name -> (values that ask for nothing, why any other is refused). None always asks nothing.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -79,7 +80,7 @@ def parse(model: type[Request], body: bytes) -> Request:
     judge_extras(request, "", REFUSED, WITHOUT_EFFECT)
     options = getattr(request, "stream_options", None)
     if options is not None:
-        judge_extras(options, "stream_options", {}, frozenset({"include_obfuscation"}))
+        judge_extras(options, "stream_options", {}, STREAM_OPTIONS_WITHOUT_EFFECT)
     return request
 
 
@@ -124,5 +125,6 @@ def judge_extras(
         if name not in refused:
             raise error("unknown_field", param=param)
         neutral, reason = refused[name]
-        if value is not None and value not in neutral:
+        # Written so that true is not 1, and 0 not false.
+        if value is not None and not any(type(value) is type(one) and value == one for one in neutral):
             raise error("unsupported_parameter", param=param, reason=reason)

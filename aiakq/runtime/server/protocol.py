@@ -9,15 +9,16 @@ from pydantic import Field, WithJsonSchema
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling import SamplingParams
+from aiakq.runtime.server.generation import MAX_PROMPTS
 from aiakq.runtime.server.parsing import Strict, judge_extras
 
-_REFUSED_IN_MESSAGES: dict[str, tuple[tuple[Any, ...], str]] = {
+REFUSED_IN_MESSAGES: dict[str, tuple[tuple[Any, ...], str]] = {
     "tool_calls": (([],), "function calling is not built yet"),
     "tool_call_id": ((), "function calling is not built yet"),
     "function_call": ((), "function calling is not built yet"),
     "audio": ((), "only text is read"),
 }
-_MESSAGE_WITHOUT_EFFECT = frozenset({"refusal", "annotations"})
+MESSAGE_WITHOUT_EFFECT = frozenset({"refusal", "annotations"})
 
 
 class StreamOptions(Strict):
@@ -119,12 +120,13 @@ _SAMPLING_FIELDS = (
     "truncate_prompt_tokens",
 )
 
+_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 _PROMPT_SCHEMA = {
     "anyOf": [
         {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        {"type": "array", "items": {"type": "integer"}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
     ]
 }
 
@@ -158,7 +160,7 @@ class ChatMessage(Strict):
 
     def as_dict(self, place: str) -> dict[str, Any]:
         """The message as chat templates take it: role and text."""
-        judge_extras(self, place, _REFUSED_IN_MESSAGES, _MESSAGE_WITHOUT_EFFECT)
+        judge_extras(self, place, REFUSED_IN_MESSAGES, MESSAGE_WITHOUT_EFFECT)
         message = {"role": self.role, "content": _text_of(self.content, f"{place}.content")}
         if self.name is not None:
             message["name"] = self.name
@@ -190,7 +192,7 @@ class ChatFields(Strict):
         for name, value in (self.chat_template_kwargs or {}).items():
             param = f"chat_template_kwargs.{name:.64}"
             # The template's own switches, like enable_thinking, are single values; the rest would reach the tokenizer.
-            if name in _RESERVED_KWARGS or not name.isidentifier():
+            if name in RESERVED_KWARGS or not name.isidentifier():
                 raise error("unsupported_parameter", param=param, reason="the name is taken")
             if not isinstance(value, (str, int, float, bool, type(None))):
                 raise error("invalid_type", param=param, reason="a text, a number, true, false or null is expected")
@@ -198,7 +200,7 @@ class ChatFields(Strict):
         return arguments
 
 
-_RESERVED_KWARGS = frozenset(
+RESERVED_KWARGS = frozenset(
     {
         "messages",
         "conversation",

@@ -28,6 +28,8 @@ from aiakq.runtime.tokenizer import Tokenizer
 #: Requests, if --enable-log-requests; a logger of its own, so that its level is.
 request_log = logging.getLogger("aiakq.requests")
 
+#: The routes that generate.
+COMPLETIONS, CHAT_COMPLETIONS = GENERATING = ("/v1/completions", "/v1/chat/completions")
 #: Threads that tokenize: one long prompt must not hold up a short one.
 TOKENIZE_THREADS = 2
 #: Smallest limit of a request body; long contexts get more.
@@ -86,6 +88,12 @@ class Service:
         self.closing: AiakqError | None = None
         self.templates = Templates(tokenizer, chat_template, 4 * self.body_limit)
         self._threads = ThreadPoolExecutor(TOKENIZE_THREADS, "tokenize")
+
+    def on_refusal(self, scope: Mapping[str, Any], failure: AiakqError) -> None:
+        """Something before the routes refused a request; those to generate are counted like any other."""
+        if scope["method"] == "POST" and scope["path"].removeprefix(self.root_path) in GENERATING:
+            Ticket(self).close("error")
+            self.metrics.request_refused(failure)
 
     def check_open(self) -> None:
         """Raise why nothing can be generated now: there is no engine, or the server is shutting down."""

@@ -68,8 +68,8 @@ def error_answer(
 ) -> JSONAnswer:
     """The answer for an error; 503 says when to try again. ``loading`` stands beside the error, for /ready."""
     headers = dict(headers or {})
-    if failure.http_status == 503:
-        headers["retry-after"] = "1" if failure.id in ("overloaded", "queue_timeout") else "10"
+    if failure.retry_after is not None:
+        headers["retry-after"] = str(failure.retry_after)
     body = failure.body() | ({"loading": dict(loading)} if loading is not None else {})
     return JSONAnswer(body, status_code=failure.http_status, headers=headers)
 

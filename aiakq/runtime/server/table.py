@@ -12,7 +12,7 @@ from aiakq.runtime.messages import NOTHING_LEFT, OUT_OF_MEMORY, EngineStats, Mod
 from aiakq.runtime.output_processor import Delta, OutputProcessor
 from aiakq.runtime.sampling import SamplingParams
 from aiakq.runtime.server.engine_client import again
-from aiakq.runtime.server.generation import MAX_PROMPTS, MAX_SEQUENCES, Generation, Progress, Prompt, merged
+from aiakq.runtime.server.generation import Generation, Progress, Prompt, check_count, merged
 from aiakq.runtime.server.metrics import Metrics
 from aiakq.runtime.server.wire import Cancel, Reset, Submit, ToEngine
 
@@ -98,6 +98,7 @@ class GenerationTable:
         """
         if self.failure is not None:
             raise again(self.failure)
+        check_count(len(prompts), params)
         self._check_queue(prompts, params)
         generation = Generation(self, request_id, prompts, params, arrived, whole, priority, cache_salt)
         specs = self._add(generation)
@@ -143,11 +144,6 @@ class GenerationTable:
     def _check_queue(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
         queue, n = self._queue, params.num_sequences
         wanted = len(prompts) * n
-        if len(prompts) > MAX_PROMPTS:
-            raise error("too_many_prompts", param="prompt", value=len(prompts), limit=MAX_PROMPTS)
-        if wanted > MAX_SEQUENCES:
-            param = "n" if n == params.n else "best_of"
-            raise error("too_many_prompts", param=param, value=wanted, limit=MAX_SEQUENCES)
         if self.busy + wanted > queue.batch + queue.sequences:
             flag, limit = "--max-num-queued-reqs", queue.sequences
             raise error("overloaded", waiting=self._waiting, what="sequences", limit=limit, flag=flag)

@@ -60,7 +60,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sockets = [socket.socket(fileno=int(word)) for word in sys.argv[1:]]
-    setup = msgspec.msgpack.decode(receive(sockets[0]) or b"", type=Setup)
+    sent = receive(sockets[0])
+    if sent is None:  # the server has ended already
+        return
+    setup = msgspec.msgpack.decode(sent, type=Setup)
     from transformers.utils import chat_template_utils  # noqa: F401  imported once, for all that are forked
 
     current = mmap.mmap(-1, _NUMBER.size * len(sockets))

@@ -65,9 +65,8 @@ template <int TYPE, int R> void rows(const Dense& a, const Source& x, int64_t ro
 }
 
 template <int TYPE> void rows_of(const Dense& a, const Source& x, int64_t first, int64_t stop, int64_t tile) {
-  const int64_t k = TYPE == BFLOAT16 ? even(a.k) : a.k, tile_bytes = k * TILE * (TYPE == FLOAT32 ? 4 : 2);
   int64_t row = first;
-  const auto ahead = [&] { return row == first ? tile_bytes : 0; };
+  const auto ahead = [&] { return ahead_of(a.op.m, row == first); };
   if constexpr (MOST_ROWS >= 12)
     for (; row + 12 <= stop; row += 12) rows<TYPE, 12>(a, x, row, tile, ahead());
   if constexpr (MOST_ROWS >= 4)

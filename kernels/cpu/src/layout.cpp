@@ -13,16 +13,19 @@ constexpr int64_t TILE = 32, BLOCK = 32;
 
 int64_t pieces(int64_t whole, int64_t piece) { return (whole + piece - 1) / piece; }
 
+// From one vector of a half block to its next: those of the two halves alternate.
+constexpr int64_t NEXT = 128;
+
 // Code ``c`` of byte ``b`` of operand ``o``, for one output; ``half`` is where this half block begins.
 void put(uint8_t* half, int bits, int lane, int o, int b, uint8_t c) {
   uint8_t* at = half + 4 * lane + b;
   switch (bits) {
-    case 8: at[64 * o] = c; break;
-    case 4: at[64 * (o / 2)] |= (uint8_t)(c << (o % 2 * 4)); break;
-    case 2: at[64 * (o / 4)] |= (uint8_t)(c << (o % 4 * 2)); break;
+    case 8: at[NEXT * o] = c; break;
+    case 4: at[NEXT * (o / 2)] |= (uint8_t)(c << (o % 2 * 4)); break;
+    case 2: at[NEXT * (o / 4)] |= (uint8_t)(c << (o % 4 * 2)); break;
     default:
-      at[64 * (o / 4)] |= (uint8_t)((c & 3) << (o % 4 * 2));
-      at[128] |= (uint8_t)(c >> 2 << o);
+      at[NEXT * (o / 4)] |= (uint8_t)((c & 3) << (o % 4 * 2));
+      at[NEXT * 2] |= (uint8_t)(c >> 2 << o);
   }
 }
 
@@ -31,11 +34,11 @@ void put(uint8_t* half, int bits, int lane, int o, int b, uint8_t c) {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// codes [N, K] uint8 -> tiles, [ceil(N / 32), blocks, 2, bits, 64] bytes; ``columns`` [blocks * 32] says which column is
+// codes [N, K] uint8 -> tiles, [ceil(N / 32), blocks, bits, 2, 64] bytes; ``columns`` [blocks * 32] says which column is
 // at each place, -1 for none.
 void aiakq_pack_codes(const uint8_t* codes, int64_t n, int64_t k, int32_t bits, const int32_t* columns, int64_t blocks,
                       uint8_t* tiles, int32_t threads) {
-  const int64_t half = 64 * bits, block_bytes = 2 * half, count = pieces(n, TILE);
+  const int64_t block_bytes = NEXT * bits, count = pieces(n, TILE);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t tile = 0; tile < count; tile++) {
     uint8_t* out = tiles + tile * blocks * block_bytes;
@@ -43,7 +46,7 @@ void aiakq_pack_codes(const uint8_t* codes, int64_t n, int64_t k, int32_t bits, 
     for (int64_t row = 0; row < TILE && tile * TILE + row < n; row++) {
       const uint8_t* from = codes + (tile * TILE + row) * k;
       for (int64_t block = 0; block < blocks; block++) {
-        uint8_t* to = out + block * block_bytes + row / 16 * half;
+        uint8_t* to = out + block * block_bytes + row / 16 * 64;
         const int32_t* places = columns + block * BLOCK;
         for (int i = 0; i < BLOCK; i++)
           if (places[i] >= 0) put(to, bits, (int)(row % 16), i / 4, i % 4, from[places[i]]);

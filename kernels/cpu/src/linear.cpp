@@ -1,8 +1,9 @@
 // y = x W^T for weights of 2, 3, 4 or 8 bits.
 //
-// W lies in tiles of 32 outputs, each in blocks of 32 inputs, each in two halves of 16 outputs (one per lane), each of
-// BITS vectors of 64 bytes: the order in which they are read. A vector gives operands: per lane, four codes in bytes,
-// those of inputs 4 o to 4 o + 3 of the block for operand o.
+// W lies in tiles of 32 outputs, each in blocks of 32 inputs, each in BITS vectors of 64 bytes for 16 outputs (one per
+// lane) and as many for the other 16, taking turns: memory is then read line by line, without which a core asks for a
+// third less of it at a time. A vector gives operands: per lane, four codes in bytes, those of inputs 4 o to 4 o + 3 of
+// the block for operand o.
 //
 // EXACT multiplies codes and activations as floats. BLOCKS rounds every 32 activations to 8 bits with a scale of their
 // own, ROWS a whole row of them, and both multiply integers. In all three, zero points count through the sum of the
@@ -171,14 +172,17 @@ template <class Step> INLINE void eight_times(Step step) {
   step(Number<4>{}), step(Number<5>{}), step(Number<6>{}), step(Number<7>{});
 }
 
+// From one vector of a half block to its next.
+constexpr int NEXT = 128;
+
 // Operand O of a half block at ``at``.
 template <int BITS, int O> INLINE I operand(const uint8_t* at) {
-  if constexpr (BITS == 8) return iload(at + 64 * O);
-  if constexpr (BITS == 4) return right<O % 2 * 4>(iload(at + 64 * (O / 2))) & isplat(0x0f0f0f0f);
-  const I low = right<O % 4 * 2>(iload(at + 64 * (O / 4))) & isplat(0x03030303);
+  if constexpr (BITS == 8) return iload(at + NEXT * O);
+  if constexpr (BITS == 4) return right<O % 2 * 4>(iload(at + NEXT * (O / 2))) & isplat(0x0f0f0f0f);
+  const I low = right<O % 4 * 2>(iload(at + NEXT * (O / 4))) & isplat(0x03030303);
   if constexpr (BITS == 2) return low;
   // The third bits of all codes are in the last vector, operand O's in bit O of its bytes.
-  const I third = iload(at + 128);
+  const I third = iload(at + NEXT * 2);
   if constexpr (O <= 2) return low | (left<2 - O>(third) & isplat(0x04040404));
   return low | (right<O <= 2 ? 0 : O - 2>(third) & isplat(0x04040404));
 }
@@ -210,7 +214,7 @@ INLINE void add_part(const Rows& rows, int64_t row, int64_t block, int part, con
     eight_times([&](auto number) LAMBDA {
       constexpr int O = decltype(number)::value;
       if (O / STEPS != part) return;
-      const I first = operand<BITS, O>(at), second = operand<BITS, O>(at + 64 * BITS);
+      const I first = operand<BITS, O>(at), second = operand<BITS, O>(at + 64);
       const I low = isplat(0xff);
       F w[4][2] = {{to_float(first & low), to_float(second & low)},
                    {to_float(right<8>(first) & low), to_float(right<8>(second) & low)},
@@ -233,7 +237,7 @@ INLINE void add_part(const Rows& rows, int64_t row, int64_t block, int part, con
     eight_times([&](auto number) LAMBDA {
       constexpr int O = decltype(number)::value;
       if (O / STEPS != part) return;
-      const I first = operand<BITS, O>(at), second = operand<BITS, O>(at + 64 * BITS);
+      const I first = operand<BITS, O>(at), second = operand<BITS, O>(at + 64);
       UNROLL for (int r = 0; r < R; r++) {
         const I value = four_bytes(x[r] + 4 * O);
         whole[r][0] = dot4(whole[r][0], first, value);
@@ -252,7 +256,7 @@ INLINE void add_part(const Rows& rows, int64_t row, int64_t block, int part, con
 template <int MATH, int BITS, int R, int PARTS>
 void grouped(const Linear& a, const Rows& rows, int64_t row, int64_t tile, int64_t ahead) {
   const int64_t blocks = blocks_of(a), inside = a.group / BLOCK;
-  const uint8_t* at = a.tiles + tile * blocks * (2 * 64 * BITS);
+  const uint8_t* at = a.tiles + tile * blocks * (NEXT * BITS);
   F totals[R][2];
   UNROLL for (int r = 0; r < R; r++) totals[r][0] = totals[r][1] = splat(0);
   int64_t block = 0;
@@ -260,14 +264,14 @@ void grouped(const Linear& a, const Rows& rows, int64_t row, int64_t tile, int64
     F sums[R][2];
     UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0);
     if constexpr (PARTS == 1) {
-      for (const int64_t stop = block + inside; block < stop; block++, at += 2 * 64 * BITS) {
+      for (const int64_t stop = block + inside; block < stop; block++, at += NEXT * BITS) {
         if (ahead) UNROLL for (int i = 0; i < 2 * BITS; i++) ask_for(at + ahead + 64 * i);
         add_part<MATH, BITS, R, 1>(rows, row, block, 0, at, sums);
       }
     } else {
       const int part = (int)(group % PARTS);
       add_part<MATH, BITS, R, PARTS>(rows, row, block, part, at, sums);
-      if (part == PARTS - 1) block++, at += 2 * 64 * BITS;
+      if (part == PARTS - 1) block++, at += NEXT * BITS;
     }
     UNROLL for (int half = 0; half < 2; half++) {
       const F scale = scales_at(a, tile, group, half), zero = zeros_at(a, tile, group, half);
@@ -284,7 +288,7 @@ void grouped(const Linear& a, const Rows& rows, int64_t row, int64_t tile, int64
 // R rows of one tile: ROWS, integers all the way to the end.
 template <int R> void integers(const Linear& a, const Rows& rows, int64_t row, int64_t tile, int64_t ahead) {
   const int64_t blocks = blocks_of(a);
-  const uint8_t* at = a.tiles + tile * blocks * (2 * 64 * 8);
+  const uint8_t* at = a.tiles + tile * blocks * (NEXT * 8);
   I whole[R][2];
   const int8_t* x[R];
   UNROLL for (int r = 0; r < R; r++) {
@@ -293,10 +297,10 @@ template <int R> void integers(const Linear& a, const Rows& rows, int64_t row, i
     whole[r][0] = whole[r][1] = isplat(-128 * total);
     x[r] = rows.bytes(row + r);
   }
-  for (int64_t block = 0; block < blocks; block++, at += 2 * 64 * 8) {
+  for (int64_t block = 0; block < blocks; block++, at += NEXT * 8) {
     if (ahead) UNROLL for (int i = 0; i < 2 * 8; i++) ask_for(at + ahead + 64 * i);
     UNROLL for (int o = 0; o < 8; o++) {
-      const I first = iload(at + 64 * o), second = iload(at + 64 * (8 + o));
+      const I first = iload(at + NEXT * o), second = iload(at + NEXT * o + 64);
       UNROLL for (int r = 0; r < R; r++) {
         const I value = four_bytes(x[r] + block * BLOCK + 4 * o);
         whole[r][0] = dot4(whole[r][0], first, value);
@@ -362,11 +366,10 @@ void linear(const void* op, Team& team) {
                       : a.math == BLOCKS ? works_of<BLOCKS>(a)
                                          : Works{integer_work<12>(), integer_work<6>(), integer_work<4>(),
                                                  integer_work<2>(), integers<1>};
-  const int64_t tile_bytes = blocks_of(a) * (2 * 64 * a.bits);
   share_tiles(team, a, rows.scales_at, MOST_INTEGER_ROWS, [&](int64_t first, int64_t stop, int64_t tile) {
     int64_t row = first;
     const auto all = [&](Work work, int64_t r) {
-      for (; work && row + r <= stop; row += r) work(a, rows, row, tile, row == first ? tile_bytes : 0);
+      for (; work && row + r <= stop; row += r) work(a, rows, row, tile, ahead_of(a.op.m, row == first));
     };
     all(works.twelve, 12), all(works.six, 6), all(works.four, 4), all(works.two, 2), all(works.one, 1);
   });

@@ -12,9 +12,12 @@ constexpr int TILE = 32;
 // Bytes of activations that stay in a core's second cache while all tiles go by.
 constexpr int64_t NEAR = 1 << 19;
 
-// Asks for the 64 bytes at an address before they are needed. The next tile is asked for while the first rows of this one
-// are worked on: a processor sees by itself what comes next, but not beyond a page, nor while it reads near memory.
+// Asks for the 64 bytes at an address before they are needed. More than a few rows are worked on for so long that weights
+// must be on their way meanwhile; a processor sees by itself what comes next only while it reads.
 INLINE void ask_for(const uint8_t* at) { __builtin_prefetch(at, 0, 2); }
+
+// How far ahead to ask for weights when ``first`` rows of ``m`` go by, or 0.
+INLINE int64_t ahead_of(int64_t m, bool first) { return first && m > 4 ? 4096 : 0; }
 
 // y = value (+ bias) (+ residual) for half a tile of one row.
 template <class Product> INLINE void write(const Product& a, int64_t row, int64_t tile, int half, F value) {

@@ -1,0 +1,454 @@
+"""Send hostile HTTP inputs to a real server, and hold every answer against what is promised for it.
+
+    python tests/server/hostile.py [--count 100000] [--seed 0] [--clients 32] [--only WORDS] [--first INDEX]
+
+Meanwhile ordinary clients stream; what they get must be what they got while nothing else was going on. At the end the
+server must be as it was: healthy, idle, every page free, its counters adding up, no file left open, no error of its own
+in the log. One line of JSON on standard output says what was found; the exit code is 1 if a promise was broken. A case
+is repeated with --seed and --first of the line that names it, and --count 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import json
+import os
+import re
+import socket
+import struct
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import hostile_cases  # noqa: E402
+from hostile_cases import Case, Expected  # noqa: E402
+
+from aiakq.runtime.server.background import RunningServer, start_in_background  # noqa: E402
+
+MODEL = HERE.parents[1] / "examples" / "tinybooks"
+SERVED = {
+    "model": str(MODEL),
+    "served_model_name": ["tinybooks"],
+    "dtype": "float32",
+    "num_gpu_blocks_override": 1025,
+    "max_body_bytes": hostile_cases.BODY_LIMIT,
+    "max_connections_per_address": 1000,
+    **hostile_cases.TIMES,
+}
+#: Ordinary requests that run all the while; greedy and seeded, with and without what costs more.
+GOOD = [
+    {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 60, "ignore_eos": True},
+    {"prompt": "The sea was", "temperature": 0.9, "seed": 7, "max_tokens": 40, "logprobs": 3},
+    {"prompt": "It is a truth", "temperature": 0.8, "top_p": 0.9, "seed": 11, "n": 3, "max_tokens": 25},
+    {"prompt": [5, 99, 1000, 17], "temperature": 0, "max_tokens": 50, "repetition_penalty": 1.2, "ignore_eos": True},
+]
+GOOD_CLIENTS = 2
+#: Seconds for anything that has no promised time; more than enough on a busy machine.
+PATIENCE = 60.0
+KEYS = {"message", "type", "param", "code"}
+LEAKS = re.compile(r"Traceback|pydantic|site-packages|\.py\b|object at 0x|msgspec|starlette")
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Findings:
+    """What a run found. ``broken`` are lines that name a case and its broken promise."""
+
+    broken: list[str] = field(default_factory=list)
+    kinds: collections.Counter[str] = field(default_factory=collections.Counter)
+    statuses: collections.Counter[str] = field(default_factory=collections.Counter)
+    seconds: list[float] = field(default_factory=list)
+    streams: int = 0
+
+
+# --- one case ---------------------------------------------------------------------------------------------------------
+
+
+async def try_case(address: tuple[str, int], case: Case, findings: Findings) -> str | None:
+    """Send it; why its promise is broken, or None."""
+    began = time.perf_counter()
+    reader, writer = await asyncio.open_connection(*address, limit=1 << 20)
+    # Closed with a reset, so that a hundred thousand connections do not wait for their ends.
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sending = asyncio.create_task(send(writer, case))
+    try:
+        if case.leave == "reads":
+            problem = await read_all(reader, writer, case, findings)
+        elif case.leave == "reads what comes":
+            problem = await read_some(reader, case, findings)
+        else:
+            await sending
+            problem = await leave(reader, writer, case.leave)
+        if not case.slow and case.leave == "reads":
+            findings.seconds.append(time.perf_counter() - began)
+        return problem
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        writer.transport.abort()
+
+
+async def send(writer: asyncio.StreamWriter, case: Case) -> None:
+    """All pieces; the server may stop listening on the way."""
+    with contextlib.suppress(ConnectionError):
+        for piece in case.pieces:
+            if isinstance(piece, bytes):
+                writer.write(piece)
+                await writer.drain()
+            else:
+                await asyncio.sleep(piece)
+
+
+async def read_all(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, case: Case, findings: Findings
+) -> str | None:
+    """Read the promised answers, and find out whether the connection is as it should be then."""
+    for number, expected in enumerate(case.answers):
+        try:
+            answer = await asyncio.wait_for(read_answer(reader, expected.body), PATIENCE)
+        except TimeoutError:
+            return f"answer {number} did not come"
+        except (ConnectionError, EOFError, ValueError) as failure:
+            return f"answer {number} ended early: {type(failure).__name__} {failure}"
+        findings.statuses[str(answer.status)] += 1
+        problem = compared(answer, expected)
+        if problem:
+            return f"answer {number}: {problem}"
+    if case.closed is True:
+        try:
+            rest = await asyncio.wait_for(reader.read(1 << 16), PATIENCE)
+        except TimeoutError:
+            return "the connection stayed open"
+        except ConnectionError:
+            rest = b""
+        return f"more came: {rest[:100]!r}" if rest else None
+    if case.closed is False:
+        # The connection is good for another request, and nothing stands before its answer.
+        writer.write(hostile_cases.head("GET", "/version"))
+        try:
+            answer = await asyncio.wait_for(read_answer(reader), PATIENCE)
+        except (TimeoutError, ConnectionError, EOFError, ValueError) as failure:
+            return f"the connection is of no use afterwards: {type(failure).__name__} {failure}"
+        if answer.status != 200 or set(json.loads(answer.body)) != {"version"}:
+            return f"the next answer is not its own: {answer.body[:100]!r}"
+    return None
+
+
+async def read_some(reader: asyncio.StreamReader, case: Case, findings: Findings) -> str | None:
+    """Whatever comes soon; it must look like an answer."""
+    try:
+        answer = await asyncio.wait_for(read_answer(reader), 0.3)
+    except (TimeoutError, ConnectionError, EOFError):
+        return None
+    except ValueError as failure:
+        return f"no answer: {failure}"
+    findings.statuses[str(answer.status)] += 1
+    return compared(answer, case.answers[0])
+
+
+async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, how: str) -> None:
+    if how == "half-closes":
+        with contextlib.suppress(OSError, RuntimeError):
+            writer.write_eof()
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            await asyncio.wait_for(reader.read(100), 0.2)
+    elif how == "closes":
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+
+
+async def read_answer(reader: asyncio.StreamReader, with_body: bool = True) -> Answer:
+    """One HTTP answer. Raises EOFError or ValueError when it is none."""
+    while True:
+        head = await read_until(reader, b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")[:-2]
+        match = re.fullmatch(r"HTTP/1\.1 (\d{3}) [\w -]*", first)
+        if match is None:
+            raise ValueError(f"no status line: {first[:80]!r}")
+        if match[1] != "100":
+            break
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if not with_body:
+        body = b""
+    elif headers.get("transfer-encoding") == "chunked":
+        body = b""
+        while True:
+            size = int((await read_until(reader, b"\r\n"))[:-2], 16)
+            chunk = await reader.readexactly(size + 2)
+            if size == 0:
+                break
+            body += chunk[:-2]
+    else:
+        body = await reader.readexactly(int(headers["content-length"]))
+    return Answer(int(match[1]), headers, body)
+
+
+async def read_until(reader: asyncio.StreamReader, end: bytes) -> bytes:
+    try:
+        return await reader.readuntil(end)
+    except asyncio.IncompleteReadError as failure:
+        raise EOFError(f"after {failure.partial[:60]!r}") from None
+
+
+def compared(answer: Answer, expected: Expected) -> str | None:
+    """What is wrong with ``answer``: its status, its error's code or param, or the shape that all errors have."""
+    wanted = expected.status if isinstance(expected.status, frozenset) else {expected.status}
+    if answer.status not in wanted:
+        return f"status {answer.status} and not {sorted(wanted)}: {answer.body[:200]!r}"
+    if "x-request-id" not in answer.headers:
+        return "it has no x-request-id"
+    if answer.status < 400 or not expected.body:
+        return None
+    if answer.headers.get("content-type") != "application/json":
+        return f"its type is {answer.headers.get('content-type')}"
+    try:
+        failure = json.loads(answer.body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return f"its body is no error: {answer.body[:200]!r}"
+    if set(failure) != KEYS or not failure["message"]:
+        return f"its body has another shape: {answer.body[:200]!r}"
+    codes = {expected.code} if isinstance(expected.code, str) else expected.code
+    if codes is not None and failure["code"] not in codes:
+        return f"code {failure['code']} and not {sorted(codes)}: {failure['message']}"
+    if expected.param is not None and failure["param"] != expected.param:
+        return f"param {failure['param']!r} and not {expected.param!r}: {failure['message']}"
+    if LEAKS.search(failure["message"]) or len(failure["message"]) > 600:
+        return f"its message tells too much: {failure['message'][:200]}"
+    return None
+
+
+# --- good clients -----------------------------------------------------------------------------------------------------
+
+
+async def stream(address: tuple[str, int], request: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """What an ordinary client gets for each choice. Raises ValueError unless the stream is whole."""
+    reader, writer = await asyncio.open_connection(*address, limit=1 << 20)
+    try:
+        sent = request | {"stream": True, "return_token_ids": True}
+        writer.write(hostile_cases.ask(hostile_cases.COMPLETIONS, sent))
+        answer = await asyncio.wait_for(read_answer(reader), 2 * PATIENCE)
+    finally:
+        writer.close()
+    if answer.status != 200:
+        raise ValueError(f"status {answer.status}: {answer.body[:200]!r}")
+    *events, last, nothing = answer.body.decode().split("\n\n")
+    if (last, nothing) != ("data: [DONE]", ""):
+        raise ValueError(f"the stream was cut: {last[:200]}")
+    choices: dict[int, dict[str, Any]] = {}
+    for event in events:
+        for part in json.loads(event.removeprefix("data: "))["choices"]:
+            choice = choices.setdefault(part["index"], {"text": "", "token_ids": [], "logprobs": []})
+            choice["text"] += part["text"]
+            choice["token_ids"] += part["token_ids"]
+            if part["logprobs"]:
+                choice["logprobs"] += part["logprobs"]["token_logprobs"]
+            choice |= {name: part[name] for name in ("finish_reason", "cum_log_probs") if part.get(name) is not None}
+    return choices
+
+
+async def good_client(
+    address: tuple[str, int], first: int, quiet: list[Any], findings: Findings, times: list[float]
+) -> None:
+    """Stream the good requests again and again, for as long as this task lives."""
+    turn = first
+    while True:
+        turn += 1
+        which = turn % len(GOOD)
+        began = time.perf_counter()
+        try:
+            found = await stream(address, GOOD[which])
+        except (OSError, EOFError, ValueError, TimeoutError) as failure:
+            findings.broken.append(f"good stream {which}: {type(failure).__name__} {failure}")
+            await asyncio.sleep(0.1)
+            continue
+        times.append(time.perf_counter() - began)
+        findings.streams += 1
+        if found != quiet[which]:
+            findings.broken.append(f"good stream {which} got something else than in the quiet")
+        await asyncio.sleep(0.1)
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+async def run(asked: argparse.Namespace, server: RunningServer) -> dict[str, Any]:
+    host, port = server.url.removeprefix("http://").split(":")
+    address = (host, int(port))
+    findings = Findings()
+    quiet = [await stream(address, request) for request in GOOD]
+    alone: list[float] = []
+    for request in GOOD * 3:
+        began = time.perf_counter()
+        await stream(address, request)
+        alone.append(time.perf_counter() - began)
+    before = state(server.process.pid) | {"series": len(await metrics(address))}
+    meanwhile: list[float] = []
+    good = [asyncio.create_task(good_client(address, i, quiet, findings, meanwhile)) for i in range(GOOD_CLIENTS)]
+    indices = iter(range(asked.first, asked.first + asked.count))
+    began = time.monotonic()
+    slow: set[asyncio.Task[None]] = set()
+    places = asyncio.Semaphore(128)
+
+    async def one(index: int, case: Case) -> None:
+        try:
+            problem = await try_case(address, case, findings)
+        except OSError as failure:
+            problem = f"no connection: {failure}"
+        findings.kinds[case.kind.partition(":")[0]] += 1
+        if problem:
+            line = f"--seed {asked.seed} --first {index} ({case.kind}): {problem}"
+            findings.broken.append(line)
+            if len(findings.broken) <= 50:
+                print(line, file=sys.stderr, flush=True)
+
+    async def patiently(index: int, case: Case) -> None:
+        try:
+            await one(index, case)
+        finally:
+            places.release()
+
+    async def client() -> None:
+        for index in indices:
+            case = hostile_cases.case(asked.seed, index)
+            if asked.only and not re.search(asked.only, case.kind):
+                continue
+            if case.slow:
+                await places.acquire()
+                task = asyncio.create_task(patiently(index, case))
+                slow.add(task)
+                task.add_done_callback(slow.discard)
+            else:
+                await one(index, case)
+            done = findings.kinds.total()
+            if done % 5000 == 0:
+                rss = state(server.process.pid)["rss_mb"]
+                line = f"{done} cases, {len(findings.broken)} broken, {time.monotonic() - began:.0f} s, {rss:.0f} MB"
+                print(line, file=sys.stderr, flush=True)
+
+    await asyncio.gather(*(client() for _ in range(asked.clients)))
+    await asyncio.gather(*slow)
+    seconds = time.monotonic() - began
+    for task in good:
+        task.cancel()
+    await asyncio.gather(*good, return_exceptions=True)
+    after = await at_rest(server, address, before, findings)
+    times = sorted(findings.seconds)
+    return {
+        "cases": findings.kinds.total(),
+        "seed": asked.seed,
+        "seconds": round(seconds, 1),
+        "broken": len(findings.broken),
+        "first_broken": findings.broken[:20],
+        "good_streams": findings.streams,
+        "kinds": dict(sorted(findings.kinds.items())),
+        "statuses": dict(sorted(findings.statuses.items())),
+        "answer_ms": {f"p{at}": round(1000 * quantile(times, at / 100), 1) for at in (50, 99)} if times else None,
+        "good_stream_ms": {
+            name: round(1000 * quantile(sorted(found), 0.5), 1)
+            for name, found in (("alone", alone), ("meanwhile", meanwhile))
+            if found
+        },
+        "server_rss_mb": {"before": before["rss_mb"], "after": after["rss_mb"]},
+    }
+
+
+async def at_rest(
+    server: RunningServer, address: tuple[str, int], before: dict[str, Any], findings: Findings
+) -> dict[str, Any]:
+    """Wait until the server has nothing to do, and look for what is left of all this."""
+    broken = findings.broken
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        found, after = await metrics(address), state(server.process.pid)
+        idle = found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
+        ended = found["vllm:request_process_success_total"] + found["vllm:request_process_fail_total"]
+        rest = {
+            "sequences still run": idle,
+            "pages are not free": found["vllm:kv_cache_usage_perc"] == 0,
+            "requests are not counted as ended": found["vllm:request_total"] == ended,
+            "files are left open": after["files"] <= before["files"] + 2,
+            "threads are left": after["threads"] <= before["threads"] + 4,
+        }
+        if all(rest.values()) or time.monotonic() > deadline:
+            broken += [f"afterwards: {name} ({before} -> {after})" for name, good in rest.items() if not good]
+            break
+        await asyncio.sleep(0.1)
+    if len(found) != before["series"]:
+        broken.append(f"afterwards: {len(found)} series of metrics and not {before['series']}")
+    if found["aiakq:engine_restarts_total"]:
+        broken.append("afterwards: the engine was started again")
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(hostile_cases.head("GET", "/health"))
+    if (await read_answer(reader)).status != 200:
+        broken.append("afterwards: the server is not healthy")
+    writer.close()
+    own = [event.message for event in server.events if event.kind == "log" and "Traceback" in event.message]
+    broken += [f"in the log: {line[-300:]}" for line in own]
+    return after
+
+
+async def metrics(address: tuple[str, int]) -> dict[str, float]:
+    """Samples of /metrics that have no labels of their own."""
+    reader, writer = await asyncio.open_connection(*address, limit=1 << 22)
+    try:
+        writer.write(hostile_cases.head("GET", "/metrics"))
+        answer = await asyncio.wait_for(read_answer(reader), PATIENCE)
+    finally:
+        writer.close()
+    lines = [line.rpartition(" ") for line in answer.body.decode().splitlines() if not line.startswith("#")]
+    return {re.sub(r'\{engine="0",model_name="[^"]*"\}', "", name): float(value) for name, _, value in lines}
+
+
+def state(pid: int) -> dict[str, Any]:
+    """What a process holds."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    number = {name: int(re.search(rf"^{name}:\s+(\d+)", status, re.M)[1]) for name in ("VmRSS", "Threads")}  # type: ignore[index]
+    files = len(os.listdir(f"/proc/{pid}/fd"))
+    return {"rss_mb": round(number["VmRSS"] / 1024, 1), "threads": number["Threads"], "files": files}
+
+
+def quantile(ordered: list[float], part: float) -> float:
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[RunningServer]:
+    server = await asyncio.to_thread(start_in_background, SERVED, None, 240.0)
+    try:
+        yield server
+    finally:
+        code = await asyncio.to_thread(server.stop)
+        if code:
+            raise SystemExit(f"the server ended with exit code {code}")
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=100_000, help="cases")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="index of the first case")
+    parser.add_argument("--clients", type=int, default=32, help="cases at a time, beside the slow ones")
+    parser.add_argument("--only", default="", help="cases whose kind this regular expression fits")
+    asked = parser.parse_args()
+    async with served() as server:
+        found = await run(asked, server)
+    print(json.dumps(found))
+    return 1 if found["broken"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
