@@ -205,8 +205,9 @@ class Engine:
         sequence = item.sequence
         failure = _failure(result)
         if failure is not None:
-            # What this sequence wrote may not be finite: nobody may find or inherit it.
-            self.runner.clear(self.scheduler.pool.forget(sequence.pages))
+            if failure == NOT_FINITE:
+                # What this sequence wrote may not be finite either: nobody may find or inherit it.
+                self.runner.clear(self.scheduler.pool.forget(sequence.pages))
             self._fail(sequence, failure, outputs)
             return
         if result.prompt_logprobs is not None:

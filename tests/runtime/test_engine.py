@@ -12,7 +12,7 @@ from aiakq.errors import AiakqError
 from aiakq.runtime import runner, sampler
 from aiakq.runtime.engine import Engine
 from aiakq.runtime.memory import is_out_of_memory
-from aiakq.runtime.messages import OUT_OF_MEMORY, Abort, ModelLimits, RequestSpec, ResetPrefixCache
+from aiakq.runtime.messages import NOTHING_LEFT, OUT_OF_MEMORY, Abort, ModelLimits, RequestSpec, ResetPrefixCache
 from aiakq.runtime.pages import PagePool
 from aiakq.runtime.runner import Runner
 from aiakq.runtime.scheduler import PromptRules, Scheduler
@@ -168,6 +168,16 @@ def test_a_score_that_is_not_a_number_fails_its_request():
     (failure,) = [one for one in news if one.request_id == "bad"]
     assert failure.finish_reason == "error" and "finite" in failure.error
     assert [token for one in news if one.request_id == "good" for token in one.token_ids] == expected([1, 2], 2)
+
+
+def test_a_request_that_leaves_no_token_does_not_empty_the_cache():
+    """What it computed is sound; others may go on finding it."""
+    engine = make_engine(num_pages=40, budget=32)
+    run_all(engine, [spec("a", [1] * 9, 1)])
+    nothing = replace(spec("b", [1] * 9, 5), allowed_token_ids=[9], stop_token_ids=[9], min_tokens=3)
+    (told,) = run_all(engine, [nothing])["b"]
+    assert (told.error, told.num_cached_tokens) == (NOTHING_LEFT, 8)
+    assert run_all(engine, [spec("c", [1] * 9, 1)])["c"][0].num_cached_tokens == 8
 
 
 def run_all(engine: Engine, inbox: list) -> dict[str, list]:

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from aiakq.runtime.engine import PROBE
-from aiakq.runtime.messages import RequestSpec, TokenLogprobs
+from aiakq.runtime.messages import NOTHING_LEFT, RequestSpec, TokenLogprobs
 from aiakq.runtime.runner import RunResult, sequence_pages
 from aiakq.runtime.sampler import NOT_FINITE, Sampled
 from aiakq.runtime.scheduler import Scheduled
@@ -38,9 +38,9 @@ class Died(Exception):
 class Fault:
     """What goes wrong in one step.
 
-    kind   "row": a row is not finite. "poison": what a sequence writes is not finite. "all": no row is finite.
-           "broken": nor is one of any later step. "memory": more tokens at a time than some number do not fit.
-           "dies": the process ends.
+    kind   "row": a row is not finite. "nothing": a request leaves no token of a row. "poison": what a sequence
+           writes is not finite. "all": no row is finite. "broken": nor is one of any later step. "memory": more tokens
+           at a time than some number do not fit. "dies": the process ends.
     place  in 0 .. 1, which row, how many tokens, or when.
     """
 
@@ -120,11 +120,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Landed:
-    """What became of a row: ``failed`` ones are not finite. written: the pages it wrote to, of ``pages``."""
+    """What became of a row: whether it ``failed``, with which words. written: the pages it wrote to, of ``pages``."""
 
     row: Row
     dropped: bool
-    failed: bool
+    failed: str | None
     again: bool
     pages: list[int]
     written: list[int]
@@ -191,15 +191,18 @@ class PagedModel:
         for item in items:
             seen = self._read(sequence_pages(item.sequence, -(-item.end // self.page_size)), item.end)
             flight.seen[item] = seen
-            bad = kind == "all" or self.broken or (kind == "row" and item is items[at]) or POISON in seen
-            flight.bad[item] = bad and item.draws
+            chosen = item is items[at] and item.draws
+            bad = kind == "all" or self.broken or (kind == "row" and chosen) or POISON in seen
+            flight.failed[item] = NOT_FINITE if bad and item.draws else None
+            if kind == "nothing" and chosen and not bad:
+                flight.failed[item] = NOTHING_LEFT
         return flight
 
     def probe(self, item: Scheduled) -> PagedFlight:
         """The engine asks itself something."""
         self.events.append(None)
         flight = PagedFlight(self, {}, [], False)
-        flight.seen[item], flight.bad[item] = [START], self.broken
+        flight.seen[item], flight.failed[item] = [START], NOT_FINITE if self.broken else None
         return flight
 
     def _too_large(self, items: list[Scheduled], where: str) -> bool:
@@ -256,7 +259,7 @@ class PagedFlight:
     def __init__(self, model: PagedModel, rows: dict[Scheduled, Row], launched: list[Row], dies: bool):
         self.items: list[Scheduled] = []
         self.seen: dict[Scheduled, list[int]] = {}
-        self.bad: dict[Scheduled, bool] = {}
+        self.failed: dict[Scheduled, str | None] = {}
         self._model = model
         self._rows, self._launched = rows, launched
         self._dies = dies
@@ -274,11 +277,11 @@ class PagedFlight:
             result = RunResult(None, self._prompt_logprobs(item, seen))
             self._results.append(result)
             if any(math.isnan(one.logprobs[0]) for one in result.prompt_logprobs or ()):
-                self.bad[item] = True
+                self.failed[item] = NOT_FINITE
             if not item.draws:
                 continue
-            if self.bad[item]:
-                result.sampled = Sampled(0, math.nan, error=NOT_FINITE)
+            if self.failed[item]:
+                result.sampled = Sampled(0, math.nan, error=self.failed[item])
             elif unsettled(seen) and not sequence.draws_from_all:
                 result.sampled = Sampled(0, math.nan, again=True)
             else:
@@ -298,7 +301,7 @@ class PagedFlight:
         pages = list(item.sequence.pages)
         again = bool(result.sampled and result.sampled.again)
         written = pages[item.first // self._model.page_size :]
-        return Landed(self._rows[item], item.dropped, self.bad[item], again, pages, written)
+        return Landed(self._rows[item], item.dropped, self.failed[item], again, pages, written)
 
     def _prompt_logprobs(self, item: Scheduled, seen: list[int]) -> list[TokenLogprobs] | None:
         sequence = item.sequence

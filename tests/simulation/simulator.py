@@ -29,7 +29,22 @@ STEPS = 400
 FAULTS = 0.08
 
 #: Kinds of faults; those more often that end less.
-KINDS = ("row", "row", "row", "poison", "poison", "all", "all", "all", "memory", "memory", "memory", "dies", "broken")
+KINDS = (
+    "row",
+    "row",
+    "row",
+    "nothing",
+    "poison",
+    "poison",
+    "all",
+    "all",
+    "all",
+    "memory",
+    "memory",
+    "memory",
+    "dies",
+    "broken",
+)
 
 
 class SeededWorld(World):
@@ -50,6 +65,8 @@ class SeededWorld(World):
         """``steps`` with traffic and faults, then those that the clients need to be done."""
         for _ in range(steps):
             self.step(self._traffic(), self._fault())
+            if self._draws["aborts"].random() < 0.002 and "aborts" not in self.without:
+                self.abort_all()
         self.finish()
 
     def _traffic(self) -> Inbox:

@@ -63,6 +63,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.inbox.append(Abort(data.draw(st.sampled_from([*self.world.clients, "unknown"]))))
 
     @rule()
+    def abort_all(self):
+        self.world.step(self.inbox, None)
+        self.inbox = []
+        self.world.abort_all()
+
+    @rule()
     def reset(self):
         self.inbox.insert(0, ResetPrefixCache())
 
@@ -72,7 +78,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(
         count=st.integers(1, 4),
-        kind=st.sampled_from([None, None, None, "row", "poison", "all", "memory", "dies", "broken"]),
+        kind=st.sampled_from([None, None, None, "row", "nothing", "poison", "all", "memory", "dies", "broken"]),
         place=st.floats(0, 1, exclude_max=True),
     )
     def step(self, count, kind, place):

@@ -12,6 +12,7 @@ from model import VOCAB, Alone, Died, Fault, Landed, PagedModel, Row
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine import Engine
 from aiakq.runtime.messages import (
+    OUT_OF_MEMORY,
     Abort,
     Inbox,
     ModelLimits,
@@ -22,6 +23,7 @@ from aiakq.runtime.messages import (
     admit,
 )
 from aiakq.runtime.pages import PagePool
+from aiakq.runtime.sampler import NOT_FINITE
 from aiakq.runtime.sampling import SamplingParams
 from aiakq.runtime.scheduler import PromptRules, Scheduler
 from aiakq.runtime.sequence import Sequence
@@ -245,7 +247,7 @@ class World:
         for row in self.model.asked:
             if row.id in self.model.refused:
                 self._check_row(row)
-                self._check_end(row.id, "error", "memory")
+                self._check_end(row.id, "error", OUT_OF_MEMORY)
         unasked = [id for id, news in self._told.items() if news]
         must(not unasked, f"someone is told something and nothing happened: {unasked}")
         must(self.model.asked or landed or not self.live, "nothing runs although there is work")
@@ -255,6 +257,16 @@ class World:
         self._check_pages()
         self._check_counters(out)
         self._check_progress()
+
+    def abort_all(self) -> None:
+        """Everybody leaves at once, as when a call of ``LLM`` is interrupted."""
+        told = self.engine.abort_all()
+        must({news.request_id for news in told} == set(self.live) and len(told) == len(self.live), "not all are told")
+        must(all(news.finish_reason == "abort" for news in told), "not all are aborted")
+        for client in list(self.live.values()):
+            self._end(client, "abort")
+        self.engine.check()
+        must(not self.engine.has_work(), "something is left")
 
     def _replace_engine(self, stopped: set[str], how: str) -> None:
         """What the supervisor does: a new engine, which gets again what had no output yet."""
@@ -298,7 +310,7 @@ class World:
         must(not any(sequence.pages for sequence in scheduler.waiting), "who waits holds pages")
         must(scheduler.pool.num_free + len(at) == scheduler.pool.num_usable, "free and held pages are not all")
         for one in (one for event in self.model.events if event for one in event):
-            if isinstance(one, Landed) and one.failed and not one.dropped:
+            if isinstance(one, Landed) and one.failed == NOT_FINITE and not one.dropped:
                 for page in one.pages:
                     must(scheduler.pool._hashes[page] is None, f"a page of {one.row.id}, which failed, can be found")
                 for page in one.written:
@@ -361,9 +373,9 @@ class World:
 
     def _check_landing(self, landed: list[Landed]) -> None:
         """What became of a launch: the right news for everyone in it."""
-        if any(one.row.draws and not one.failed for one in landed):
+        if any(one.row.draws and one.failed != NOT_FINITE for one in landed):
             self._bad_steps = 0
-        elif any(one.failed for one in landed):
+        elif any(one.failed == NOT_FINITE for one in landed):
             self._bad_steps += 1
         for one in landed:
             row, client = one.row, self.clients[one.row.id]
@@ -373,7 +385,7 @@ class World:
                 continue
             must(client.ended is None, f"{row.id} has ended and still runs")
             if one.failed:
-                self._check_end(row.id, "error", "finite")
+                self._check_end(row.id, "error", one.failed)
                 continue
             end = row.first + row.count
             if row.epoch == self.model.epoch:
@@ -422,12 +434,12 @@ class World:
         must(self._told.get(id), f"{id} is not told what became of it")
         return self._told[id].pop(0)
 
-    def _check_end(self, id: str, reason: str, why: str = "") -> TokenOutput:
+    def _check_end(self, id: str, reason: str, why: str | None = None) -> TokenOutput:
         """That ``id`` is told of its end, once and rightly."""
         client, news = self.clients[id], self._next(id)
         must(client.ended is None, f"{id} ends twice")
         must(news.finish_reason == reason, f"{id} ended by {news.finish_reason} instead of {reason}")
-        must(why in (news.error or "") if why else news.error is None, f"{id} ended with {news.error}, not {why}")
+        must(news.error == why, f"{id} ended because {news.error}, not because {why}")
         if reason == "length" and client.spec.max_tokens == 0:
             self._check_prompt(client, news)
         self._end(client, reason)
