@@ -32,10 +32,11 @@ def free_memory(device: torch.device) -> int:
 
 
 def is_out_of_memory(failure: Exception) -> bool:
-    """Whether an allocation failed. Torch's allocator of host memory has no exception of its own."""
-    return isinstance(failure, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(failure, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(failure)
-    )
+    """Whether an allocation failed. Torch's allocator of host memory and cuBLAS have no exceptions of their own."""
+    if isinstance(failure, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    told = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(failure, RuntimeError) and any(words in str(failure) for words in told)
 
 
 def give_back() -> None:
