@@ -164,6 +164,7 @@ class PagedModel:
         self.asked, self.events, self.refused = [], [], set()
         self._limit: int | None = None
         self._ran_out = False
+        self.silent = False
 
     def launch(self, items: list[Scheduled]) -> PagedFlight:
         """As ``Runner.launch``."""
@@ -199,7 +200,10 @@ class PagedModel:
         return flight
 
     def probe(self, item: Scheduled) -> PagedFlight:
-        """The engine asks itself something."""
+        """The engine asks itself something; ``silent`` if there is no memory for that."""
+        self.silent = self.fault is not None and self.fault.kind == "memory"
+        if self.silent:
+            raise MemoryError
         self.events.append(None)
         flight = PagedFlight(self, {}, [], False)
         flight.seen[item], flight.failed[item] = [START], NOT_FINITE if self.broken else None

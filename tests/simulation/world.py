@@ -252,7 +252,8 @@ class World:
         must(not unasked, f"someone is told something and nothing happened: {unasked}")
         must(self.model.asked or landed or not self.live, "nothing runs although there is work")
         # One that was launched before may still be finite.
-        self._doubts += 1 if doubtful else -self._doubts
+        if not self.model.silent:
+            self._doubts += 1 if doubtful else -self._doubts
         must(self._doubts < 3, "nothing is finite any more, and the engine goes on")
         self._check_pages()
         self._check_counters(out)
