@@ -16,7 +16,8 @@ import time
 from collections.abc import Iterable
 
 from model import ENDS, VOCAB, Fault
-from world import Setup, Totals, Violation, World
+from sizes import Setup
+from world import Totals, Violation, World
 
 from aiakq.runtime.messages import Abort, Inbox, RequestSpec, ResetPrefixCache
 from aiakq.runtime.sampling import SamplingParams

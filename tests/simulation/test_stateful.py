@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from model import ENDS, VOCAB, Alone, Died, Fault, PagedModel
-from world import Setup, World
+from sizes import Setup
+from world import World
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine import Engine

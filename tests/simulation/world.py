@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 
 from model import VOCAB, Alone, Died, Fault, Landed, PagedModel, Row
+from sizes import Setup
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine import Engine
@@ -25,7 +25,7 @@ from aiakq.runtime.messages import (
 from aiakq.runtime.pages import PagePool
 from aiakq.runtime.sampler import NOT_FINITE
 from aiakq.runtime.sampling import SamplingParams
-from aiakq.runtime.scheduler import PromptRules, Scheduler
+from aiakq.runtime.scheduler import Scheduler
 from aiakq.runtime.sequence import Sequence
 
 #: Deaths of the engine that a request may take part in; as in the server's table.
@@ -39,59 +39,6 @@ class Violation(AssertionError):
 def must(holds: object, what: str) -> None:
     if not holds:
         raise Violation(what)
-
-
-@dataclass
-class Setup:
-    """The sizes of a world."""
-
-    page_size: int
-    num_pages: int
-    max_len: int
-    max_num_seqs: int
-    budget: int
-    caching: bool
-    ahead: bool
-    rules: PromptRules
-    clients: int
-    arriving: float
-    aborting: float
-    resetting: float
-
-    @staticmethod
-    def drawn(draw: random.Random) -> Setup:
-        page_size = draw.choice([1, 2, 4, 4, 4, 8, 16])
-        max_len = draw.choice([12, 24, 24, 40])
-        pages = -(-max_len // page_size)
-        chunked = draw.random() < 0.8
-        together = draw.choice([1, 1, 3]) if chunked else 1
-        return Setup(
-            page_size=page_size,
-            # From a famine, in which one request of the greatest length just fits, to plenty.
-            num_pages=1 + pages + draw.choice([0, 0, 1, pages // 2, pages, 3 * pages]),
-            max_len=max_len,
-            max_num_seqs=draw.choice([1, 2, 4, 8]),
-            budget=draw.choice([1, 3, 8, 16, 64]) if chunked else draw.choice([max_len, 2 * max_len]),
-            caching=draw.random() < 0.75,
-            ahead=draw.random() < 0.5,
-            rules=PromptRules(
-                chunked=chunked,
-                together=together,
-                long_together=draw.randint(1, together),
-                long_prompt=draw.choice([0, 0, 6]),
-                long_chunk=draw.choice([0, 0, 5]),
-                delay=draw.choice([0.0, 0.0, 0.5, 4.0]),
-            ),
-            clients=draw.choice([2, 5, 12]),
-            arriving=draw.choice([0.1, 0.3, 1.0]),
-            aborting=draw.choice([0.0, 0.02, 0.1]),
-            resetting=draw.choice([0.0, 0.02, 0.2]),
-        )
-
-    @property
-    def overtaking(self) -> bool:
-        """Whether short prompts may overtake long ones."""
-        return bool(self.rules.long_prompt) and self.rules.long_together < self.rules.together
 
 
 @dataclass(eq=False)
@@ -230,7 +177,7 @@ class World:
         self._told: dict[str, list[TokenOutput]] = {}
         for news in out.outputs:
             self._told.setdefault(news.request_id, []).append(news)
-        for id in stopped:
+        for id in sorted(stopped):
             self._check_end(id, "abort")
         self._check_schedule(before, out)
         landed = False
