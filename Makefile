@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two at a time: many tests wait for servers.
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile
 
-.PHONY: help quickstart test test-elsewhere check format docs quality large bench bench-cpu kernels sanitize gpu clean
+.PHONY: help quickstart test test-elsewhere check format docs soak quality large bench bench-cpu kernels sanitize gpu clean
 
 help:  ## these lines
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,13 @@ format: $(VENV)/.test  ## put the code into its format
 
 docs: $(VENV)/.test  ## write the reference pages again from the code
 	$(BIN)/python docs/generate.py
+
+SOAK_STEPS ?= 10000000
+SOAK_SECONDS ?= 240
+soak: $(VENV)/.test $(VENV)/.native  ## hours: the engine under the simulator, then real servers under load and faults
+	$(BIN)/python tests/simulation/simulator.py --steps $(SOAK_STEPS)
+	AIAKQ_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/pytest -q tests/server/test_soak.py
+	$(BIN)/python tests/server/load.py
 
 quality: $(VENV)/.runtime $(VENV)/.native  ## the table of docs/quality.md, measured anew
 	$(BIN)/python examples/quality.py

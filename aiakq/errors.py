@@ -239,6 +239,13 @@ REGISTRY: dict[str, ErrorKind] = {
         503,
         "service_unavailable_error",
     ),
+    "model_broken": ErrorKind(
+        "The model computes nothing finite any more, not even for a prompt of one token.",
+        "Load it again; if that happens at once, the weights are damaged or overflow in this --dtype.",
+        NUMERIC,
+        500,
+        "server_error",
+    ),
     "no_key": ErrorKind(
         "Everyone who reaches {host} could use this server, because no key is set.",
         "Set one with --api-key-file or AIAKQ_API_KEY; --allow-no-key if a gateway in front of it asks for keys.",
@@ -340,6 +347,13 @@ REGISTRY: dict[str, ErrorKind] = {
         "More than {limit} bytes of the answer were waiting to be read.", "Read faster.", USAGE, 408
     ),
     "numerical_error": ErrorKind("The request failed: {reason}.", "", NUMERIC, 500, "server_error"),
+    "request_memory": ErrorKind(
+        "The request does not fit into the server's memory, even alone.",
+        "Ask for fewer prompt_logprobs, or try again; the operator can lower --max-num-batched-tokens.",
+        RESOURCES,
+        503,
+        "service_unavailable_error",
+    ),
     "engine_restarting": ErrorKind(
         "The engine is being started again: {reason}.",
         "Try again in a moment.",

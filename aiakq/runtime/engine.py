@@ -10,9 +10,16 @@ computes while the host works (docs/decisions/0016-one-step-ahead.md).
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
+from aiakq.errors import error
+from aiakq.runtime.memory import is_out_of_memory
 from aiakq.runtime.messages import (
+    OUT_OF_MEMORY,
     Abort,
     EngineStats,
     Inbox,
@@ -28,6 +35,11 @@ from aiakq.runtime.runner import Flight, Runner, RunResult
 from aiakq.runtime.sampler import NOT_FINITE, Sampled
 from aiakq.runtime.scheduler import Scheduled, Scheduler
 from aiakq.runtime.sequence import Sequence
+
+T = TypeVar("T")
+
+#: The id of what the engine asks itself.
+PROBE = "probe"
 
 
 class Engine:
@@ -55,14 +67,20 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._flight: Flight | None = None  # sampled, and not committed
         self._prompt_tokens = 0
+        self._bad_steps = 0  # in a row, without a finite row
 
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
         return bool(self._sequences)
 
     def step(self, now: float, inbox: Inbox) -> StepOutput:
-        """Take ``inbox``, run the model once, and return the news. ``now`` is in seconds on the caller's clock."""
+        """Take ``inbox``, run the model once, and return the news. ``now`` is in seconds on the caller's clock.
+
+        Raises ``model_broken`` when the model computes nothing that is finite any more.
+        """
         outputs: list[TokenOutput] = []
+        if self._bad_steps >= 2:
+            self._check_model(now, outputs)
         for message in inbox:
             if isinstance(message, RequestSpec):
                 self._add(message, now)
@@ -77,13 +95,17 @@ class Engine:
         started = [item.sequence for item in items if item.sequence.times.scheduled is None]
         for sequence in started:
             sequence.times.scheduled = now
-        launched = self.runner.launch(items) if items else None
+        launched = self._fitting(self.runner.launch, items) if items else None
         self._land(now, outputs)
         # Sampled only now: what a token depends on, up to the one before it, is known on the host.
         alive = [item for item in items if not item.dropped]
-        if launched is not None and alive:
-            launched.sample(alive)
+        if alive and launched is not None and self._fitting(launched.sample, alive):
             self._flight = launched
+        elif alive:
+            launched = None
+            # The memory that was given back may do for one, and for fewer than before.
+            whole = len(alive) == 1 or len(alive) < len(items)
+            self._run_apart([alive] if whole else _halves(alive), now, outputs)
         if not self.ahead:
             self._land(now, outputs)
         self._count(items, outputs)
@@ -126,21 +148,67 @@ class Engine:
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        for item, result in zip(flight.items, flight.results(), strict=True):
+        results = flight.results()
+        for item, result in zip(flight.items, results, strict=True):
             if not item.dropped:
                 self._commit(item, result, now, outputs)
+        if any(result.sampled is not None and result.sampled.error != NOT_FINITE for result in results):
+            self._bad_steps = 0
+        elif any(_failure(result) == NOT_FINITE for result in results):
+            self._bad_steps += 1
+
+    def _fitting(self, call: Callable[[list[Scheduled]], T], items: list[Scheduled]) -> T | None:
+        """What ``call`` returns, or None if there is not enough memory for it."""
+        try:
+            return call(items)
+        except Exception as failure:
+            if not is_out_of_memory(failure):
+                raise
+        # Only here the tensors are gone that the traceback held.
+        self.runner.give_back()
+        return None
+
+    def _run_apart(self, parts: list[list[Scheduled]], now: float, outputs: list[TokenOutput]) -> None:
+        """Run ``parts`` of a step that did not fit into memory, in halves where one still does not; who does not fit
+        alone fails.
+        """
+        for part in parts:
+            flight = self._fitting(self.runner.launch, part)
+            if flight is not None and self._fitting(flight.sample, part):
+                self._flight = flight
+                self._land(now, outputs)
+            elif len(part) > 1:
+                flight = None
+                self._run_apart(_halves(part), now, outputs)
+            else:
+                self._fail(part[0].sequence, OUT_OF_MEMORY, outputs)
+
+    def _check_model(self, now: float, outputs: list[TokenOutput]) -> None:
+        """Raise ``model_broken`` if it does not compute a prompt of our own either; requests may all be hostile."""
+        self._land(now, outputs)
+        pages = self.scheduler.pool.allocate(1) if self._bad_steps >= 2 else None
+        if pages is None:
+            return
+        token = self.limits.eos_token_ids[0] if self.limits.eos_token_ids else 0
+        sequence = Sequence(RequestSpec(PROBE, [token], 1, seed=0, temperature=0.0), RequestTimes(arrived=now))
+        sequence.pages = pages
+        item = Scheduled.of(sequence, 1)
+        flight = self._fitting(self.runner.launch, [item])
+        if flight is not None and self._fitting(flight.sample, [item]):
+            if _failure(flight.results()[0]) == NOT_FINITE:
+                raise error("model_broken")
+            self._bad_steps = 0
+        self.scheduler.pool.release(pages)
 
     def _commit(self, item: Scheduled, result: RunResult, now: float, outputs: list[TokenOutput]) -> None:
         """Take over what one sequence's part of a step produced."""
         sequence = item.sequence
         failure = _failure(result)
         if failure is not None:
-            # What this sequence wrote may not be finite: nobody may find or inherit it.
-            self.runner.clear(self.scheduler.pool.forget(sequence.pages))
-            news = self._news(sequence)
-            news.error = failure
-            self._finish(sequence, news, "error")
-            outputs.append(news)
+            if failure == NOT_FINITE:
+                # What this sequence wrote may not be finite either: nobody may find or inherit it.
+                self.runner.clear(self.scheduler.pool.forget(sequence.pages))
+            self._fail(sequence, failure, outputs)
             return
         if result.prompt_logprobs is not None:
             self._keep_prompt_logprobs(item, result.prompt_logprobs)
@@ -196,6 +264,12 @@ class Engine:
                 news.prompt_logprobs = sequence.prompt_logprobs
         return news
 
+    def _fail(self, sequence: Sequence, reason: str, outputs: list[TokenOutput]) -> None:
+        news = self._news(sequence)
+        news.error = reason
+        self._finish(sequence, news, "error")
+        outputs.append(news)
+
     def _finish(self, sequence: Sequence, news: TokenOutput, reason: str) -> None:
         news.finish_reason = reason
         sequence.drop_launched()
@@ -225,3 +299,10 @@ def _failure(result: RunResult) -> str | None:
     if result.sampled is not None and result.sampled.error is not None:
         return result.sampled.error
     return NOT_FINITE if any(math.isnan(scores.logprobs[0]) for scores in result.prompt_logprobs or ()) else None
+
+
+def _halves(items: list[Scheduled]) -> list[list[Scheduled]]:
+    """``items``, at least two, cut where about half of the tokens are on either side."""
+    tokens = list(itertools.accumulate(item.count for item in items))
+    cut = min(1 + bisect.bisect_left(tokens, tokens[-1] // 2), len(items) - 1)
+    return [items[:cut], items[cut:]]

@@ -31,6 +31,14 @@ def free_memory(device: torch.device) -> int:
     return max(available, 0)
 
 
+def is_out_of_memory(failure: Exception) -> bool:
+    """Whether an allocation failed. Torch's allocator of host memory and cuBLAS have no exceptions of their own."""
+    if isinstance(failure, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    told = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(failure, RuntimeError) and any(words in str(failure) for words in told)
+
+
 def give_back() -> None:
     """Return memory that nothing uses any more to the system.
 
@@ -41,6 +49,8 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 @contextmanager

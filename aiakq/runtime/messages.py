@@ -15,6 +15,8 @@ from aiakq.runtime.sampling import LogitsProcessor, SamplingParams
 
 #: The ``error`` of a sequence whose own masks forbid every token.
 NOTHING_LEFT = "no token is left that the request allows"
+#: That of one that does not fit into memory beside the weights, even alone.
+OUT_OF_MEMORY = "its part of a step does not fit into memory"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.capture import Capture
 from aiakq.runtime.graphs import DecodeGraphs
 from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.memory import give_back
 from aiakq.runtime.messages import TokenLogprobs
 from aiakq.runtime.models.decoder import Model, ModelInput
 from aiakq.runtime.program import Bounds, Program, recorded
@@ -48,9 +49,9 @@ class Flight:
         self._scores: dict[Scheduled, Callable[[], list[TokenLogprobs]]] = {}
 
     @torch.inference_mode()
-    def sample(self, items: list[Scheduled]) -> None:
+    def sample(self, items: list[Scheduled]) -> bool:
         """Launch what chooses the next tokens of ``items``, some of the step's in their order, whose sequences must
-        know all tokens before. Comes before the next launch.
+        know all tokens before. Comes before the next launch. Returns True.
         """
         self.items = items
         logits, rows = self._logits, self._rows
@@ -66,6 +67,7 @@ class Flight:
             last = logits[: len(wanted)] if in_order else logits.index_select(0, on_device(wanted, logits.device))
             self._choice = choose(last, [item.sequence for item in self._drawing])
             self._runner.keep(self._choice.tokens, [item.sequence for item in self._drawing])
+        return True
 
     def results(self) -> list[RunResult]:
         """Of each of ``items``. This waits for the device to have done all up to here."""
@@ -118,6 +120,10 @@ class Runner:
         """Remember ``tokens`` [R] of ``sequences`` as the last sampled."""
         self._sampled = tokens
         self._row_of = {sequence: row for row, sequence in enumerate(sequences)}
+
+    def give_back(self) -> None:
+        """Return memory that is not used any more, before a smaller step is tried."""
+        give_back()
 
     def clear(self, pages: list[int]) -> None:
         """Zero pages that may hold values that are not finite, before anyone else gets them."""

@@ -8,8 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from aiakq.errors import AiakqError
+from aiakq.runtime import runner, sampler
 from aiakq.runtime.engine import Engine
-from aiakq.runtime.messages import Abort, ModelLimits, RequestSpec, ResetPrefixCache
+from aiakq.runtime.memory import is_out_of_memory
+from aiakq.runtime.messages import NOTHING_LEFT, OUT_OF_MEMORY, Abort, ModelLimits, RequestSpec, ResetPrefixCache
 from aiakq.runtime.pages import PagePool
 from aiakq.runtime.runner import Runner
 from aiakq.runtime.scheduler import PromptRules, Scheduler
@@ -165,6 +168,91 @@ def test_a_score_that_is_not_a_number_fails_its_request():
     (failure,) = [one for one in news if one.request_id == "bad"]
     assert failure.finish_reason == "error" and "finite" in failure.error
     assert [token for one in news if one.request_id == "good" for token in one.token_ids] == expected([1, 2], 2)
+
+
+def test_a_request_that_leaves_no_token_does_not_empty_the_cache():
+    """What it computed is sound; others may go on finding it."""
+    engine = make_engine(num_pages=40, budget=32)
+    run_all(engine, [spec("a", [1] * 9, 1)])
+    nothing = replace(spec("b", [1] * 9, 5), allowed_token_ids=[9], stop_token_ids=[9], min_tokens=3)
+    (told,) = run_all(engine, [nothing])["b"]
+    assert (told.error, told.num_cached_tokens) == (NOTHING_LEFT, 8)
+    assert run_all(engine, [spec("c", [1] * 9, 1)])["c"][0].num_cached_tokens == 8
+
+
+def run_all(engine: Engine, inbox: list) -> dict[str, list]:
+    """All news from now on, by request."""
+    news: dict[str, list] = {}
+    for now in range(200):
+        for one in engine.step(float(now), inbox if now == 0 else []).outputs:
+            news.setdefault(one.request_id, []).append(one)
+        engine.check()
+        if not engine.has_work():
+            break
+    assert engine.stats.num_free_pages == engine.stats.num_pages
+    return news
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("where", ["forward", "sampler"])
+def test_a_step_that_does_not_fit_into_memory_is_run_in_halves(ahead, where, monkeypatch):
+    engine = make_engine(num_pages=80, max_num_seqs=8, budget=64)
+    engine.ahead = ahead
+    sizes = []
+
+    def limited(inner, size):
+        def call(*arguments):
+            sizes.append(size(arguments))
+            if sizes[-1] > 11:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return inner(*arguments)
+
+        return call
+
+    if where == "forward":
+        counted = limited(engine.runner.model.forward, lambda arguments: arguments[0].context.query_start_list[-1])
+        monkeypatch.setattr(engine.runner.model, "forward", counted)
+    else:
+        counted = limited(sampler.choose, lambda arguments: sum(one.num_computed for one in arguments[1]))
+        monkeypatch.setattr(runner, "choose", counted)
+    prompts = [[1], [2, 3, 4], [5] * 9, [6] * 12, [7] * 2, [8] * 4]
+    news = run_all(engine, [spec(f"r{at}", prompt, 2) for at, prompt in enumerate(prompts)])
+    for at, prompt in enumerate(prompts):
+        told = news[f"r{at}"]
+        if len(prompt) > 11:
+            assert (told[-1].finish_reason, told[-1].error) == ("error", OUT_OF_MEMORY)
+        else:
+            assert [token for one in told for token in one.token_ids] == expected(prompt, 2)
+    assert max(sizes) > 11 and engine.stats.generation_tokens == 10
+
+
+def test_memory_that_runs_out_is_recognized():
+    with pytest.raises(RuntimeError) as failure:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert is_out_of_memory(failure.value) and is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_model_that_computes_nothing_finite_any_more_ends_the_engine(ahead):
+    engine = make_engine()
+    engine.ahead = ahead
+    engine.runner.model.poison = 0  # what the engine asks itself is a token 0
+    with pytest.raises(AiakqError) as failure:
+        for now in range(9):
+            engine.step(float(now), [spec(f"r{now}", [0, 1], 3)])
+    assert failure.value.id == "model_broken"
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_requests_that_all_overflow_do_not_end_the_engine(ahead):
+    engine = make_engine()
+    engine.ahead = ahead
+    engine.runner.model.poison = 49
+    for now in range(9):
+        engine.step(float(now), [spec(f"r{now}", [49, 1], 3), spec(f"s{now}", [49, 2], 3)])
+    news = run_all(engine, [spec("good", [1, 2], 4)])["good"]
+    assert [token for one in news for token in one.token_ids] == expected([1, 2], 4)
 
 
 def test_long_prompts_do_not_stall_running_answers():

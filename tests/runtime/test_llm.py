@@ -123,6 +123,19 @@ def test_text_pieces_join_to_the_whole(llm):
     assert not any("\ufffd" in piece for piece in pieces)
 
 
+def test_a_cache_salt_keeps_prefixes_apart(llm):
+    ids = list(range(5, 60))
+
+    def cached(*salts):
+        prompts = [{"prompt_token_ids": ids, "cache_salt": salt} for salt in salts]
+        results = llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
+        return [result.num_cached_tokens > 0 for result in results]
+
+    assert cached("a", "b") == [False, False]
+    assert cached("b", "c", "a") == [True, False, True]
+    assert cached("") == [False]
+
+
 def test_bad_calls_leave_the_engine_clean(llm):
     with pytest.raises(AiakqError) as caught:
         llm.generate(["fine", {"prompt_token_ids": [99999]}], use_tqdm=False)

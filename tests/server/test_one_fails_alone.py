@@ -70,6 +70,31 @@ def test_a_failure_after_the_first_token_is_an_event_without_done(api, poison):
     assert api.get("/health").status_code == 200
 
 
+def test_a_client_whose_requests_all_overflow_does_not_end_the_engine(api, small, poison, metrics_of):
+    for _ in range(4):
+        assert api.post("/v1/completions", json=GREEDY | {"prompt": [5, poison[1]]}).status_code == 500
+    assert api.post("/v1/completions", json=GREEDY).status_code == 200
+    assert metrics_of(small.url)["aiakq:engine_restarts_total"] == 0
+
+
+def test_a_model_of_nothing_finite_ends_the_engine(start_server, poison, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(poison[0], tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"].fill_(float("nan"))
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with start_server(model=str(tmp_path), max_engine_restarts=0) as server:
+        codes = []
+        for _ in range(3):
+            answer = httpx.post(f"{server.url}/v1/completions", json=GREEDY, timeout=60, trust_env=False)
+            codes.append(answer.json()["error"]["code"])
+        assert codes == ["numerical_error", "numerical_error", "engine_dead"]
+        assert "nothing finite" in answer.json()["error"]["message"]
+        assert server.process.wait(20) == 9
+        assert any("nothing finite" in event.message for event in server.events if event.kind == "engine_dead")
+
+
 def test_one_bad_prompt_of_several_fails_the_request_and_frees_the_rest(api, small, poison, metrics_of):
     prompts = [[5, 6, 7], [5, poison[1]]]
     answer = api.post("/v1/completions", json=GREEDY | {"prompt": prompts, "max_tokens": 500})

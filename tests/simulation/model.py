@@ -9,12 +9,14 @@ known from its tokens (``Alone``), without pages.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from aiakq.runtime.messages import RequestSpec, TokenLogprobs
+from aiakq.runtime.engine import PROBE
+from aiakq.runtime.messages import NOTHING_LEFT, RequestSpec, TokenLogprobs
 from aiakq.runtime.runner import RunResult, sequence_pages
 from aiakq.runtime.sampler import NOT_FINITE, Sampled
 from aiakq.runtime.scheduler import Scheduled
+from aiakq.runtime.sequence import Sequence
 
 VOCAB = 2048
 #: Tokens 0 .. ENDS - 1 come up often: what requests stop at.
@@ -36,9 +38,10 @@ class Died(Exception):
 class Fault:
     """What goes wrong in one step.
 
-    kind   "row": a row is not finite. "poison": what a sequence writes is not finite. "all": no row is finite.
-           "memory": the step needs too much memory. "dies": the process ends.
-    place  in 0 .. 1, which row, or how much.
+    kind   "row": a row is not finite. "nothing": a request leaves no token of a row. "poison": what a sequence
+           writes is not finite. "all": no row is finite. "broken": nor is one of any later step. "memory": more tokens
+           at a time than some number do not fit. "dies": the process ends.
+    place  in 0 .. 1, which row, how many tokens, or when.
     """
 
     kind: str
@@ -48,6 +51,11 @@ class Fault:
 def entry(before: int, token: int, position: int) -> int:
     """What ``position`` holds."""
     return POISON if before == POISON else hash((before, token, position))
+
+
+def unsettled(entries: list[int]) -> bool:
+    """Whether the sampler's candidates do not settle the token after ``entries``."""
+    return hash((tuple(entries), 104729)) % 50 == 0
 
 
 def choice(entries: list[int], spec: RequestSpec, outputs: int) -> tuple[int, float]:
@@ -98,98 +106,146 @@ def _scored(held: int, target: int) -> TokenLogprobs:
     return TokenLogprobs([target], [math.nan if held == POISON else -float(held & _MASK)], 1)
 
 
-@dataclass
-class Ran:
-    """What a call of ``PagedModel.run`` was asked for, and what it did to it.
+@dataclass(frozen=True)
+class Row:
+    """A sequence's part of a launch."""
 
-    rows    (id, first position, count, whether a token is drawn, preemptions so far), in order.
-    failed  of rows that were not finite: id -> its pages, and those of them it wrote to.
-    """
+    id: str
+    first: int
+    count: int
+    draws: bool
+    preemptions: int
+    epoch: int
 
-    rows: list[tuple[str, int, int, bool, int]] = field(default_factory=list)
-    failed: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
 
-    def fail(self, item: Scheduled, page_size: int) -> None:
-        """Note that the row of ``item`` is not finite."""
-        pages = list(item.sequence.pages)
-        self.failed[item.sequence.id] = pages, pages[item.sequence.num_computed // page_size :]
+@dataclass(frozen=True)
+class Landed:
+    """What became of a row: whether it ``failed``, with which words. written: the pages it wrote to, of ``pages``."""
+
+    row: Row
+    dropped: bool
+    failed: str | None
+    again: bool
+    pages: list[int]
+    written: list[int]
+
+
+#: What the engine asked the model for and got, in order: rows to launch, rows of which it takes the results; or, with
+#: None, whether anything is finite.
+Event = list[Row] | list[Landed] | None
 
 
 class PagedModel:
     """Stands in for the runner: the same calls, a memory of pages, faults on demand.
 
-    fault  of the next step; ``memory`` faults stay until they are taken away.
-    calls  since the last look, which empties the list.
+    fault    of what is launched next.
+    epoch    a number of the caller, to know rows by.
+    asked    rows of the first launch since ``begin``, whether or not they fitted into memory.
+    events   since ``begin``.
+    refused  ids of rows that did not fit into memory alone.
+    broken   whether nothing is finite any more.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.page_size = page_size
         self.pages = [[EMPTY] * page_size for _ in range(num_pages)]
         self.fault: Fault | None = None
-        self.calls: list[Ran] = []
-        self.cleared: list[int] = []
-        self.limit: int | None = None
+        self.epoch = 0
+        self.asked: list[Row] = []
+        self.events: list[Event] = []
+        self.refused: set[str] = set()
+        self.broken = False
         self.poisoned = False
+        self.sampled: dict[Sequence, int] = {}
 
-    def run(self, items: list[Scheduled]) -> list[RunResult]:
-        """As ``Runner.run``."""
-        ran = Ran()
-        self.calls.append(ran)
-        for item in items:
-            drawn = item.completes and item.sequence.spec.max_tokens > 0
-            sequence = item.sequence
-            ran.rows.append((sequence.id, sequence.num_computed, item.count, drawn, sequence.num_preemptions))
-        fault = self.fault
-        kind = fault.kind if fault else ""
-        if fault and kind == "memory":
-            if self.limit is None:
-                self.limit = int(fault.place * sum(item.count for item in items))
-            if sum(item.count for item in items) > self.limit:
-                # Some of it was written before.
-                self._write(items[: len(items) // 2], None)
-                raise MemoryError
-        at = int(fault.place * len(items)) if fault and kind in ("row", "poison") else None
-        self._write(items, at if kind == "poison" else None)
-        if kind == "dies":
+    def begin(self, fault: Fault | None) -> None:
+        """A step begins in which ``fault`` happens."""
+        self.fault = fault
+        self.asked, self.events, self.refused = [], [], set()
+        self._limit: int | None = None
+        self._ran_out = False
+        self.silent = False
+
+    def launch(self, items: list[Scheduled]) -> PagedFlight:
+        """As ``Runner.launch``."""
+        if items[0].sequence.id == PROBE:
+            return self.probe(items[0])
+        fault, epoch = self.fault, self.epoch
+        rows = {
+            item: Row(item.sequence.id, item.first, item.count, item.draws, item.sequence.num_preemptions, epoch)
+            for item in items
+        }
+        self.asked = self.asked or list(rows.values())
+        if self._too_large(items, "launch"):
+            # Some of it was written before.
+            self._write(items[: len(items) // 2], None)
+            raise MemoryError
+        launched = list(rows.values())
+        self.events.append(launched)
+        self.broken |= bool(fault and fault.kind == "broken")
+        kind, place = (fault.kind, fault.place) if fault else ("", 0.0)
+        at = int(place * len(items))
+        self._write(items, items[at] if kind == "poison" else None)
+        if kind == "dies" and place < 0.5:
             raise Died
-        results = []
-        for index, item in enumerate(items):
-            sequence, spec = item.sequence, item.sequence.spec
-            end = sequence.num_computed + item.count
-            seen = self._read(sequence_pages(sequence, -(-end // self.page_size)), end)
-            result = RunResult(None, self._prompt_logprobs(item, seen))
-            results.append(result)
-            if any(math.isnan(one.logprobs[0]) for one in result.prompt_logprobs or ()):
-                ran.fail(item, self.page_size)
-            if not ran.rows[index][3]:
-                continue
-            if kind == "all" or index == at or POISON in seen:
-                result.sampled = Sampled(0, math.nan, error=NOT_FINITE)
-                ran.fail(item, self.page_size)
-            else:
-                token, logprob = choice(seen, spec, sequence.num_outputs)
-                result.sampled = Sampled(token, logprob)
-        return results
+        flight = PagedFlight(self, rows, launched, kind == "dies")
+        for item in items:
+            seen = self._read(sequence_pages(item.sequence, -(-item.end // self.page_size)), item.end)
+            flight.seen[item] = seen
+            chosen = item is items[at] and item.draws
+            bad = kind == "all" or self.broken or (kind == "row" and chosen) or POISON in seen
+            flight.failed[item] = NOT_FINITE if bad and item.draws else None
+            if kind == "nothing" and chosen and not bad:
+                flight.failed[item] = NOTHING_LEFT
+        return flight
+
+    def probe(self, item: Scheduled) -> PagedFlight:
+        """The engine asks itself something; ``silent`` if there is no memory for that."""
+        self.silent = self.fault is not None and self.fault.kind == "memory"
+        if self.silent:
+            raise MemoryError
+        self.events.append(None)
+        flight = PagedFlight(self, {}, [], False)
+        flight.seen[item], flight.failed[item] = [START], NOT_FINITE if self.broken else None
+        return flight
+
+    def _too_large(self, items: list[Scheduled], where: str) -> bool:
+        """Whether memory runs out in ``where``, "launch" or "sample"."""
+        fault = self.fault
+        if not fault or fault.kind != "memory" or where != ("launch" if fault.place * 10 % 1 < 0.6 else "sample"):
+            return False
+        tokens = sum(item.count for item in items)
+        if self._limit is None:
+            self._limit = int(fault.place * tokens)
+        if tokens <= self._limit:
+            return False
+        # The first time, memory may be given back.
+        if self._ran_out and len(items) == 1:
+            self.refused.add(items[0].sequence.id)
+        self._ran_out = True
+        return True
 
     def clear(self, pages: list[int]) -> None:
         """As ``Runner.clear``."""
-        self.cleared += pages
         for page in pages:
             self.pages[page] = [EMPTY] * self.page_size
 
-    def _write(self, items: list[Scheduled], poisoned: int | None) -> None:
+    def give_back(self) -> None:
+        """As ``Runner.give_back``: there is nothing to give."""
+
+    def _write(self, items: list[Scheduled], poisoned: Scheduled | None) -> None:
         P = self.page_size
-        for index, item in enumerate(items):
-            sequence = item.sequence
-            first = sequence.num_computed
+        for item in items:
+            sequence, first = item.sequence, item.first
             tokens, pages = sequence.token_ids, sequence.pages
+            if item.end > len(tokens):
+                # The host does not know its last token yet; the device has it.
+                tokens = [*tokens, self.sampled[sequence]]
             held = START if first == 0 else self.pages[pages[(first - 1) // P]][(first - 1) % P]
-            if index == poisoned or (
-                self.poisoned and POISON in self._read(sequence_pages(sequence, len(pages)), first)
-            ):
+            if item is poisoned or (self.poisoned and POISON in self._read(pages, first)):
                 # Later layers see the whole context.
                 held, self.poisoned = POISON, True
-            for at in range(first, first + item.count):
+            for at in range(first, item.end):
                 held = entry(held, tokens[at], at)
                 self.pages[pages[at // P]][at % P] = held
 
@@ -200,10 +256,60 @@ class PagedModel:
         del seen[end:]
         return seen
 
+
+class PagedFlight:
+    """As ``Flight``: what a step read from the pages, and what is made of it."""
+
+    def __init__(self, model: PagedModel, rows: dict[Scheduled, Row], launched: list[Row], dies: bool):
+        self.items: list[Scheduled] = []
+        self.seen: dict[Scheduled, list[int]] = {}
+        self.failed: dict[Scheduled, str | None] = {}
+        self._model = model
+        self._rows, self._launched = rows, launched
+        self._dies = dies
+        self._results: list[RunResult] = []
+
+    def sample(self, items: list[Scheduled]) -> bool:
+        """As ``Flight.sample``."""
+        if items[0].sequence.id != PROBE and self._model._too_large(items, "sample"):
+            self._model.events = [one for one in self._model.events if one is not self._launched]
+            raise MemoryError
+        self.items = items
+        self._model.sampled = {}
+        for item in items:
+            sequence, seen = item.sequence, self.seen[item]
+            result = RunResult(None, self._prompt_logprobs(item, seen))
+            self._results.append(result)
+            if any(math.isnan(one.logprobs[0]) for one in result.prompt_logprobs or ()):
+                self.failed[item] = NOT_FINITE
+            if not item.draws:
+                continue
+            if self.failed[item]:
+                result.sampled = Sampled(0, math.nan, error=self.failed[item])
+            elif unsettled(seen) and not sequence.draws_from_all:
+                result.sampled = Sampled(0, math.nan, again=True)
+            else:
+                result.sampled = Sampled(*choice(seen, sequence.spec, sequence.num_outputs))
+            self._model.sampled[sequence] = result.sampled.token
+        return True
+
+    def results(self) -> list[RunResult]:
+        """As ``Flight.results``."""
+        if self._dies:
+            raise Died
+        if self.items[0].sequence.id != PROBE:
+            self._model.events.append([self._landed(*one) for one in zip(self.items, self._results, strict=True)])
+        return self._results
+
+    def _landed(self, item: Scheduled, result: RunResult) -> Landed:
+        pages = list(item.sequence.pages)
+        again = bool(result.sampled and result.sampled.again)
+        written = pages[item.first // self._model.page_size :]
+        return Landed(self._rows[item], item.dropped, self.failed[item], again, pages, written)
+
     def _prompt_logprobs(self, item: Scheduled, seen: list[int]) -> list[TokenLogprobs] | None:
         sequence = item.sequence
         if sequence.spec.prompt_logprobs is None:
             return None
-        first = sequence.num_computed
-        end = min(first + item.count + 1, sequence.num_prompt)
-        return [_scored(seen[at - 1], sequence.token_ids[at]) for at in range(first + 1, end)]
+        end = min(item.end + 1, sequence.num_prompt)
+        return [_scored(seen[at - 1], sequence.token_ids[at]) for at in range(item.first + 1, end)]

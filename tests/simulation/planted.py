@@ -9,6 +9,8 @@ import bisect
 from collections.abc import Callable
 from typing import Any
 
+from aiakq.errors import error
+from aiakq.runtime import engine as planted_engine
 from aiakq.runtime import sequence as planted_sequence
 from aiakq.runtime.engine import Engine
 from aiakq.runtime.pages import ROOT, PagePool, page_hash
@@ -231,6 +233,42 @@ def preempted_prompt_counted_twice(patch: Patch) -> None:
     patch(Sequence, "reset", reset)
 
 
+def reset_misses_what_is_on_its_way(patch: Patch) -> None:
+    """Pages that were being filled at a reset of the prefix cache are found after it."""
+    patch(Scheduler, "forget_prefixes", lambda self: self.pool.forget_all())
+
+
+def dropped_result_is_told(patch: Patch) -> None:
+    """Who was drawn a token that does not count gets it all the same."""
+
+    def drop_launched(self: Sequence) -> None:
+        real(self)
+        if self.launched is not None:
+            self.launched.dropped = False
+
+    real = Sequence.drop_launched
+    patch(Sequence, "drop_launched", drop_launched)
+
+
+def hostile_requests_end_the_engine(patch: Patch) -> None:
+    """Two requests that overflow count as a broken model."""
+
+    def check_model(self: Engine, now: float, outputs: list[Any]) -> None:
+        raise error("model_broken")
+
+    patch(Engine, "_check_model", check_model)
+
+
+def broken_model_goes_on(patch: Patch) -> None:
+    """Nothing is finite any more, and every request is told that it is its own fault."""
+    patch(Engine, "_check_model", lambda self, now, outputs: None)
+
+
+def half_of_a_large_step_is_lost(patch: Patch) -> None:
+    """What does not fit into memory is run in halves, and only the first is."""
+    patch(planted_engine, "_halves", lambda items: [items[: -(-len(items) // 2)]])
+
+
 BUGS: list[Callable[[Patch], None]] = [
     release_without_counting_holders,
     page_published_before_it_is_full,
@@ -250,4 +288,9 @@ BUGS: list[Callable[[Patch], None]] = [
     row_of_who_ended_answered_to_another,
     pages_of_who_failed_stay_findable,
     preempted_prompt_counted_twice,
+    reset_misses_what_is_on_its_way,
+    dropped_result_is_told,
+    hostile_requests_end_the_engine,
+    broken_model_goes_on,
+    half_of_a_large_step_is_lost,
 ]

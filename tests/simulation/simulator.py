@@ -16,7 +16,8 @@ import time
 from collections.abc import Iterable
 
 from model import ENDS, VOCAB, Fault
-from world import Setup, Totals, Violation, World
+from sizes import Setup
+from world import Totals, Violation, World
 
 from aiakq.runtime.messages import Abort, Inbox, RequestSpec, ResetPrefixCache
 from aiakq.runtime.sampling import SamplingParams
@@ -27,6 +28,24 @@ PARTS = ("aborts", "resets", "faults", "priorities", "children", "ends")
 STEPS = 400
 #: Part of the steps with traffic that carry a fault; of all, with those that end a world, it is more than 5 %.
 FAULTS = 0.08
+
+#: Kinds of faults; those more often that end less.
+KINDS = (
+    "row",
+    "row",
+    "row",
+    "nothing",
+    "poison",
+    "poison",
+    "all",
+    "all",
+    "all",
+    "memory",
+    "memory",
+    "memory",
+    "dies",
+    "broken",
+)
 
 
 class SeededWorld(World):
@@ -47,6 +66,8 @@ class SeededWorld(World):
         """``steps`` with traffic and faults, then those that the clients need to be done."""
         for _ in range(steps):
             self.step(self._traffic(), self._fault())
+            if self._draws["aborts"].random() < 0.002 and "aborts" not in self.without:
+                self.abort_all()
         self.finish()
 
     def _traffic(self) -> Inbox:
@@ -62,7 +83,7 @@ class SeededWorld(World):
             ids = [*self.live, f"r{len(self.clients) - 1}", "unknown"]
             victim = Abort(draw.choice(ids))
             inbox += [victim] * draw.choice([1, 1, 2])
-        if self._draws["resets"].random() < 0.01 and "resets" not in self.without:
+        if self._draws["resets"].random() < self.setup.resetting and "resets" not in self.without:
             inbox.insert(0, ResetPrefixCache())
         return inbox
 
@@ -92,10 +113,9 @@ class SeededWorld(World):
 
     def _fault(self) -> Fault | None:
         draw = self._draws["faults"]
-        kind, place = draw.choice(["row", "row", "poison", "all", "dies"]), draw.random()
-        twice = self._bad_steps and draw.random() < 0.3
-        if (draw.random() < FAULTS or twice) and "faults" not in self.without:
-            return Fault("all" if twice else kind, place)
+        kind, place = draw.choice(KINDS), draw.random()
+        if draw.random() < FAULTS and "faults" not in self.without:
+            return Fault(kind, place)
         return None
 
 

@@ -31,6 +31,7 @@ def test_nothing_is_violated_and_everything_happens():
     assert first_violation(totals) is None
     assert sum(totals.faults.values()) > 0.05 * totals.steps, "faults in more than 5 % of the steps"
     assert totals.preemptions > 50 and totals.cached > 1000
+    assert all(totals.faults[kind] > 10 for kind in simulator.KINDS)
     assert all(totals.ends[reason] > 20 for reason in ("stop", "length", "abort", "error", "engine ended"))
 
 

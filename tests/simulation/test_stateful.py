@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from model import ENDS, VOCAB, Alone, Died, Fault, PagedModel
-from world import Setup, World
+from sizes import Setup
+from world import World
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine import Engine
@@ -63,6 +64,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.inbox.append(Abort(data.draw(st.sampled_from([*self.world.clients, "unknown"]))))
 
     @rule()
+    def abort_all(self):
+        self.world.step(self.inbox, None)
+        self.inbox = []
+        self.world.abort_all()
+
+    @rule()
     def reset(self):
         self.inbox.insert(0, ResetPrefixCache())
 
@@ -72,7 +79,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(
         count=st.integers(1, 4),
-        kind=st.sampled_from([None, None, None, "row", "poison", "all", "dies"]),
+        kind=st.sampled_from([None, None, None, "row", "nothing", "poison", "all", "memory", "dies", "broken"]),
         place=st.floats(0, 1, exclude_max=True),
     )
     def step(self, count, kind, place):
@@ -133,11 +140,11 @@ class TableMachine(RuleBasedStateMachine):
     # --- the engine
 
     @precondition(lambda self: self.engine is None)
-    @rule()
-    def engine_starts(self):
+    @rule(ahead=st.booleans())
+    def engine_starts(self, ahead=False):
         self.model = PagedModel(14, 4)
         scheduler = Scheduler(PagePool(14, 4), 4, 16, PromptRules())
-        self.engine = Engine(self.model, scheduler, self.limits, {})
+        self.engine = Engine(self.model, scheduler, self.limits, {}, ahead)
         self.inbox = []
         self.table.on_engine_ready(self.hear, self.limits)
 
@@ -161,14 +168,12 @@ class TableMachine(RuleBasedStateMachine):
     def step(self, seconds: float, kind: str | None = None) -> None:
         inbox, self.inbox = self.inbox, []
         self.now += seconds
-        self.model.fault = Fault(kind, 0.5) if kind else None
+        self.model.begin(Fault(kind, 0.5) if kind else None)
         try:
             output = self.engine.step(self.now, inbox)
         except Died:
             self.engine_ends(True)
             return
-        finally:
-            self.model.fault = None
         self.engine.check()
         self.table.on_step(output)
 

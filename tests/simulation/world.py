@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 
-from model import VOCAB, Alone, Died, Fault, PagedModel
+from model import VOCAB, Alone, Died, Fault, Landed, PagedModel, Row
+from sizes import Setup
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine import Engine
 from aiakq.runtime.messages import (
+    OUT_OF_MEMORY,
     Abort,
     Inbox,
     ModelLimits,
@@ -22,8 +23,9 @@ from aiakq.runtime.messages import (
     admit,
 )
 from aiakq.runtime.pages import PagePool
+from aiakq.runtime.sampler import NOT_FINITE
 from aiakq.runtime.sampling import SamplingParams
-from aiakq.runtime.scheduler import PromptRules, Scheduler
+from aiakq.runtime.scheduler import Scheduler
 from aiakq.runtime.sequence import Sequence
 
 #: Deaths of the engine that a request may take part in; as in the server's table.
@@ -39,55 +41,6 @@ def must(holds: object, what: str) -> None:
         raise Violation(what)
 
 
-@dataclass
-class Setup:
-    """The sizes of a world."""
-
-    page_size: int
-    num_pages: int
-    max_len: int
-    max_num_seqs: int
-    budget: int
-    caching: bool
-    rules: PromptRules
-    clients: int
-    arriving: float
-    aborting: float
-
-    @staticmethod
-    def drawn(draw: random.Random) -> Setup:
-        page_size = draw.choice([1, 2, 4, 4, 4, 8, 16])
-        max_len = draw.choice([12, 24, 24, 40])
-        pages = -(-max_len // page_size)
-        chunked = draw.random() < 0.8
-        together = draw.choice([1, 1, 3]) if chunked else 1
-        return Setup(
-            page_size=page_size,
-            # From a famine, in which one request of the greatest length just fits, to plenty.
-            num_pages=1 + pages + draw.choice([0, 0, 1, pages // 2, pages, 3 * pages]),
-            max_len=max_len,
-            max_num_seqs=draw.choice([1, 2, 4, 8]),
-            budget=draw.choice([1, 3, 8, 16, 64]) if chunked else draw.choice([max_len, 2 * max_len]),
-            caching=draw.random() < 0.75,
-            rules=PromptRules(
-                chunked=chunked,
-                together=together,
-                long_together=draw.randint(1, together),
-                long_prompt=draw.choice([0, 0, 6]),
-                long_chunk=draw.choice([0, 0, 5]),
-                delay=draw.choice([0.0, 0.0, 0.5, 4.0]),
-            ),
-            clients=draw.choice([2, 5, 12]),
-            arriving=draw.choice([0.1, 0.3, 1.0]),
-            aborting=draw.choice([0.0, 0.02, 0.1]),
-        )
-
-    @property
-    def overtaking(self) -> bool:
-        """Whether short prompts may overtake long ones."""
-        return bool(self.rules.long_prompt) and self.rules.long_together < self.rules.together
-
-
 @dataclass(eq=False)
 class Client:
     """One request, as who sent it sees it."""
@@ -98,10 +51,12 @@ class Client:
     got: int = 0
     ended: str | None = None
     deaths: int = 0
-    #: In the life of the engine that runs now.
+    #: In the life of the engine that runs now. coming: tokens drawn and not told yet.
     computed: int = 0
+    coming: int = 0
     started: bool = False
     counted: bool = False
+    again: bool = False
     preempted: int = 0
 
 
@@ -155,9 +110,9 @@ class World:
             VOCAB, setup.max_len, pool.num_usable * setup.page_size, eos_token_ids=(0,), by_priority=True
         )
         scheduler = Scheduler(pool, setup.max_num_seqs, setup.budget, setup.rules)
-        self.engine = Engine(self.model, scheduler, limits, {})  # type: ignore[arg-type]
+        self.engine = Engine(self.model, scheduler, limits, {}, setup.ahead)  # type: ignore[arg-type]
         self._generated = self._prompted = self._preempted = self._queried = self._hit = self._worked = 0
-        self._bad_steps = 0
+        self._bad_steps = self._doubts = 0
         self._head: str | None = None
         self._head_steps = 0
         # What was computed since the prefix cache was empty: salt and what the last position of a page holds.
@@ -194,42 +149,77 @@ class World:
         scheduler = self.engine.scheduler
         if any(isinstance(message, ResetPrefixCache) for message in inbox):
             self._pages.clear()
+            self.model.epoch += 1
         stopped = {message.request_id for message in inbox if isinstance(message, Abort)} & self.live.keys()
         before = [(one, one.num_missing, one.num_preemptions) for one in scheduler.running if one.id not in stopped]
-        self.model.fault, self.model.limit = fault, None
-        self.model.calls.clear()
+        self.model.begin(fault)
+        was_broken = self.model.broken
+        doubtful = was_broken and self._bad_steps >= 2 and scheduler.pool.num_free
         try:
             out = self.engine.step(self.now, inbox)
         except Died:
-            must(fault and fault.kind == "dies", "the engine died by itself")
             self._replace_engine(stopped, "dies")
             return
         except AiakqError as failure:
-            self._count_bad_rows()
-            must(self._bad_steps >= 2, f"the engine gave up: {failure}")
+            must(was_broken and self._bad_steps >= 2, f"the engine gave up: {failure}")
             self._replace_engine(stopped, "gives up")
             return
         except (Violation, KeyboardInterrupt):
             raise
         except BaseException as failure:
             raise Violation(f"{type(failure).__name__}: {failure}") from failure
-        if fault and self.model.calls:
+        if fault and self.model.asked:
             self.totals.faults[fault.kind] += 1
-        self._count_bad_rows()
-        # must(self._bad_steps < 2, "no row was finite twice in a row, and the engine goes on")
         try:
             self.engine.check()
         except AssertionError as failure:
             raise Violation(str(failure)) from failure
-        self._check_pages()
+        self._told: dict[str, list[TokenOutput]] = {}
+        for news in out.outputs:
+            self._told.setdefault(news.request_id, []).append(news)
+        for id in sorted(stopped):
+            self._check_end(id, "abort")
         self._check_schedule(before, out)
-        self._check_answers(out, stopped)
+        landed = False
+        for event in self.model.events:
+            if event is None:
+                must(not was_broken, "nothing is finite any more, and the engine goes on")
+                self._bad_steps = 0
+            elif isinstance(event[0], Row):
+                for row in event:
+                    self._check_row(row)
+            else:
+                landed = True
+                self._check_landing(event)
+        for row in self.model.asked:
+            if row.id in self.model.refused:
+                self._check_row(row)
+                self._check_end(row.id, "error", OUT_OF_MEMORY)
+        unasked = [id for id, news in self._told.items() if news]
+        must(not unasked, f"someone is told something and nothing happened: {unasked}")
+        must(self.model.asked or landed or not self.live, "nothing runs although there is work")
+        # One that was launched before may still be finite.
+        if not self.model.silent:
+            self._doubts += 1 if doubtful else -self._doubts
+        must(self._doubts < 3, "nothing is finite any more, and the engine goes on")
+        self._check_pages()
         self._check_counters(out)
         self._check_progress()
 
+    def abort_all(self) -> None:
+        """Everybody leaves at once, as when a call of ``LLM`` is interrupted."""
+        told = self.engine.abort_all()
+        must({news.request_id for news in told} == set(self.live) and len(told) == len(self.live), "not all are told")
+        must(all(news.finish_reason == "abort" for news in told), "not all are aborted")
+        for client in list(self.live.values()):
+            self._end(client, "abort")
+        self.engine.check()
+        must(not self.engine.has_work(), "something is left")
+
     def _replace_engine(self, stopped: set[str], how: str) -> None:
         """What the supervisor does: a new engine, which gets again what had no output yet."""
-        self.totals.faults[how] += 1
+        if how == "dies":
+            self.totals.faults[how] += 1
         for id in stopped:
             self._end(self.live[id], "abort")
         again = []
@@ -239,8 +229,8 @@ class World:
                 self._end(client, "engine ended")
                 continue
             client.alone = Alone(client.spec)
-            client.computed = client.preempted = 0
-            client.started = client.counted = False
+            client.computed = client.coming = client.preempted = 0
+            client.started = client.counted = client.again = False
             again.append(client.spec)
         self._start_engine()
         self.step([*again], None)
@@ -252,34 +242,13 @@ class World:
 
     # --- what must hold
 
-    def _count_bad_rows(self) -> None:
-        """Two steps of several rows in a row in which none was finite end an engine."""
-        drawn = [row for call in self.model.calls for row in call.rows if row[3]]
-        failed = self._failed()
-        answered = len({id for id, *_ in drawn}) - len(failed) - len(self._refused())
-        if answered:
-            self._bad_steps = 0
-        elif len(failed) > 1:
-            self._bad_steps += 1
-
-    def _failed(self) -> set[str]:
-        """Whose rows were not finite."""
-        return {id for call in self.model.calls for id in call.failed}
-
-    def _refused(self) -> set[str]:
-        """Who does not fit into memory even alone."""
-        limit = self.model.limit
-        if limit is None or not self.model.calls:
-            return set()
-        return {id for id, _, count, *_ in self.model.calls[0].rows if count > limit}
-
     def _check_pages(self) -> None:
         """No page is lost, and only full pages are shared; who waits has none."""
         scheduler, P = self.engine.scheduler, self.setup.page_size
         at: dict[int, int] = {}
         for sequence in scheduler.running:
             pages = sequence.pages
-            must(len(pages) <= -(-len(sequence.token_ids) // P), "more pages than tokens")
+            must(len(pages) <= -(-(len(sequence.token_ids) + self.setup.ahead) // P), "more pages than tokens")
             full = sequence.num_computed // P
             for index, page in enumerate(pages):
                 if page in at:
@@ -288,32 +257,32 @@ class World:
                     at[page] = index if index < full else -1
         must(not any(sequence.pages for sequence in scheduler.waiting), "who waits holds pages")
         must(scheduler.pool.num_free + len(at) == scheduler.pool.num_usable, "free and held pages are not all")
-        for call in self.model.calls:
-            for id, (pages, written) in call.failed.items():
-                for page in pages:
-                    must(scheduler.pool._hashes[page] is None, f"a page of {id}, which failed, can still be found")
-                for page in written:
-                    must(page in at or not any(self.model.pages[page]), f"a page of {id}, which failed, is not cleared")
+        for one in (one for event in self.model.events if event for one in event):
+            if isinstance(one, Landed) and one.failed == NOT_FINITE and not one.dropped:
+                for page in one.pages:
+                    must(scheduler.pool._hashes[page] is None, f"a page of {one.row.id}, which failed, can be found")
+                for page in one.written:
+                    must(page in at or not any(self.model.pages[page]), f"a page of {one.row.id} is not cleared")
 
     def _check_schedule(self, before: list[tuple[Sequence, int, int]], out: StepOutput) -> None:
         """The bounds of a step, its order, and that running answers go on."""
         scheduler, setup = self.engine.scheduler, self.setup
-        rows = self.model.calls[0].rows if self.model.calls else []
-        scheduled = sum(count for _, _, count, *_ in rows)
+        rows = self.model.asked
+        scheduled = sum(row.count for row in rows)
         must(scheduled <= setup.budget, f"{scheduled} tokens in a step of {setup.budget}")
         must(scheduled == out.stats.num_scheduled_tokens, "the number of scheduled tokens is wrong")
         must(len(rows) <= setup.max_num_seqs >= len(scheduler.running), "too many sequences run")
-        ids = {id for id, *_ in rows}
+        ids = {row.id for row in rows}
         must(len(ids) == len(rows), "a sequence is twice in a step")
-        must(rows or not self.live or out.outputs, "nothing runs although there is work")
-        counts = [count for _, _, count, *_ in rows]
-        must(counts == sorted(counts, key=lambda count: count > 1), "decodes come first")
+        ones = [row.count == 1 for row in rows]
+        must(ones == sorted(ones, reverse=True), "decodes come first")
         answering = [one for one, missing, times in before if missing == 1 and one.num_preemptions == times]
+        # One step ahead, the last results are read first where pages run short, and then some have ended.
+        served = [one.id in ids for one in answering if one.id in ids or one.id not in self._told]
         if sum(missing == 1 for _, missing, _ in before) <= setup.budget:
-            must(all(one.id in ids for one in answering), "a running answer got no token")
-        elif len(answering) > 1:
-            must([one.id in ids for one in answering] == sorted((one.id in ids for one in answering), reverse=True),
-                 "a later answer got a token before an earlier one")  # fmt: skip
+            must(all(served), "a running answer got no token")
+        else:
+            must(served == sorted(served, reverse=True), "a later answer got a token before an earlier one")
         # Who came first is served first, and who came last gives up its pages.
         known = {one for one, _, _ in before}
         admitted = [self._place(one) for one in scheduler.running if one not in known]
@@ -325,90 +294,109 @@ class World:
             must(not stayed or max(stayed) < min(victims), "pages were taken from who came first")
             self._preempted += len(victims)
             self.totals.preemptions += len(victims)
-        self._fresh: set[tuple[str, int]] = set()
-        for id, *row in rows:
-            client = self.live.get(id)
-            must(client, f"{id} has ended and still runs")
-            self._check_row(client, *row)
-        self._pages |= self._fresh
 
-    def _check_row(self, client: Client, first: int, count: int, drawn: bool, preempted: int) -> None:
+    def _check_row(self, row: Row) -> None:
+        """A sequence's part of a launch."""
+        client, first, end, P = self.clients[row.id], row.first, row.first + row.count, self.setup.page_size
         spec = client.spec
-        total = len(spec.prompt_token_ids) + client.got
+        total = len(spec.prompt_token_ids) + client.got + client.coming
+        cached = first != client.computed
         if not client.started:
             client.started = True
-            must(first % self.setup.page_size == 0 and first < total, f"{first} tokens cannot come from the cache")
             must(first == 0 or (self.setup.caching and spec.prompt_logprobs is None), "cached although it must not be")
             self._queried += len(spec.prompt_token_ids)
             self._hit += first
             self.totals.cached += first
-        elif first != client.computed:
-            must(preempted > client.preempted and first % self.setup.page_size == 0, "positions were left out")
-        if first != client.computed and first:
-            known = spec.cache_salt, client.alone.entries[first - 1]
-            must(known in self._pages, f"{spec.request_id} got pages that it must not find")
-        client.preempted = preempted
-        must(0 < count and first + count <= total, "more tokens run than there are")
-        must(self.setup.rules.chunked or first + count == total, "a prompt was split")
-        must(drawn == (first + count == total and spec.max_tokens > 0), "a token is drawn at the wrong time")
-        if spec.request_id not in self._refused():
-            client.computed = first + count
-            P = self.setup.page_size
-            for end in range((first // P + 1) * P, client.computed + 1, P):
-                self._fresh.add((spec.cache_salt, client.alone.entries[end - 1]))
-            failed = self._failed()
-            if not client.counted and spec.request_id not in failed and client.computed >= len(spec.prompt_token_ids):
+        else:
+            must(not cached or row.preemptions > client.preempted, "positions were left out")
+        if cached and first:
+            must(first % P == 0 and first < total, f"{first} tokens cannot come from the cache")
+            must((spec.cache_salt, client.alone.entries[first - 1]) in self._pages, f"{row.id} may not find its pages")
+        client.preempted, client.computed = row.preemptions, end
+        must(first < end <= total, "more tokens run than there are")
+        must(self.setup.rules.chunked or end == total, "a prompt was split")
+        must(row.draws == (end == total and spec.max_tokens > 0), "a token is drawn at the wrong time")
+        client.coming += row.draws
+        must(client.coming <= 1 or self.setup.ahead, "a token is drawn before the one before it")
+
+    def _check_landing(self, landed: list[Landed]) -> None:
+        """What became of a launch: the right news for everyone in it."""
+        if any(one.row.draws and one.failed != NOT_FINITE for one in landed):
+            self._bad_steps = 0
+        elif any(one.failed == NOT_FINITE for one in landed):
+            self._bad_steps += 1
+        for one in landed:
+            row, client = one.row, self.clients[one.row.id]
+            spec = client.spec
+            if one.dropped:
+                must(client.ended is not None or client.again, f"{row.id} is waiting for what was dropped")
+                continue
+            must(client.ended is None, f"{row.id} has ended and still runs")
+            if one.failed:
+                self._check_end(row.id, "error", one.failed)
+                continue
+            end = row.first + row.count
+            if row.epoch == self.model.epoch:
+                P = self.setup.page_size
+                ends = range((row.first // P + 1) * P, end + 1, P)
+                self._pages |= {(spec.cache_salt, client.alone.entries[at - 1]) for at in ends}
+            client.coming -= row.draws
+            client.again = one.again
+            if one.again:
+                # It goes back to the token before.
+                client.computed, client.coming = len(spec.prompt_token_ids) + client.got - 1, 0
+                continue
+            if not client.counted and end >= len(spec.prompt_token_ids):
                 client.counted = True
                 self._prompted += len(spec.prompt_token_ids)
+            if row.draws:
+                self._check_token(client)
+            elif end == len(spec.prompt_token_ids) and spec.max_tokens == 0:
+                must(not self._check_end(row.id, "length").token_ids, f"{row.id} wanted no tokens")
 
-    def _check_answers(self, out: StepOutput, stopped: set[str]) -> None:
-        """Every answer is what the request gets alone; everyone is told once of the end, and of the right one."""
-        failed = self._failed()
-        refused = self._refused()
-        must(len({news.request_id for news in out.outputs}) == len(out.outputs), "a request has news twice in a step")
-        told = {news.request_id: news for news in out.outputs}
-        due = {id for id, _, _, drawn, _ in (self.model.calls[0].rows if self.model.calls else ()) if drawn}
-        must(told.keys() >= due | stopped | refused, "someone is not told")
-        for id, news in told.items():
-            client = self.clients.get(id)
-            must(client is not None and client.ended is None, f"{id} is told something after its end")
-            assert client is not None
-            self.trace = zlib.crc32(f"{id} {news.token_ids} {news.finish_reason}".encode(), self.trace)
-            if id in stopped:
-                must(news.finish_reason == "abort" and not news.token_ids, f"{id} was aborted and goes on")
-            elif id in failed:
-                must(news.finish_reason == "error" and "finite" in (news.error or ""), f"{id} should have failed")
-            elif id in refused:
-                must(news.finish_reason == "error" and "memory" in (news.error or ""), f"{id} should have failed")
-            else:
-                self._check_tokens(client, news)
-            if news.prompt_logprobs is not None and news.error is None:
-                must(news.prompt_logprobs == client.alone.prompt_logprobs(), f"{id}: other prompt log-probabilities")
-            if news.finish_reason is not None:
-                self._end(client, news.finish_reason)
-
-    def _check_tokens(self, client: Client, news: TokenOutput) -> None:
-        spec, id = client.spec, client.spec.request_id
+    def _check_token(self, client: Client) -> None:
+        """Every token is what the request gets alone, and it ends as it does alone."""
+        id = client.spec.request_id
+        token, logprob, reason, stop = client.alone.next()
+        news = self._check_end(id, reason) if reason else self._next(id)
+        must(news.token_ids == [token] and news.token_logprobs == [logprob], f"{id} got another answer than alone")
+        must((news.finish_reason, news.stop_reason) == (reason, stop), f"{id} ended in another way than alone")
         must(news.error is None, f"{id} failed: {news.error}")
-        if spec.max_tokens == 0:
-            must(not news.token_ids and news.finish_reason == "length", f"{id} wanted no tokens")
-            must(client.computed == len(spec.prompt_token_ids), f"{id} ended before its prompt was computed")
-        else:
-            token, logprob, reason, stop = client.alone.next()
-            must(news.token_ids == [token] and news.token_logprobs == [logprob], f"{id} got another answer than alone")
-            must((news.finish_reason, news.stop_reason) == (reason, stop), f"{id} ended in another way than alone")
-            client.got += 1
-            self._generated += 1
-            self.totals.tokens += 1
-        if client.got <= 1 and spec.prompt_logprobs is not None:
-            must(news.prompt_logprobs is not None, f"{id} got no prompt log-probabilities")
+        if not client.got:
+            self._check_prompt(client, news)
+        client.got += 1
+        self._generated += 1
+        self.totals.tokens += 1
+        self.trace = zlib.crc32(f"{id} {token}".encode(), self.trace)
         times = news.times
-        must(times is not None and times.scheduled is not None, f"{id} has no times")
-        must(times.arrived <= times.scheduled <= (times.last_token or self.now) <= self.now, f"{id}: times in disorder")
+        must(times and times.scheduled is not None and times.last_token == self.now, f"{id} has wrong times")
+        must(times.arrived <= times.scheduled <= times.first_token <= self.now, f"{id} has times in disorder")
+
+    def _check_prompt(self, client: Client, news: TokenOutput) -> None:
+        """Log-probabilities of the prompt, which come once, for who wants them."""
+        wanted = client.alone.prompt_logprobs() if client.spec.prompt_logprobs is not None else None
+        must(news.prompt_logprobs == wanted, f"{client.spec.request_id}: other prompt log-probabilities")
+
+    def _next(self, id: str) -> TokenOutput:
+        """What ``id`` is told next in this step."""
+        must(self._told.get(id), f"{id} is not told what became of it")
+        return self._told[id].pop(0)
+
+    def _check_end(self, id: str, reason: str, why: str | None = None) -> TokenOutput:
+        """That ``id`` is told of its end, once and rightly."""
+        client, news = self.clients[id], self._next(id)
+        must(client.ended is None, f"{id} ends twice")
+        must(news.finish_reason == reason, f"{id} ended by {news.finish_reason} instead of {reason}")
+        must(news.error == why, f"{id} ended because {news.error}, not because {why}")
+        if reason == "length" and client.spec.max_tokens == 0:
+            self._check_prompt(client, news)
+        self._end(client, reason)
+        self.trace = zlib.crc32(f"{id} {reason}".encode(), self.trace)
+        return news
 
     def _check_counters(self, out: StepOutput) -> None:
         stats, scheduler = out.stats, self.engine.scheduler
-        self._worked += bool(self.model.calls)
+        self._worked += bool(self.model.asked)
         found = {
             "generation_tokens": (stats.generation_tokens, self._generated),
             "prompt_tokens": (stats.prompt_tokens, self._prompted),

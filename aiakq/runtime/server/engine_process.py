@@ -85,6 +85,9 @@ def _run(link: EngineLink) -> int:
         _serve(link, engine)
     except ConnectionError:
         return 0
+    except AiakqError as failure:
+        link.send(failed(failure))
+        return failure.exit_code
     except BaseException as failure:
         traceback.print_exc()
         link.send(failed(error("engine_dead", reason=_one_line(failure))))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.messages import NOTHING_LEFT, EngineStats, ModelLimits, RequestSpec, StepOutput
+from aiakq.runtime.messages import NOTHING_LEFT, OUT_OF_MEMORY, EngineStats, ModelLimits, RequestSpec, StepOutput
 from aiakq.runtime.output_processor import Delta, OutputProcessor
 from aiakq.runtime.sampling import SamplingParams
 from aiakq.runtime.server.engine_client import again
@@ -337,6 +337,8 @@ def _failure(reason: str) -> AiakqError:
     """What a client is told about a sequence that ended with an error."""
     if reason == NOTHING_LEFT:
         return error("nothing_left", reason=reason)
+    if reason == OUT_OF_MEMORY:
+        return error("request_memory")
     return error("numerical_error", reason=reason.rstrip("."))
 
 
