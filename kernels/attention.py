@@ -130,10 +130,12 @@ class _Chunk:
 
     rows    [S * Hkv * C] rows of the cache seen as [pages * P * Hkv, D].
     hidden  [S, 1, R, C] bool, True where a query row may not look.
+    unseen  [S, 1, C, 1] bool, True where none does: what is there was left by others and need not be finite.
     """
 
     rows: Tensor
     hidden: Tensor
+    unseen: Tensor
 
 
 def _planned(context: AttentionContext, key: tuple, make: Callable[[], list[_Chunk]]) -> list[_Chunk]:
@@ -170,7 +172,9 @@ def _prefill(query: Tensor, cache: Cache, context: AttentionContext, s: int, sca
     def make() -> list[_Chunk]:
         kv_len = context.kv_len_list[s]
         first = kv_len - L
-        position = torch.arange(first, first + padded, device=query.device).repeat_interleave(group)
+        # Rows of padding see what the last one does.
+        position = torch.arange(first, first + padded, device=query.device).clamp_max_(kv_len - 1)
+        position = position.repeat_interleave(group)
         return _chunks(context.page_table[s : s + 1], kv_len, position.view(1, -1, 1), layout)
 
     out = _attend(q, cache, _planned(context, (layout, s), make), layout)
@@ -196,7 +200,7 @@ def _chunks(page_table: Tensor, length: int, position: Tensor, layout: _Layout) 
         hidden = at > position
         if layout.window is not None:
             hidden |= at <= position - layout.window
-        chunks.append(_Chunk(rows, hidden.unsqueeze(1)))
+        chunks.append(_Chunk(rows, hidden.unsqueeze(1), hidden.all(dim=1).unsqueeze(1).unsqueeze(-1)))
     return chunks
 
 
@@ -213,6 +217,8 @@ def _attend(q: Tensor, cache: Cache, chunks: list[_Chunk], layout: _Layout) -> T
                 x * _rows(s.unsqueeze(-1), chunk.rows).view(B, C, 1)
                 for x, s in zip((keys, values), cache[2:], strict=True)
             )
+        # A weight of 0 does not hide what is not finite.
+        values.view(-1, layout.kv_heads, C, D).masked_fill_(chunk.unseen, 0)
         scores = torch.bmm(q, keys.transpose(1, 2))
         scores.view(-1, layout.kv_heads, R, C).masked_fill_(chunk.hidden, float("-inf"))
         highest = scores.amax(dim=-1, keepdim=True)

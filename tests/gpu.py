@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = Path(os.environ.get("OUT", "out/gpu"))
@@ -97,6 +98,29 @@ def tokens_match_the_cpu() -> dict:
     return {"equal": same}
 
 
+def one_step_ahead_changes_no_token(**arguments: Any) -> dict:
+    """Answers of the example model, drawn in many ways, with asynchronous scheduling and without."""
+    from aiakq import LLM, SamplingParams
+
+    wishes: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 1.0, "top_k": 20, "frequency_penalty": 0.5},
+        {"temperature": 0.7, "stop": ["the", "."], "min_tokens": 4},
+    ]
+    params = [SamplingParams(max_tokens=8 + n, seed=n, logprobs=1, **wishes[n % 4]) for n in range(32)]
+    given = {"device": "cuda", "dtype": "float32", "gpu_memory_utilization": 0.2} | arguments
+    answers = []
+    for ahead in (True, False):
+        llm = LLM(model=MODEL, async_scheduling=ahead, **given)
+        told = llm.generate(PROMPTS * 8, params, use_tqdm=False)
+        llm.engine.check()
+        answers.append([(r.outputs[0].token_ids, r.outputs[0].text, r.outputs[0].finish_reason) for r in told])
+    same = sum(a == b for a, b in zip(*answers, strict=True))
+    assert same == len(params), f"{same} of {len(params)} answers are equal"
+    return {"equal": same}
+
+
 def triton_agrees_with_torch() -> dict:
     """The trial that every load makes, and the assembly against its plain twin, bit for bit."""
     from dataclasses import replace
@@ -156,19 +180,23 @@ def graphs_replay_what_was_computed() -> dict:
 
 
 def timings() -> dict:
-    """Tokens per second of the example model at several batch sizes."""
+    """Tokens per second of the example model at several batch sizes, with asynchronous scheduling and without."""
     from aiakq import LLM, SamplingParams
 
     llm = LLM(model=MODEL, device="cuda", gpu_memory_utilization=0.2)
-    rates = {}
+    rows = []
     for batch in (1, 16, 128):
         prompts = [{"prompt_token_ids": [5 + i] * 32} for i in range(batch)]
         params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
-        llm.generate(prompts, params, use_tqdm=False)
-        began = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False)
-        rates[str(batch)] = batch * 64 / (time.perf_counter() - began)
-    return {"tokens_per_s": rates, "facts": llm.engine.facts}
+        row: dict[str, Any] = {"batch": batch}
+        for name, ahead in (("tokens_per_s", True), ("one_after_another", False)):
+            llm.engine.ahead = ahead
+            llm.generate(prompts, params, use_tqdm=False)
+            began = time.perf_counter()
+            llm.generate(prompts, params, use_tqdm=False)
+            row[name] = batch * 64 / (time.perf_counter() - began)
+        rows.append(row)
+    return {"rows": rows, "facts": llm.engine.facts}
 
 
 def small_problems() -> dict:
@@ -281,6 +309,7 @@ STEPS: tuple[tuple[Callable[[], dict], float], ...] = (
     (triton_agrees_with_torch, 20),
     (graphs_replay_what_was_computed, 10),
     (tokens_match_the_cpu, 20),
+    (one_step_ahead_changes_no_token, 20),
     (compiled_in_parallel, 30),
     (ceilings, 5),
     (product_speed, 60),

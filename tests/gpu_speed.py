@@ -227,6 +227,18 @@ def step_floor_ms(config: dict[str, Any], kind: str, batch: int, context: int, c
     return (us + layers * 2 * kv * 2 * context * batch / ceilings["gbps"] / 1e3) / 1e3
 
 
+def step_ms(engine: Any, batch: int, steps: int, ahead: bool) -> float | None:
+    """The median of steps of all ``batch`` sequences, or None where there is none. The first ones capture a graph."""
+    engine.ahead = ahead
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        engine.step(0.0, [])
+        if engine.stats.num_scheduled_tokens == batch:
+            times.append((time.perf_counter() - start) * 1e3)
+    return sorted(times)[len(times) // 2] if times else None
+
+
 def engine_speed(
     ceilings: dict[str, float],
     left: Left,
@@ -236,7 +248,9 @@ def engine_speed(
     steps: int = 24,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Decoding steps of the whole engine, from the scheduler to tokens on the host, at random weights."""
+    """Decoding steps of the whole engine, from the scheduler to tokens on the host, at random weights: prepared while
+    the one before runs, and one after another.
+    """
     from aiakq.runtime.config import EngineConfig
     from aiakq.runtime.loading import load_engine
     from aiakq.runtime.messages import admit
@@ -246,7 +260,7 @@ def engine_speed(
     notes: dict[str, str] = {}
     # Who has its prompt done decodes while others have not: room for that, too.
     budget = 8192
-    most = steps + 8 + 2 * -(-max(batches) * context // budget)
+    most = 2 * steps + 8 + 2 * -(-max(batches) * context // budget)
     given = {
         "device": "cuda",
         "dtype": "bfloat16",
@@ -283,24 +297,18 @@ def engine_speed(
                 engine.step(0.0, [])
             asked += batch * context
             prompt_s = time.perf_counter() - began
-            times = []
-            for _ in range(steps):
-                start = time.perf_counter()
-                engine.step(0.0, [])
-                if engine.stats.num_scheduled_tokens == batch:
-                    times.append((time.perf_counter() - start) * 1e3)
+            step, waiting = (step_ms(engine, batch, steps, ahead) for ahead in (True, False))
             engine.abort_all()
-            if not times:
+            if step is None or waiting is None:
                 notes[f"{kind}, batch {batch}"] = "the pages do not hold so many at once"
                 continue
-            # The first ones capture the graph.
-            step = sorted(times)[len(times) // 2]
             least = step_floor_ms(config, kind, batch, context, ceilings)
             table.append(
                 {
                     "format": kind,
                     "batch": batch,
                     "step_ms": step,
+                    "one_after_another_ms": waiting,
                     "tokens_per_s": batch / step * 1e3,
                     "roofline_ms": least,
                     "reached": least / step,

@@ -38,9 +38,15 @@ def test_whole_steps(script):
     )
     rows = found["rows"]
     assert [(row["format"], row["batch"]) for row in rows] == [("w4a16", 1), ("w4a16", 3), ("w8a8", 1), ("w8a8", 3)]
-    assert all(row["tokens_per_s"] > 0 and row["roofline_ms"] > 0 for row in rows)
+    positive = ("tokens_per_s", "roofline_ms", "step_ms", "one_after_another_ms")
+    assert all(row[name] > 0 for row in rows for name in positive)
     assert "w4a16: " in found["notes"]["w4a16 runs"]
     assert not speed.engine_speed(CEILINGS, lambda: 1.0, config)["rows"], "nothing is begun without time"
+
+
+def test_answers_with_and_without_asynchronous_scheduling(script):
+    gpu, _ = script
+    assert gpu.one_step_ahead_changes_no_token(device="cpu") == {"equal": 32}
 
 
 def test_attention(script):

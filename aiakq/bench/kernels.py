@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from aiakq.bench.timing import Call
+    from aiakq.kernels.types import AttentionContext
     from aiakq.runtime.config import EngineConfig
 
 #: Schemes by name; groups come from --group-size where weights have some.
@@ -108,7 +109,7 @@ def run(options: KernelOptions, progress: Progress) -> Record:
             raise error("option_refused", option="--tune", reason=reason)
         from aiakq.bench.tuning import tune
 
-        written = tune(problem.products, problem.dtype, device, options.into, progress)
+        written = tune(problem, options.context, options.into, progress)
     progress("ceilings", 0, 1)
     with torch.inference_mode():
         problem.ceilings = ceilings(device, problem.dtype)
@@ -250,15 +251,35 @@ def _others(problem: Problem, options: KernelOptions) -> Iterator[Callable[[], l
 
 
 def _attention(problem: Problem, config: EngineConfig, lengths: list[tuple[int, int]], name: str) -> list[dict]:
-    """Sequences of (cached, new) tokens."""
-    import torch
-
     from aiakq.bench import timing
-    from aiakq.kernels.attention import new_cache, paged_attention
-    from aiakq.kernels.types import AttentionContext
+    from aiakq.kernels.attention import paged_attention
     from aiakq.runtime.loading import attention_name
 
-    device, dtype, page, hf = problem.device, problem.dtype, config.page_size, config.hf
+    device, dtype, hf = problem.device, problem.dtype, config.hf
+    query, cache, context = sequences(config, lengths, dtype, device)
+    call: Call = partial(paged_attention, query, cache, context, hf.head_dim**-0.5)
+    us = timing.microseconds([call], device)
+    held = sum(-(-(old + new) // config.page_size) for old, new in lengths)
+    of_pages = timing.nbytes(*cache) / len(cache[0]) * held
+    pairs = sum(new * old + new * (new + 1) / 2 for old, new in lengths)
+    moved = of_pages + 2 * timing.nbytes(query)
+    work = 4 * pairs * hf.num_heads * hf.head_dim
+    kind = f"attention {str(config.kv_dtype).removeprefix('torch.')}"
+    row = _row(problem, name, kind, len(query), us, moved, work, False)
+    implementation = attention_name(cache[0], dtype).partition(",")[0]
+    return [row | {"implementation": implementation, "layers": hf.num_layers}]
+
+
+def sequences(
+    config: EngineConfig, lengths: list[tuple[int, int]], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, list[torch.Tensor], AttentionContext]:
+    """Queries of sequences of (cached, new) tokens, a cache of pages in no order, and where they are in it."""
+    import torch
+
+    from aiakq.kernels.attention import new_cache
+    from aiakq.kernels.types import AttentionContext
+
+    page, hf = config.page_size, config.hf
     pages = [-(-(old + new) // page) for old, new in lengths]
     cache = new_cache(sum(pages) + 1, page, hf.num_kv_heads, hf.head_dim, config.kv_dtype, device)
     draw = torch.Generator().manual_seed(0)
@@ -277,16 +298,7 @@ def _attention(problem: Problem, config: EngineConfig, lengths: list[tuple[int, 
         kv_len_list=ends,
     )
     query = torch.randn(starts[-1], hf.num_heads, hf.head_dim, dtype=dtype, device=device)
-    call: Call = partial(paged_attention, query, cache, context, hf.head_dim**-0.5)
-    us = timing.microseconds([call], device)
-    of_pages = timing.nbytes(*cache) / len(cache[0]) * sum(pages)
-    pairs = sum(new * old + new * (new + 1) / 2 for old, new in lengths)
-    moved = of_pages + 2 * timing.nbytes(query)
-    work = 4 * pairs * hf.num_heads * hf.head_dim
-    kind = f"attention {str(config.kv_dtype).removeprefix('torch.')}"
-    row = _row(problem, name, kind, starts[-1], us, moved, work, False)
-    implementation = attention_name(cache[0], dtype).partition(",")[0]
-    return [row | {"implementation": implementation, "layers": hf.num_layers}]
+    return query, cache, context
 
 
 def _rows(problem: Problem, config: EngineConfig, m: int) -> list[dict]:

@@ -2,46 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from aiakq.bench import timing
+from aiakq.bench.kernels import Problem, Product, sequences
 from aiakq.bench.offline import Progress
-from aiakq.kernels.triton import configs, linear, tuning, w8a8
+from aiakq.kernels.triton import DTYPES, configs, linear, paged, tuning, w8a8
 from aiakq.kernels.types import QWeight
+from aiakq.runtime.config import EngineConfig
 from aiakq.runtime.weights import random_weight
 from aiakq.spec import LayerSpec, QuantSpec
 
-#: (kernel, bits) -> layers of it and how many there are of each.
+#: Kernel and bits.
 Group = tuple[str, int]
+#: Microseconds for so many rows under an entry of the table; infinity where it cannot be compiled or launched.
+Trial = Callable[[int, tuning.Entry], float]
 
 
-def tune(products: Sequence, dtype: torch.dtype, device: torch.device, into: Path | None, progress: Progress) -> Path:
-    """Try every candidate on the quantized ``products`` (kernels.Product); returns the file. Takes minutes."""
+def tune(problem: Problem, context: int, into: Path | None, progress: Progress) -> Path:
+    """Try every candidate on the quantized products of ``problem``, and on the attention of its model over ``context``
+    tokens; returns the file. Takes minutes.
+    """
+    dtype, device, config = problem.dtype, problem.device, problem.config
     name, _ = configs.gpu(device)
-    groups: dict[Group, list] = {}
-    for product in products:
+    groups: dict[Group, list[Callable[[], tuple[Trial, int]]]] = {}
+    for product in problem.products:
         if product.spec is not None:
-            groups.setdefault(_group(product.spec), []).append(product)
+            made = partial(_product, product.spec, product, dtype, device)
+            groups.setdefault(_group(product.spec), []).append(made)
+    if config is not None and dtype in DTYPES:
+        bits = 8 if config.kv_dtype.itemsize == 1 else 16
+        for kernel in ("decode", "prefill"):
+            groups[kernel, bits] = [partial(_attention, kernel, config, dtype, device, context)]
     found: dict[str, dict[str, dict[str, tuning.Entry]]] = {}
-    total = sum(len(tuning.candidates(kernel, m)) for kernel, _ in groups for m in tuning.BUCKETS)
+    total = sum(len(tuning.candidates(kernel, m)) for kernel, _ in groups for m in tuning.BUCKETS[kernel])
     done = 0
     with torch.inference_mode():
         for (kernel, bits), members in groups.items():
-            trials = [_Trial(product.spec, product.n, product.k, dtype, device) for product in members]
-            counts = [product.count for product in members]
+            trials = [made() for made in members]
 
-            def cost(m: int, entry: tuning.Entry, trials: list = trials, counts: list = counts) -> float:
+            def cost(m: int, entry: tuning.Entry, trials: list[tuple[Trial, int]] = trials) -> float:
                 nonlocal done
                 done += 1
                 progress("tune", done, total)
-                return sum(count * trial(m, entry) for trial, count in zip(trials, counts, strict=True))
+                return sum(count * trial(m, entry) for trial, count in trials)
 
             found.setdefault(kernel, {})[str(bits)] = tuning.tuned(kernel, cost)
     return tuning.write(name, found, into or configs.users_folder())
+
+
+def _product(
+    spec: LayerSpec | QuantSpec, product: Product, dtype: torch.dtype, device: torch.device
+) -> tuple[Trial, int]:
+    return _Trial(spec, product.n, product.k, dtype, device), product.count
+
+
+def _attention(
+    kernel: str, config: EngineConfig, dtype: torch.dtype, device: torch.device, context: int
+) -> tuple[Trial, int]:
+    return _AttentionTrial(kernel, config, dtype, device, context), 1
 
 
 def _group(spec: LayerSpec | QuantSpec) -> Group:
@@ -53,7 +76,7 @@ def _group(spec: LayerSpec | QuantSpec) -> Group:
 class _Trial:
     """One layer, in as many copies as no cache holds, under any entry of a table."""
 
-    def __init__(self, spec: LayerSpec, n: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: LayerSpec | QuantSpec, n: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
         draw = torch.Generator(device).manual_seed(0)
         self.n, self.k, self.dtype, self.device = n, k, dtype, device
         self._integers = bool(spec.activation_bits)
@@ -66,11 +89,7 @@ class _Trial:
         self.states = [made() for _ in range(timing.copies(device, n * k * spec.bits / 8))]
 
     def __call__(self, m: int, entry: tuning.Entry) -> float:
-        """Microseconds for ``m`` rows; infinity where it cannot be compiled or launched."""
-        try:
-            return timing.microseconds(self._calls(m, entry), self.device)
-        except Exception:  # whatever Triton, ptxas or the driver has against it
-            return float("inf")
+        return _microseconds(lambda: self._calls(m, entry), self.device)
 
     def _calls(self, m: int, entry: tuning.Entry) -> list[Callable[[], object]]:
         x = torch.randn(m, self.k, dtype=self.dtype, device=self.device)
@@ -80,3 +99,41 @@ class _Trial:
             codes, scales = w8a8.quantize(x, None)
             return [partial(w8a8.multiply, codes, scales, state, self.dtype, config) for state in self.states]
         return [partial(linear.run, x, state, config) for state in self.states]
+
+
+class _AttentionTrial:
+    """Attention of one layer of a model: sequences of ``context`` tokens that decode, or one prompt."""
+
+    def __init__(
+        self, kernel: str, config: EngineConfig, dtype: torch.dtype, device: torch.device, context: int
+    ) -> None:
+        self.kernel, self.config, self.dtype, self.device, self.context = kernel, config, dtype, device, context
+        self._made: tuple[int, list] = (0, [])
+
+    def __call__(self, m: int, entry: tuning.Entry) -> float:
+        return _microseconds(lambda: self._calls(m, entry), self.device)
+
+    def _calls(self, m: int, entry: tuning.Entry) -> list[Callable[[], object]]:
+        if self._made[0] != m:
+            self._made = 0, []
+            lengths = [(0, m)]
+            if self.kernel == "decode":
+                lengths = [(self.context - 1, 1)] * max(1, m // self.config.hf.num_kv_heads)
+            first = sequences(self.config, lengths, self.dtype, self.device)
+            more = range(1, timing.copies(self.device, timing.nbytes(*first[1])))
+            others = [sequences(self.config, lengths, self.dtype, self.device) for _ in more]
+            self._made = m, [first, *others]
+        launch = paged.decode if self.kernel == "decode" else paged.prefill
+        width = max(16, 1 << (self.config.hf.head_dim - 1).bit_length())
+        config = configs.walk_of(entry, width)
+        return [
+            partial(launch, query, torch.empty_like(query), cache, context, 0.1, None, 0.0, config)
+            for query, cache, context in self._made[1]
+        ]
+
+
+def _microseconds(calls: Callable[[], list[Callable[[], object]]], device: torch.device) -> float:
+    try:
+        return timing.microseconds(calls(), device)
+    except Exception:  # whatever Triton, ptxas or the driver has against it
+        return float("inf")

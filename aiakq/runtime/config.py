@@ -201,6 +201,7 @@ class EngineConfig:
     long_chunk: int
     by_priority: bool
     delay_factor: float
+    async_scheduling: bool
     max_logprobs: int
     seed: int
     model_impl: str
@@ -258,6 +259,7 @@ class EngineConfig:
             **_prefills(args, max_model_len),
             by_priority=args["scheduling_policy"] == "priority",
             delay_factor=args["scheduler_delay_factor"],
+            async_scheduling=not on_cpu if args["async_scheduling"] is None else args["async_scheduling"],
             max_logprobs=hf.vocab_size if args["max_logprobs"] == -1 else args["max_logprobs"],
             seed=args["seed"],
             model_impl=args["model_impl"],
@@ -290,7 +292,7 @@ def _context(args: Mapping[str, Any], hf: ModelConfig) -> int:
 
 def _budget(args: Mapping[str, Any], max_model_len: int, on_cpu: bool) -> int:
     """Tokens per step. Raises ``option_conflict`` where a prompt must fit into one and does not."""
-    budget = args["max_num_batched_tokens"] or (2048 if on_cpu else 8192)
+    budget = args["max_num_batched_tokens"] or (512 if on_cpu else 8192)
     if args["enable_chunked_prefill"] or budget >= max_model_len:
         return budget
     if args["max_num_batched_tokens"]:

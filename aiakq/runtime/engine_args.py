@@ -233,7 +233,7 @@ ENGINE_ARGUMENTS: tuple[Argument, ...] = (
         "max_num_batched_tokens",
         int,
         None,
-        "Tokens per step, prompts and outputs together. 8192 on a GPU, 2048 on a CPU if not given.",
+        "Tokens per step, prompts and outputs together. 8192 on a GPU, 512 on a CPU if not given.",
         "scheduling",
         low=1,
         spelled=True,
@@ -243,6 +243,14 @@ ENGINE_ARGUMENTS: tuple[Argument, ...] = (
         bool,
         True,
         "Split long prompts over steps, so that running answers do not stall.",
+        "scheduling",
+    ),
+    Argument(
+        "async_scheduling",
+        bool,
+        None,
+        "Prepare the next step while the device computes; results are told one step later, and tokens are the same. On "
+        "a GPU so if not given; on a CPU, where nothing is gained by it, not.",
         "scheduling",
     ),
     Argument(

@@ -17,7 +17,8 @@ from aiakq.runtime.output_processor import Delta, OutputProcessor, truncated
 from aiakq.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from aiakq.runtime.sampling import SamplingParams
 
-#: A prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids".
+#: A prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids"; with "cache_salt" it shares pages only with
+#: prompts of the same.
 Prompt = str | list[int] | dict[str, Any]
 
 
@@ -70,7 +71,8 @@ class LLM:
         wanted = _listed(prompts if prompts is not None else prompt_token_ids)
         params = self._params_for(wanted, sampling_params)
         priorities = self._one_for_each("priority", wanted, 0 if priority is None else priority)
-        return self._run([self._read(prompt) for prompt in wanted], params, priorities, use_tqdm)
+        salts = [str(one.get("cache_salt") or "") if isinstance(one, dict) else "" for one in wanted]
+        return self._run([self._read(prompt) for prompt in wanted], params, priorities, salts, use_tqdm)
 
     def chat(
         self,
@@ -94,7 +96,7 @@ class LLM:
         ]
         # The template writes the special tokens itself.
         read = [self._encoded(prompt, add_special_tokens=False) for prompt in prompts]
-        return self._run(read, self._params_for(prompts, sampling_params), [0] * len(read), use_tqdm)
+        return self._run(read, self._params_for(prompts, sampling_params), [0] * len(read), [""] * len(read), use_tqdm)
 
     def _params_for(
         self, prompts: Any, given: SamplingParams | SequenceType[SamplingParams] | None
@@ -134,16 +136,17 @@ class LLM:
         prompts: list[tuple[str | None, list[int]]],
         params: list[SamplingParams],
         priorities: list[int],
+        salts: list[str],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         results: dict[str, RequestOutput] = {}
         inbox: Inbox = []
         try:
-            for (text, ids), wanted, priority in zip(prompts, params, priorities, strict=True):
+            for (text, ids), wanted, priority, salt in zip(prompts, params, priorities, salts, strict=True):
                 request_id = str(next(self._ids))
                 ids = truncated(ids, wanted, self.engine.limits)
                 results[request_id] = _empty(request_id, text, ids, wanted)
-                inbox += self._processor.add(request_id, ids, wanted, priority)
+                inbox += self._processor.add(request_id, ids, wanted, priority, salt)
             self._drive(inbox, results, use_tqdm)
         except BaseException:
             # Nothing of a failed or interrupted call may go on running in the next one.

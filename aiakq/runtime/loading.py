@@ -116,11 +116,11 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         "dtype": f"{dtype} ({config.dtype_reason})",
         "linear layers": kernels,
         "attention": attention_name(runner.caches[0][0], config.dtype),
-        "step": recorded,
+        "step": recorded + ("; the next is prepared meanwhile" if config.async_scheduling else ""),
         "KV pages": f"{pages}, {str(config.kv_dtype).removeprefix('torch.')}",
         "batch": f"up to {config.max_num_seqs} sequences, {config.max_num_batched_tokens} tokens a step",
     }
-    return Engine(runner, scheduler, limits, facts)
+    return Engine(runner, scheduler, limits, facts, config.async_scheduling)
 
 
 def attention_name(cache: Tensor, dtype: torch.dtype) -> str:

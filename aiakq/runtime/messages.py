@@ -48,6 +48,7 @@ class RequestSpec:
     seed             drawn when the user gave none, so that a preempted request repeats itself.
     bad_words        token ids that may not follow each other in the output.
     priority         lower ones are scheduled first.
+    cache_salt       pages are shared only between requests with the same one.
     """
 
     request_id: str
@@ -70,6 +71,7 @@ class RequestSpec:
     allowed_token_ids: list[int] | None = None
     bad_words: list[list[int]] = field(default_factory=list)
     priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def admit(
     index: int = 0,
     bad_words: Sequence[list[int]] = (),
     priority: int = 0,
+    cache_salt: str = "",
 ) -> RequestSpec:
     """Check one request against ``limits`` and freeze it. ``index`` counts the sequences of an n > 1 request.
 
@@ -147,6 +150,7 @@ def admit(
         allowed_token_ids=params.allowed_token_ids,
         bad_words=list(bad_words),
         priority=priority,
+        cache_salt=cache_salt,
     )
     if params.logits_processors:
         return LocalSpec(**vars(spec), logits_processors=tuple(params.logits_processors))

@@ -120,6 +120,7 @@ class OutputProcessor:
         prompt_token_ids: list[int],
         params: SamplingParams,
         priority: int = 0,
+        cache_salt: str = "",
     ) -> list[RequestSpec]:
         """Check a request and start following it; returns what to give the engine.
 
@@ -131,7 +132,7 @@ class OutputProcessor:
             params = replace(params, detokenize=False)
         words = bad_word_ids(self.tokenizer, params.bad_words or ())
         specs = [
-            admit(f"{request_id}/{index}", prompt_token_ids, params, self.limits, index, words, priority)
+            admit(f"{request_id}/{index}", prompt_token_ids, params, self.limits, index, words, priority, cache_salt)
             for index in range(params.num_sequences)
         ]
         for index, spec in enumerate(specs):

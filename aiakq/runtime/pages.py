@@ -16,6 +16,11 @@ from collections.abc import Sequence as SequenceType
 ROOT = b""
 
 
+def root_hash(salt: str) -> bytes:
+    """Hash of the empty prefix among requests with ``salt``: those with another find nothing of theirs."""
+    return hashlib.blake2b(salt.encode(), digest_size=16, person=b"aiakq cache salt").digest() if salt else ROOT
+
+
 def page_hash(parent: bytes, token_ids: SequenceType[int]) -> bytes:
     """16 bytes that stand for ``token_ids`` following the prefix that ``parent`` stands for."""
     digest = hashlib.blake2b(parent, digest_size=16)
@@ -96,11 +101,10 @@ class PagePool:
             self._hashes[page] = value
 
     def forget(self, pages: SequenceType[int]) -> list[int]:
-        """Make those of ``pages`` that have one holder unfindable, and return them; the others belong to more."""
-        own = [page for page in pages if self._holders[page] == 1]
-        for page in own:
+        """Make ``pages`` unfindable; returns those that have one holder, the others are in use elsewhere."""
+        for page in pages:
             self._forget(page)
-        return own
+        return [page for page in pages if self._holders[page] == 1]
 
     def forget_all(self) -> None:
         """Make every page unfindable; who holds pages keeps them."""

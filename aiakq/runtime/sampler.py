@@ -2,6 +2,8 @@
 
 Randomness is stateless: the uniform number of a token is a hash of its request's seed and its position. So a request
 repeats itself whatever else is in the batch, and after a preemption, without any generator to keep.
+
+Everything is launched, and nothing waited for until the results are asked for.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +24,8 @@ from aiakq.runtime.sampling import LogitsProcessor
 from aiakq.runtime.sequence import Sequence
 from aiakq.runtime.transfer import on_device, on_host
 
-#: Candidates looked at first for top-k, top-p and min-p; a row whose cut lies beyond is sorted whole. A constant, so
-#: that a row's candidates do not depend on its neighbours.
+#: Candidates looked at for top-k, top-p and min-p; where a row's cut lies beyond, its token is drawn again, from all,
+#: and so are the sequence's later ones. A constant, so that candidates do not depend on a row's neighbours.
 CANDIDATES = 1024
 
 NOT_FINITE = "the model's output is not finite (overflow)"
@@ -30,19 +33,31 @@ NOT_FINITE = "the model's output is not finite (overflow)"
 
 @dataclass
 class Sampled:
-    """The next token of one sequence; ``logprob`` is of the raw logits. ``error`` names a row that is not finite."""
+    """The next token of one sequence; ``logprob`` is of the raw logits.
+
+    error  names a row that is not finite, or of which nothing is left.
+    again  whether the token is not valid: the candidates were not enough (see ``Sequence.draw_again``).
+    """
 
     token: int
     logprob: float
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    again: bool = False
 
 
-def sample(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
-    """Choose one token per row of ``logits`` [R, V] float32.
+@dataclass(frozen=True)
+class Choice:
+    """Chosen tokens [R] int64 on the device of the logits; ``results`` waits for them and all the host has to know."""
 
-    Log-probabilities are those of the model, before anything the request asks for is applied. On a GPU nothing is
-    waited for but the results.
+    tokens: Tensor
+    results: Callable[[], list[Sampled]]
+
+
+def choose(logits: Tensor, sequences: list[Sequence]) -> Choice:
+    """Choose one token per row of ``logits`` [R, V] float32, which may change once this returned.
+
+    Log-probabilities are those of the model, before anything the request asks for is applied.
     """
     changed = [row for row, sequence in enumerate(sequences) if _changes_logits(sequence)]
     if not changed:
@@ -58,51 +73,48 @@ def sample(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
         results = _sample_natively(logits, changed, own, sequences)
         for at in empty:
             results[changed[at]].error = results[changed[at]].error or NOTHING_LEFT
-        return results
+        return Choice(torch.tensor([result.token for result in results]), lambda: results)
     asked = logits.index_copy(0, on_device(changed, logits.device), own) if changed else logits
-    return _sample(logits, asked, sequences, min(CANDIDATES, logits.shape[1]))
+    tokens, told = _chosen(logits, asked, sequences)
+    arriving = on_host(told)
+    # Of the logits themselves nothing is kept: the next step writes over them.
+    vocab = logits.shape[1]
+    return Choice(tokens, lambda: _read(arriving()[0], sequences, vocab))
 
 
 def _is_native(logits: Tensor) -> bool:
     return logits.is_cpu and logits.dtype == torch.float32 and logits.stride(1) == 1 and rows.available()
 
 
-def _sample(raw: Tensor, logits: Tensor, sequences: list[Sequence], candidates: int) -> list[Sampled]:
-    """``sample`` by torch; tokens are drawn from ``logits``, the first ``candidates`` of a row where it is cut."""
-    numbers = iter(on_host(_chosen(raw, logits, sequences, candidates)))
+#: Numbers of every row in what ``_chosen`` tells.
+_FIXED = 6
+
+
+def _read(told: list[float], sequences: list[Sequence], vocab: int) -> list[Sampled]:
+    """What ``_chosen`` told, row by row."""
+    numbers = iter(told)
     rows = [[next(numbers) for _ in range(_FIXED)] for _ in sequences]
     results = []
-    late = []
-    for row, (token, logprob, finite, left, complete, rank) in enumerate(rows):
-        count = _top_count(sequences[row], raw)
+    for sequence, (token, logprob, finite, left, complete, rank) in zip(sequences, rows, strict=True):
+        count = _top_count(sequence, vocab)
         top = None
         if count is not None:
             ids, values = ([next(numbers) for _ in range(count)] for _ in range(2))
             top = TokenLogprobs([int(token), *map(int, ids)], [logprob, *values], int(rank))
         failure = NOT_FINITE if not finite else NOTHING_LEFT if not left else None
-        results.append(Sampled(int(token), logprob, None if failure else top, failure))
-        if not failure and not complete:
-            late.append(row)
-    if late:
-        some = on_device(late, raw.device)
-        again = raw.index_select(0, some), logits.index_select(0, some), [sequences[row] for row in late]
-        for row, result in zip(late, _sample(*again, raw.shape[1]), strict=True):
-            results[row] = result
+        again = not (failure or complete)
+        results.append(Sampled(int(token), logprob, None if failure else top, failure, again))
     return results
 
 
-#: Numbers of every row in what ``_chosen`` returns.
-_FIXED = 6
-
-
-def _top_count(sequence: Sequence, logits: Tensor) -> int | None:
+def _top_count(sequence: Sequence, vocab: int) -> int | None:
     """How many of the most likely tokens a request wants to see, or None."""
     count = sequence.spec.logprobs
-    return logits.shape[1] if count == -1 else count
+    return vocab if count == -1 else count
 
 
-def _chosen(raw: Tensor, logits: Tensor, sequences: list[Sequence], candidates: int) -> Tensor:
-    """What the host has to know of a step, in one tensor float64, which no operation here waits for.
+def _chosen(raw: Tensor, logits: Tensor, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:
+    """Tokens [R] drawn from ``logits``, and what the host has to know of the step, in one tensor float64.
 
     Of every row _FIXED numbers: token, log-probability, whether the logits are finite, whether the request leaves any
     token, whether the candidates were enough, and the token's rank. Then, for rows that want them, the most likely
@@ -115,11 +127,11 @@ def _chosen(raw: Tensor, logits: Tensor, sequences: list[Sequence], candidates: 
     random = [row for row, sequence in enumerate(sequences) if sequence.spec.temperature > 0]
     if random:
         some = on_device(random, device)
-        drawn, enough = _draw(logits.index_select(0, some), [sequences[row] for row in random], candidates)
+        drawn, enough = _draw(logits.index_select(0, some), [sequences[row] for row in random])
         tokens, complete = tokens.index_copy(0, some, drawn), complete.index_copy(0, some, enough)
     of_token = raw.gather(1, tokens.unsqueeze(1))
     ranks = torch.zeros_like(tokens)
-    counts = [_top_count(sequence, raw) for sequence in sequences]
+    counts = [_top_count(sequence, raw.shape[1]) for sequence in sequences]
     if any(count is not None for count in counts):
         ranks = (raw > of_token).sum(dim=-1) + 1
     left = logits.amax(dim=-1) > float("-inf")
@@ -129,7 +141,7 @@ def _chosen(raw: Tensor, logits: Tensor, sequences: list[Sequence], candidates: 
         if count is not None:
             values, ids = (raw[row] - normalizer[row]).topk(count)
             parts += [ids.double(), values.double()]
-    return torch.cat(parts)
+    return tokens, torch.cat(parts)
 
 
 def _sample_natively(raw: Tensor, changed: list[int], own: Tensor, sequences: list[Sequence]) -> list[Sampled]:
@@ -171,22 +183,22 @@ def _sample_natively(raw: Tensor, changed: list[int], own: Tensor, sequences: li
     return results
 
 
-def prompt_logprobs(logits: Tensor, targets: list[int], count: int) -> list[TokenLogprobs]:
-    """Log-probabilities of prompt tokens: row i of ``logits`` [R, V] float32 predicts ``targets[i]``."""
+def prompt_logprobs(logits: Tensor, targets: list[int], count: int) -> Callable[[], list[TokenLogprobs]]:
+    """Log-probabilities of prompt tokens: row i of ``logits`` [R, V] float32, which may change once this returned,
+    predicts ``targets[i]``. The function returned waits for them.
+    """
     wanted = logits.shape[1] if count == -1 else count
     if _is_native(logits):
-        return _prompt_logprobs_natively(logits, targets, wanted)
+        found = _prompt_logprobs_natively(logits, targets, wanted)
+        return lambda: found
     normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
-    target = torch.tensor(targets, device=logits.device).unsqueeze(1)
-    of_target = logits.gather(1, target)
-    ranks = ((logits > of_target).sum(dim=-1) + 1).tolist()
-    chosen = (of_target - normalizer).squeeze(1).tolist()
+    of_target = logits.gather(1, on_device(targets, logits.device).unsqueeze(1))
     values, ids = (logits - normalizer).topk(wanted, dim=-1)
-    return [
+    ranks = (logits > of_target).sum(dim=-1) + 1
+    arriving = on_host((of_target - normalizer).squeeze(1), ranks, ids, values)
+    return lambda: [
         TokenLogprobs([token, *row_ids], [logprob, *row_values], rank)
-        for token, logprob, rank, row_ids, row_values in zip(
-            targets, chosen, ranks, ids.tolist(), values.tolist(), strict=True
-        )
+        for token, logprob, rank, row_ids, row_values in zip(targets, *arriving(), strict=True)
     ]
 
 
@@ -271,9 +283,9 @@ def _banned(words: list[list[int]], outputs: list[int]) -> list[int]:
     return [word[-1] for word in words if len(word) == 1 or outputs[-(len(word) - 1) :] == word[:-1]]
 
 
-def _draw(logits: Tensor, sequences: list[Sequence], candidates: int) -> tuple[Tensor, Tensor]:
+def _draw(logits: Tensor, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:
     """Random tokens [R] for rows with a temperature, by inverting the cumulative distribution; and [R] bool, whether
-    ``candidates`` were enough.
+    the candidates were enough.
     """
     device = logits.device
     specs = [sequence.spec for sequence in sequences]
@@ -286,13 +298,15 @@ def _draw(logits: Tensor, sequences: list[Sequence], candidates: int) -> tuple[T
         plain = on_device([row for row, is_cut in enumerate(cut) if not is_cut], device)
         weights = torch.softmax(scaled.index_select(0, plain), dim=-1).double()
         tokens.index_copy_(0, plain, _invert(weights, uniform.index_select(0, plain)))
-    if any(cut):
-        rows = [row for row, is_cut in enumerate(cut) if is_cut]
-        some = on_device(rows, device)
-        parts = scaled.index_select(0, some), uniform.index_select(0, some), [specs[row] for row in rows]
-        drawn, enough = _draw_filtered(*parts, candidates)
-        tokens.index_copy_(0, some, drawn)
-        complete.index_copy_(0, some, enough)
+    for from_all in (False, True):
+        rows = [row for row, is_cut in enumerate(cut) if is_cut and sequences[row].draws_from_all == from_all]
+        if rows:
+            some = on_device(rows, device)
+            parts = scaled.index_select(0, some), uniform.index_select(0, some), [specs[row] for row in rows]
+            vocab = logits.shape[1]
+            drawn, enough = _draw_filtered(*parts, vocab if from_all else min(CANDIDATES, vocab))
+            tokens.index_copy_(0, some, drawn)
+            complete.index_copy_(0, some, enough)
     return tokens, complete
 
 

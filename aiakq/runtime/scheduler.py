@@ -7,6 +7,9 @@ gives its pages back and starts over later (preemption by recompute); it keeps i
 generated.
 
 The order is that of arrival, or of the requests' priority and then of arrival.
+
+A step may be chosen while the one before it still runs. What is launched counts as computed, and tokens that it brings
+are counted though nobody knows them. Steps run one after the other, so pages may change hands at once.
 """
 
 from __future__ import annotations
@@ -22,17 +25,33 @@ from aiakq.runtime.sequence import Sequence
 _ORDER = attrgetter("order")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Scheduled:
-    """``count`` tokens of ``sequence`` to run in this step, from its num_computed on."""
+    """``count`` tokens of ``sequence`` to run in a step, from number ``first`` on.
+
+    completes  whether that reaches its last token, so that the next one can be sampled.
+    dropped    whether nobody waits for the result any more.
+    """
 
     sequence: Sequence
+    first: int
     count: int
+    completes: bool
+    dropped: bool = False
+
+    @staticmethod
+    def of(sequence: Sequence, count: int) -> Scheduled:
+        """The next ``count`` tokens."""
+        return Scheduled(sequence, sequence.num_computed, count, count == sequence.num_missing)
 
     @property
-    def completes(self) -> bool:
-        """Whether the step reaches the sequence's last token, so that the next one can be sampled."""
-        return self.count == self.sequence.num_missing
+    def end(self) -> int:
+        return self.first + self.count
+
+    @property
+    def draws(self) -> bool:
+        """Whether a token is sampled."""
+        return self.completes and self.sequence.spec.max_tokens > 0
 
 
 @dataclass(frozen=True)
@@ -87,8 +106,19 @@ class Scheduler:
         self.pool.release(sequence.pages)
         sequence.pages = []
 
+    def may_preempt(self) -> bool:
+        """Whether the next step could need more pages for what runs than are free."""
+        needed = 0
+        for sequence in self.running:
+            end = sequence.num_computed + min(sequence.num_missing, self.budget)
+            needed += max(0, self._pages_for(end) - len(sequence.pages))
+        return needed > self.pool.num_free
+
     def schedule(self, now: float = 0.0) -> list[Scheduled]:
-        """Choose the work of the step at ``now`` and give it pages. Sequences with one token come first (decodes)."""
+        """Choose the work of the step at ``now`` and give it pages. Sequences with one token come first (decodes).
+
+        Where ``may_preempt``, no step may be on its way.
+        """
         waited = self._waited(now)
         budget = self.budget
         # Running answers get their token whatever prompts stand before them.
@@ -103,6 +133,7 @@ class Scheduler:
                 reserved -= 1
                 count = 1
             else:
+                # Nothing is missing where the last token is on its way.
                 count = self._allowance(sequence.num_missing, budget - reserved, share)
             while count and not self._grow(sequence, count):
                 victim = self.running.pop()
@@ -111,13 +142,17 @@ class Scheduler:
                 if victim is sequence:
                     count = 0
             if count:
-                chosen.append(Scheduled(sequence, count))
+                chosen.append(Scheduled.of(sequence, count))
                 budget -= count
             index += 1
         if waited and not preempted:
             self._admit(chosen, budget, share)
         chosen.sort(key=lambda item: item.count > 1)
         self._had_prompts = bool(chosen) and chosen[-1].count > 1
+        for item in chosen:
+            item.sequence.num_computed = item.end
+            item.sequence.num_coming += item.draws
+            item.sequence.launched = item
         return chosen
 
     def _waited(self, now: float) -> bool:
@@ -182,7 +217,7 @@ class Scheduler:
             bisect.insort(self.running, sequence, key=_ORDER)
             grown = self._grow(sequence, count)
             assert grown, "the pages were counted before"
-            chosen.append(Scheduled(sequence, count))
+            chosen.append(Scheduled.of(sequence, count))
             budget -= count
             split += count < missing
             long += is_long
@@ -213,17 +248,22 @@ class Scheduler:
         self.num_preemptions += 1
 
     def computed(self, item: Scheduled) -> None:
-        """Record that a step ran: keys and values of ``item`` are in its pages now; full pages become findable."""
+        """Record that a step ran and its result is sound: pages that ``item`` filled become findable."""
         sequence = item.sequence
-        sequence.num_computed += item.count
         if not self.pool.caching or sequence.wants_prompt_logprobs:
             return
-        full = sequence.num_computed // self.pool.page_size
+        full = item.end // self.pool.page_size
         if full > sequence.num_published:
             hashes = sequence.page_hashes(self.pool.page_size, full)
             for index in range(sequence.num_published, full):
                 self.pool.publish(sequence.pages[index], hashes[index])
             sequence.num_published = full
+
+    def forget_prefixes(self) -> None:
+        """Let no later sequence find a page that was filled before, or is being filled."""
+        self.pool.forget_all()
+        for sequence in self.running:
+            sequence.num_published = max(sequence.num_published, sequence.num_computed // self.pool.page_size)
 
     def check(self) -> None:
         """Assert the invariants that hold between steps."""
@@ -234,4 +274,5 @@ class Scheduler:
         self.pool.check([sequence.pages for sequence in live])
         for sequence in live:
             assert len(sequence.pages) >= self._pages_for(sequence.num_computed)
-            assert sequence.num_computed <= len(sequence.token_ids)
+            assert sequence.num_computed <= len(sequence.token_ids) + sequence.num_coming
+            assert 0 <= sequence.num_coming <= 1

@@ -1,7 +1,8 @@
-"""Numbers of the host as tensors, without waiting for the GPU."""
+"""Numbers of the host as tensors and back, without waiting for the GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,20 @@ def on_device(values: Any, device: torch.device, dtype: torch.dtype | None = Non
     return made.to(device, non_blocking=True)
 
 
-def on_host(values: Tensor) -> list:
-    """The numbers of a tensor; this waits for all that its device was told to do."""
-    return values.tolist()
+def on_host(*tensors: Tensor) -> Callable[[], list[list]]:
+    """Start copying ``tensors`` to the host. The function returned waits for what its device was told to do up to
+    here, no further, and gives the numbers of each.
+    """
+    # To pinned memory: so torch does it from a GPU if it need not wait.
+    copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+    arrived = None
+    if any(tensor.is_cuda for tensor in tensors):
+        arrived = torch.cuda.Event()
+        arrived.record()
+
+    def numbers() -> list[list]:
+        if arrived is not None:
+            arrived.synchronize()
+        return [copy.tolist() for copy in copies]
+
+    return numbers

@@ -24,7 +24,7 @@ from aiakq.spec import LayerSpec, QuantSpec
 #: A layer's name, and how many outputs it has.
 Part = tuple[str, int]
 #: Weights that are brought into a kernel's layout before what that took is given back; more often costs time.
-_GIVE_BACK_EVERY = 100_000_000
+_GIVE_BACK_EVERY = 30_000_000
 
 
 class CheckpointWeights(Binder):

@@ -1,8 +1,10 @@
 """Launch configurations: tile, warps, stages, and how many programs share an output.
 
 They come from JSON, one file per GPU: what `aiakq bench kernels --tune` wrote for the user, else what launch/ has, else
-``default.json`` there: kernel -> bits -> the most rows an entry is for -> [outputs, rows, warps, stages, words...].
-Nothing is tuned while a model runs.
+``default.json`` there: kernel -> bits -> the most rows an entry is for -> [outputs, rows, warps, stages, words...]. Of
+attention, bits are those of keys and values; an entry of ``decode`` is for so many sequences times key-value heads, one
+of ``prefill`` for so many tokens, and is [positions, stages, warps, programs per processor or query rows]. Nothing is
+tuned while a model runs.
 """
 
 from __future__ import annotations
@@ -47,6 +49,34 @@ class Config:
     plain: bool = False
 
 
+@dataclass(frozen=True)
+class Walk:
+    """Of one launch of attention.
+
+    tile    positions at a time.
+    stages  tiles that are on their way.
+    warps   0: what the GPU's generation takes.
+    share   decoding: programs for each processor, among which sequences are split; prompts: query rows of a program.
+    """
+
+    tile: int
+    stages: int
+    warps: int
+    share: int
+
+
+def walk(kernel: str, device: torch.device, itemsize: int, width: int, m: int) -> Walk:
+    """How ``decode`` or ``prefill`` goes over keys and values of ``itemsize`` bytes a number and ``width`` a head."""
+    name, _ = gpu(device)
+    return walk_of(entry_for(name, kernel, 8 if itemsize == 1 else 16, m), width)
+
+
+def walk_of(entry: list | str, width: int) -> Walk:
+    """What ``entry`` of a table means for heads of ``width`` numbers: with more than 128, tiles take as much memory."""
+    tile, stages, warps, share = (int(number) for number in entry)
+    return Walk(max(16, min(tile, tile * 128 // width)), stages, warps, share)
+
+
 def choose(kernel: str, device: torch.device, bits: int, n: int, steps: int, m: int) -> Config:
     """The configuration for ``m`` rows of a layer of ``n`` outputs whose inputs are ``steps`` inner steps."""
     name, _ = gpu(device)
@@ -77,9 +107,11 @@ def users_folder() -> Path:
 
 @lru_cache
 def table(name: str) -> dict:
-    """The configurations of the GPU ``name``, or those for all that have none of their own."""
+    """The configurations of the GPU ``name``, and for kernels it has none for those of all."""
+    default = FOLDER / "default.json"
     files = [users_folder() / f"{name}.json", FOLDER / f"{name}.json"]
-    return json.loads(next((file for file in files if file.is_file()), FOLDER / "default.json").read_text())
+    own = next((file for file in files if file.is_file()), default)
+    return json.loads(default.read_text()) | json.loads(own.read_text())
 
 
 @lru_cache

@@ -61,9 +61,11 @@ class _Out:
             return _Out(y, (y, y, y), plain)
         sums = sums_for(x, wish)
         arranged = {
-            "sums_ptr": sums, "sums_stride": wish.stride, "SUMS": True, "PER_PLANE": wish.per_plane, "BITS": wish.bits,
-            "BKP": wish.plane,
+            "sums_ptr": sums, "sums_stride": wish.stride, "SUMS": sums is not None, "PER_PLANE": wish.per_plane,
+            "BITS": wish.bits, "BKP": wish.plane,
         }  # fmt: skip
+        if wish.perm is not None:
+            arranged |= {"perm_ptr": wish.perm, "PERM": True}
         return _Out(Arranged(y, sums), (y, y, y), plain | arranged)
 
 
@@ -97,6 +99,9 @@ def gate(activation: str, x: Tensor, up: Tensor | None = None, wish: Wish = None
     from aiakq.kernels.triton.rows import gate_kernel
 
     m, d = x.shape
+    if isinstance(wish, Arranging) and wish.perm is not None:
+        # No program here has a whole row, as another order takes.
+        wish = None
     out = _Out.of(x, wish)
     other = x if up is None else up
     # The scale of a row is of all of it.

@@ -119,8 +119,8 @@ def _choose(state: Packed, m: int) -> Config:
 
 
 def wish(state: Packed, m: int) -> Arranging | None:
-    """What a norm or a gate may do for the layer behind it (layers.py): no more than sums."""
-    return None if state.perm is not None else _wish(state, m, _choose(state, m))
+    """What a norm or a gate may do for the layer behind it (layers.py)."""
+    return _wish(state, m, _choose(state, m))
 
 
 def _wish(state: Packed, m: int, config: Config) -> Arranging | None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from aiakq.kernels.types import AttentionContext
 
+if TYPE_CHECKING:
+    from aiakq.kernels.triton.configs import Walk
+
 #: Keys and values [pages, P, Hkv, D]; those of 8 bits are followed by their scales [pages, P, Hkv].
 Cache = Sequence[Tensor]
-
-#: Query rows of a tile for prompts.
-ROWS = 64
 
 
 def attend(
@@ -48,24 +49,26 @@ def decode(
     scale: float,
     window: int | None,
     cap: float,
+    config: Walk | None = None,
     split: int = 0,
-    tile: int = 64,
-    stages: int = 3,
 ) -> None:
     """The sequences of one token each, which come first."""
+    from aiakq.kernels.triton import configs
     from aiakq.kernels.triton.attention import combine_kernel, decode_kernel
 
     shape = _shape(query, cache)
     S, H, D = context.num_decodes, query.shape[1], query.shape[2]
-    split = split or splits(query.device, S * shape["HKV"])
+    programs = S * shape["HKV"]
+    chosen = config or configs.walk("decode", query.device, cache[0].itemsize, shape["WIDTH"], programs)
+    split = split or splits(query.device, programs, chosen.share)
     parts = torch.empty(S, H, split, D, dtype=torch.float32, device=query.device)
     peaks = torch.empty(S, H, split, 2, dtype=torch.float32, device=query.device)
     scales = tuple(cache[2:]) or (peaks, peaks)
     decode_kernel[(S, shape["HKV"], split)](
         query, cache[0], cache[1], *scales, context.page_table, context.kv_len, parts, peaks,
         query.stride(0), context.page_table.stride(0), scale, cap,
-        **shape, ROWS=max(16, 1 << (shape["GROUP"] - 1).bit_length()), TILE=tile, SPLIT=split, WINDOW=window or 0,
-        CAP=cap > 0, SCALED=len(cache) > 2, STAGES=stages, num_warps=4,
+        **shape, ROWS=max(16, 1 << (shape["GROUP"] - 1).bit_length()), TILE=chosen.tile, SPLIT=split,
+        WINDOW=window or 0, CAP=cap > 0, SCALED=len(cache) > 2, STAGES=chosen.stages, num_warps=chosen.warps,
     )  # fmt: skip
     combine_kernel[(S, H)](
         parts, peaks, out, out.stride(0),
@@ -73,12 +76,14 @@ def decode(
     )  # fmt: skip
 
 
-def splits(device: torch.device, programs: int) -> int:
-    """Parts of a sequence, such that all programs together fill the GPU about twice."""
+def splits(device: torch.device, programs: int, share: int) -> int:
+    """Parts of a sequence, such that there are about ``share`` programs for each processor."""
+    from aiakq.kernels.triton import configs
+
     if device.type != "cuda":
         return 2
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, min(64, -(-2 * processors // programs)))
+    _, processors = configs.gpu(device)
+    return max(1, min(64, -(-share * processors // programs)))
 
 
 def prefill(
@@ -89,22 +94,23 @@ def prefill(
     scale: float,
     window: int | None,
     cap: float,
-    tile: int = 64,
-    stages: int = 3,
+    config: Walk | None = None,
 ) -> None:
     """The sequences of several tokens each."""
+    from aiakq.kernels.triton import configs
     from aiakq.kernels.triton.attention import prefill_kernel
 
     shape = _shape(query, cache)
-    tokens = max(1, ROWS // shape["GROUP"])
+    chosen = config or configs.walk("prefill", query.device, cache[0].itemsize, shape["WIDTH"], len(query))
+    tokens = max(1, chosen.share // shape["GROUP"])
     blocks = _blocks(context, tokens, query.device)
     scales = tuple(cache[2:]) or (out, out)
-    warps = prefill_warps(torch.cuda.get_device_capability(query.device)[0] if query.is_cuda else 9)
+    warps = chosen.warps or prefill_warps(torch.cuda.get_device_capability(query.device)[0] if query.is_cuda else 9)
     prefill_kernel[(len(blocks), shape["HKV"])](
         query, cache[0], cache[1], *scales, context.page_table, context.kv_len, context.query_start, blocks, out,
         query.stride(0), out.stride(0), context.page_table.stride(0), scale, cap,
-        **shape, TOKENS=tokens, ROWS=max(16, 1 << (tokens * shape["GROUP"] - 1).bit_length()), TILE=tile,
-        WINDOW=window or 0, CAP=cap > 0, SCALED=len(cache) > 2, STAGES=stages, num_warps=warps,
+        **shape, TOKENS=tokens, ROWS=max(16, 1 << (tokens * shape["GROUP"] - 1).bit_length()), TILE=chosen.tile,
+        WINDOW=window or 0, CAP=cap > 0, SCALED=len(cache) > 2, STAGES=chosen.stages, num_warps=warps,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Operations on rows of activations: norms with their residual, activation functions; as what follows wants them.
 
 What follows in w8a8 is a product of integers: its activations are rounded here, where they are in registers, and
-never written as floats. What follows in grouped.py wants sums of them.
+never written as floats. What follows in grouped.py wants sums of them, and has perhaps inputs in an order of its own.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ RELU = tl.constexpr(3)
 
 @triton.jit
 def _write(
-    y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, sums_ptr, sums_stride, first,
-    D: tl.constexpr, BLOCK: tl.constexpr, CODES: tl.constexpr, GIVEN: tl.constexpr, SUMS: tl.constexpr,
-    PER_PLANE: tl.constexpr, BITS: tl.constexpr, BKP: tl.constexpr,
+    y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, perm_ptr, sums_ptr, sums_stride, first,
+    D: tl.constexpr, BLOCK: tl.constexpr, CODES: tl.constexpr, GIVEN: tl.constexpr, PERM: tl.constexpr,
+    SUMS: tl.constexpr, PER_PLANE: tl.constexpr, BITS: tl.constexpr, BKP: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK columns of a row y float32, from ``first`` on: in y_ptr's dtype, perhaps with sums, or as int8 codes."""
+    """BLOCK columns of a row y float32, from ``first`` on: in y_ptr's dtype, perhaps with sums, or as int8 codes.
+
+    PERM: in the order of perm_ptr, which takes the whole row.
+    """
     if CODES:
         if GIVEN:
             scale = tl.load(given_ptr)
@@ -35,6 +38,9 @@ def _write(
         tl.store(scales_ptr + row, scale + tl.sum(tl.where(there, y * 0.0, 0.0), 0))
     else:
         y = y.to(y_ptr.dtype.element_ty)
+        if PERM:
+            # Through shared memory: reading x in another order would read every line of it many times.
+            y = tl.gather(y, tl.load(perm_ptr + at, mask=there, other=0), 0)
         tl.store(y_ptr + row * y_stride + at, y, mask=there)
         if SUMS:
             BF16: tl.constexpr = y_ptr.dtype.element_ty == tl.bfloat16
@@ -62,8 +68,10 @@ def norm_kernel(
     BIAS: tl.constexpr,
     CODES: tl.constexpr,
     GIVEN: tl.constexpr,
-    sums_ptr=None,  # of types.Arranging
+    perm_ptr=None,  # of types.Arranging, like what follows
+    sums_ptr=None,
     sums_stride=0,
+    PERM: tl.constexpr = False,
     SUMS: tl.constexpr = False,
     PER_PLANE: tl.constexpr = False,
     BITS: tl.constexpr = 4,
@@ -90,8 +98,8 @@ def norm_kernel(
         # As models do it: the normalized row is rounded before it meets the weight.
         y = (x * tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)).to(FLOAT).to(tl.float32) * weight
     _write(
-        y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, sums_ptr, sums_stride, 0,
-        D, BLOCK, CODES, GIVEN, SUMS, PER_PLANE, BITS, BKP,
+        y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, perm_ptr, sums_ptr, sums_stride, 0,
+        D, BLOCK, CODES, GIVEN, PERM, SUMS, PER_PLANE, BITS, BKP,
     )  # fmt: skip
 
 
@@ -140,6 +148,6 @@ def gate_kernel(
     if UP:
         y *= tl.load(up_ptr + row * up_stride + at, mask=there, other=0.0).to(tl.float32)
     _write(
-        y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, sums_ptr, sums_stride, first,
-        D, BLOCK, CODES, GIVEN, SUMS, PER_PLANE, BITS, BKP,
+        y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, None, sums_ptr, sums_stride, first,
+        D, BLOCK, CODES, GIVEN, False, SUMS, PER_PLANE, BITS, BKP,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from aiakq.kernels.types import QWeight, Rounding
+from aiakq.kernels.types import Arranging, QWeight, Rounding
 
 #: Relative error, root mean square, beyond which a kernel is wrong and not merely rounded.
 WRONG = 0.02
@@ -77,6 +77,9 @@ def _rows(device: torch.device) -> float:
     worst = _off(layers.norm(x.clone(), weight, None, 1e-5, residual), wanted)
     rounded = layers.norm(x.clone(), weight, None, 1e-5, residual, wish=Rounding(None))
     worst = max(worst, _off(rounded.codes * rounded.scales[:, None], wanted))
+    order = torch.randperm(300, device=device).to(torch.int32)
+    arranged = layers.norm(x.clone(), weight, None, 1e-5, residual, wish=Arranging(order, 4, 32, 0, False))
+    worst = max(worst, _off(arranged.rows, wanted[:, order]))
     wanted = torch.nn.functional.silu(x.float()) * residual.float()
     return max(worst, _off(layers.gate("silu", x, residual), wanted))
 

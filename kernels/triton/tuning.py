@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,17 +11,22 @@ from typing import Any
 
 from aiakq.kernels.triton import configs
 
-#: The most rows that an entry is found for.
-BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+_ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+#: The most rows that an entry is found for; of attention see configs.py.
+BUCKETS = {"grouped": _ROWS, "integers": _ROWS, "decode": (8, 32, 128, 512, 2048), "prefill": (128, 1024, 8192)}
 #: From so many rows on making the weights first and a dense product are tried, too.
 DENSE_FROM = 256
 
-#: Entry of the table: [outputs, rows, warps, stages, words...] or "dense".
+#: Entry of the table, as in configs.py.
 Entry = list | str
 
 
 def candidates(kernel: str, m: int) -> list[Entry]:
     """The entries that may be the quickest for ``m`` rows."""
+    if kernel == "decode":
+        return [list(entry) for entry in itertools.product((32, 64, 128), (2, 3, 4), (2, 4), (1, 2, 4))]
+    if kernel == "prefill":
+        return [list(entry) for entry in itertools.product((32, 64, 128), (2, 3), (4, 8), (64, 128))]
     tile = max(8 if kernel == "grouped" else 16, min(128, 1 << (m - 1).bit_length()))
     rows = [tile] if tile <= 16 else [tile // 2, tile]
     found: list[Entry] = []
@@ -39,7 +45,7 @@ def candidates(kernel: str, m: int) -> list[Entry]:
 def tuned(kernel: str, cost: Callable[[int, Entry], float]) -> dict[str, Entry]:
     """For every bucket the entry with the least ``cost(rows, entry)``; one that cannot be launched costs infinity."""
     found: dict[str, Entry] = {}
-    for m in BUCKETS:
+    for m in BUCKETS[kernel]:
         entries = candidates(kernel, m)
         costs = [cost(m, entry) for entry in entries]
         best = costs.index(min(costs))

@@ -78,8 +78,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(words, said, capsys):
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("m", candidates.BUCKETS)
-@pytest.mark.parametrize("kernel", ["grouped", "integers"])
+@pytest.mark.parametrize(("kernel", "m"), [(k, m) for k in ("grouped", "integers") for m in candidates.BUCKETS[k]])
 def test_every_candidate_is_a_launch_configuration(kernel, m):
     entries = candidates.candidates(kernel, m)
     assert len({json.dumps(entry) for entry in entries}) == len(entries)
@@ -88,7 +87,17 @@ def test_every_candidate_is_a_launch_configuration(kernel, m):
         assert config.dense or config.bn % 64 == 0 and config.bm >= 8
 
 
-def test_tuning_writes_what_is_used_from_then_on(monkeypatch, tmp_path):
+@pytest.mark.parametrize("kernel", ["decode", "prefill"])
+def test_every_candidate_is_one_for_attention(kernel):
+    for m in candidates.BUCKETS[kernel]:
+        entries = candidates.candidates(kernel, m)
+        assert len({json.dumps(entry) for entry in entries}) == len(entries)
+        for entry in entries:
+            walk = configs.walk_of(entry, 128)
+            assert walk.tile in (32, 64, 128) and walk.warps in (2, 4, 8) and walk.share
+
+
+def test_tuning_writes_what_is_used_from_then_on(monkeypatch, tmp_path, example_model):
     """The quickest of every bucket, in a file of this GPU's name; what was not tuned stays as it was."""
     device = torch.device("cpu")
     monkeypatch.setattr(configs, "gpu", lambda device: ("nvidia-test", 4))
@@ -101,10 +110,19 @@ def test_tuning_writes_what_is_used_from_then_on(monkeypatch, tmp_path):
         bn, bm, warps, stages, *words = entry
         return float("inf") if stages == 5 else 10.0 + bn / 100 + bm / 1000 + warps + stages + len(words)
 
+    def attended(trial, m, entry):
+        assert trial.context == 77 and trial.config.kv_dtype == torch.float16
+        tile, stages, warps, share = entry
+        # The shortest sequences like other tiles than the rest.
+        return abs(tile - (32 if m == 8 else 128)) + stages + warps + share / 100
+
     monkeypatch.setattr(tuning._Trial, "__call__", took)
+    monkeypatch.setattr(tuning._AttentionTrial, "__call__", attended)
+    config = EngineConfig.from_args({"model": str(example_model), "kv_cache_dtype": "float16"})
     products = [kernels.Product("a", 64, 256, LayerSpec(4, 128)), kernels.Product("b", 64, 128, LayerSpec(3, 128), 2)]
     told = []
-    file = tuning.tune(products, torch.float16, device, None, lambda *stage: told.append(stage))
+    problem = kernels.Problem(device, torch.float16, products, config)
+    file = tuning.tune(problem, 77, None, lambda *stage: told.append(stage))
     assert file == tmp_path / "config" / "aiakq" / "launch" / "nvidia-test.json"
     assert {k for k, _ in asked} == {256, 128} and told[-1][1] == told[-1][2]
     table = json.loads(file.read_text())
@@ -113,6 +131,10 @@ def test_tuning_writes_what_is_used_from_then_on(monkeypatch, tmp_path):
     assert "512" not in table["grouped"]["4"], "the bucket after it says the same"
     assert table["grouped"]["8"] == configs.table("default")["grouped"]["8"]
     assert table["integers"] == configs.table("default")["integers"]
+    assert table["decode"]["16"] == {"8": [32, 2, 2, 1], "2048": [128, 2, 2, 1]}
+    assert table["prefill"]["16"] == {"8192": [128, 2, 4, 64]}
+    assert table["decode"]["8"] == configs.table("default")["decode"]["8"]
+    assert [configs.walk("decode", device, 2, 128, m).tile for m in (1, 8, 9, 10**6)] == [32, 32, 128, 128]
     assert configs.choose("grouped", device, 4, 4096, 32, 600).dense
     assert configs.choose("grouped", device, 4, 4096, 32, 3).stages == 3
 
@@ -125,3 +147,23 @@ def test_a_trial_runs_the_kernel_under_the_entry(monkeypatch):
         trial = tuning._Trial(spec, 64, 128, torch.float16, device)
         assert 0 < trial(3, entry) < float("inf")
         assert trial(3, [64, 16, 4, 2, "no such word"]) == float("inf")
+
+
+@pytest.mark.parametrize("kernel", ["decode", "prefill"])
+def test_a_trial_of_attention_runs_it_under_the_entry(kernel, example_model):
+    pytest.importorskip("triton")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = EngineConfig.from_args({"model": str(example_model), "kv_cache_dtype": "float16"})
+    trial = tuning._AttentionTrial(kernel, config, torch.float16, device, 40)
+    assert 0 < trial(8, [32, 2, 4, 64]) < float("inf")
+    assert trial(8, [33, 2, 4, 64]) == float("inf"), "no tile has so many positions"
+
+
+def test_a_file_of_before_lacks_nothing(monkeypatch, tmp_path):
+    """Kernels that a user's file does not name have the entries of all GPUs."""
+    folder = configs.users_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "nvidia-older.json").write_text('{"grouped": {"4": {"8": [64, 8, 2, 3]}}}')
+    table = configs.table("nvidia-older")
+    assert table["grouped"] == {"4": {"8": [64, 8, 2, 3]}}
+    assert table["decode"] == configs.table("default")["decode"]

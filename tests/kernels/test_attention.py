@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.kernels.attention import paged_attention, write_kv
+from aiakq.kernels.attention import new_cache, paged_attention, use, write_kv
 from aiakq.kernels.types import AttentionContext
 
 
@@ -87,6 +87,41 @@ def test_matches_dense_attention(lengths, window):
     for H, Hkv, D in [(4, 4, 16), (8, 2, 64), (6, 1, 40)]:
         for P in (1, 7, 16, 256):
             Case(lengths, H, Hkv, D, P).check(window, 1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["torch", None])
+@pytest.mark.parametrize("stored", [torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize("old, new", [(0, 1), (0, 3), (17, 1), (130, 6)])
+def test_what_others_left_in_a_page_need_not_be_finite(implementation, stored, old, new):
+    """A request that overflowed may leave a page to the next one, whose positions fill it one by one."""
+    P, H, D = 4, 2, 32
+    total = old + new
+    pages = -(-total // P)
+    slots = torch.arange(P, P + total)
+    context = AttentionContext(
+        query_start=torch.tensor([0, new], dtype=torch.int32),
+        kv_len=torch.tensor([total], dtype=torch.int32),
+        slots=slots[old:],
+        page_table=torch.arange(1, pages + 2, dtype=torch.int32).unsqueeze(0),
+        num_decodes=int(new == 1),
+        query_start_list=[0, new],
+        kv_len_list=[total],
+    )
+    generator = torch.Generator().manual_seed(1)
+    key, value = (torch.randn(total, H, D, generator=generator) for _ in range(2))
+    query = torch.randn(new, H, D, generator=generator)
+    use(implementation)
+    try:
+        found = []
+        for left in (0.0, float("nan")):
+            cache = new_cache(pages + 2, P, H, D, stored, torch.device("cpu"))
+            for part in cache:
+                part.fill_(7 if part.dtype == torch.int8 else left)
+            write_kv(key, value, cache, slots)
+            found.append(paged_attention(query, cache, context, 1.0))
+    finally:
+        use(None)
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float16, 2e-3), (torch.bfloat16, 1e-2)])

@@ -88,6 +88,7 @@ SHOWN_BY = {
     "max_num_seqs": "test_a_step_is_no_larger_than_wanted",
     "max_num_batched_tokens": "test_a_step_is_no_larger_than_wanted",
     "enable_chunked_prefill": "test_a_step_is_no_larger_than_wanted",
+    "async_scheduling": "test_one_step_ahead_by_default_on_a_gpu",
     "max_num_partial_prefills": "test_prompts_run_together_and_short_ones_overtake_long_ones",
     "max_long_partial_prefills": "test_prompts_run_together_and_short_ones_overtake_long_ones",
     "long_prefill_token_threshold": "test_a_long_prompt_gets_no_more_than_its_part_of_a_step",

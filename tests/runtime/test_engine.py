@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -47,13 +48,13 @@ class CountingModel:
         return logits[step.logit_rows]
 
 
-def make_engine(num_pages=12, max_num_seqs=4, budget=16, chunked=True, caching=True, **rules) -> Engine:
+def make_engine(num_pages=12, max_num_seqs=4, budget=16, chunked=True, caching=True, ahead=False, **rules) -> Engine:
     model = CountingModel()
     runner = Runner(model, num_pages, PAGE, torch.float32, torch.device("cpu"))
     pool = PagePool(num_pages, PAGE, caching)
     scheduler = Scheduler(pool, max_num_seqs, budget, PromptRules(chunked=chunked, **rules))
     limits = ModelLimits(VOCAB, max_model_len=64, max_kv_tokens=pool.num_usable * PAGE, by_priority=True)
-    return Engine(runner, scheduler, limits, {})
+    return Engine(runner, scheduler, limits, {}, ahead)
 
 
 def spec(id: str, prompt: list[int], max_tokens: int, priority: int = 0) -> RequestSpec:
@@ -69,8 +70,9 @@ def expected(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("seed", range(30))
-def test_random_traffic_loses_and_mixes_nothing(seed):
+def test_random_traffic_loses_and_mixes_nothing(seed, ahead):
     draw = random.Random(seed)
     engine = make_engine(
         num_pages=draw.choice([9, 12, 40]),
@@ -81,6 +83,7 @@ def test_random_traffic_loses_and_mixes_nothing(seed):
         long_prompt=draw.choice([0, 6]),
         long_chunk=draw.choice([0, 5]),
         delay=draw.choice([0.0, 0.0, 0.5]),
+        ahead=ahead,
     )
     by_priority = draw.random() < 0.5
     shared = [draw.randrange(VOCAB) for _ in range(12)]
@@ -149,6 +152,19 @@ def test_only_the_request_that_overflows_fails():
     tokens = engine.step(2.0, [spec("again", [49, 2, 3, 4, 5], 1)]).outputs
     assert tokens[0].token_ids == expected([49, 2, 3, 4, 5], 1)
     assert tokens[0].num_cached_tokens == 0
+
+
+def test_a_score_that_is_not_a_number_fails_its_request():
+    """Without a token to draw, nothing else would notice."""
+    engine = make_engine(num_pages=40, budget=8)
+    engine.runner.model.poison = 49
+    scored = replace(spec("bad", [1] * 10 + [49] + [1] * 9, 0), prompt_logprobs=0)
+    news = []
+    for now in range(4):
+        news += engine.step(float(now), [scored, spec("good", [1, 2], 2)] if now == 0 else []).outputs
+    (failure,) = [one for one in news if one.request_id == "bad"]
+    assert failure.finish_reason == "error" and "finite" in failure.error
+    assert [token for one in news if one.request_id == "good" for token in one.token_ids] == expected([1, 2], 2)
 
 
 def test_long_prompts_do_not_stall_running_answers():

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from aiakq.runtime import sampler
 from aiakq.runtime.messages import NOTHING_LEFT, ModelLimits, RequestTimes, admit
-from aiakq.runtime.sampler import CANDIDATES, prompt_logprobs, sample, uniform_at
+from aiakq.runtime.sampler import CANDIDATES, Sampled, choose, prompt_logprobs, uniform_at
 from aiakq.runtime.sampling import SamplingParams
 from aiakq.runtime.sequence import Sequence
 
@@ -24,6 +24,20 @@ def sequence(prompt=(1, 2), outputs=(), vocab=VOCAB, seed=0, bad_words=(), **par
     )
     made.token_ids += outputs
     return made
+
+
+def sample(logits: torch.Tensor, rows: list[Sequence]) -> list[Sampled]:
+    """Tokens as an engine gets them, which draws again from all where candidates were not enough."""
+    choice = choose(logits, rows)
+    results = choice.results()
+    assert choice.tokens.tolist() == [result.token for result in results]
+    late = [row for row, result in enumerate(results) if result.again]
+    if late:
+        for row in late:
+            rows[row].draws_from_all = True
+        for row, result in zip(late, sample(logits[late], [rows[row] for row in late]), strict=True):
+            results[row] = result
+    return results
 
 
 def draws(logits: torch.Tensor, count: int, **params) -> torch.Tensor:
@@ -164,8 +178,11 @@ def test_a_gpu_is_waited_for_once_a_step(monkeypatch):
     waited = []
 
     def on_host(values):
-        waited.append(values)
-        return [1.0] * len(values)
+        def numbers():
+            waited.append(values)
+            return [[1.0] * len(values)]
+
+        return numbers
 
     monkeypatch.setattr(sampler, "on_host", on_host)
     monkeypatch.setattr(sampler, "_is_native", lambda logits: False)
@@ -184,7 +201,9 @@ def test_a_gpu_is_waited_for_once_a_step(monkeypatch):
         for reading in (lambda x: x.sum().item(), lambda x: x[x > 0], torch.nonzero, torch.unique):
             with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
                 reading(logits)
-        results = sample(logits, rows)
+        choice = choose(logits, rows)
+    assert not waited and choice.tokens.shape == (7,), "and without the results, only on the device"
+    results = choice.results()
     assert len(waited) == 1 and waited[0].shape == (7 * 6 + 2 * 4,)
     assert [len(r.logprobs.token_ids) if r.logprobs else 0 for r in results] == [0, 0, 0, 0, 5, 0, 0]
 
@@ -199,7 +218,7 @@ def test_row_that_is_not_finite_is_named_and_others_are_not_touched():
 
 def test_prompt_logprobs_put_the_actual_token_first():
     logits = torch.randn(2, VOCAB)
-    rows = prompt_logprobs(logits, [5, 6], 2)
+    rows = prompt_logprobs(logits, [5, 6], 2)()
     raw = logits.log_softmax(-1)
     assert [row.token_ids[0] for row in rows] == [5, 6]
     assert rows[0].logprobs[0] == pytest.approx(raw[0, 5].item(), abs=1e-6)

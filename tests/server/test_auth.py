@@ -118,10 +118,26 @@ def test_keys_stay_hidden(guarded):
     assert "$AIAKQ_API_KEY" in guarded.ready.curl
 
 
+def test_who_has_another_key_or_salt_finds_no_pages(ask):
+    """How soon an answer begins would tell what others have asked."""
+
+    def cached(key: str, **fields) -> int:
+        body = {"prompt": "One day the old king called his three sons. " * 8, "max_tokens": 1, **fields}
+        answer = ask("POST", "/v1/completions", key=key, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    first, second = KEYS
+    assert cached(first) == 0 and cached(first) > 0
+    assert cached(second) == 0 and cached(second) > 0
+    assert cached(first, cache_salt="a") == 0 and cached(first, cache_salt="a") > 0
+    assert cached(first, cache_salt="b") == 0 and cached(second, cache_salt="a") == 0
+
+
 def test_names_are_compared_as_hashes():
     keys = Keys(["a", "b"])
-    assert len(keys) == 2 and keys.hold("a") and keys.hold("b")
-    assert not keys.hold("") and not keys.hold("ab") and not keys.hold("\xff")
+    assert len(keys) == 2 and keys.owner("a") and keys.owner("b")
+    assert not keys.owner("") and not keys.owner("ab") and not keys.owner("\xff")
     assert not any(b"a" == digest for digest in keys._digests)
 
 
@@ -129,7 +145,7 @@ def test_keys_come_from_three_places(tmp_path):
     file = tmp_path / "keys"
     file.write_text("a\n# b\n c \n")
     keys = read_keys(checked({"api_key": ["d"], "api_key_file": str(file)}, server=True), {"AIAKQ_API_KEY": "e,f"})
-    assert len(keys) == 5 and all(map(keys.hold, "acdef")) and not keys.hold("b")
+    assert len(keys) == 5 and all(map(keys.owner, "acdef")) and not keys.owner("b")
 
 
 def test_bad_keys_are_refused(tmp_path):

@@ -55,6 +55,17 @@ def test_the_end_of_a_prompt_is_kept(http):
     assert found["choices"][0]["text"] == end + wanted["choices"][0]["text"]
 
 
+def test_a_cache_salt_keeps_pages_apart(http):
+    def cached(**changes) -> int:
+        usage = post(http, prompt="The miller and the mill were old friends. " * 8, **changes)["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached(cache_salt="x") == 0 and cached(cache_salt="x") > 0
+    assert cached() == 0 and cached() > 0 and cached(cache_salt="y") == 0
+    assert refused(http, cache_salt="")["param"] == "cache_salt"
+    assert refused(http, cache_salt=7)["code"] == "invalid_type"
+
+
 def test_nothing_left_to_choose_is_the_clients_own_mistake(http):
     failure = refused(http, allowed_token_ids=[9], stop_token_ids=[9], min_tokens=3)
     assert failure["code"] == "nothing_left"

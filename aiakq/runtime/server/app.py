@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import secrets
@@ -188,7 +189,8 @@ async def _run(service: Service, request: Request, read: Read, body: bytes, tick
     service.log_request(answer.id, prompts, params)
     try:
         priority = asked.priority or 0
-        generation = service.table.start(answer.id, prompts, params, ticket.arrived, not asked.stream, priority)
+        salt = _cache_salt(getattr(request.state, "owner", ""), asked.cache_salt)
+        generation = service.table.start(answer.id, prompts, params, ticket.arrived, not asked.stream, priority, salt)
     except AiakqError as failure:
         raise asked.as_spelled(failure) from None
     news = aiter(generation)
@@ -229,6 +231,11 @@ async def _read_chat(service: Service, body: bytes) -> tuple[type[Answer], ChatR
     # The template writes the special tokens itself.
     prompt = await service.chat_prompt(asked, bool(asked.add_special_tokens))
     return ChatAnswer, asked, service.shortened([prompt], params), params
+
+
+def _cache_salt(owner: str, given: str | None) -> str:
+    """What requests that may share pages have in common: whose key they were sent with, and the salt they name."""
+    return hashlib.sha256(f"{owner} {given or ''}".encode()).hexdigest()[:32] if owner or given else ""
 
 
 def _has_messages(body: bytes) -> bool:

@@ -41,10 +41,10 @@ class Keys:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def hold(self, given: str) -> bool:
-        """Whether ``given`` is one of them."""
+    def owner(self, given: str) -> str | None:
+        """What stands for ``given`` if it is one of them: the beginning of its hash."""
         digest = hashlib.sha256(given.encode("latin-1")).digest()
-        return sum(hmac.compare_digest(digest, own) for own in self._digests) > 0
+        return digest.hex()[:32] if sum(hmac.compare_digest(digest, own) for own in self._digests) else None
 
 
 def read_keys(args: Mapping[str, Any], environment: Mapping[str, str]) -> Keys:
@@ -111,7 +111,7 @@ def words(given: list[str] | None) -> list[str]:
 
 
 class KeyCheck:
-    """Asks for a key on every path that is not ``open``."""
+    """Asks for a key on every path that is not ``open``; whose it is, is in ``request.state.owner``."""
 
     def __init__(self, app: ASGIApp, keys: Keys, open: frozenset[str], on_refusal: OnRefusal) -> None:
         self.app = app
@@ -122,11 +122,13 @@ class KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self.open:
             scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not self.keys.hold(key.strip()):
+            owner = self.keys.owner(key.strip()) if scheme.lower() == "bearer" else None
+            if owner is None:
                 refusal = error("invalid_api_key")
                 self.on_refusal(scope, refusal)
                 await error_answer(refusal, {"www-authenticate": "Bearer"})(scope, receive, send)
                 return
+            scope.setdefault("state", {})["owner"] = owner
         await self.app(scope, receive, send)
 
 

@@ -69,6 +69,7 @@ class Generation:
     whole     the reader wants everything at the end, not news on the way.
     taken     whether the reader has any news; until then it can be generated anew unnoticed.
     deaths    engines that ended while it ran.
+    restarting  whether it waits for another engine, to be generated anew.
 
     News that come faster than they are taken are merged per choice. A reader that leaves more than ``MAX_UNREAD`` bytes
     lying loses the request, so that it costs others neither memory nor pages.
@@ -83,6 +84,7 @@ class Generation:
         arrived: float,
         whole: bool,
         priority: int = 0,
+        cache_salt: str = "",
     ) -> None:
         self.id = id
         self.prompts = prompts
@@ -90,11 +92,13 @@ class Generation:
         self.arrived = arrived
         self.whole = whole
         self.priority = priority
+        self.cache_salt = cache_salt
         self.sequences: list[list[Progress]] = [[] for _ in prompts]
         self.unfinished = 0
         self.longest = 0
         self.taken = False
         self.deaths = 0
+        self.restarting = False
         self._table = table
         self._news: dict[tuple[int, int], Delta] = {}
         self._unread = 0
@@ -112,13 +116,18 @@ class Generation:
         """Whether no sequence of it has been in a step yet."""
         return not any(sequence.scheduled for part in self.sequences for sequence in part)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sequence is finished, whatever the reader has taken of it."""
+        return self.unfinished == 0 and not self.restarting
+
     async def __aiter__(self) -> AsyncIterator[list[tuple[int, Delta]]]:
         """Lists of (index of the prompt, news) until every sequence is finished. Raises what made it fail."""
         while True:
             await self._wake.wait()
             self._wake.clear()
             news, self._news, self._unread = self._news, {}, 0
-            failure, done = self._failure, self.unfinished == 0
+            failure, done = self._failure, self.is_complete
             if news and (done or not self.whole):
                 self.taken = True
                 yield [(prompt_index, delta) for (prompt_index, _), delta in news.items()]
@@ -133,7 +142,7 @@ class Generation:
         key = (prompt_index, delta.index)
         waiting = self._news.get(key)
         self._news[key] = delta if waiting is None else merged(waiting, delta)
-        if not self.whole or self.unfinished == 0:
+        if not self.whole or self.is_complete:
             self._wake.set()
         if not self.whole:
             self._unread += size_of(delta)
@@ -151,6 +160,7 @@ class Generation:
         assert not self.taken
         self._news.clear()
         self.unfinished = 0
+        self.restarting = True
         for part in self.sequences:
             for sequence in part:
                 sequence.restart()

@@ -58,6 +58,7 @@ class GenerationRequest(Strict):
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     priority: int | None = None
+    cache_salt: str | None = None
     prompt_logprobs: int | None = None
     add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -66,7 +67,9 @@ class GenerationRequest(Strict):
     stream_options: StreamOptions | None = None
 
     def check_combinations(self) -> None:
-        """Raise ``unsupported_parameter`` for fields that do not go together."""
+        """Raise ``unsupported_parameter`` for fields that do not go together, or ``value_out_of_range``."""
+        if self.cache_salt == "":
+            raise error("value_out_of_range", param="cache_salt", value="", allowed="a text that is not empty")
         if self.stream and self.best_of is not None and self.best_of != (self.n or 1):
             raise error(
                 "unsupported_parameter", param="best_of", reason="it needs stream=false: the best are known last"

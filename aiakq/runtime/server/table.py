@@ -89,6 +89,7 @@ class GenerationTable:
         arrived: float,
         whole: bool = False,
         priority: int = 0,
+        cache_salt: str = "",
     ) -> Generation:
         """Admit a whole HTTP request and hand its sequences to the engine.
 
@@ -99,7 +100,7 @@ class GenerationTable:
             raise again(self.failure)
         check_count(len(prompts), params)
         self._check_queue(prompts, params)
-        generation = Generation(self, request_id, prompts, params, arrived, whole, priority)
+        generation = Generation(self, request_id, prompts, params, arrived, whole, priority, cache_salt)
         specs = self._add(generation)
         self._generations[generation] = None
         self._metrics.params_n.observe(params.n)
@@ -156,7 +157,9 @@ class GenerationTable:
         specs: list[RequestSpec] = []
         try:
             for index, (part_id, prompt) in enumerate(zip(generation.part_ids, generation.prompts, strict=True)):
-                parts = self._processor.add(part_id, prompt.token_ids, generation.params, generation.priority)
+                parts = self._processor.add(
+                    part_id, prompt.token_ids, generation.params, generation.priority, generation.cache_salt
+                )
                 progress = generation.sequences[index]
                 if not progress:
                     progress += [Progress(len(prompt.token_ids), spec.max_tokens) for spec in parts]
@@ -165,6 +168,7 @@ class GenerationTable:
                 self._parts[part_id] = part
                 self._part_of.update(dict.fromkeys(sequences, part))
                 generation.unfinished += len(parts)
+                generation.restarting = False
                 self.busy += len(parts)
                 self._waiting += len(parts)
                 self._waiting_tokens += len(prompt.token_ids) * len(parts)
@@ -209,6 +213,8 @@ class GenerationTable:
         self._send = send
         self._limits = self._processor.limits = limits
         for generation in list(self._generations):
+            if generation.is_complete:
+                continue
             try:
                 specs = self._add(generation)
             except AiakqError as failure:  # a smaller page pool than before
@@ -229,6 +235,8 @@ class GenerationTable:
         self._metrics.engine_ended()
         self.stats = EngineStats(num_pages=0)
         for generation in list(self._generations):
+            if generation.is_complete:  # it only has to be read
+                continue
             generation.deaths += not generation.is_waiting
             if replay and not generation.taken and generation.deaths < 2:
                 self._drop(generation)

@@ -82,23 +82,34 @@ def caches(arch: int) -> Iterator[tuple[str, torch.dtype, bool]]:
 
 def attention_kernels(arch: int) -> Iterator[dict[str, Any]]:
     """Of Llama 3's heads; instructions are counted per element of a key and a value."""
-    shape = {"HKV": 8, "GROUP": 4, "D": 128, "WIDTH": 128, "PAGE": 16, "TILE": 64}
-    x, warps = MockTensor(torch.bfloat16), paged.prefill_warps(arch // 10)
+    x = MockTensor(torch.bfloat16)
     for name, dtype, scaled in caches(arch):
         cache = [MockTensor(dtype)] * 2 + [MockTensor(torch.float32)] * 2
         tables = [MockTensor(torch.int32)] * 2
-        common = {"WINDOW": 0, "CAP": False, "SCALED": scaled, "STAGES": 3}
-        made = compiled(
-            attention.decode_kernel, arch, x, *cache, *tables, *[MockTensor(torch.float32)] * 2,
-            6144, 64, 0.1, 0.0, ROWS=16, SPLIT=4, **shape, **common, num_warps=4,
-        )  # fmt: skip
-        yield described(f"decode {name}", "decode", arch, 1, made, 2 * 64 * 128 / 128, "HMMA")
-        made = compiled(
-            attention.prefill_kernel, arch, x, *cache, *tables, *tables, x,
-            6144, 4096, 64, 0.1, 0.0, TOKENS=16, ROWS=64, **shape, **common, num_warps=warps,
-        )  # fmt: skip
-        matrix = "HGMMA" if arch == 90 else "HMMA"
-        yield described(f"prefill {name}", "prefill", arch, 64, made, 2 * 64 * 128 / (warps * 32), matrix)
+        bits = "8" if scaled else "16"
+        for kernel in ("decode", "prefill"):
+            entries = configs.table("default")[kernel][bits]
+            for most, entry in entries.items():
+                walk = configs.walk_of(entry, 128)
+                warps = walk.warps or paged.prefill_warps(arch // 10)
+                common = {
+                    "HKV": 8, "GROUP": 4, "D": 128, "WIDTH": 128, "PAGE": 16, "TILE": walk.tile, "WINDOW": 0,
+                    "CAP": False, "SCALED": scaled, "STAGES": walk.stages, "num_warps": warps,
+                }  # fmt: skip
+                if kernel == "decode":
+                    rows, matrix = 1, "HMMA"
+                    made = compiled(
+                        attention.decode_kernel, arch, x, *cache, *tables, *[MockTensor(torch.float32)] * 2,
+                        6144, 64, 0.1, 0.0, ROWS=16, SPLIT=4, **common,
+                    )  # fmt: skip
+                else:
+                    rows, matrix = walk.share, "HGMMA" if arch == 90 else "HMMA"
+                    made = compiled(
+                        attention.prefill_kernel, arch, x, *cache, *tables, *tables, x,
+                        6144, 4096, 64, 0.1, 0.0, TOKENS=rows // 4, ROWS=rows, **common,
+                    )  # fmt: skip
+                title = f"{kernel} {name}" + (f" to {most}" if len(entries) > 1 else "")
+                yield described(title, kernel, arch, rows, made, 2 * walk.tile * 128 / (warps * 32), matrix)
 
 
 def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
@@ -126,6 +137,11 @@ def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
     yield row(
         "norm with sums", rows.norm_kernel, x, x, x, x, x, scales, scales, K, K, K, 1e-5, D=K, BLOCK=K,
         RESIDUAL=True, CENTERED=False, BIAS=False, CODES=False, GIVEN=False, **summed, elements=K,
+    )  # fmt: skip
+    yield row(
+        "norm in order", rows.norm_kernel, x, x, x, x, x, scales, scales, K, K, K, 1e-5, D=K, BLOCK=K,
+        RESIDUAL=True, CENTERED=False, BIAS=False, CODES=False, GIVEN=False, perm_ptr=numbers, PERM=True, **summed,
+        elements=K,
     )  # fmt: skip
     yield row(
         "gate with sums", rows.gate_kernel, x, x, x, scales, scales, 28672, 28672, 14336, D=14336, BLOCK=1024,

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from aiakq.kernels.attention import as_bytes
-from aiakq.kernels.triton import paged
+from aiakq.kernels.triton import configs, paged
+from aiakq.kernels.triton.configs import Walk
 from aiakq.kernels.types import LARGEST, AttentionContext
 
 LENGTHS = {
@@ -89,15 +90,15 @@ class Case:
         return torch.cat(rows)
 
 
-def check(case, device, close, window=None, cap=0.0, tolerance=None, **tiles):
+def check(case, device, close, window=None, cap=0.0, tolerance=None, config=None, split=0):
     case.to(device)
     query = case.query.to(device)
     out = torch.full_like(query, float("nan"))
     scale = query.shape[-1] ** -0.5
     if case.context.num_decodes:
-        paged.decode(query, out, case.cache, case.context, scale, window, cap, **tiles)
+        paged.decode(query, out, case.cache, case.context, scale, window, cap, config, split)
     if case.context.num_decodes < len(case.lengths):
-        paged.prefill(query, out, case.cache, case.context, scale, window, cap, tile=tiles.get("tile", 64))
+        paged.prefill(query, out, case.cache, case.context, scale, window, cap, config)
     close(out.cpu(), case.wanted(scale, window, cap), tolerance)
 
 
@@ -126,7 +127,20 @@ def test_cap(device, close):
 @pytest.mark.parametrize("split", [1, 2, 5, 16])
 def test_any_number_of_parts(split, device, close):
     """More parts than tiles leave some with nothing to do."""
-    check(Case(LENGTHS["decode"], 4, 2, 32, 16, torch.float16), device, close, split=split, tile=16)
+    check(Case(LENGTHS["decode"], 4, 2, 32, 16, torch.float16), device, close, config=Walk(16, 3, 4, 2), split=split)
+
+
+@pytest.mark.parametrize("tile", [32, 64, 128])
+@pytest.mark.parametrize("rows", [64, 128])
+def test_tiles_that_tuning_tries(tile, rows, device, close):
+    check(Case(LENGTHS["mixed"], 4, 2, 32, 16, torch.float16), device, close, config=Walk(tile, 2, 4, rows), split=3)
+
+
+def test_heads_of_many_numbers_take_smaller_tiles():
+    assert [configs.walk("decode", torch.device("cpu"), 2, width, 8).tile for width in (64, 128, 256, 1024)] == [
+        64, 64, 32, 16,
+    ]  # fmt: skip
+    assert configs.walk("prefill", torch.device("cpu"), 1, 128, 10**6) == Walk(64, 3, 0, 64)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])

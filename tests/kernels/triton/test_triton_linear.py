@@ -114,6 +114,30 @@ def test_norms_and_gates_sum_their_rows_for_what_follows(bits, group, dtype, dev
         assert torch.allclose(found.float(), wanted.float(), rtol=1e-2, atol=wanted.abs().max() / 500)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale_first", [False, True])
+@pytest.mark.parametrize("centered", [False, True])
+def test_norms_put_their_rows_in_order_for_what_follows(centered, scale_first, dtype, device, monkeypatch):
+    w = weight(4, 64, 384, 64, zeros="codes", perm=True)
+    state = linear.prepare(w.to(device), w.problem(dtype, device))
+    config = Config(64, 16, 2, 3, 1, scale_first=scale_first)
+    monkeypatch.setattr(linear, "_choose", lambda state, m: config)
+    x, residual, scale, bias = (torch.randn(rows, 384, device=device).to(dtype) for rows in (3, 3, 1, 1))
+    norms = []
+    for wish in (linear.wish(state, 3), None):
+        summed = x.clone()
+        norms.append(layers.norm(summed, scale[0], bias[0] if centered else None, 1e-5, residual, centered, wish))
+        assert torch.allclose(summed.float(), (x.float() + residual.float()), rtol=1e-2), "the sum stays in its order"
+    given, plain = norms
+    assert isinstance(given, Arranged) and (given.sums is None) == scale_first
+    assert torch.equal(given.rows, plain[:, w.perm.to(device)])
+    wanted = linear.run(plain, state)
+    monkeypatch.setattr(linear, "arrange", None)  # there is nothing left to do
+    assert torch.allclose(linear.run(given, state).float(), wanted.float(), rtol=1e-2, atol=wanted.abs().max() / 500)
+    # A gate's programs have parts of rows: it leaves the order to the layer.
+    assert isinstance(layers.gate("silu", x, residual, linear.wish(state, 3)), torch.Tensor)
+
+
 def test_parts_are_added_in_their_order_and_counters_are_left_at_zero(device):
     w = weight(4, 64, 1024, 128)
     state = linear.prepare(w.to(device), w.problem(torch.float16, device))

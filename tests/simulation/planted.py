@@ -1,0 +1,253 @@
+"""Bugs to plant into the scheduler, the page pool and the engine: each must be found by the simulator.
+
+A bug is a function that changes the real classes through ``patch(owner, name, value)``, which takes it back later.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from typing import Any
+
+from aiakq.runtime import sequence as planted_sequence
+from aiakq.runtime.engine import Engine
+from aiakq.runtime.pages import ROOT, PagePool, page_hash
+from aiakq.runtime.scheduler import Scheduler
+from aiakq.runtime.sequence import Sequence
+
+Patch = Callable[[object, str, Any], None]
+
+
+def release_without_counting_holders(patch: Patch) -> None:
+    """Who ends gives back pages that others still read."""
+
+    def release(self: PagePool, pages: list[int]) -> None:
+        for page in reversed(pages):
+            self._holders[page] = 0
+            self._free[page] = None
+
+    patch(PagePool, "release", release)
+
+
+def page_published_before_it_is_full(patch: Patch) -> None:
+    """Others find a page whose last positions are still to be written."""
+
+    def computed(self: Scheduler, item: Any) -> None:
+        sequence = item.sequence
+        real(self, item)
+        full = min(-(-sequence.num_computed // self.pool.page_size), len(sequence.token_ids) // self.pool.page_size)
+        if self.pool.caching and full > sequence.num_published:
+            self.pool.publish(sequence.pages[full - 1], sequence.page_hashes(self.pool.page_size, full)[full - 1])
+
+    real = Scheduler.computed
+    patch(Scheduler, "computed", computed)
+
+
+def last_token_taken_from_the_cache(patch: Patch) -> None:
+    """A prompt that is cached to its end leaves nothing to compute, so there are no logits."""
+
+    def shared_pages(self: Scheduler, sequence: Sequence) -> list[int]:
+        if not self.pool.caching or sequence.wants_prompt_logprobs:
+            return []
+        full = len(sequence.token_ids) // self.pool.page_size
+        return self.pool.match(sequence.page_hashes(self.pool.page_size, full))
+
+    patch(Scheduler, "_shared_pages", shared_pages)
+
+
+def hash_without_the_one_before(patch: Patch) -> None:
+    """Equal tokens after different beginnings count as equal."""
+
+    def page_hashes(self: Sequence, page_size: int, count: int) -> list[bytes]:
+        tokens = self.token_ids
+        return [page_hash(ROOT, tokens[at * page_size : (at + 1) * page_size]) for at in range(count)]
+
+    patch(Sequence, "page_hashes", page_hashes)
+
+
+def salt_left_out_of_the_hash(patch: Patch) -> None:
+    """One tenant finds the pages of another."""
+    patch(planted_sequence, "root_hash", lambda salt: ROOT)
+
+
+def reset_that_forgets_nothing(patch: Patch) -> None:
+    """Pages from before a reset of the prefix cache are found after it."""
+    patch(PagePool, "forget_all", lambda self: None)
+
+
+def reused_page_keeps_its_hash(patch: Patch) -> None:
+    """A page that was handed out again is still found as what it held before."""
+
+    def allocate(self: PagePool, count: int) -> list[int] | None:
+        kept = self._hashes[:], dict(self._by_hash)
+        pages = real(self, count)
+        self._hashes, self._by_hash = kept
+        return pages
+
+    real = PagePool.allocate
+    patch(PagePool, "allocate", allocate)
+
+
+def held_page_stays_free(patch: Patch) -> None:
+    """A cached page is taken over, and handed out to someone else as well."""
+
+    def hold(self: PagePool, pages: list[int]) -> None:
+        for page in pages:
+            self._holders[page] += 1
+
+    patch(PagePool, "hold", hold)
+
+
+def preempted_sequence_keeps_its_progress(patch: Patch) -> None:
+    """Its pages are gone, but what was in them counts as computed."""
+
+    def reset(self: Sequence) -> list[int]:
+        computed = self.num_computed
+        pages = real(self)
+        self.num_computed = computed
+        return pages
+
+    def admit(self: Scheduler, *args: Any) -> None:
+        before = {sequence: sequence.num_computed for sequence in self.waiting}
+        real_admit(self, *args)
+        for sequence, computed in before.items():
+            if sequence.pages and computed and sequence.num_computed < computed:
+                sequence.num_computed = computed
+
+    real, real_admit = Sequence.reset, Scheduler._admit
+    patch(Sequence, "reset", reset)
+    patch(Scheduler, "_admit", admit)
+
+
+def preempted_sequence_loses_its_place(patch: Patch) -> None:
+    """It waits behind everyone who came after it."""
+
+    def preempt(self: Scheduler, sequence: Sequence) -> None:
+        self.pool.release(sequence.reset())
+        sequence.order = (sequence.order[0], next(self._numbers))
+        bisect.insort(self.waiting, sequence, key=lambda one: one.order)
+        self.num_preemptions += 1
+
+    patch(Scheduler, "_preempt", preempt)
+
+
+def first_come_is_preempted(patch: Patch) -> None:
+    """Pages are taken from the oldest instead of the youngest."""
+
+    def preempt(self: Scheduler, sequence: Sequence) -> None:
+        if self.running:
+            self.running.append(sequence)
+            sequence = self.running.pop(0)
+        real(self, sequence)
+
+    real = Scheduler._preempt
+    patch(Scheduler, "_preempt", preempt)
+
+
+def who_does_not_fit_is_overtaken(patch: Patch) -> None:
+    """A long prompt waits for as long as short ones come."""
+
+    def admit(self: Scheduler, *args: Any) -> None:
+        real(self, *args)
+        if len(self.waiting) > 1 and len(self.running) < self.max_num_seqs:
+            head = self.waiting.pop(0)
+            real(self, *args)
+            self.waiting.insert(0, head)
+
+    real = Scheduler._admit
+    patch(Scheduler, "_admit", admit)
+
+
+def budget_off_by_one(patch: Patch) -> None:
+    """A step takes one token too many."""
+
+    def schedule(self: Scheduler, now: float = 0.0) -> list[Any]:
+        self.budget += 1
+        try:
+            return real(self, now)
+        finally:
+            self.budget -= 1
+
+    real = Scheduler.schedule
+    patch(Scheduler, "schedule", schedule)
+
+
+def abort_leaks_pages(patch: Patch) -> None:
+    """Who is stopped while running does not give its pages back."""
+
+    def abort(self: Engine, message: Any, outputs: list[Any]) -> None:
+        sequence = self._sequences.get(message.request_id)
+        if sequence is not None:
+            sequence.pages = []
+        real(self, message, outputs)
+
+    real = Engine._abort
+    patch(Engine, "_abort", abort)
+
+
+def page_in_the_wrong_place_at_a_border(patch: Patch) -> None:
+    """The page for the token after a full one is put before it."""
+
+    def grow(self: Scheduler, sequence: Sequence, count: int) -> bool:
+        before = len(sequence.pages)
+        grown = real(self, sequence, count)
+        if grown and before and len(sequence.pages) > before and sequence.num_computed % self.pool.page_size == 0:
+            sequence.pages[before - 1], sequence.pages[before] = sequence.pages[before], sequence.pages[before - 1]
+        return grown
+
+    real = Scheduler._grow
+    patch(Scheduler, "_grow", grow)
+
+
+def row_of_who_ended_answered_to_another(patch: Patch) -> None:
+    """Who moves up in the batch gets the token that was drawn for the sequence in its place before."""
+    rows: dict[Engine, list[Any]] = {}
+
+    def commit(self: Engine, item: Any, result: Any, *rest: Any) -> None:
+        kept = rows.setdefault(self, [])
+        if item.sequence.num_outputs and kept and kept[-1][0].id not in self._sequences and result.sampled:
+            result.sampled.token = kept[-1][1]
+        if result.sampled:
+            kept.append((item.sequence, result.sampled.token))
+        real(self, item, result, *rest)
+
+    real = Engine._commit
+    patch(Engine, "_commit", commit)
+
+
+def pages_of_who_failed_stay_findable(patch: Patch) -> None:
+    """The next request with the same beginning inherits what is not finite."""
+    patch(PagePool, "forget", lambda self, pages: [page for page in pages if self._holders[page] == 1])
+
+
+def preempted_prompt_counted_twice(patch: Patch) -> None:
+    """Computing a prompt again counts it again."""
+
+    def reset(self: Sequence) -> list[int]:
+        self.prompt_done = False
+        return real(self)
+
+    real = Sequence.reset
+    patch(Sequence, "reset", reset)
+
+
+BUGS: list[Callable[[Patch], None]] = [
+    release_without_counting_holders,
+    page_published_before_it_is_full,
+    last_token_taken_from_the_cache,
+    hash_without_the_one_before,
+    salt_left_out_of_the_hash,
+    reset_that_forgets_nothing,
+    reused_page_keeps_its_hash,
+    held_page_stays_free,
+    preempted_sequence_keeps_its_progress,
+    preempted_sequence_loses_its_place,
+    first_come_is_preempted,
+    who_does_not_fit_is_overtaken,
+    budget_off_by_one,
+    abort_leaks_pages,
+    page_in_the_wrong_place_at_a_border,
+    row_of_who_ended_answered_to_another,
+    pages_of_who_failed_stay_findable,
+    preempted_prompt_counted_twice,
+]

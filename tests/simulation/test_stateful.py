@@ -1,0 +1,325 @@
+"""Engine and queue as state machines that hypothesis drives, in search of a short way to break them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from model import ENDS, VOCAB, Alone, Died, Fault, PagedModel
+from world import Setup, World
+
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.engine import Engine
+from aiakq.runtime.messages import Abort, Inbox, ModelLimits, ResetPrefixCache, admit
+from aiakq.runtime.output_processor import OutputProcessor
+from aiakq.runtime.pages import PagePool
+from aiakq.runtime.sampling import SamplingParams
+from aiakq.runtime.scheduler import PromptRules, Scheduler
+from aiakq.runtime.server.generation import Generation, Prompt
+from aiakq.runtime.server.metrics import Metrics
+from aiakq.runtime.server.table import GenerationTable, QueueLimits
+from aiakq.runtime.server.wire import Cancel, Reset, Submit, ToEngine
+from aiakq.runtime.tokenizer import NoTokenizer
+
+#: A few tokens, so that prompts begin alike.
+PROMPTS = st.lists(st.sampled_from([ENDS, ENDS + 1, VOCAB - 1]), min_size=1, max_size=11)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Requests, aborts and resets gather in an inbox until a step, with or without a fault, takes them."""
+
+    @initialize(draw=st.randoms(use_true_random=False))
+    def begin(self, draw):
+        self.world = World(Setup.drawn(draw))
+        self.inbox: Inbox = []
+
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(0, 12),
+        count=st.integers(1, 3),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from(["", "a"]),
+        scored=st.booleans(),
+        ends=st.booleans(),
+    )
+    def ask(self, prompt, max_tokens, count, priority, salt, scored, ends):
+        prompt = prompt[: self.world.setup.max_len - 1]
+        params = SamplingParams(
+            max_tokens=min(max_tokens, self.world.setup.max_len - len(prompt)),
+            seed=0,
+            prompt_logprobs=0 if scored else None,
+            ignore_eos=not ends,
+            stop_token_ids=list(range(1, ENDS)) if ends else None,
+        )
+        self.inbox += self.world.ask(prompt, params, count, priority, salt)
+
+    @precondition(lambda self: self.world.clients)
+    @rule(data=st.data())
+    def abort(self, data):
+        self.inbox.append(Abort(data.draw(st.sampled_from([*self.world.clients, "unknown"]))))
+
+    @rule()
+    def reset(self):
+        self.inbox.insert(0, ResetPrefixCache())
+
+    @rule(seconds=st.sampled_from([0.0, 0.01, 100.0]))
+    def wait(self, seconds):
+        self.world.now += seconds
+
+    @rule(
+        count=st.integers(1, 4),
+        kind=st.sampled_from([None, None, None, "row", "poison", "all", "dies"]),
+        place=st.floats(0, 1, exclude_max=True),
+    )
+    def step(self, count, kind, place):
+        inbox, self.inbox = self.inbox, []
+        for _ in range(count):
+            self.world.step(inbox, Fault(kind, place) if kind else None)
+            inbox, kind = [], None
+
+    def teardown(self):
+        if hasattr(self, "world"):
+            self.world.step(self.inbox, None)
+            self.world.finish()
+
+
+@dataclass(eq=False)
+class Reader:
+    """Who reads a generation, and what has arrived: per choice its tokens and how it ended."""
+
+    generation: Generation
+    news: object
+    got: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    ends: dict[tuple[int, int], str] = field(default_factory=dict)
+    failure: AiakqError | None = None
+    done: bool = False
+
+
+class TableMachine(RuleBasedStateMachine):
+    """The server's queue in front of an engine that dies and comes back: readers come, read, stall and leave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.limits = ModelLimits(VOCAB, 24, 1 << 20, by_priority=True)
+        queue = QueueLimits(batch=4, sequences=6, tokens=60, wait_seconds=50, request_seconds=100)
+        self.metrics = Metrics("m", 24, {"block_size": "4"})
+        self.processor = OutputProcessor(NoTokenizer(), self.limits)
+        self.table = GenerationTable(self.processor, self.limits, self.metrics, queue)
+        self.readers: list[Reader] = []
+        self.inbox: Inbox = []
+        self.number = 0
+        self.now = 0.0
+        self.engine: Engine | None = None
+        self.engine_starts()
+
+    def teardown(self):
+        if self.engine is None:
+            self.engine_starts()
+        for _ in range(2000):
+            if not self.engine.has_work() and not self.inbox:
+                break
+            self.step(1)
+        for reader in self.readers:
+            self.read(reader)
+        assert all(reader.done for reader in self.readers), "everybody is answered or told why not"
+        assert self.engine.stats.num_free_pages == self.engine.stats.num_pages
+        self.loop.close()
+
+    # --- the engine
+
+    @precondition(lambda self: self.engine is None)
+    @rule()
+    def engine_starts(self):
+        self.model = PagedModel(14, 4)
+        scheduler = Scheduler(PagePool(14, 4), 4, 16, PromptRules())
+        self.engine = Engine(self.model, scheduler, self.limits, {})
+        self.inbox = []
+        self.table.on_engine_ready(self.hear, self.limits)
+
+    @precondition(lambda self: self.engine is not None)
+    @rule(replay=st.sampled_from([True, True, True, False]), again=st.booleans())
+    def engine_ends(self, replay, again=False):
+        self.engine = None
+        gone = error("engine_restarted", reason="it was ended by SIGKILL")
+        self.table.on_engine_end(gone, error("engine_restarting", reason="it was ended by SIGKILL"), replay=replay)
+        if again:
+            self.engine_starts()
+
+    @precondition(lambda self: self.engine is not None)
+    @rule(count=st.integers(1, 6), kind=st.sampled_from([None, None, None, None, "row", "poison", "dies"]))
+    def steps(self, count, kind):
+        for _ in range(count):
+            if self.engine is not None and (self.engine.has_work() or self.inbox):
+                self.step(1, kind)
+                kind = None
+
+    def step(self, seconds: float, kind: str | None = None) -> None:
+        inbox, self.inbox = self.inbox, []
+        self.now += seconds
+        self.model.fault = Fault(kind, 0.5) if kind else None
+        try:
+            output = self.engine.step(self.now, inbox)
+        except Died:
+            self.engine_ends(True)
+            return
+        finally:
+            self.model.fault = None
+        self.engine.check()
+        self.table.on_step(output)
+
+    def hear(self, record: ToEngine) -> None:
+        """As the engine's process takes what it is sent."""
+        assert self.engine is not None
+        if isinstance(record, Submit):
+            self.inbox += record.requests
+        elif isinstance(record, Cancel):
+            self.inbox += [Abort(id) for id in record.request_ids]
+        elif isinstance(record, Reset):
+            self.inbox.append(ResetPrefixCache())
+
+    # --- the readers
+
+    @rule(
+        prompts=st.lists(PROMPTS, min_size=1, max_size=2),
+        n=st.integers(1, 2),
+        more=st.integers(0, 1),
+        max_tokens=st.sampled_from([0, 1, 4, 8, 13]),
+        whole=st.booleans(),
+    )
+    def ask(self, prompts, n, more, max_tokens, whole):
+        best_of = n + more if whole and max_tokens else n
+        params = SamplingParams(n=n, best_of=best_of, max_tokens=max_tokens, seed=4, temperature=1.0)
+        self.number += 1
+        given = [Prompt(None, prompt) for prompt in prompts]
+        try:
+            generation = self.table.start(f"q{self.number}", given, params, self.now, whole)
+        except AiakqError as refusal:
+            assert refusal.id == ("overloaded" if self.engine is not None else "engine_restarting")
+            return
+        self.readers.append(Reader(generation, aiter(generation)))
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data())
+    def read_one(self, data):
+        self.read(data.draw(st.sampled_from(self.readers)))
+
+    def read(self, reader: Reader) -> None:
+        """Take what has arrived for a reader."""
+        news = None
+        while not reader.done and news != []:
+            try:
+                news = self.loop.run_until_complete(self.next_of(reader))
+            except StopAsyncIteration:
+                reader.done = True
+            except AiakqError as failure:
+                reader.done, reader.failure = True, failure
+            else:
+                self.take(reader, news)
+                continue
+            reader.generation.close()
+            self.check_answer(reader)
+
+    async def next_of(self, reader: Reader) -> list:
+        """The next news; none if it was woken for what it does not want to see yet."""
+        task = asyncio.ensure_future(anext(reader.news))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.wait([task])
+        reader.news = aiter(reader.generation)
+        return []
+
+    def take(self, reader: Reader, news: list) -> None:
+        for prompt_index, delta in news:
+            key = prompt_index, delta.index
+            assert key not in reader.ends, "news after the end"
+            reader.got.setdefault(key, []).extend(delta.token_ids)
+            if delta.finish_reason is not None:
+                reader.ends[key] = delta.finish_reason
+
+    def check_answer(self, reader: Reader) -> None:
+        generation = reader.generation
+        params = generation.params
+        for prompt_index, prompt in enumerate(generation.prompts):
+            alone = [self.alone(prompt.token_ids, params, index) for index in range(params.num_sequences)]
+            for index in range(params.n):
+                found = reader.got.get((prompt_index, index), [])
+                if params.num_sequences > params.n:
+                    assert not found or found in alone
+                else:
+                    assert found == alone[index][: len(found)]
+                if reader.failure is None:
+                    assert reader.ends[prompt_index, index] in ("length", "stop")
+                    assert found in alone, "an answer is cut short and nobody was told"
+
+    def alone(self, prompt: list[int], params: SamplingParams, index: int) -> list[int]:
+        alone = Alone(admit("alone", prompt, params, self.limits, index))
+        return [alone.next()[0] for _ in range(alone.spec.max_tokens)]
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data(), what=st.sampled_from(["leaves", "leaves", "a little later", "much later", "operator"]))
+    def something_happens(self, data, what):
+        if what == "leaves":
+            reader = data.draw(st.sampled_from(self.readers))
+            reader.generation.close()
+            reader.done = True
+        elif what == "operator":
+            ids = data.draw(st.sampled_from([["q1"], ["q2", "q3"], ["unknown"]]))
+            self.table.abort(ids, error("aborted"))
+            self.table.reset_prefix_cache()
+        else:
+            self.now += 60.0 if what == "much later" else 1.0
+            self.table.expire(self.now)
+
+    # --- what must hold
+
+    @invariant()
+    def counts_are_exact(self):
+        table = self.table
+        sequences = [one for part in table._parts.values() for one in part.sequences.values()]
+        assert table.busy == sum(not one.finished for one in sequences)
+        waiting = [one for one in sequences if not one.scheduled]
+        assert table._waiting == len(waiting)
+        assert table._waiting_tokens == sum(one.prompt_tokens for one in waiting)
+        assert table._part_of.keys() == {id for part in table._parts.values() for id in part.sequences}
+        unfinished = {id for part in table._parts.values() for id, one in part.sequences.items() if not one.finished}
+        assert self.processor._streams.keys() == unfinished
+        if self.engine is None:
+            assert not sequences, "who waits for an engine is in nobody's batch"
+        else:
+            sent = {one.request_id for one in self.inbox if not isinstance(one, (Abort, ResetPrefixCache))}
+            stopped = {one.request_id for one in self.inbox if isinstance(one, Abort)}
+            assert unfinished == (self.engine._sequences.keys() | sent) - stopped
+        generations = set(table._generations)
+        assert all(
+            reader.done or reader.generation in generations or reader.generation._failure for reader in self.readers
+        )
+
+
+@pytest.mark.parametrize("steps, complete", [(2, False), (9, True)])
+@pytest.mark.parametrize("whole", [False, True])
+def test_news_that_are_unread_when_the_engine_ends(steps, complete, whole):
+    """A reader that had been woken took the news that were taken back for an answer of no tokens."""
+    machine = TableMachine()
+    machine.ask([[ENDS, ENDS + 1]], n=1, more=0, max_tokens=4, whole=whole)
+    machine.steps(steps, None)
+    machine.engine_ends(replay=True)
+    (reader,) = machine.readers
+    machine.read(reader)
+    assert reader.done == complete, "complete answers need no engine, others wait for one"
+    machine.teardown()
+    assert reader.failure is None and len(reader.got[0, 0]) == 4
+
+
+# The same search in every run: what it finds, it finds for everybody.
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(max_examples=300, stateful_step_count=50, deadline=None, derandomize=True)
+TestTable = TableMachine.TestCase
+TestTable.settings = settings(max_examples=300, stateful_step_count=50, deadline=None, derandomize=True)
