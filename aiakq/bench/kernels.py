@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiakq.bench.offline import Progress
+from aiakq.bench.problem import Problem, Product, products_of_model, sequences
 from aiakq.bench.records import Record, environment
 from aiakq.bench.summary import geometric_mean
 from aiakq.errors import error
-from aiakq.spec import LayerSpec, QuantSpec
+from aiakq.spec import LayerSpec
 
 if TYPE_CHECKING:
-    import torch
-
     from aiakq.bench.timing import Call
-    from aiakq.kernels.types import AttentionContext
     from aiakq.runtime.config import EngineConfig
 
 #: Schemes by name; groups come from --group-size where weights have some.
@@ -50,36 +48,6 @@ class KernelOptions:
     kv_cache_dtype: str = "auto"
     tune: bool = False
     into: Path | None = None
-
-
-@dataclass(frozen=True)
-class Product:
-    """``count`` linear layers of N outputs and K inputs; ``spec`` None where weights are not quantized."""
-
-    name: str
-    n: int
-    k: int
-    spec: LayerSpec | QuantSpec | None
-    count: int = 1
-
-    @property
-    def kind(self) -> str:
-        if self.spec is None:
-            return "w16"
-        if self.spec.activation_bits:
-            return "w8a8"
-        return f"w{self.spec.bits}a16" + (f" g{self.spec.group_size}" if self.spec.group_size > 0 else "")
-
-
-@dataclass
-class Problem:
-    """What is measured: where, in what arithmetic, which products, and the model that attention is of, if any."""
-
-    device: torch.device
-    dtype: torch.dtype
-    products: list[Product]
-    config: EngineConfig | None = None
-    ceilings: dict[str, float] = field(default_factory=dict)
 
 
 def check(options: KernelOptions) -> None:
@@ -151,7 +119,7 @@ def _problem(options: KernelOptions) -> Problem:
     else:
         names = ("model", "dtype", "device", "kv_cache_dtype")
         config = EngineConfig.from_args({name: getattr(options, name) for name in names})
-        found = Problem(config.device, config.dtype, _of_model(config), config)
+        found = Problem(config.device, config.dtype, products_of_model(config), config)
 
     def of_scheme(name: str, n: int, k: int, scheme: str, count: int = 1) -> Product:
         spec = SCHEMES[scheme]
@@ -166,21 +134,6 @@ def _problem(options: KernelOptions) -> Problem:
     for n, k in options.shapes:
         found.products += [of_scheme("layer", n, k, scheme) for scheme in options.schemes or USUAL]
     return found
-
-
-def _of_model(config: EngineConfig) -> list[Product]:
-    """The linear layers that the model of ``config`` runs, equal ones together."""
-    from aiakq.formats.checkpoint import Checkpoint
-    from aiakq.runtime.shapes import linear_shapes
-
-    counts: dict[tuple[int, int, Any], int] = {}
-    names: dict[tuple[int, int, Any], str] = {}
-    for name, n, k in linear_shapes(config.hf, Checkpoint.open(config.model)):
-        spec = None if config.spec is None else config.spec.for_layer(name)
-        key = (n, k, None if spec is None else spec.layer)
-        counts[key] = counts.get(key, 0) + 1
-        names.setdefault(key, name.rpartition(".")[2])
-    return [Product(names[key], *key, count=count) for key, count in counts.items()]
 
 
 def _row(problem: Problem, name: str, kind: str, m: int, us: float, moved: float, work: float, integers: bool) -> dict:
@@ -268,37 +221,6 @@ def _attention(problem: Problem, config: EngineConfig, lengths: list[tuple[int, 
     row = _row(problem, name, kind, len(query), us, moved, work, False)
     implementation = attention_name(cache[0], dtype).partition(",")[0]
     return [row | {"implementation": implementation, "layers": hf.num_layers}]
-
-
-def sequences(
-    config: EngineConfig, lengths: list[tuple[int, int]], dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, list[torch.Tensor], AttentionContext]:
-    """Queries of sequences of (cached, new) tokens, a cache of pages in no order, and where they are in it."""
-    import torch
-
-    from aiakq.kernels.attention import new_cache
-    from aiakq.kernels.types import AttentionContext
-
-    page, hf = config.page_size, config.hf
-    pages = [-(-(old + new) // page) for old, new in lengths]
-    cache = new_cache(sum(pages) + 1, page, hf.num_kv_heads, hf.head_dim, config.kv_dtype, device)
-    draw = torch.Generator().manual_seed(0)
-    order = (torch.randperm(sum(pages), generator=draw) + 1).to(torch.int32).split(pages)
-    starts = [0]
-    for _, new in lengths:
-        starts.append(starts[-1] + new)
-    ends = [old + new for old, new in lengths]
-    context = AttentionContext(
-        query_start=torch.tensor(starts, dtype=torch.int32, device=device),
-        kv_len=torch.tensor(ends, dtype=torch.int32, device=device),
-        slots=torch.empty(0, dtype=torch.int64, device=device),
-        page_table=torch.nn.utils.rnn.pad_sequence(list(order), batch_first=True).to(device),
-        num_decodes=sum(new == 1 for _, new in lengths),
-        query_start_list=starts,
-        kv_len_list=ends,
-    )
-    query = torch.randn(starts[-1], hf.num_heads, hf.head_dim, dtype=dtype, device=device)
-    return query, cache, context
 
 
 def _rows(problem: Problem, config: EngineConfig, m: int) -> list[dict]:

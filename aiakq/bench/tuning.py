@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from aiakq.bench import timing
-from aiakq.bench.kernels import Problem, Product, sequences
 from aiakq.bench.offline import Progress
+from aiakq.bench.problem import Problem, Product, sequences
 from aiakq.kernels.triton import DTYPES, configs, linear, paged, tuning, w8a8
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.config import EngineConfig

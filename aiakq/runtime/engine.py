@@ -33,8 +33,8 @@ from aiakq.runtime.messages import (
 )
 from aiakq.runtime.runner import Flight, Runner, RunResult
 from aiakq.runtime.sampler import NOT_FINITE, Sampled
-from aiakq.runtime.scheduler import Scheduled, Scheduler
-from aiakq.runtime.sequence import Sequence
+from aiakq.runtime.scheduler import Scheduler
+from aiakq.runtime.sequence import Scheduled, Sequence
 
 T = TypeVar("T")
 

@@ -21,8 +21,7 @@ from aiakq.runtime.messages import TokenLogprobs
 from aiakq.runtime.models.decoder import Model, ModelInput
 from aiakq.runtime.program import Bounds, Program, recorded
 from aiakq.runtime.sampler import Choice, Sampled, choose, prompt_logprobs
-from aiakq.runtime.scheduler import Scheduled
-from aiakq.runtime.sequence import Sequence
+from aiakq.runtime.sequence import Scheduled, Sequence
 from aiakq.runtime.transfer import on_device
 
 

@@ -20,38 +20,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from aiakq.runtime.pages import PagePool
-from aiakq.runtime.sequence import Sequence
+from aiakq.runtime.sequence import Scheduled, Sequence
 
 _ORDER = attrgetter("order")
-
-
-@dataclass(eq=False)
-class Scheduled:
-    """``count`` tokens of ``sequence`` to run in a step, from number ``first`` on.
-
-    completes  whether that reaches its last token, so that the next one can be sampled.
-    dropped    whether nobody waits for the result any more.
-    """
-
-    sequence: Sequence
-    first: int
-    count: int
-    completes: bool
-    dropped: bool = False
-
-    @staticmethod
-    def of(sequence: Sequence, count: int) -> Scheduled:
-        """The next ``count`` tokens."""
-        return Scheduled(sequence, sequence.num_computed, count, count == sequence.num_missing)
-
-    @property
-    def end(self) -> int:
-        return self.first + self.count
-
-    @property
-    def draws(self) -> bool:
-        """Whether a token is sampled."""
-        return self.completes and self.sequence.spec.max_tokens > 0
 
 
 @dataclass(frozen=True)

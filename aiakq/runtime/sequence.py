@@ -1,15 +1,11 @@
-"""Sequence: one request inside the engine, from waiting to finished."""
+"""Sequence: one request inside the engine, from waiting to finished. Scheduled: its part of a step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from aiakq.runtime.messages import RequestSpec, RequestTimes, TokenLogprobs
 from aiakq.runtime.pages import page_hash, root_hash
-
-if TYPE_CHECKING:
-    from aiakq.runtime.scheduler import Scheduled
 
 
 @dataclass(eq=False)
@@ -107,3 +103,32 @@ class Sequence:
         if self.num_outputs >= self.spec.max_tokens:
             return "length", None
         return None, None
+
+
+@dataclass(eq=False)
+class Scheduled:
+    """``count`` tokens of ``sequence`` to run in a step, from number ``first`` on.
+
+    completes  whether that reaches its last token, so that the next one can be sampled.
+    dropped    whether nobody waits for the result any more.
+    """
+
+    sequence: Sequence
+    first: int
+    count: int
+    completes: bool
+    dropped: bool = False
+
+    @staticmethod
+    def of(sequence: Sequence, count: int) -> Scheduled:
+        """The next ``count`` tokens."""
+        return Scheduled(sequence, sequence.num_computed, count, count == sequence.num_missing)
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+    @property
+    def draws(self) -> bool:
+        """Whether a token is sampled."""
+        return self.completes and self.sequence.spec.max_tokens > 0

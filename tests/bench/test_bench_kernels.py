@@ -7,7 +7,8 @@ import json
 import pytest
 import torch
 
-from aiakq.bench import kernels, timing, tuning
+from aiakq.bench import timing, tuning
+from aiakq.bench.problem import Problem, Product
 from aiakq.cli import main
 from aiakq.kernels.triton import configs
 from aiakq.kernels.triton import tuning as candidates
@@ -119,9 +120,9 @@ def test_tuning_writes_what_is_used_from_then_on(monkeypatch, tmp_path, example_
     monkeypatch.setattr(tuning._Trial, "__call__", took)
     monkeypatch.setattr(tuning._AttentionTrial, "__call__", attended)
     config = EngineConfig.from_args({"model": str(example_model), "kv_cache_dtype": "float16"})
-    products = [kernels.Product("a", 64, 256, LayerSpec(4, 128)), kernels.Product("b", 64, 128, LayerSpec(3, 128), 2)]
+    products = [Product("a", 64, 256, LayerSpec(4, 128)), Product("b", 64, 128, LayerSpec(3, 128), 2)]
     told = []
-    problem = kernels.Problem(device, torch.float16, products, config)
+    problem = Problem(device, torch.float16, products, config)
     file = tuning.tune(problem, 77, None, lambda *stage: told.append(stage))
     assert file == tmp_path / "config" / "aiakq" / "launch" / "nvidia-test.json"
     assert {k for k, _ in asked} == {256, 128} and told[-1][1] == told[-1][2]

@@ -17,8 +17,7 @@ from aiakq.runtime.config import EngineConfig
 from aiakq.runtime.graphs import DecodeGraphs
 from aiakq.runtime.messages import Abort, RequestSpec, RequestTimes, ResetPrefixCache
 from aiakq.runtime.runner import Runner
-from aiakq.runtime.scheduler import Scheduled
-from aiakq.runtime.sequence import Sequence
+from aiakq.runtime.sequence import Scheduled, Sequence
 
 #: Ways to run the same requests, as in test_exactness.py.
 MODES = {

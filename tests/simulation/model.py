@@ -15,8 +15,7 @@ from aiakq.runtime.engine import PROBE
 from aiakq.runtime.messages import NOTHING_LEFT, RequestSpec, TokenLogprobs
 from aiakq.runtime.runner import RunResult, sequence_pages
 from aiakq.runtime.sampler import NOT_FINITE, Sampled
-from aiakq.runtime.scheduler import Scheduled
-from aiakq.runtime.sequence import Sequence
+from aiakq.runtime.sequence import Scheduled, Sequence
 
 VOCAB = 2048
 #: Tokens 0 .. ENDS - 1 come up often: what requests stop at.
