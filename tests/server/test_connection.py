@@ -288,12 +288,17 @@ def test_slow_clients_disturb_nobody(strict, dial):
 # --- the end
 
 
-async def _meet() -> tuple[GuardedConnection, socket.socket]:
-    """A connection of a server in this process, and its client, which resets it when it is closed."""
+async def _meet(seen: list[float] | None = None) -> tuple[GuardedConnection, socket.socket]:
+    """A connection of a server in this process, and its client, which resets it when it is closed.
+
+    seen  grows by how long ago each request arrived when it was its turn.
+    """
     loop = asyncio.get_running_loop()
     met: asyncio.Future[GuardedConnection] = loop.create_future()
 
     async def app(scope, receive, send) -> None:
+        if seen is not None:
+            seen.append(time.monotonic() - scope["state"]["arrived"])
         await Response(status_code=204)(scope, receive, send)
 
     config = uvicorn.Config(app=app, lifespan="off", log_config=None, timeout_keep_alive=24 * 3600)
@@ -359,3 +364,21 @@ def test_clients_are_not_to_blame_for_a_server_that_is_late():
         client.close()
 
     asyncio.run(late())
+
+
+def test_a_request_has_arrived_when_its_head_was_read():
+    """Not when its turn came: among many at once, that is much later."""
+
+    async def arrive() -> None:
+        seen: list[float] = []
+        connection, client = await _meet(seen)
+        request = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
+        connection.data_received(request)
+        time.sleep(0.2)  # others have their turns
+        await asyncio.sleep(0.05)
+        connection.data_received(request)
+        await asyncio.sleep(0.05)
+        assert len(seen) == 2 and seen[0] >= 0.2
+        client.close()
+
+    asyncio.run(arrive())

@@ -167,7 +167,7 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
 
 async def _generate(service: Service, request: Request, read: Read) -> Response:
     """Admit, run and answer one request to generate, as JSON or as a stream."""
-    ticket = Ticket(service)
+    ticket = Ticket(service, request.state.arrived)
     try:
         service.check_open()
         body = await read_body(request, service.body_limit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -58,11 +59,13 @@ class StrictParser(h11.Connection):
 
     refusal   why ``next_event`` raised RemoteProtocolError.
     requests  heads read so far.
+    state     what the next request finds in ``request.state``; ``arrived``, as of ``time.monotonic``, is put there.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, state: dict[str, Any]) -> None:
         super().__init__(h11.SERVER, limits.header_bytes)
         self.limits = limits
+        self.state = state
         self.refusal: AiakqError | None = None
         self.requests = 0
         self._head = bytearray()  # what came since the last request, up to the end of the next one's head
@@ -94,6 +97,7 @@ class StrictParser(h11.Connection):
             raise
         if isinstance(event, h11.Request):
             self.requests += 1
+            self.state["arrived"] = time.monotonic()
             self._check_head(event)
         elif isinstance(event, h11.Data) and event.chunk_start:
             self._chunks += 1
@@ -131,7 +135,7 @@ class GuardedConnection(H11Protocol):
     def __init__(self, *args: Any, limits: Limits, **values: Any) -> None:
         super().__init__(*args, **values)
         self.limits = limits
-        self.conn = StrictParser(limits)
+        self.conn = StrictParser(limits, self.app_state)
         self._address: str | None = None
         self._lingers = False
         self._discarded = 0

@@ -92,7 +92,7 @@ class Service:
     def on_refusal(self, scope: Mapping[str, Any], failure: AiakqError) -> None:
         """Something before the routes refused a request; those to generate are counted like any other."""
         if scope["method"] == "POST" and scope["path"].removeprefix(self.root_path) in GENERATING:
-            Ticket(self).close("error")
+            Ticket(self, scope["state"]["arrived"]).close("error")
             self.metrics.request_refused(failure)
 
     def check_open(self) -> None:
@@ -180,10 +180,13 @@ class Service:
 
 
 class Ticket:
-    """One request to generate, from arrival to its end; what ``in_flight`` and the request counters count."""
+    """One request to generate, from arrival to its end; what ``in_flight`` and the request counters count.
 
-    def __init__(self, service: Service) -> None:
-        self.arrived = time.monotonic()
+    arrived  when its head was read, which among many at once is long before it is its turn.
+    """
+
+    def __init__(self, service: Service, arrived: float) -> None:
+        self.arrived = arrived
         self._service = service
         self._open = True
         service.in_flight += 1
