@@ -70,27 +70,32 @@ def walk(
 ):
     """The online softmax over positions ``begin`` to ``end``, going on from ``highest``, ``total`` and ``sums``.
 
-    Without MASKED every row sees all of them. ``scale`` has log2(e) in it, but with CAP.
+    Without MASKED every row sees all of them, and they are whole tiles. ``scale`` has log2(e) in it, but with CAP.
     """
     d = tl.arange(0, WIDTH)
     inside = tl.arange(0, TILE)
     FLOAT: tl.constexpr = q.dtype
     for start in tl.range(begin, end, TILE, num_stages=STAGES):
         position = start + inside
-        there = position < end
-        page = tl.load(pages_ptr + position // PAGE, mask=there, other=0).to(tl.int64)
-        slot = (page * PAGE + position % PAGE) * HKV + head
-        whole = there[:, None] & (d < D)[None, :]
-        k = tl.load(k_ptr + slot[None, :] * D + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)
-        v = tl.load(v_ptr + slot[:, None] * D + d[None, :], mask=whole, other=0.0)
+        # What is beyond the end is the last one again, with no weight: to mask loads would cost more. Unsigned numbers
+        # divide by a shift.
+        at = (tl.minimum(position, end - 1) if MASKED else position).to(tl.uint32)
+        page = tl.load(pages_ptr + at // PAGE).to(tl.int64)
+        slot = (page * PAGE + at % PAGE) * HKV + head
+        if D == WIDTH:
+            k = tl.load(k_ptr + slot[None, :] * D + d[:, None])
+            v = tl.load(v_ptr + slot[:, None] * D + d[None, :])
+        else:
+            k = tl.load(k_ptr + slot[None, :] * D + d[:, None], mask=(d < D)[:, None], other=0.0)
+            v = tl.load(v_ptr + slot[:, None] * D + d[None, :], mask=(d < D)[None, :], other=0.0)
         scores = product(q, _as(k, FLOAT)) * scale
         if SCALED:
-            scores *= tl.load(k_scales_ptr + slot, mask=there, other=0.0)[None, :]
+            scores *= tl.load(k_scales_ptr + slot)[None, :]
         if CAP:
             # cap * tanh(s / cap); the softmax wants it in powers of two.
             scores = cap * LOG2E * (1.0 - 2.0 / (1.0 + tl.exp2(2.0 * LOG2E * scores / cap)))
         if MASKED:
-            seen = (position[None, :] <= own[:, None]) & there[None, :]
+            seen = (position[None, :] <= own[:, None]) & (position < end)[None, :]
             if WINDOW > 0:
                 seen = seen & (position[None, :] > own[:, None] - WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
@@ -101,7 +106,7 @@ def walk(
         decay = tl.exp2(highest - base)
         total = total * decay + tl.sum(weights, 1)
         if SCALED:
-            weights *= tl.load(v_scales_ptr + slot, mask=there, other=0.0)[None, :]
+            weights *= tl.load(v_scales_ptr + slot)[None, :]
         sums = sums * decay[:, None] + product(weights.to(FLOAT), _as(v, FLOAT))
         highest = now
     return highest, total, sums

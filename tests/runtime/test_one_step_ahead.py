@@ -174,9 +174,9 @@ class WatchedFlight:
     def items(self) -> list[Scheduled]:
         return self.flight.items
 
-    def sample(self, items: list[Scheduled]) -> None:
+    def sample(self, items: list[Scheduled]) -> bool:
         self.calls.append(("sample", len(items)))
-        self.flight.sample(items)
+        return self.flight.sample(items)
 
     def results(self):
         self.calls.append(("results", len(self.items)))

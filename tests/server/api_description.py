@@ -65,7 +65,7 @@ def main() -> int:
             report = Path(folder) / f"{found['rounds']}.json"
             words = ["--seed", str(asked.seed + found["rounds"]), "--workers", str(asked.workers), "--no-shrink"]
             words += ["--checks", ",".join(CHECKS), "--phases", "coverage,fuzzing", "--max-examples", str(EXAMPLES)]
-            words += ["--report", "json", "--report-json-path", str(report), "--request-timeout", "60"]
+            words += ["--report", "json", "--report-json-path", str(report), "--request-timeout", "300"]
             command = [program, "run", f"{server.url}/openapi.json", *words]
             code = subprocess.run(command, cwd=folder, stdout=sys.stderr).returncode
             told = json.loads(report.read_text()) if report.is_file() else {}

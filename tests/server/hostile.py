@@ -53,7 +53,7 @@ GOOD = [
 ]
 GOOD_CLIENTS = 2
 #: Seconds for anything that has no promised time; more than enough on a busy machine.
-PATIENCE = 60.0
+PATIENCE = 120.0
 KEYS = {"message", "type", "param", "code"}
 LEAKS = re.compile(r"Traceback|pydantic|site-packages|\.py\b|object at 0x|msgspec|starlette")
 

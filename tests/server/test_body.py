@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.server.body import MAX_DEPTH, MAX_KEYS, check_shape
+from aiakq.runtime.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 
 DEEP = b'{"prompt": ' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}"
 
@@ -43,6 +45,7 @@ def test_what_is_left_to_the_parser(body):
         (DEEP.replace(b"[]", b"[[]]"), "invalid_json"),
         (b"[" * 1_000_000, "invalid_json"),
         (b'{"a":' * 65 + b"1" + b"}" * 65, "invalid_json"),
+        (b'{"a": [' + b"[]," * MAX_KEYS + b"[]]}", "invalid_json"),
         (json.dumps([{str(i): 0 for i in range(MAX_KEYS // 2 + 1)}] * 2).encode(), "invalid_json"),
     ],
     ids=lambda value: repr(value[:24]),
@@ -54,3 +57,27 @@ def test_what_is_refused(http, body, code):
     for route in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
         answer = http.post(route, content=body)
         assert answer.status_code == 400 and answer.json()["error"]["code"] == code
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "end",
+    [b'"' + b'\\"' * (1 << 20), b'"' + b'\\"' * (1 << 20) + b"\\", b'"' * (1 << 20)],
+    ids=["open", "escape", "quotes"],
+)
+def test_a_string_without_an_end_is_gone_through_once(end):
+    """A search that begins anew at every quotation mark would take days for these two megabytes."""
+    check_shape(b'{"a": [' + b"[]," * 100 + end)
+
+
+@pytest.mark.timeout(60)
+def test_of_a_million_wrong_entries_one_is_told():
+    """Complaining about each would take the server many seconds, for everybody."""
+    for model, name in (
+        (CompletionRequest, "stop_token_ids"),
+        (ChatRequest, "messages"),
+        (DetokenizeRequest, "tokens"),
+    ):
+        with pytest.raises(ValidationError) as caught:
+            model.model_validate_json(b'{"%b": [' % name.encode() + b'"a",' * (1 << 19) + b'"a"], "prompt": "a"}')
+        assert len(caught.value.errors()) <= 2, name

@@ -18,7 +18,8 @@ from aiakq.errors import error
 
 MAX_DEPTH = 64
 MAX_KEYS = 10_000
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+#: A string, ended or not, so that it is gone through once: what is no JSON must not take longer.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.?+)*+(?:"|\Z)', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -47,12 +48,12 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def check_shape(body: bytes | bytearray) -> None:
-    """Raise ``invalid_json`` for a body nested too deep or with too many keys, ``duplicate_key`` for a key named twice.
+    """Raise ``invalid_json`` for too much depth, too many keys or lists; ``duplicate_key`` for a key named twice.
 
     What is no JSON at all is left to the parser, which says more about it.
     """
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
-        raise error("invalid_json", reason=f"it is nested deeper than {MAX_DEPTH} levels")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        _check_brackets(_STRING.sub(b"", body).translate(None, _NOT_BRACKETS))
     keys = 0
 
     def unique(pairs: list[tuple[str, Any]]) -> None:
@@ -70,9 +71,12 @@ def check_shape(body: bytes | bytearray) -> None:
         return
 
 
-def _depth(body: bytes | bytearray) -> int:
-    brackets = _STRING.sub(b"", body).translate(None, _NOT_BRACKETS)
-    return max(itertools.accumulate(_STEPS[bracket] for bracket in brackets), default=0)
+def _check_brackets(brackets: bytes | bytearray) -> None:
+    """Raise ``invalid_json`` for too many or too deep ones; ``brackets`` are all that are in no string."""
+    if len(brackets) > 2 * MAX_KEYS:
+        raise error("invalid_json", reason=f"it has more than {MAX_KEYS} lists and objects")
+    if max(itertools.accumulate(_STEPS[bracket] for bracket in brackets), default=0) > MAX_DEPTH:
+        raise error("invalid_json", reason=f"it is nested deeper than {MAX_DEPTH} levels")
 
 
 def _twice(names: Iterable[str]) -> str:

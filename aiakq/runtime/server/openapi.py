@@ -165,6 +165,7 @@ def _bounds(limits: ModelLimits) -> dict[str, dict[str, Schema]]:
         "integer": {"minimum": -(2**31), "maximum": 2**31 - 1} if limits.by_priority else {"const": 0}
     }
     bounds["stop"] = {"string": text, "array": {"maxItems": MAX_STOP_STRINGS, "items": {**_STRING, **text}}}
+    bounds["cache_salt"] = {"string": {"minLength": 1}}
     bounds["stop_token_ids"] = {"array": {"items": token}}
     bounds["allowed_token_ids"] = {"array": {"minItems": 1, "items": token}}
     bounds["bad_words"] = {"array": {"maxItems": MAX_BAD_WORDS, "items": {**_STRING, **text, "pattern": r"\S"}}}

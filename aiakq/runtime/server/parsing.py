@@ -53,7 +53,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_beam_search": ((False,), "beam search is not built"),
     "length_penalty": ((1, 1.0), "it belongs to beam search"),
     "logits_processors": (([],), "requests bring no code"),
-    "cache_salt": ((), "the prefix cache is not divided yet"),
     "prompt_embeds": ((), "prompts are text or token ids"),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, WithJsonSchema
 
@@ -11,6 +11,10 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling import SamplingParams
 from aiakq.runtime.server.generation import MAX_PROMPTS
 from aiakq.runtime.server.parsing import Strict, judge_extras
+
+Entry = TypeVar("Entry")
+#: A list of which the first wrong entry is told: a million complaints would cost more than the request.
+List = Annotated[list[Entry], Field(fail_fast=True)]
 
 REFUSED_IN_MESSAGES: dict[str, tuple[tuple[Any, ...], str]] = {
     "tool_calls": (([],), "function calling is not built yet"),
@@ -42,14 +46,14 @@ class GenerationRequest(Strict):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | List[str] | None = None
+    stop_token_ids: List[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: List[int] | None = None
+    bad_words: List[str] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
@@ -170,7 +174,7 @@ class ChatMessage(Strict):
 class ChatFields(Strict):
     """What decides the text a conversation becomes."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: List[ChatMessage] = Field(min_length=1)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -274,13 +278,13 @@ class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: List[int]
 
 
 class AbortRequest(Strict):
     """POST /abort_requests: ids of answers, like cmpl-..., or none for all."""
 
-    request_ids: list[str] | None = None
+    request_ids: List[str] | None = None
 
 
 def _prompts(prompt: Any) -> list[str | list[int]]:

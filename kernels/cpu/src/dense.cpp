@@ -1,7 +1,8 @@
 // y = x W^T for weights in floats.
 //
 // W lies in tiles of 32 outputs, input by input; bfloat16 in pairs of inputs, of which the first is the lower half of a
-// lane. Sums are float32, one per output, in the order of the inputs, whatever the other rows are.
+// lane. Sums are float32, one per output, in the order of the inputs, whatever the other rows are. Where the processor
+// multiplies pairs of bfloat16 itself and activations come as such, it does: twice the products per instruction.
 
 #include "kernels.h"
 #include "tiles.h"
@@ -22,6 +23,17 @@ struct Source {
   const float* base;
   int64_t stride;
 };
+
+#if defined(__AVX512VNNI__) && (defined(__clang__) || __GNUC__ >= 10)
+// Of this instruction set alone no file is compiled: a processor that has it has the rest as well.
+#define WITH_PAIRS __attribute__((target("avx512bf16")))
+WITH_PAIRS INLINE F dot2(F acc, I w, I x) { return {_mm512_dpbf16_ps(acc.v, (__m512bh)w.v, (__m512bh)x.v)}; }
+INLINE bool multiplies_pairs() { return __builtin_cpu_supports("avx512bf16"); }
+#else
+#define WITH_PAIRS
+INLINE F dot2(F acc, I, I) { return acc; }
+INLINE bool multiplies_pairs() { return false; }
+#endif
 
 INLINE int64_t even(int64_t k) { return k + k % 2; }
 
@@ -64,6 +76,40 @@ template <int TYPE, int R> void rows(const Dense& a, const Source& x, int64_t ro
     UNROLL for (int half = 0; half < 2; half++) write(a, row + r, tile, half, sums[r][half]);
 }
 
+// The same for activations in bfloat16, with instructions that multiply pairs.
+template <int R> WITH_PAIRS void paired_rows(const Dense& a, int64_t row, int64_t tile, int64_t ahead) {
+  const uint8_t* at = (const uint8_t*)a.tiles + tile * a.k * TILE * 2;
+  const uint16_t* from[R];
+  F sums[R][2];
+  UNROLL for (int r = 0; r < R; r++) {
+    from[r] = (const uint16_t*)a.x + (row + r) * a.x_stride;
+    sums[r][0] = sums[r][1] = splat(0);
+  }
+  for (int64_t i = 0; i < a.k; i += 2, at += 128) {
+    if (ahead) ask_for(at + ahead), ask_for(at + ahead + 64);
+    const I first = iload(at), second = iload(at + 64);
+    UNROLL for (int r = 0; r < R; r++) {
+      int32_t pair;
+      memcpy(&pair, from[r] + i, 4);
+      const I x = isplat(pair);
+      sums[r][0] = dot2(sums[r][0], first, x);
+      sums[r][1] = dot2(sums[r][1], second, x);
+    }
+  }
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int half = 0; half < 2; half++) write(a, row + r, tile, half, sums[r][half]);
+}
+
+void paired(const Dense& a, int64_t first, int64_t stop, int64_t tile) {
+  int64_t row = first;
+  const auto ahead = [&] { return ahead_of(a.op.m, row == first); };
+  if constexpr (MOST_ROWS >= 12)
+    for (; row + 12 <= stop; row += 12) paired_rows<12>(a, row, tile, ahead());
+  if constexpr (MOST_ROWS >= 4)
+    for (; row + 4 <= stop; row += 4) paired_rows<4>(a, row, tile, ahead());
+  for (; row < stop; row++) paired_rows<1>(a, row, tile, ahead());
+}
+
 template <int TYPE> void rows_of(const Dense& a, const Source& x, int64_t first, int64_t stop, int64_t tile) {
   int64_t row = first;
   const auto ahead = [&] { return ahead_of(a.op.m, row == first); };
@@ -83,6 +129,9 @@ int64_t dense_scratch(const Dense& a) { return pieces(even(a.k) * 4, 64) * 64; }
 void dense(const void* op, Team& team) {
   const Dense& a = *(const Dense*)op;
   const int64_t m = a.op.m;
+  if (a.weight_type == BFLOAT16 && a.x_type == BFLOAT16 && a.k % 2 == 0 && multiplies_pairs())
+    return share_tiles(team, a, (int64_t)a.k * 2, MOST_ROWS,
+                       [&](int64_t row, int64_t stop, int64_t tile) { paired(a, row, stop, tile); });
   Source x = {(const float*)a.x, a.x_stride};
   if (a.x_type != FLOAT32 || (a.k % 2 && a.weight_type == BFLOAT16)) {
     x = {(const float*)a.scratch, dense_scratch(a) / 4};

@@ -32,26 +32,35 @@ constexpr int MOST_ROWS = 1, MOST_INTEGER_ROWS = 1;
 
 // --- activations -------------------------------------------------------------------------------------------------
 
-// Where a row's activations are in the scratch: the values (floats or bytes), a scale per block, a sum per group.
-struct Rows {
-  uint8_t* base;
-  int64_t stride, scales_at, sums_at;
-  const float* floats(int64_t row) const { return (const float*)(base + row * stride); }
-  const int8_t* bytes(int64_t row) const { return (const int8_t*)(base + row * stride); }
-  const float* scales(int64_t row) const { return (const float*)(base + row * stride + scales_at); }
-  const float* sums(int64_t row) const { return (const float*)(base + row * stride + sums_at); }
+// Rows that are worked on side by side lie in a panel: the first four bytes of each, the next four of each, and so on, so
+// that they are read in one stream. So do their scales, one per block, and their sums, one per group.
+struct Panel {
+  uint32_t* values;  // floats, or four bytes each
+  float *scales, *sums;
 };
 
 INLINE int64_t blocks_of(const Linear& a) { return pieces((int64_t)a.group * a.groups, BLOCK); }
 
-INLINE Rows rows_of(const Linear& a) {
+// Words that a row takes in the scratch: values, scales, sums.
+struct RowWords {
+  int64_t values, scales, sums;
+};
+
+INLINE RowWords words_of(const Linear& a) {
   const int64_t blocks = blocks_of(a);
-  Rows rows;
-  rows.base = (uint8_t*)a.scratch;
-  rows.scales_at = pieces(blocks * BLOCK * (a.math == EXACT ? 4 : 1), 64) * 64;
-  rows.sums_at = rows.scales_at + pieces(blocks * 4, 64) * 64;
-  rows.stride = rows.sums_at + pieces((int64_t)a.groups * 4, 64) * 64;
-  return rows;
+  return {blocks * (a.math == EXACT ? BLOCK : BLOCK / 4), pieces(blocks, 16) * 16, pieces(a.groups, 16) * 16};
+}
+
+// The panel that begins with ``row``.
+INLINE Panel panel_at(const Linear& a, int64_t row) {
+  const RowWords words = words_of(a);
+  uint32_t* values = (uint32_t*)a.scratch;
+  float* scales = (float*)(values + a.op.m * words.values);
+  return {values + row * words.values, scales + row * words.scales, scales + a.op.m * words.scales + row * words.sums};
+}
+
+INLINE void put(uint32_t* to, int64_t width, const void* from, int count) {
+  for (int i = 0; i < count; i++) memcpy(to + i * width, (const char*)from + 4 * i, 4);
 }
 
 // The 32 activations of a block, in the order of the tiles.
@@ -72,24 +81,28 @@ INLINE void gather(const Linear& a, int64_t row, int64_t block, F& first, F& sec
   second = left > 16 ? load_some(a.x, start + at + 16, a.x_type, left - 16) : splat(0);
 }
 
-void arrange_floats(const Linear& a, int64_t row, float* values, float* sums) {
-  const int64_t blocks = blocks_of(a);
+void arrange_floats(const Linear& a, int64_t row, const Panel& to, int64_t width) {
+  const int64_t blocks = blocks_of(a), inside = a.group / BLOCK;
+  F total = splat(0);
   for (int64_t block = 0; block < blocks; block++) {
+    alignas(64) float held[BLOCK];
     F first, second;
     gather(a, row, block, first, second);
-    store(values + block * BLOCK, first);
-    store(values + block * BLOCK + 16, second);
-  }
-  for (int64_t group = 0; group < a.groups; group++) {
-    const float* at = values + group * a.group;
-    if (a.group >= BLOCK) {
-      F total = splat(0);
-      for (int64_t i = 0; i < a.group; i += 16) total = total + load(at + i);
-      sums[group] = sum(total);
+    store(held, first);
+    store(held + 16, second);
+    put(to.values + block * BLOCK * width, width, held, BLOCK);
+    if (inside) {
+      total = total + first + second;
+      if ((block + 1) % inside) continue;
+      to.sums[block / inside * width] = sum(total);
+      total = splat(0);
     } else {
-      float total = 0;
-      for (int64_t i = 0; i < a.group; i++) total += at[i];
-      sums[group] = total;
+      for (int at = 0; at < BLOCK; at += a.group) {
+        float few = 0;
+        for (int i = 0; i < a.group; i++) few += held[at + i];
+        const int64_t group = (block * BLOCK + at) / a.group;
+        if (group < a.groups) to.sums[group * width] = few;
+      }
     }
   }
 }
@@ -101,35 +114,38 @@ INLINE int32_t sum_of_bytes(const int8_t* at, int64_t count) {
 }
 
 // Each block gets the scale max |x| / 127. What is not finite makes the scale not a number, and with it the output.
-void round_blocks(const Linear& a, int64_t row, int8_t* codes, float* scales, float* sums) {
-  const int64_t blocks = blocks_of(a);
+void round_blocks(const Linear& a, int64_t row, const Panel& to, int64_t width) {
+  const int64_t blocks = blocks_of(a), inside = a.group / BLOCK;
+  float total = 0;
   for (int64_t block = 0; block < blocks; block++) {
+    int8_t codes[BLOCK];
     F first, second;
     gather(a, row, block, first, second);
     const float highest = largest(larger(magnitude(first), magnitude(second)));
     const float broken = sum(first * splat(0) + second * splat(0));
     // Blocks of next to nothing: the reciprocal would be infinite.
     const F steps = splat(highest > 1e-30f ? 127.0f / highest : 0.0f);
-    store_low_bytes(codes + block * BLOCK, to_int(first * steps));
-    store_low_bytes(codes + block * BLOCK + 16, to_int(second * steps));
-    scales[block] = highest / 127.0f + broken;
-  }
-  const int64_t inside = a.group / BLOCK;
-  for (int64_t group = 0; group < a.groups; group++) {
+    store_low_bytes(codes, to_int(first * steps));
+    store_low_bytes(codes + 16, to_int(second * steps));
+    const float scale = highest / 127.0f + broken;
+    put(to.values + block * (BLOCK / 4) * width, width, codes, BLOCK / 4);
+    to.scales[block * width] = scale;
     if (inside) {
-      float total = 0;
-      for (int64_t block = group * inside; block < (group + 1) * inside; block++)
-        total += scales[block] * (float)sum_of_bytes(codes + block * BLOCK, BLOCK);
-      sums[group] = total;
+      total += scale * (float)sum_of_bytes(codes, BLOCK);
+      if ((block + 1) % inside) continue;
+      to.sums[block / inside * width] = total;
+      total = 0;
     } else {
-      const int64_t at = group * a.group;
-      sums[group] = scales[at / BLOCK] * (float)sum_of_bytes(codes + at, a.group);
+      for (int at = 0; at < BLOCK; at += a.group) {
+        const int64_t group = (block * BLOCK + at) / a.group;
+        if (group < a.groups) to.sums[group * width] = scale * (float)sum_of_bytes(codes + at, a.group);
+      }
     }
   }
 }
 
 // One scale for the row, max |x| / 127 or the one that is given; codes are exactly those of x / scale.
-void round_row(const Linear& a, int64_t row, int8_t* codes, float* scales, float* sums) {
+void round_row(const Linear& a, int64_t row, const Panel& to, int64_t width) {
   const int64_t blocks = blocks_of(a);
   F highest = splat(0), broken = splat(0), first, second;
   for (int64_t block = 0; block < blocks; block++) {
@@ -142,21 +158,25 @@ void round_row(const Linear& a, int64_t row, int8_t* codes, float* scales, float
   int32_t total = 0;
   const F by = splat(scale), low = splat(-128), high = splat(127);
   for (int64_t block = 0; block < blocks; block++) {
+    int8_t codes[BLOCK];
     gather(a, row, block, first, second);
-    store_low_bytes(codes + block * BLOCK, to_int(smaller(larger(first / by, low), high)));
-    store_low_bytes(codes + block * BLOCK + 16, to_int(smaller(larger(second / by, low), high)));
-    total += sum_of_bytes(codes + block * BLOCK, BLOCK);
+    store_low_bytes(codes, to_int(smaller(larger(first / by, low), high)));
+    store_low_bytes(codes + 16, to_int(smaller(larger(second / by, low), high)));
+    put(to.values + block * (BLOCK / 4) * width, width, codes, BLOCK / 4);
+    total += sum_of_bytes(codes, BLOCK);
   }
-  scales[0] = scale + sum(broken);
-  memcpy(sums, &total, 4);
+  to.scales[0] = scale + sum(broken);
+  memcpy(to.sums, &total, 4);
 }
 
-void arrange(const Linear& a, const Rows& rows, int64_t row) {
-  uint8_t* at = rows.base + row * rows.stride;
-  float *scales = (float*)(at + rows.scales_at), *sums = (float*)(at + rows.sums_at);
-  if (a.math == EXACT) arrange_floats(a, row, (float*)at, sums);
-  if (a.math == BLOCKS) round_blocks(a, row, (int8_t*)at, scales, sums);
-  if (a.math == ROWS) round_row(a, row, (int8_t*)at, scales, sums);
+// Fills the panel of ``width`` rows that begins with row ``first``.
+void arrange(const Linear& a, int64_t first, int64_t width) {
+  Panel to = panel_at(a, first);
+  for (int64_t row = first; row < first + width; row++, to.values++, to.scales++, to.sums++) {
+    if (a.math == EXACT) arrange_floats(a, row, to, width);
+    if (a.math == BLOCKS) round_blocks(a, row, to, width);
+    if (a.math == ROWS) round_row(a, row, to, width);
+  }
 }
 
 // --- weights -----------------------------------------------------------------------------------------------------
@@ -198,19 +218,12 @@ INLINE F zeros_at(const Linear& a, int64_t tile, int64_t group, int half) {
 
 // --- products ----------------------------------------------------------------------------------------------------
 
-INLINE I four_bytes(const int8_t* at) {
-  int32_t word;
-  memcpy(&word, at, 4);
-  return isplat(word);
-}
-
 // Adds what one block (or, with groups of 8 or 16, PARTS-th of a block) of R rows gives to ``sums`` [R][2].
 template <int MATH, int BITS, int R, int PARTS>
-INLINE void add_part(const Rows& rows, int64_t row, int64_t block, int part, const uint8_t* at, F (&sums)[R][2]) {
+INLINE void add_part(const Panel& rows, int64_t block, int part, const uint8_t* at, F (&sums)[R][2]) {
   constexpr int STEPS = 8 / PARTS;
   if constexpr (MATH == EXACT) {
-    const float* x[R];
-    UNROLL for (int r = 0; r < R; r++) x[r] = rows.floats(row + r) + block * BLOCK;
+    const float* x = (const float*)rows.values + block * BLOCK * R;
     eight_times([&](auto number) LAMBDA {
       constexpr int O = decltype(number)::value;
       if (O / STEPS != part) return;
@@ -222,30 +235,27 @@ INLINE void add_part(const Rows& rows, int64_t row, int64_t block, int part, con
                    {to_float(right<24>(first)), to_float(right<24>(second))}};
       UNROLL for (int i = 0; i < 4; i++)
         UNROLL for (int r = 0; r < R; r++) {
-          const F value = splat(x[r][4 * O + i]);
+          const F value = splat(x[(4 * O + i) * R + r]);
           sums[r][0] = fma(w[i][0], value, sums[r][0]);
           sums[r][1] = fma(w[i][1], value, sums[r][1]);
         }
     });
   } else {
     I whole[R][2];
-    const int8_t* x[R];
-    UNROLL for (int r = 0; r < R; r++) {
-      whole[r][0] = whole[r][1] = isplat(0);
-      x[r] = rows.bytes(row + r) + block * BLOCK;
-    }
+    const uint32_t* x = rows.values + block * (BLOCK / 4) * R;
+    UNROLL for (int r = 0; r < R; r++) whole[r][0] = whole[r][1] = isplat(0);
     eight_times([&](auto number) LAMBDA {
       constexpr int O = decltype(number)::value;
       if (O / STEPS != part) return;
       const I first = operand<BITS, O>(at), second = operand<BITS, O>(at + 64);
       UNROLL for (int r = 0; r < R; r++) {
-        const I value = four_bytes(x[r] + 4 * O);
+        const I value = isplat((int32_t)x[O * R + r]);
         whole[r][0] = dot4(whole[r][0], first, value);
         whole[r][1] = dot4(whole[r][1], second, value);
       }
     });
     UNROLL for (int r = 0; r < R; r++) {
-      const F scale = splat(rows.scales(row + r)[block]);
+      const F scale = splat(rows.scales[block * R + r]);
       sums[r][0] = fma(to_float(whole[r][0]), scale, sums[r][0]);
       sums[r][1] = fma(to_float(whole[r][1]), scale, sums[r][1]);
     }
@@ -254,7 +264,8 @@ INLINE void add_part(const Rows& rows, int64_t row, int64_t block, int part, con
 
 // R rows of one tile: EXACT and BLOCKS. ``ahead`` is how far away the weights are that are to be asked for, or 0.
 template <int MATH, int BITS, int R, int PARTS>
-void grouped(const Linear& a, const Rows& rows, int64_t row, int64_t tile, int64_t ahead) {
+void grouped(const Linear& a, int64_t row, int64_t tile, int64_t ahead) {
+  const Panel rows = panel_at(a, row);
   const int64_t blocks = blocks_of(a), inside = a.group / BLOCK;
   const uint8_t* at = a.tiles + tile * blocks * (NEXT * BITS);
   F totals[R][2];
@@ -266,17 +277,17 @@ void grouped(const Linear& a, const Rows& rows, int64_t row, int64_t tile, int64
     if constexpr (PARTS == 1) {
       for (const int64_t stop = block + inside; block < stop; block++, at += NEXT * BITS) {
         if (ahead) UNROLL for (int i = 0; i < 2 * BITS; i++) ask_for(at + ahead + 64 * i);
-        add_part<MATH, BITS, R, 1>(rows, row, block, 0, at, sums);
+        add_part<MATH, BITS, R, 1>(rows, block, 0, at, sums);
       }
     } else {
       const int part = (int)(group % PARTS);
-      add_part<MATH, BITS, R, PARTS>(rows, row, block, part, at, sums);
+      add_part<MATH, BITS, R, PARTS>(rows, block, part, at, sums);
       if (part == PARTS - 1) block++, at += NEXT * BITS;
     }
     UNROLL for (int half = 0; half < 2; half++) {
       const F scale = scales_at(a, tile, group, half), zero = zeros_at(a, tile, group, half);
       UNROLL for (int r = 0; r < R; r++) {
-        const F centred = fnma(zero, splat(rows.sums(row + r)[group]), sums[r][half]);
+        const F centred = fnma(zero, splat(rows.sums[group * R + r]), sums[r][half]);
         totals[r][half] = fma(centred, scale, totals[r][half]);
       }
     }
@@ -286,23 +297,23 @@ void grouped(const Linear& a, const Rows& rows, int64_t row, int64_t tile, int64
 }
 
 // R rows of one tile: ROWS, integers all the way to the end.
-template <int R> void integers(const Linear& a, const Rows& rows, int64_t row, int64_t tile, int64_t ahead) {
+template <int R> void integers(const Linear& a, int64_t row, int64_t tile, int64_t ahead) {
+  const Panel rows = panel_at(a, row);
   const int64_t blocks = blocks_of(a);
   const uint8_t* at = a.tiles + tile * blocks * (NEXT * 8);
+  const uint32_t* x = rows.values;
   I whole[R][2];
-  const int8_t* x[R];
   UNROLL for (int r = 0; r < R; r++) {
     int32_t total;
-    memcpy(&total, rows.sums(row + r), 4);
+    memcpy(&total, rows.sums + r, 4);
     whole[r][0] = whole[r][1] = isplat(-128 * total);
-    x[r] = rows.bytes(row + r);
   }
-  for (int64_t block = 0; block < blocks; block++, at += NEXT * 8) {
+  for (int64_t block = 0; block < blocks; block++, at += NEXT * 8, x += 8 * R) {
     if (ahead) UNROLL for (int i = 0; i < 2 * 8; i++) ask_for(at + ahead + 64 * i);
     UNROLL for (int o = 0; o < 8; o++) {
       const I first = iload(at + NEXT * o), second = iload(at + NEXT * o + 64);
       UNROLL for (int r = 0; r < R; r++) {
-        const I value = four_bytes(x[r] + block * BLOCK + 4 * o);
+        const I value = isplat((int32_t)x[o * R + r]);
         whole[r][0] = dot4(whole[r][0], first, value);
         whole[r][1] = dot4(whole[r][1], second, value);
       }
@@ -311,16 +322,23 @@ template <int R> void integers(const Linear& a, const Rows& rows, int64_t row, i
   UNROLL for (int half = 0; half < 2; half++) {
     const F scale = scales_at(a, tile, 0, half);
     UNROLL for (int r = 0; r < R; r++)
-      write(a, row + r, tile, half, to_float(whole[r][half]) * splat(rows.scales(row + r)[0]) * scale);
+      write(a, row + r, tile, half, to_float(whole[r][half]) * splat(rows.scales[r]) * scale);
   }
 }
 
-using Work = void (*)(const Linear&, const Rows&, int64_t row, int64_t tile, int64_t ahead);
+using Work = void (*)(const Linear&, int64_t row, int64_t tile, int64_t ahead);
 
-// The work for 12, 6, 4, 2 and 1 rows; null where the registers do not hold that many.
+// The work for panels of so many rows, widest first; null where the registers do not hold that many.
+constexpr int WIDTHS[] = {12, 6, 4, 2, 1};
 struct Works {
-  Work twelve, six, four, two, one;
+  Work of[5];
 };
+
+// each(first, width, work) for the panels of rows ``row`` to ``stop``: as wide ones as there are rows left for.
+template <class Each> INLINE void panels(const Works& works, int64_t row, int64_t stop, Each each) {
+  for (int i = 0; i < 5; i++)
+    for (; works.of[i] && row + WIDTHS[i] <= stop; row += WIDTHS[i]) each(row, WIDTHS[i], works.of[i]);
+}
 
 template <int MATH, int BITS, int R, int PARTS> constexpr Work work() {
   if constexpr (R > MOST_ROWS || (PARTS > 1 && R % 4 == 2))
@@ -337,8 +355,8 @@ template <int R> constexpr Work integer_work() {
 }
 
 template <int MATH, int BITS, int PARTS> constexpr Works works() {
-  return {nullptr, work<MATH, BITS, 6, PARTS>(), work<MATH, BITS, 4, PARTS>(), work<MATH, BITS, 2, PARTS>(),
-          work<MATH, BITS, 1, PARTS>()};
+  return {{nullptr, work<MATH, BITS, 6, PARTS>(), work<MATH, BITS, 4, PARTS>(), work<MATH, BITS, 2, PARTS>(),
+           work<MATH, BITS, 1, PARTS>()}};
 }
 
 template <int MATH, int BITS> Works works_of(int32_t group) {
@@ -356,22 +374,25 @@ template <int MATH> Works works_of(const Linear& a) {
 
 }  // namespace
 
-int64_t linear_scratch(const Linear& a) { return rows_of(a).stride; }
+int64_t linear_scratch(const Linear& a) {
+  const RowWords words = words_of(a);
+  return 4 * (words.values + words.scales + words.sums);
+}
 
 void linear(const void* op, Team& team) {
   const Linear& a = *(const Linear*)op;
-  const Rows rows = rows_of(a);
-  share(team, a.op.m, 1, [&](int64_t row) { arrange(a, rows, row); });
   const Works works = a.math == EXACT    ? works_of<EXACT>(a)
                       : a.math == BLOCKS ? works_of<BLOCKS>(a)
-                                         : Works{integer_work<12>(), integer_work<6>(), integer_work<4>(),
-                                                 integer_work<2>(), integers<1>};
-  share_tiles(team, a, rows.scales_at, MOST_INTEGER_ROWS, [&](int64_t first, int64_t stop, int64_t tile) {
-    int64_t row = first;
-    const auto all = [&](Work work, int64_t r) {
-      for (; work && row + r <= stop; row += r) work(a, rows, row, tile, ahead_of(a.op.m, row == first));
-    };
-    all(works.twelve, 12), all(works.six, 6), all(works.four, 4), all(works.two, 2), all(works.one, 1);
+                                         : Works{{integer_work<12>(), integer_work<6>(), integer_work<4>(),
+                                                  integer_work<2>(), integers<1>}};
+  // Whole panels by one thread each: rows of one lie side by side.
+  share(team, pieces(a.op.m, MOST_INTEGER_ROWS), 1, [&](int64_t item) {
+    const int64_t first = item * MOST_INTEGER_ROWS, stop = least(a.op.m, first + MOST_INTEGER_ROWS);
+    panels(works, first, stop, [&](int64_t row, int64_t width, Work) { arrange(a, row, width); });
+  });
+  share_tiles(team, a, 4 * words_of(a).values, MOST_INTEGER_ROWS, [&](int64_t first, int64_t stop, int64_t tile) {
+    panels(works, first, stop,
+           [&](int64_t row, int64_t, Work work) { work(a, row, tile, ahead_of(a.op.m, row == first)); });
   });
 }
 

