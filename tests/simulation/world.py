@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from model import VOCAB, Alone, Died, Fault, Landed, PagedModel, Row
@@ -257,12 +258,28 @@ class World:
                     at[page] = index if index < full else -1
         must(not any(sequence.pages for sequence in scheduler.waiting), "who waits holds pages")
         must(scheduler.pool.num_free + len(at) == scheduler.pool.num_usable, "free and held pages are not all")
-        for one in (one for event in self.model.events if event for one in event):
-            if isinstance(one, Landed) and one.failed == NOT_FINITE and not one.dropped:
-                for page in one.pages:
-                    must(scheduler.pool._hashes[page] is None, f"a page of {one.row.id}, which failed, can be found")
-                for page in one.written:
-                    must(page in at or not any(self.model.pages[page]), f"a page of {one.row.id} is not cleared")
+        self._check_pages_of_failed(at)
+
+    def _check_pages_of_failed(self, held: Container[int]) -> None:
+        """Pages of who is not finite are not found again, nor handed on as they are."""
+        found: dict[int, str] = {}
+        dirty: dict[int, str] = {}
+        for event in self.model.events:
+            if event is None:
+                continue
+            for one in event:
+                if isinstance(one, Row):
+                    dirty.clear()  # this launch may have got them, and written to them
+                elif one.failed == NOT_FINITE and not one.dropped:
+                    found.update(dict.fromkeys(one.pages, one.row.id))
+                    dirty.update(dict.fromkeys(one.written, one.row.id))
+                elif not one.dropped:
+                    for page in one.written:
+                        found.pop(page, None)
+        for page, id in found.items():
+            must(self.engine.scheduler.pool._hashes[page] is None, f"a page of {id}, which failed, can be found")
+        for page, id in dirty.items():
+            must(page in held or not any(self.model.pages[page]), f"a page of {id}, which failed, is not cleared")
 
     def _check_schedule(self, before: list[tuple[Sequence, int, int]], out: StepOutput) -> None:
         """The bounds of a step, its order, and that running answers go on."""
