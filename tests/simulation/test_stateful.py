@@ -325,6 +325,6 @@ def test_news_that_are_unread_when_the_engine_ends(steps, complete, whole):
 
 # The same search in every run: what it finds, it finds for everybody.
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=300, stateful_step_count=50, deadline=None, derandomize=True)
+TestEngine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None, derandomize=True)
 TestTable = TableMachine.TestCase
-TestTable.settings = settings(max_examples=300, stateful_step_count=50, deadline=None, derandomize=True)
+TestTable.settings = settings(max_examples=200, stateful_step_count=50, deadline=None, derandomize=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from model import VOCAB, Alone, Died, Fault, Landed, PagedModel, Row
@@ -154,7 +155,8 @@ class World:
         before = [(one, one.num_missing, one.num_preemptions) for one in scheduler.running if one.id not in stopped]
         self.model.begin(fault)
         was_broken = self.model.broken
-        doubtful = was_broken and self._bad_steps >= 2 and scheduler.pool.num_free
+        suspicious = self._bad_steps >= 2
+        doubtful = was_broken and suspicious and scheduler.pool.num_free
         try:
             out = self.engine.step(self.now, inbox)
         except Died:
@@ -177,7 +179,10 @@ class World:
         self._told: dict[str, list[TokenOutput]] = {}
         for news in out.outputs:
             self._told.setdefault(news.request_id, []).append(news)
-        for id in sorted(stopped):
+        # Where the engine doubts its model it reads the last results before it takes the inbox.
+        late = [id for id in sorted(stopped) if id in self._told and self._told[id][0].finish_reason != "abort"]
+        must(not late or suspicious, f"{late} go on although they were aborted")
+        for id in sorted(stopped - set(late)):
             self._check_end(id, "abort")
         self._check_schedule(before, out)
         landed = False
@@ -195,6 +200,9 @@ class World:
             if row.id in self.model.refused:
                 self._check_row(row)
                 self._check_end(row.id, "error", OUT_OF_MEMORY)
+        for id in late:
+            if self.clients[id].ended is None:
+                self._check_end(id, "abort")
         unasked = [id for id, news in self._told.items() if news]
         must(not unasked, f"someone is told something and nothing happened: {unasked}")
         must(self.model.asked or landed or not self.live, "nothing runs although there is work")
@@ -257,12 +265,29 @@ class World:
                     at[page] = index if index < full else -1
         must(not any(sequence.pages for sequence in scheduler.waiting), "who waits holds pages")
         must(scheduler.pool.num_free + len(at) == scheduler.pool.num_usable, "free and held pages are not all")
-        for one in (one for event in self.model.events if event for one in event):
-            if isinstance(one, Landed) and one.failed == NOT_FINITE and not one.dropped:
-                for page in one.pages:
-                    must(scheduler.pool._hashes[page] is None, f"a page of {one.row.id}, which failed, can be found")
-                for page in one.written:
-                    must(page in at or not any(self.model.pages[page]), f"a page of {one.row.id} is not cleared")
+        self._check_pages_of_failed(at)
+
+    def _check_pages_of_failed(self, held: Container[int]) -> None:
+        """Pages of who is not finite are not found again, nor handed on as they are."""
+        found: dict[int, str] = {}
+        dirty: dict[int, str] = {}
+        for event in self.model.events:
+            if event is None:
+                continue
+            for one in event:
+                if isinstance(one, Row):
+                    dirty.clear()  # this launch may have got them, and written to them
+                elif one.failed == NOT_FINITE and not one.dropped:
+                    found.update(dict.fromkeys(one.pages, one.row.id))
+                    dirty.update(dict.fromkeys(one.written, one.row.id))
+                elif not one.dropped:
+                    for page in one.written:
+                        found.pop(page, None)
+        for page, id in found.items():
+            must(self.engine.scheduler.pool._hashes[page] is None, f"a page of {id}, which failed, can be found")
+        # A launch that ran out of memory has written, too, and is no event.
+        for page, id in () if self.model._ran_out else dirty.items():
+            must(page in held or not any(self.model.pages[page]), f"a page of {id}, which failed, is not cleared")
 
     def _check_schedule(self, before: list[tuple[Sequence, int, int]], out: StepOutput) -> None:
         """The bounds of a step, its order, and that running answers go on."""
