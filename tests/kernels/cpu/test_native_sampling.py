@@ -22,12 +22,16 @@ def sequence(vocab: int, seed: int = 0, outputs=(), **params) -> Sequence:
     return made
 
 
+def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[sampler.Sampled]:
+    return sampler.choose(logits, sequences).results()
+
+
 def both(logits: torch.Tensor, sequences: list[Sequence], monkeypatch) -> tuple[list, list]:
-    ours = sampler.sample(logits, sequences)
+    ours = sample(logits, sequences)
     with monkeypatch.context() as patch:
         patch.setattr(sampler, "_is_native", lambda _: False)
         patch.setattr(sampler, "CANDIDATES", 10**9)  # all tokens, in order
-        return ours, sampler.sample(logits, sequences)
+        return ours, sample(logits, sequences)
 
 
 def some_logits(kind: str, rows: int, vocab: int) -> torch.Tensor:
@@ -82,7 +86,7 @@ def test_greedy_takes_the_first_of_equal_logits(isa):
     logits = torch.zeros(3, 777)
     logits[0, [5, 300, 776]] = 2.0
     logits[1, 776] = 1.0
-    tokens = [s.token for s in sampler.sample(logits, [sequence(777, temperature=0)] * 3)]
+    tokens = [s.token for s in sample(logits, [sequence(777, temperature=0)] * 3)]
     assert tokens == [5, 776, 0]
 
 
@@ -90,7 +94,7 @@ def test_greedy_takes_the_first_of_equal_logits(isa):
 def test_masked_tokens_are_never_drawn(isa, params):
     vocab, allowed = 700, [3, 450, 699]
     sequences = [sequence(vocab, seed=seed, allowed_token_ids=allowed, **params) for seed in range(60)]
-    tokens = {s.token for s in sampler.sample(torch.randn(60, vocab), sequences)}
+    tokens = {s.token for s in sample(torch.randn(60, vocab), sequences)}
     assert tokens <= set(allowed) and len(tokens) > 1
 
 
@@ -123,7 +127,7 @@ def test_log_probabilities_ranks_and_best_tokens(isa, vocab, monkeypatch):
         count = vocab if counts[row] == -1 else counts[row]
         assert ids == [mine.token, *logits[row].sort(descending=True, stable=True).indices[:count].tolist()]
         assert torch.allclose(torch.tensor(mine.logprobs.logprobs).double(), exact[row, ids], atol=3e-6)
-    prompt = sampler.prompt_logprobs(logits, [0, 1, 2, 3, 4, 5], 4)
+    prompt = sampler.prompt_logprobs(logits, [0, 1, 2, 3, 4, 5], 4)()
     for row, found in enumerate(prompt):
         assert found.token_ids[0] == row and found.logprobs[0] == pytest.approx(exact[row, row].item(), abs=3e-6)
         assert found.chosen_rank == int((logits[row] > logits[row, row]).sum()) + 1
@@ -135,28 +139,28 @@ def test_log_probabilities_ranks_and_best_tokens(isa, vocab, monkeypatch):
 def test_a_row_that_is_not_finite_is_named_and_its_neighbours_are_not_touched(isa, bad, place):
     logits = torch.randn(3, 100)
     sequences = [sequence(100, seed=i, top_k=10, logprobs=4) for i in range(3)]
-    expected = sampler.sample(logits.clone(), sequences)
+    expected = sample(logits.clone(), sequences)
     logits[1, place] = bad
-    found = sampler.sample(logits, sequences)
+    found = sample(logits, sequences)
     assert found[1].error
     assert [found[0], found[2]] == [expected[0], expected[2]]
-    values = sampler.prompt_logprobs(logits, [1, 2, 3], 4)[1].logprobs
+    values = sampler.prompt_logprobs(logits, [1, 2, 3], 4)()[1].logprobs
     assert not any(math.isfinite(value) for value in values)
     logits[1] = float("-inf")
-    assert sampler.sample(logits, sequences)[1].error
+    assert sample(logits, sequences)[1].error
 
 
 def test_a_row_is_drawn_alike_alone_in_a_crowd_and_on_any_number_of_threads(isa, threads):
     logits = torch.randn(33, 4099)
     sequences = [sequence(4099, seed=i, temperature=0.8, top_p=0.95) for i in range(33)]
-    crowd = sampler.sample(logits, sequences)
-    alone = [sampler.sample(logits[i : i + 1], [sequences[i]])[0] for i in range(33)]
+    crowd = sample(logits, sequences)
+    alone = [sample(logits[i : i + 1], [sequences[i]])[0] for i in range(33)]
     threads(3)
-    assert sampler.sample(logits, sequences) == crowd == alone
+    assert sample(logits, sequences) == crowd == alone
 
 
 def test_sampling_changes_no_logits(isa):
     logits = torch.randn(2, 500)
     kept = logits.clone()
-    sampler.sample(logits, [sequence(500, outputs=(4, 4), repetition_penalty=1.3, logit_bias={"7": 9}), sequence(500)])
+    sample(logits, [sequence(500, outputs=(4, 4), repetition_penalty=1.3, logit_bias={"7": 9}), sequence(500)])
     assert torch.equal(logits, kept)
