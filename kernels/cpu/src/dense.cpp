@@ -100,26 +100,21 @@ template <int R> WITH_PAIRS void paired_rows(const Dense& a, int64_t row, int64_
     UNROLL for (int half = 0; half < 2; half++) write(a, row + r, tile, half, sums[r][half]);
 }
 
-void paired(const Dense& a, int64_t first, int64_t stop, int64_t tile) {
+// work(how many as a Number, the first, how far to ask ahead) for the rows of a lot, as many at a time as there are left.
+template <class Work> INLINE void side_by_side(const Dense& a, int64_t first, int64_t stop, Work work) {
   int64_t row = first;
-  const auto ahead = [&] { return ahead_of(a.op.m, row == first); };
-  if constexpr (MOST_ROWS >= 12)
-    for (; row + 12 <= stop; row += 12) paired_rows<12>(a, row, tile, ahead());
-  if constexpr (MOST_ROWS >= 4)
-    for (; row + 4 <= stop; row += 4) paired_rows<4>(a, row, tile, ahead());
-  for (; row < stop; row++) paired_rows<1>(a, row, tile, ahead());
+  const auto all = [&](auto count) {
+    constexpr int R = decltype(count)::value;
+    if constexpr (R <= MOST_ROWS)
+      for (; row + R <= stop; row += R) work(count, row, ahead_of(a.op.m, row == first));
+  };
+  all(Number<12>{}), all(Number<4>{}), all(Number<2>{}), all(Number<1>{});
 }
 
 template <int TYPE> void rows_of(const Dense& a, const Source& x, int64_t first, int64_t stop, int64_t tile) {
-  int64_t row = first;
-  const auto ahead = [&] { return ahead_of(a.op.m, row == first); };
-  if constexpr (MOST_ROWS >= 12)
-    for (; row + 12 <= stop; row += 12) rows<TYPE, 12>(a, x, row, tile, ahead());
-  if constexpr (MOST_ROWS >= 4)
-    for (; row + 4 <= stop; row += 4) rows<TYPE, 4>(a, x, row, tile, ahead());
-  if constexpr (MOST_ROWS >= 2)
-    for (; row + 2 <= stop; row += 2) rows<TYPE, 2>(a, x, row, tile, ahead());
-  for (; row < stop; row++) rows<TYPE, 1>(a, x, row, tile, ahead());
+  side_by_side(a, first, stop, [&](auto count, int64_t row, int64_t ahead) {
+    rows<TYPE, decltype(count)::value>(a, x, row, tile, ahead);
+  });
 }
 
 }  // namespace
@@ -131,7 +126,11 @@ void dense(const void* op, Team& team) {
   const int64_t m = a.op.m;
   if (a.weight_type == BFLOAT16 && a.x_type == BFLOAT16 && a.k % 2 == 0 && multiplies_pairs())
     return share_tiles(team, a, (int64_t)a.k * 2, MOST_ROWS,
-                       [&](int64_t row, int64_t stop, int64_t tile) { paired(a, row, stop, tile); });
+                       [&](int64_t first, int64_t stop, int64_t tile) {
+                         side_by_side(a, first, stop, [&](auto count, int64_t row, int64_t ahead) {
+                           paired_rows<decltype(count)::value>(a, row, tile, ahead);
+                         });
+                       });
   Source x = {(const float*)a.x, a.x_stride};
   if (a.x_type != FLOAT32 || (a.k % 2 && a.weight_type == BFLOAT16)) {
     x = {(const float*)a.scratch, dense_scratch(a) / 4};

@@ -181,10 +181,6 @@ void arrange(const Linear& a, int64_t first, int64_t width) {
 
 // --- weights -----------------------------------------------------------------------------------------------------
 
-template <int V> struct Number {
-  static constexpr int value = V;
-};
-
 #define LAMBDA __attribute__((always_inline))
 
 template <class Step> INLINE void eight_times(Step step) {

@@ -9,6 +9,12 @@ namespace aiakq {
 namespace ISA {
 
 constexpr int TILE = 32;
+
+// A number that is known to the compiler, as an argument.
+template <int V> struct Number {
+  static constexpr int value = V;
+};
+
 // Bytes of activations that stay in a core's second cache while all tiles go by.
 constexpr int64_t NEAR = 1 << 19;
 
