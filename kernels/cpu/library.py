@@ -25,7 +25,7 @@ from aiakq.kernels.cpu import build
 FILE = build.TARGET
 
 #: Kinds of operations, in the order of src/ops.h.
-LINEAR, DENSE, EMBEDDING, NORM, ROTARY, ATTENTION, GATE, SAMPLE = range(8)
+LINEAR, DENSE, EMBEDDING, NORM, ROTARY, ATTENTION, GATE, SAMPLE, FEEDBACK = range(9)
 #: How a quantized product is computed; see src/ops.h.
 EXACT, BLOCKS, ROWS = range(3)
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
@@ -123,6 +123,18 @@ class Sample(Structure):
     )
 
 
+class Feedback(Structure):
+    """Columns of a weight, rounded while those behind them make up for it."""
+
+    _fields_ = (
+        ("op", Op),
+        *((name, c_int32) for name in ("n", "length", "bits", "reserved")),
+        *((name, c_int64) for name in ("stride", "grid_stride", "response_stride")),
+        *((name, c_void_p) for name in ("block", "response", "drift", "before", "values", "steps")),
+        *((name, c_void_p) for name in ("scales", "zeros", "codes", "groups", "places")),
+    )
+
+
 class Step(Structure):
     """Where the tokens of a step are in the paged cache; no operation by itself."""
 
@@ -172,6 +184,7 @@ STRUCTS: dict[int, type[Structure]] = {
     ATTENTION: Attention,
     GATE: Gate,
     SAMPLE: Sample,
+    FEEDBACK: Feedback,
 }
 
 

@@ -9,7 +9,8 @@ What differs from the published code, and why:
 - A scale is rounded to the dtype it is stored in before the first error is computed from it.
 - Codes leave the loop as they are; nothing is rounded a second time.
 - When every column has its code, all are gone over again a few times, and each takes the code that is best for what the
-  others became: coordinate descent on the same loss, as in QuantEase (arXiv:2309.01885).
+  others became: coordinate descent on the same loss, as in QuantEase (arXiv:2309.01885). How each weight would like to
+  move at first is known from the loop: ``H (w - q) = R E``, with its errors E and the factor ``H = R R^T``.
 - Inputs that were never active keep their rounded weight instead of losing it.
 - At most three matrices of K * K floats are alive at a time, the second moment that is passed in among them; four
   with a drift.
@@ -17,20 +18,21 @@ What differs from the published code, and why:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from aiakq.quantizers.numerics.rounding import codes_for, grouped, ranges, round_weight, scales_for
+from aiakq.quantizers.numerics.columns import Grid, move_columns, round_columns
+from aiakq.quantizers.numerics.factor import factors
+from aiakq.quantizers.numerics.rounding import grouped, ranges, round_weight, scales_for
 from aiakq.quantizers.numerics.scale_search import searched_scales
 
 #: Columns whose updates are collected before the rest of the matrix sees them.
 LAZY_COLUMNS = 128
-#: How often the damping is doubled before a layer is rounded plainly; 0.01 grows to 2.56.
-_DOUBLINGS = 8
+#: Columns whose products with a factor are worked out at a time.
+_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
@@ -78,119 +80,129 @@ def round_with_feedback(
     k = parts[0].shape[1]
     size = k if settings.group_size == -1 else settings.group_size
     order = column_order(gram.diagonal(), size, settings.order)
-    factor, damp = _factor(gram, None if settings.order == "none" else order, settings.damp)
-    if factor is None:
+    moved = None if settings.order == "none" else order
+    found = factors(gram, moved, settings.damp)
+    if found is None:
         codes, scales, zeros = round_weight(torch.cat(parts), bits, size, symmetric, storage)
         return Rounded(codes, scales, zeros, damp=None)
-    shift = None if drift is None else _shift(drift, factor, None if settings.order == "none" else order)
+    factor, damp = found[1:]
+    root = found[0] if settings.sweeps and drift is None else None
+    del found
+    shift = None if drift is None else _shift(drift, factor, moved)
 
     # Columns become rows, so that each step works on contiguous memory.
     columns = torch.cat([part.T for part in parts], dim=1)
-    if settings.order != "none":
-        columns = columns[order]
+    if moved is not None:
+        columns = columns[moved]
     n = columns.shape[1]
-    scales = torch.empty(k // size, n, device=columns.device)
-    zeros = torch.empty_like(scales)
     # What an error in each column costs, once the columns after it have made up for it.
     cost = factor.diagonal().pow(-2)
-    fixed = settings.order == "static"
-    if fixed:
+    if settings.order == "static":
         by_input = cost[torch.argsort(order)].unflatten(0, (-1, size))
         whole = [_scales_of_groups(grouped(part, size), by_input, settings) for part in parts]
         scales, zeros = (torch.cat(tensors).T.contiguous() for tensors in zip(*whole, strict=True))
         del whole
-    codes = torch.empty(k, n, dtype=torch.uint8, device=columns.device)
-    group_of, places = (order // size).tolist(), order.tolist()
-    step = _lazy_columns(size, k)
-    scale, zero = scales[0], zeros[0]
-    for start in range(0, k, step):
-        stop = min(start + step, k)
-        block = columns[start:stop]
-        local = factor[start:stop, start:stop]
-        pivots = local.diagonal().tolist()
-        errors = torch.empty_like(block)
-        before = None if shift is None else torch.empty_like(block)
-        for i in range(stop - start):
-            column = start + i
-            group = group_of[column]
-            if not fixed and column % size == 0:
-                ahead = columns[column : column + size]
-                scales[group], zeros[group] = _scales_of_groups(ahead.T, cost[column : column + size], settings)
-            scale, zero = scales[group], zeros[group]
-            code = codes_for(block[i], scale, zero, bits)
-            codes[places[column]] = code
-            error = torch.sub(block[i], code.sub_(zero).mul_(scale), out=errors[i]).div_(pivots[i])
-            rest = block[i + 1 :]
-            if before is not None and shift is not None:
-                before[i] = block[i]
-                rest.addr_(shift[column, column + 1 : stop], before[i])
-            rest.addr_(local[i, i + 1 :], error, alpha=-1)
-        columns[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1)
-        if before is not None and shift is not None:
-            columns[stop:].addmm_(shift[start:stop, stop:].T, before)
-    del columns, factor, shift
+    else:
+        scales, zeros = torch.empty(2, k // size, n, device=columns.device)
+    grid = Grid(bits, scales, zeros, torch.empty(k, n, dtype=torch.uint8, device=columns.device))
+    _round_in_order(columns, factor, shift, cost, grid, order, size, settings)
+    del factor, shift
+    if root is not None:
+        _into_pull(columns, root)
+        del root
     if settings.sweeps:
         first = 0
         for part in parts:
             rows = slice(first, first + len(part))
             first = rows.stop
-            codes[:, rows] = _improved(
-                part, codes[:, rows], scales[:, rows], zeros[:, rows], gram, drift, settings, damp or 0
-            )
-    return Rounded(codes.T.contiguous(), scales.T.contiguous(), zeros.T.contiguous(), damp)
+            mine = Grid(bits, *(tensor[:, rows] for tensor in grid[1:]))
+            pull = None if drift is not None else columns[:, rows]
+            if pull is not None and moved is not None:
+                pull = torch.empty(k, len(part), device=pull.device).index_copy_(0, moved, pull)
+            _improve(part, mine, pull, gram, drift, damp, settings.sweeps)
+    del columns
+    return Rounded(grid.codes.T.contiguous(), scales.T.contiguous(), zeros.T.contiguous(), damp)
 
 
-def _improved(
-    weight: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    zeros: Tensor,
-    gram: Tensor,
-    drift: Tensor | None,
+def _round_in_order(
+    columns: Tensor,
+    factor: Tensor,
+    shift: Tensor | None,
+    cost: Tensor,
+    grid: Grid,
+    order: Tensor,
+    size: int,
     settings: Settings,
-    damp: float,
-) -> Tensor:
-    """Codes [K, N] after going over all columns again, each time taking the code that is best while the others stay.
+) -> None:
+    """The loop: columns [K, N], in ``order``, become their errors; codes and the ranges of groups go into ``grid``."""
+    k = len(columns)
+    group_of, places = (order // size).tolist(), order.tolist()
+    step = _lazy_columns(size, k)
+    for start in range(0, k, step):
+        stop = min(start + step, k)
+        before = None if shift is None else torch.empty_like(columns[start:stop])
+        first = start
+        while first < stop:
+            last = stop
+            if settings.order != "static":
+                # Up to the next column that begins a group.
+                last = min(stop, (first // size + 1) * size)
+                if first % size == 0:
+                    ahead = slice(first, first + size)
+                    found = _scales_of_groups(columns[ahead].T, cost[ahead], settings)
+                    grid.scales[group_of[first]], grid.zeros[group_of[first]] = found
+            here = slice(first, stop)
+            drift = None if shift is None else shift[here, here]
+            mine = None if before is None else before[first - start :]
+            round_columns(
+                columns[here], factor[here, here], grid, group_of[first:last], places[first:last], drift, mine
+            )
+            first = last
+        columns[stop:].addmm_(factor[start:stop, stop:].T, columns[start:stop], alpha=-1)
+        if before is not None and shift is not None:
+            columns[stop:].addmm_(shift[start:stop, stop:].T, before)
+
+
+def _into_pull(errors: Tensor, root: Tensor) -> None:
+    """Turn errors [K, N] into ``root errors``, in place; root [K, K] is upper triangular, so this goes from above."""
+    for start in range(0, len(errors), _AT_ONCE):
+        rows = slice(start, start + _AT_ONCE)
+        errors[rows] = root[rows, start:] @ errors[start:]
+
+
+def _improve(
+    weight: Tensor, grid: Grid, pull: Tensor | None, gram: Tensor, drift: Tensor | None, damp: float, sweeps: int
+) -> None:
+    """Go over all columns again, each time taking the code that is best while the others stay.
 
     Coordinate descent on the loss that the loop minimizes, from where it ended, so that no step makes it larger. With q
-    what the codes stand for, ``gram (w - q)`` (plus ``drift^T w``) says in which direction each weight would like to
-    move; it is kept up to date in blocks. weight [N, K]; codes [K, N] uint8, scales and zeros [K / G, N].
+    what the codes stand for, ``pull = H (w - q)`` (plus ``drift^T w``) says in which direction each weight would like
+    to move; it is kept up to date in blocks. weight [N, K]; pull [K, N] is modified, and worked out if it is None.
     """
-    codes = codes.clone()
-    k = len(codes)
-    size = k // len(scales)
+    k, size = weight.shape[1], weight.shape[1] // len(grid.scales)
     mean = gram.diagonal().mean() * damp
-    values = torch.empty(codes.shape, device=codes.device)
-    for group in range(len(scales)):
+    values = torch.empty(k, len(weight), device=weight.device)
+    for group, (scale, zero) in enumerate(zip(grid.scales, grid.zeros, strict=True)):
         rows = slice(group * size, (group + 1) * size)
-        values[rows] = (codes[rows] - zeros[group]) * scales[group]
-    gap = weight.T - values
-    pull = (gram @ gap).add_(gap.mul_(mean))
-    del gap
-    if drift is not None:
-        pull.addmm_(drift.T, weight.T)
+        values[rows] = (grid.codes[rows] - zero) * scale
+    if pull is None:
+        gap = weight.T - values
+        pull = (gram @ gap).add_(gap.mul_(mean))
+        del gap
+        if drift is not None:
+            pull.addmm_(drift.T, weight.T)
     steps = torch.where(gram.diagonal() > 0, 1 / (gram.diagonal() + mean), 0.0).tolist()
-    for sweep in range(settings.sweeps):
+    for sweep in range(sweeps):
         for start in range(0, k, LAZY_COLUMNS):
-            stop = min(start + LAZY_COLUMNS, k)
-            local = gram[start:stop, start:stop]
-            block = pull[start:stop].clone()
-            moves = torch.empty_like(block)
-            for i in range(stop - start):
-                column = start + i
-                scale, zero = scales[column // size], zeros[column // size]
-                wish = torch.add(values[column], block[i], alpha=steps[column])
-                code = codes_for(wish, scale, zero, settings.bits)
-                codes[column] = code
-                new = code.sub_(zero).mul_(scale)
-                torch.sub(new, values[column], out=moves[i])
-                values[column] = new
-                block[i + 1 :].addr_(local[i, i + 1 :], moves[i], alpha=-1)
+            here = slice(start, min(start + LAZY_COLUMNS, k))
+            places = range(k)[here]
+            moves = pull[here].clone()
+            groups = [column // size for column in places]
+            move_columns(moves, gram[here, here], grid, groups, places, values[here], steps[here])
             # The last time, nobody comes back to the columns before.
-            heard = slice(stop if sweep == settings.sweeps - 1 else 0, k)
-            pull[heard].addmm_(gram[heard, start:stop], moves, alpha=-1)
-            pull[start:stop].sub_(moves.mul_(mean))
-    return codes
+            heard = slice(here.stop if sweep == sweeps - 1 else 0, k)
+            pull[heard].addmm_(gram[heard, here], moves, alpha=-1)
+            pull[here].sub_(moves.mul_(mean))
 
 
 def _scales_of_groups(groups: Tensor, cost: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
@@ -232,60 +244,3 @@ def column_order(importance: Tensor, group_size: int, order: str) -> Tensor:
     outside = torch.argsort(groups.amax(1), descending=True, stable=True)
     first = torch.arange(0, k, group_size, device=importance.device).unsqueeze(1)
     return (first + inside)[outside].flatten()
-
-
-@contextmanager
-def _same_on_any_number_of_threads(k: int) -> Iterator[None]:
-    """LAPACK's factorizations are the one step whose last bits depend on the number of threads, so they get one.
-
-    Beyond 4096 inputs the time is worth more: seconds per layer, and minutes for a model.
-    """
-    threads = torch.get_num_threads()
-    if k <= 4096:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _factor(gram: Tensor, order: Tensor | None, damp: float) -> tuple[Tensor | None, float | None]:
-    """The upper Cholesky factor of the inverse of the damped Hessian, and the damping it took; (None, None) if none.
-
-    The Hessian is ``gram`` with its columns in ``order``. float32 first, float64 when that fails, then more and more
-    damping.
-    """
-    diagonal = gram.diagonal()
-    dead = diagonal <= 0
-    if not bool(torch.isfinite(diagonal).all()) or bool(dead.all()):
-        return None, None
-    mean = diagonal[~dead].mean()
-    if order is not None:
-        dead = dead[order]
-    attempts = [(torch.float32, damp), *((torch.float64, damp * 2**i) for i in range(_DOUBLINGS + 1))]
-    with _same_on_any_number_of_threads(len(gram)):
-        for dtype, amount in attempts:
-            upper = _inverse_factor(gram, order, dead, mean.to(dtype), amount)
-            if upper is not None:
-                return upper, amount
-    return None, None
-
-
-def _inverse_factor(gram: Tensor, order: Tensor | None, dead: Tensor, mean: Tensor, damp: float) -> Tensor | None:
-    """The upper Cholesky factor of the inverse of the damped Hessian, float32, or None if there is none.
-
-    ``mean`` [], whose dtype is computed in, is the diagonal of ``dead`` inputs. Each matrix is let go before the
-    next but one is made.
-    """
-    base = gram.to(mean.dtype, copy=True) if order is None else gram[order][:, order].to(mean.dtype)
-    base.diagonal()[dead] = mean
-    base.diagonal().add_(mean, alpha=damp)
-    result, failed = torch.linalg.cholesky_ex(base)
-    del base
-    if bool(failed):
-        return None
-    result = torch.cholesky_inverse(result)
-    result, failed = torch.linalg.cholesky_ex(result, upper=True)
-    result = result.to(torch.float32)
-    fine = not bool(failed) and bool(torch.isfinite(result).all()) and bool((result.diagonal() > 0).all())
-    return result if fine else None

@@ -25,6 +25,7 @@ void gate(const void* op, Team& team);
 void sample(const void* op, Team& team);
 void rotary(const void* op, Team& team);
 void attention(const void* op, Team& team);
+void feedback(const void* op, Team& team);
 int64_t linear_scratch(const Linear& a);
 int64_t dense_scratch(const Dense& a);
 int64_t attention_scratch(const Attention& a);

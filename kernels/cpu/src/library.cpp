@@ -125,6 +125,7 @@ int64_t aiakq_size(int32_t kind) {
     case SAMPLE: return sizeof(Sample);
     case ROTARY: return sizeof(Rotary);
     case ATTENTION: return sizeof(Attention);
+    case FEEDBACK: return sizeof(Feedback);
     default: return 0;
   }
 }

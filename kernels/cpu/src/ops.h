@@ -9,7 +9,7 @@
 
 namespace aiakq {
 
-enum Kind : int32_t { LINEAR, DENSE, EMBEDDING, NORM, ROTARY, ATTENTION, GATE, SAMPLE, KINDS };
+enum Kind : int32_t { LINEAR, DENSE, EMBEDDING, NORM, ROTARY, ATTENTION, GATE, SAMPLE, FEEDBACK, KINDS };
 
 // Types of elements.
 enum Type : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, UINT8 = 3, INT8 = 4 };
@@ -120,6 +120,31 @@ struct Sample {
   Choice* choices;  // [M]
   void* scratch;    // per thread: 16 bytes for each token of the vocabulary, and 1024
 };
+
+// Columns of a weight, rounded one after the other while the columns behind each make up for its error: the inside of a
+// lazy block of GPTQ, and of the sweeps after it (aiakq/quantizers/numerics/columns.py). A column of the weight is a row
+// here, so that N weights lie side by side.
+struct Feedback {
+  Op op;                 // M: columns to round
+  int32_t n, length;     // of the block: M columns and those that hear of them, FEEDBACK_LENGTH at most
+  int32_t bits, reserved;
+  int64_t stride;        // elements from row to row of block, before and values
+  int64_t grid_stride;   // of scales, zeros and codes
+  int64_t response_stride;  // of response and drift
+  float* block;          // [length, N] weights, or where values would like to move; the first M become errors, or moves
+  const float* response; // [length, length] what an error in column i takes from column j > i
+  const float* drift;    // the same for what column i was before it was rounded, which is added; or null
+  float* before;         // [M, N] what that was, if there is a drift
+  float* values;         // [M, N] what the codes stand for, changed to what the new ones do; null: an error is what is
+                         // left of a weight over response[i, i]
+  const float* steps;    // [M] with values: how far they move
+  const float* scales;   // [groups, N]
+  const float* zeros;
+  uint8_t* codes;        // [K, N]
+  const int32_t* groups; // [M] rows of scales and zeros
+  const int32_t* places; // [M] rows of codes
+};
+constexpr int64_t FEEDBACK_LENGTH = 128;
 
 // Where the tokens of one step are in the paged cache; AttentionContext in kernels/types.py. The same for all layers.
 struct Step {

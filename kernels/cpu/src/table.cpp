@@ -9,7 +9,7 @@ namespace aiakq {
 namespace ISA {
 
 extern const Table table;
-const Table table = {TEXT(ISA), {linear, dense, embedding, norm, rotary, attention, gate, sample},
+const Table table = {TEXT(ISA), {linear, dense, embedding, norm, rotary, attention, gate, sample, feedback},
                       linear_scratch, dense_scratch, attention_scratch};
 
 }  // namespace ISA

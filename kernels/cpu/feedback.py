@@ -1,0 +1,62 @@
+"""Columns of a weight rounded one after the other, natively; see Feedback in src/ops.h."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.cpu import library
+from aiakq.kernels.cpu.library import address
+
+#: Columns in a block, at most.
+LONGEST = 128
+
+
+@lru_cache(maxsize=1)
+def available() -> bool:
+    """Whether the native library can be used."""
+    return library.unavailable() is None
+
+
+def supports(block: Tensor) -> bool:
+    """Whether this block of columns [L, N] can be worked on here."""
+    fits = block.device.type == "cpu" and block.dtype == torch.float32 and len(block) <= LONGEST
+    return fits and block.stride(1) == 1 and available()
+
+
+def round_columns(
+    block: Tensor,
+    response: Tensor,
+    bits: int,
+    scales: Tensor,
+    zeros: Tensor,
+    codes: Tensor,
+    groups: Sequence[int],
+    places: Sequence[int],
+    *,
+    drift: Tensor | None = None,
+    before: Tensor | None = None,
+    values: Tensor | None = None,
+    steps: Sequence[float] = (),
+) -> None:
+    """Round the first M = len(groups) columns of ``block`` [L, N]; what is what: ops.h.
+
+    All tensors are float32 but ``codes`` uint8, with rows of contiguous elements; scales, zeros and codes have rows of
+    equal distance, as have block, before and values, and response [L, L] and drift.
+    """
+    rows, indices = torch.tensor(groups, dtype=torch.int32), torch.tensor(places, dtype=torch.int32)
+    lengths = torch.tensor(steps, dtype=torch.float32)
+    for alike in ((codes, scales, zeros), (block, before, values), (response, drift)):
+        if len({t.stride(0) for t in alike if t is not None and len(t) > 1}) > 1:
+            raise ValueError("rows of different distances")
+    op = library.Feedback()
+    op.op.kind, op.op.m = library.FEEDBACK, len(groups)
+    op.n, op.length, op.bits = block.shape[1], len(block), bits
+    op.stride, op.grid_stride, op.response_stride = block.stride(0), codes.stride(0), response.stride(0)
+    op.block, op.response, op.drift, op.before = map(address, (block, response, drift, before))
+    op.values, op.steps, op.scales, op.zeros = address(values), address(lengths), address(scales), address(zeros)
+    op.codes, op.groups, op.places = address(codes), address(rows), address(indices)
+    library.Call(op)()
