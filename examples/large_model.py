@@ -75,14 +75,14 @@ def main() -> None:
     source = OUT / "source"
     make_model(source)
     ids = OUT / "ids.txt"
-    rows = torch.randint(0, CONFIG["vocab_size"], (4, 256), generator=torch.Generator().manual_seed(1)).tolist()
+    rows = torch.randint(0, CONFIG["vocab_size"], (4, 64), generator=torch.Generator().manual_seed(1)).tolist()
     ids.write_text("\n".join(" ".join(map(str, row)) for row in rows))
     results = json.loads((OUT / "large.json").read_text()) if (OUT / "large.json").exists() else {}
     for method in METHODS:
         if results.get(method, {}).get("bytes_after"):
             continue  # measured by an earlier run
         words = [str(Path(sys.executable).with_name("aiakq")), "quantize", "-i", str(source), "-o", str(OUT / method)]
-        words += ["-quant_type", method, "-t", "bf16", "-token", str(ids), "--seqlen", "256"]
+        words += ["-quant_type", method, "-t", "bf16", "-token", str(ids), "--seqlen", "64"]
         words += ["--activation-memory", "0.5", "--no-eval", "--resume", "--json"]
         part = {"layers": LAYERS, "seconds": 0, "peak_memory_bytes": 0} | results.get(method, {})
         report = watched(words, part, lambda part, method=method: keep(results | {method: part}))
