@@ -11,12 +11,17 @@ namespace aiakq {
 namespace ISA {
 namespace {
 
+// Rows at a time, and the halves of a tile that go by with them: as many sums as there are registers for, and no more
+// weights than the second cache delivers meanwhile.
 #if defined(__AVX512F__)
 constexpr int MOST_ROWS = 12;
+template <int R> constexpr int HALVES = 2;
 #elif defined(__AVX2__)
-constexpr int MOST_ROWS = 2;
+constexpr int MOST_ROWS = 4;
+template <int R> constexpr int HALVES = R > 2 ? 1 : 2;
 #else
 constexpr int MOST_ROWS = 1;
+template <int R> constexpr int HALVES = 2;
 #endif
 
 struct Source {
@@ -37,43 +42,51 @@ INLINE bool multiplies_pairs() { return false; }
 
 INLINE int64_t even(int64_t k) { return k + k % 2; }
 
-// ``ahead`` is how far away the weights are that are to be asked for, or 0.
-template <int TYPE, int R> void rows(const Dense& a, const Source& x, int64_t row, int64_t tile, int64_t ahead) {
+// H halves of a tile from ``half`` on. ``ahead`` is how far away the weights are that are to be asked for, or 0.
+template <int TYPE, int R, int H>
+void rows(const Dense& a, const Source& x, int64_t row, int64_t tile, int half, int64_t ahead) {
+  constexpr int SIZE = TYPE == FLOAT32 ? 4 : 2;
   const int64_t k = TYPE == BFLOAT16 ? even(a.k) : a.k;
-  const uint8_t* at = (const uint8_t*)a.tiles + tile * k * TILE * (TYPE == FLOAT32 ? 4 : 2);
+  // Halves lie side by side: sixteen elements, or sixteen pairs.
+  const int64_t bytes = TYPE == FLOAT16 ? 32 : 64;
+  const uint8_t* at = (const uint8_t*)a.tiles + tile * k * TILE * SIZE + half * bytes;
   const float* from[R];
-  F sums[R][2];
+  F sums[R][H];
   UNROLL for (int r = 0; r < R; r++) {
     from[r] = x.base + (row + r) * x.stride;
-    sums[r][0] = sums[r][1] = splat(0);
+    UNROLL for (int h = 0; h < H; h++) sums[r][h] = splat(0);
   }
   if constexpr (TYPE == BFLOAT16) {
     const I high = isplat((int32_t)0xffff0000);
     for (int64_t i = 0; i < k; i += 2, at += 128) {
-      if (ahead) ask_for(at + ahead), ask_for(at + ahead + 64);
-      const I first = iload(at), second = iload(at + 64);
-      const F w00 = bits_as_float(left<16>(first)), w01 = bits_as_float(left<16>(second));
-      const F w10 = bits_as_float(first & high), w11 = bits_as_float(second & high);
+      if (ahead) {
+        UNROLL for (int h = 0; h < H; h++) ask_for(at + ahead + h * 64);
+      }
+      F w[H];
+      UNROLL for (int h = 0; h < H; h++) w[h] = bits_as_float(left<16>(iload(at + h * 64)));
       UNROLL for (int r = 0; r < R; r++) {
-        const F x0 = splat(from[r][i]), x1 = splat(from[r][i + 1]);
-        sums[r][0] = fma(w10, x1, fma(w00, x0, sums[r][0]));
-        sums[r][1] = fma(w11, x1, fma(w01, x0, sums[r][1]));
+        const F value = splat(from[r][i]);
+        UNROLL for (int h = 0; h < H; h++) sums[r][h] = fma(w[h], value, sums[r][h]);
+      }
+      UNROLL for (int h = 0; h < H; h++) w[h] = bits_as_float(iload(at + h * 64) & high);
+      UNROLL for (int r = 0; r < R; r++) {
+        const F value = splat(from[r][i + 1]);
+        UNROLL for (int h = 0; h < H; h++) sums[r][h] = fma(w[h], value, sums[r][h]);
       }
     }
   } else {
-    constexpr int SIZE = TYPE == FLOAT32 ? 4 : 2;
     for (int64_t i = 0; i < k; i++, at += TILE * SIZE) {
-      if (ahead) ask_for(at + ahead), ask_for(at + ahead + (TILE * SIZE - 64));
-      const F first = load_as_float(at, 0, TYPE), second = load_as_float(at, 16, TYPE);
+      if (ahead) ask_for(at + ahead), ask_for(at + ahead + (H * 16 * SIZE - 64));
+      F w[H];
+      UNROLL for (int h = 0; h < H; h++) w[h] = load_as_float(at, h * 16, TYPE);
       UNROLL for (int r = 0; r < R; r++) {
         const F value = splat(from[r][i]);
-        sums[r][0] = fma(first, value, sums[r][0]);
-        sums[r][1] = fma(second, value, sums[r][1]);
+        UNROLL for (int h = 0; h < H; h++) sums[r][h] = fma(w[h], value, sums[r][h]);
       }
     }
   }
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int half = 0; half < 2; half++) write(a, row + r, tile, half, sums[r][half]);
+    UNROLL for (int h = 0; h < H; h++) write(a, row + r, tile, half + h, sums[r][h]);
 }
 
 // The same for activations in bfloat16, with instructions that multiply pairs.
@@ -113,7 +126,8 @@ template <class Work> INLINE void side_by_side(const Dense& a, int64_t first, in
 
 template <int TYPE> void rows_of(const Dense& a, const Source& x, int64_t first, int64_t stop, int64_t tile) {
   side_by_side(a, first, stop, [&](auto count, int64_t row, int64_t ahead) {
-    rows<TYPE, decltype(count)::value>(a, x, row, tile, ahead);
+    constexpr int R = decltype(count)::value, H = HALVES<R>;
+    for (int half = 0; half < 2; half += H) rows<TYPE, R, H>(a, x, row, tile, half, ahead);
   });
 }
 
