@@ -33,6 +33,9 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 #: Instruction set -> flags. library.cpp has the same names, and what each asks of the machine.
 X86 = {"vnni": (*_AVX512, "-mavx512vnni"), "avx512": _AVX512, "avx2": _AVX2, "portable": ("-O1",)}
 ELSEWHERE = {"portable": ()}
+# Where a product of bytes takes several instructions, GCC would first make all products of a sum, far more than there
+# are registers for, and then add them up.
+GCC_FLAGS = dict.fromkeys(("avx512", "avx2"), ("-fno-tree-reassoc", "-fno-tree-ter"))
 
 SANITIZERS = {
     "address": ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
@@ -141,7 +144,8 @@ def _units(compiler: Compiler, flags: tuple[str, ...]) -> list[Unit]:
         plain = (*compiler.command, *FLAGS, *WARNINGS)
         if "namespace ISA {" in source.read_text():
             for name, own in sets.items():
-                command = (*plain, f"-DISA={name}", *own, *flags, "-c", source.name)
+                gcc = () if "clang" in compiler.version else GCC_FLAGS.get(name, ())
+                command = (*plain, f"-DISA={name}", *own, *gcc, *flags, "-c", source.name)
                 units.append(Unit(source, f"{source.stem}-{name}", command))
         else:
             command = (*plain, *compiler.threads, f'-DAIAKQ_ABI="{abi()}"', *flags, "-c", source.name)

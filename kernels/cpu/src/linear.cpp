@@ -20,14 +20,17 @@ namespace ISA {
 namespace {
 
 constexpr int BLOCK = 32;
-// Rows worked on side by side: as many as the registers hold sums for. Where integers are summed to the end a row has
-// one sum, not two.
+// Rows worked on side by side, and the halves of a tile that go by with them: as many as the registers hold sums for.
+// Where integers are summed to the end a row has one sum, not two.
 #if defined(__AVX512F__)
 constexpr int MOST_ROWS = 6, MOST_INTEGER_ROWS = 12;
+template <int R> constexpr int HALVES = 2;
 #elif defined(__AVX2__)
-constexpr int MOST_ROWS = 2, MOST_INTEGER_ROWS = 2;
+constexpr int MOST_ROWS = 4, MOST_INTEGER_ROWS = 4;
+template <int R> constexpr int HALVES = R > 2 ? 1 : 2;
 #else
 constexpr int MOST_ROWS = 1, MOST_INTEGER_ROWS = 1;
+template <int R> constexpr int HALVES = 2;
 #endif
 
 // --- activations -------------------------------------------------------------------------------------------------
@@ -41,6 +44,10 @@ struct Panel {
 
 INLINE int64_t blocks_of(const Linear& a) { return pieces((int64_t)a.group * a.groups, BLOCK); }
 
+// Words of a row's 8-bit activations in a block. Where bytes are multiplied as pairs of 16 bits they lie in such.
+INLINE bool paired(const Linear& a) { return PAIRS && a.bits == 8; }
+INLINE int64_t code_words(const Linear& a) { return BLOCK / (paired(a) ? 2 : 4); }
+
 // Words that a row takes in the scratch: values, scales, sums.
 struct RowWords {
   int64_t values, scales, sums;
@@ -48,7 +55,7 @@ struct RowWords {
 
 INLINE RowWords words_of(const Linear& a) {
   const int64_t blocks = blocks_of(a);
-  return {blocks * (a.math == EXACT ? BLOCK : BLOCK / 4), pieces(blocks, 16) * 16, pieces(a.groups, 16) * 16};
+  return {blocks * (a.math == EXACT ? BLOCK : code_words(a)), pieces(blocks, 16) * 16, pieces(a.groups, 16) * 16};
 }
 
 // The panel that begins with ``row``.
@@ -61,6 +68,15 @@ INLINE Panel panel_at(const Linear& a, int64_t row) {
 
 INLINE void put(uint32_t* to, int64_t width, const void* from, int count) {
   for (int i = 0; i < count; i++) memcpy(to + i * width, (const char*)from + 4 * i, 4);
+}
+
+// A block's activations in 8 bits: of four, which meet four bytes of weights, the even and the odd ones where paired.
+INLINE void put_codes(const Linear& a, const Panel& to, int64_t block, int64_t width, const int8_t (&codes)[BLOCK]) {
+  uint32_t* first = to.values + block * code_words(a) * width;
+  if (!paired(a)) return put(first, width, codes, BLOCK / 4);
+  int16_t wide[BLOCK];
+  for (int i = 0; i < BLOCK; i++) wide[i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = codes[i];
+  put(first, width, wide, BLOCK / 2);
 }
 
 // The 32 activations of a block, in the order of the tiles.
@@ -128,7 +144,7 @@ void round_blocks(const Linear& a, int64_t row, const Panel& to, int64_t width) 
     store_low_bytes(codes, to_int(first * steps));
     store_low_bytes(codes + 16, to_int(second * steps));
     const float scale = highest / 127.0f + broken;
-    put(to.values + block * (BLOCK / 4) * width, width, codes, BLOCK / 4);
+    put_codes(a, to, block, width, codes);
     to.scales[block * width] = scale;
     if (inside) {
       total += scale * (float)sum_of_bytes(codes, BLOCK);
@@ -162,7 +178,7 @@ void round_row(const Linear& a, int64_t row, const Panel& to, int64_t width) {
     gather(a, row, block, first, second);
     store_low_bytes(codes, to_int(smaller(larger(first / by, low), high)));
     store_low_bytes(codes + 16, to_int(smaller(larger(second / by, low), high)));
-    put(to.values + block * (BLOCK / 4) * width, width, codes, BLOCK / 4);
+    put_codes(a, to, block, width, codes);
     total += sum_of_bytes(codes, BLOCK);
   }
   to.scales[0] = scale + sum(broken);
@@ -214,112 +230,146 @@ INLINE F zeros_at(const Linear& a, int64_t tile, int64_t group, int half) {
 
 // --- products ----------------------------------------------------------------------------------------------------
 
-// Adds what one block (or, with groups of 8 or 16, PARTS-th of a block) of R rows gives to ``sums`` [R][2].
-template <int MATH, int BITS, int R, int PARTS>
-INLINE void add_part(const Panel& rows, int64_t block, int part, const uint8_t* at, F (&sums)[R][2]) {
+// Adds the products of four weights in each lane of w and four activations of each row, words of ``x``.
+template <int BITS, int R, int H> INLINE void add_four(I (&sums)[R][H], int h, I w, const uint32_t* x) {
+#if PAIRS
+  if constexpr (BITS == 8) {
+    const I first = even(w), second = odd(w);
+    UNROLL for (int r = 0; r < R; r++)
+      sums[r][h] = dot2(dot2(sums[r][h], first, isplat((int32_t)x[r])), second, isplat((int32_t)x[R + r]));
+    return;
+  }
+#else
+  if constexpr (BITS == 8) {
+    UNROLL for (int r = 0; r < R; r++) sums[r][h] = dot4(sums[r][h], w, isplat((int32_t)x[r]));
+    return;
+  }
+#endif
+  UNROLL for (int r = 0; r < R; r++) sums[r][h] = dot4_small(sums[r][h], w, isplat((int32_t)x[r]));
+}
+
+// Adds what one block (or, with groups of 8 or 16, PARTS-th of a block) of R rows gives to ``sums``, of H halves of a tile.
+template <int MATH, int BITS, int R, int H, int PARTS>
+INLINE void add_part(const Panel& rows, int64_t block, int part, const uint8_t* at, F (&sums)[R][H]) {
   constexpr int STEPS = 8 / PARTS;
   if constexpr (MATH == EXACT) {
     const float* x = (const float*)rows.values + block * BLOCK * R;
     eight_times([&](auto number) LAMBDA {
       constexpr int O = decltype(number)::value;
       if (O / STEPS != part) return;
-      const I first = operand<BITS, O>(at), second = operand<BITS, O>(at + 64);
-      const I low = isplat(0xff);
-      F w[4][2] = {{to_float(first & low), to_float(second & low)},
-                   {to_float(right<8>(first) & low), to_float(right<8>(second) & low)},
-                   {to_float(right<16>(first) & low), to_float(right<16>(second) & low)},
-                   {to_float(right<24>(first)), to_float(right<24>(second))}};
-      UNROLL for (int i = 0; i < 4; i++)
+      I four[H];
+      UNROLL for (int h = 0; h < H; h++) four[h] = operand<BITS, O>(at + 64 * h);
+      const auto input = [&](auto number) LAMBDA {
+        constexpr int i = decltype(number)::value;
+        F w[H];
+        UNROLL for (int h = 0; h < H; h++) w[h] = to_float(right<8 * i>(four[h]) & isplat(0xff));
         UNROLL for (int r = 0; r < R; r++) {
           const F value = splat(x[(4 * O + i) * R + r]);
-          sums[r][0] = fma(w[i][0], value, sums[r][0]);
-          sums[r][1] = fma(w[i][1], value, sums[r][1]);
+          UNROLL for (int h = 0; h < H; h++) sums[r][h] = fma(w[h], value, sums[r][h]);
         }
+      };
+      input(Number<0>{}), input(Number<1>{}), input(Number<2>{}), input(Number<3>{});
     });
   } else {
-    I whole[R][2];
-    const uint32_t* x = rows.values + block * (BLOCK / 4) * R;
-    UNROLL for (int r = 0; r < R; r++) whole[r][0] = whole[r][1] = isplat(0);
+    constexpr int WORDS = PAIRS && BITS == 8 ? 2 : 1;
+    I whole[R][H];
+    const uint32_t* x = rows.values + block * (BLOCK / 4) * WORDS * R;
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int h = 0; h < H; h++) whole[r][h] = isplat(0);
     eight_times([&](auto number) LAMBDA {
       constexpr int O = decltype(number)::value;
       if (O / STEPS != part) return;
-      const I first = operand<BITS, O>(at), second = operand<BITS, O>(at + 64);
-      UNROLL for (int r = 0; r < R; r++) {
-        const I value = isplat((int32_t)x[O * R + r]);
-        whole[r][0] = dot4(whole[r][0], first, value);
-        whole[r][1] = dot4(whole[r][1], second, value);
+      UNROLL for (int h = 0; h < H; h++) {
+        const I w = operand<BITS, O>(at + 64 * h);
+        add_four<BITS>(whole, h, w, x + O * WORDS * R);
       }
     });
     UNROLL for (int r = 0; r < R; r++) {
       const F scale = splat(rows.scales[block * R + r]);
-      sums[r][0] = fma(to_float(whole[r][0]), scale, sums[r][0]);
-      sums[r][1] = fma(to_float(whole[r][1]), scale, sums[r][1]);
+      UNROLL for (int h = 0; h < H; h++) {
+        const I all = BITS <= 4 ? whole_of_small(whole[r][h]) : whole[r][h];
+        sums[r][h] = fma(to_float(all), scale, sums[r][h]);
+      }
     }
   }
 }
 
-// R rows of one tile: EXACT and BLOCKS. ``ahead`` is how far away the weights are that are to be asked for, or 0.
-template <int MATH, int BITS, int R, int PARTS>
-void grouped(const Linear& a, int64_t row, int64_t tile, int64_t ahead) {
+// R rows of H halves of one tile: EXACT and BLOCKS. ``ahead`` is how far away the weights are that are to be asked for,
+// or 0.
+template <int MATH, int BITS, int R, int H, int PARTS>
+INLINE void grouped(const Linear& a, int64_t row, int64_t tile, int first_half, int64_t ahead) {
   const Panel rows = panel_at(a, row);
   const int64_t blocks = blocks_of(a), inside = a.group / BLOCK;
-  const uint8_t* at = a.tiles + tile * blocks * (NEXT * BITS);
-  F totals[R][2];
-  UNROLL for (int r = 0; r < R; r++) totals[r][0] = totals[r][1] = splat(0);
+  const uint8_t* at = a.tiles + tile * blocks * (NEXT * BITS) + 64 * first_half;
+  F totals[R][H];
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int h = 0; h < H; h++) totals[r][h] = splat(0);
   int64_t block = 0;
   for (int64_t group = 0; group < a.groups; group++) {
-    F sums[R][2];
-    UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0);
+    F sums[R][H];
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int h = 0; h < H; h++) sums[r][h] = splat(0);
     if constexpr (PARTS == 1) {
       for (const int64_t stop = block + inside; block < stop; block++, at += NEXT * BITS) {
-        if (ahead) UNROLL for (int i = 0; i < 2 * BITS; i++) ask_for(at + ahead + 64 * i);
-        add_part<MATH, BITS, R, 1>(rows, block, 0, at, sums);
+        if (ahead) UNROLL for (int i = 0; i < 2 * BITS; i += 3 - H) ask_for(at + ahead + 64 * i);
+        add_part<MATH, BITS, R, H, 1>(rows, block, 0, at, sums);
       }
     } else {
       const int part = (int)(group % PARTS);
-      add_part<MATH, BITS, R, PARTS>(rows, block, part, at, sums);
+      add_part<MATH, BITS, R, H, PARTS>(rows, block, part, at, sums);
       if (part == PARTS - 1) block++, at += NEXT * BITS;
     }
-    UNROLL for (int half = 0; half < 2; half++) {
-      const F scale = scales_at(a, tile, group, half), zero = zeros_at(a, tile, group, half);
+    UNROLL for (int h = 0; h < H; h++) {
+      const F scale = scales_at(a, tile, group, first_half + h), zero = zeros_at(a, tile, group, first_half + h);
       UNROLL for (int r = 0; r < R; r++) {
-        const F centred = fnma(zero, splat(rows.sums[group * R + r]), sums[r][half]);
-        totals[r][half] = fma(centred, scale, totals[r][half]);
+        const F centred = fnma(zero, splat(rows.sums[group * R + r]), sums[r][h]);
+        totals[r][h] = fma(centred, scale, totals[r][h]);
       }
     }
   }
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int half = 0; half < 2; half++) write(a, row + r, tile, half, totals[r][half]);
+    UNROLL for (int h = 0; h < H; h++) write(a, row + r, tile, first_half + h, totals[r][h]);
 }
 
-// R rows of one tile: ROWS, integers all the way to the end.
-template <int R> void integers(const Linear& a, int64_t row, int64_t tile, int64_t ahead) {
+// The same for the whole tile.
+template <int MATH, int BITS, int R, int PARTS>
+void grouped_tile(const Linear& a, int64_t row, int64_t tile, int64_t ahead) {
+  constexpr int H = HALVES<R>;
+  for (int half = 0; half < 2; half += H) grouped<MATH, BITS, R, H, PARTS>(a, row, tile, half, ahead);
+}
+
+// R rows of H halves of one tile: ROWS, integers all the way to the end.
+template <int R, int H> INLINE void integers(const Linear& a, int64_t row, int64_t tile, int first_half, int64_t ahead) {
+  constexpr int WORDS = PAIRS ? 2 : 1;
   const Panel rows = panel_at(a, row);
   const int64_t blocks = blocks_of(a);
-  const uint8_t* at = a.tiles + tile * blocks * (NEXT * 8);
+  const uint8_t* at = a.tiles + tile * blocks * (NEXT * 8) + 64 * first_half;
   const uint32_t* x = rows.values;
-  I whole[R][2];
+  I whole[R][H];
   UNROLL for (int r = 0; r < R; r++) {
     int32_t total;
     memcpy(&total, rows.sums + r, 4);
-    whole[r][0] = whole[r][1] = isplat(-128 * total);
+    UNROLL for (int h = 0; h < H; h++) whole[r][h] = isplat(-128 * total);
   }
-  for (int64_t block = 0; block < blocks; block++, at += NEXT * 8, x += 8 * R) {
-    if (ahead) UNROLL for (int i = 0; i < 2 * 8; i++) ask_for(at + ahead + 64 * i);
-    UNROLL for (int o = 0; o < 8; o++) {
-      const I first = iload(at + NEXT * o), second = iload(at + NEXT * o + 64);
-      UNROLL for (int r = 0; r < R; r++) {
-        const I value = isplat((int32_t)x[o * R + r]);
-        whole[r][0] = dot4(whole[r][0], first, value);
-        whole[r][1] = dot4(whole[r][1], second, value);
+  for (int64_t block = 0; block < blocks; block++, at += NEXT * 8, x += 8 * WORDS * R) {
+    if (ahead) UNROLL for (int i = 0; i < 2 * 8; i += 3 - H) ask_for(at + ahead + 64 * i);
+    UNROLL for (int o = 0; o < 8; o++)
+      UNROLL for (int h = 0; h < H; h++) {
+        const I w = iload(at + NEXT * o + 64 * h);
+        add_four<8>(whole, h, w, x + o * WORDS * R);
       }
-    }
   }
-  UNROLL for (int half = 0; half < 2; half++) {
-    const F scale = scales_at(a, tile, 0, half);
+  UNROLL for (int h = 0; h < H; h++) {
+    const F scale = scales_at(a, tile, 0, first_half + h);
     UNROLL for (int r = 0; r < R; r++)
-      write(a, row + r, tile, half, to_float(whole[r][half]) * splat(rows.scales[r]) * scale);
+      write(a, row + r, tile, first_half + h, to_float(whole[r][h]) * splat(rows.scales[r]) * scale);
   }
+}
+
+// The same for the whole tile.
+template <int R> void integers_of_tile(const Linear& a, int64_t row, int64_t tile, int64_t ahead) {
+  constexpr int H = HALVES<R>;
+  for (int half = 0; half < 2; half += H) integers<R, H>(a, row, tile, half, ahead);
 }
 
 using Work = void (*)(const Linear&, int64_t row, int64_t tile, int64_t ahead);
@@ -340,14 +390,14 @@ template <int MATH, int BITS, int R, int PARTS> constexpr Work work() {
   if constexpr (R > MOST_ROWS || (PARTS > 1 && R % 4 == 2))
     return nullptr;
   else
-    return grouped<MATH, BITS, R, PARTS>;
+    return grouped_tile<MATH, BITS, R, PARTS>;
 }
 
 template <int R> constexpr Work integer_work() {
   if constexpr (R > MOST_INTEGER_ROWS)
     return nullptr;
   else
-    return integers<R>;
+    return integers_of_tile<R>;
 }
 
 template <int MATH, int BITS, int PARTS> constexpr Works works() {
@@ -380,7 +430,7 @@ void linear(const void* op, Team& team) {
   const Works works = a.math == EXACT    ? works_of<EXACT>(a)
                       : a.math == BLOCKS ? works_of<BLOCKS>(a)
                                          : Works{{integer_work<12>(), integer_work<6>(), integer_work<4>(),
-                                                  integer_work<2>(), integers<1>}};
+                                                  integer_work<2>(), integer_work<1>()}};
   // Whole panels by one thread each: rows of one lie side by side.
   share(team, pieces(a.op.m, MOST_INTEGER_ROWS), 1, [&](int64_t item) {
     const int64_t first = item * MOST_INTEGER_ROWS, stop = least(a.op.m, first + MOST_INTEGER_ROWS);

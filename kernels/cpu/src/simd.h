@@ -18,6 +18,13 @@
 #include <immintrin.h>
 #endif
 
+// No instruction multiplies bytes and adds up exactly: their products are those of pairs of 16 bits.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#define PAIRS 1
+#else
+#define PAIRS 0
+#endif
+
 // Loops over sums that must stay in registers.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define UNROLL  // every load is followed by checks: written out, they would take the compiler half an hour
@@ -111,18 +118,23 @@ INLINE void transpose(F (&x)[16]) {
   }
 }
 
-// acc + the four products of unsigned bytes of w and signed bytes of x in each lane.
-INLINE I dot4(I acc, I w, I x) {
+// Of the four bytes of a lane the even and the odd ones, as 16 bits; and acc + the two products of such pairs.
+INLINE I even(I w) { return w & isplat(0x00ff00ff); }
+INLINE I odd(I w) { return {_mm512_srli_epi16(w.v, 8)}; }
+INLINE I dot2(I acc, I w, I x) { return acc + I{_mm512_madd_epi16(w.v, x.v)}; }
+
+// dot4: acc + the four products of unsigned bytes of w and signed bytes of x in each lane. Without an instruction for it
+// there are PAIRS (the one that multiplies bytes saturates). dot4_small: for bytes of w up to 15
+// and of x from -127 to 127, eight times at most; acc may hold sums of pairs in 16 bits, no more than 8 * 2 * 15 * 127,
+// which whole_of_small adds up.
 #if defined(__AVX512VNNI__)
-  return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)};
+INLINE I dot4(I acc, I w, I x) { return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)}; }
+INLINE I dot4_small(I acc, I w, I x) { return dot4(acc, w, x); }
+INLINE I whole_of_small(I acc) { return acc; }
 #else
-  // Through 16 bits by sign extension: the instruction that multiplies bytes would saturate.
-  const __m512i low = _mm512_set1_epi16(0xff);
-  __m512i even = _mm512_madd_epi16(_mm512_and_si512(w.v, low), _mm512_srai_epi16(_mm512_slli_epi16(x.v, 8), 8));
-  __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(w.v, 8), _mm512_srai_epi16(x.v, 8));
-  return {_mm512_add_epi32(acc.v, _mm512_add_epi32(even, odd))};
+INLINE I dot4_small(I acc, I w, I x) { return {_mm512_add_epi16(acc.v, _mm512_maddubs_epi16(w.v, x.v))}; }
+INLINE I whole_of_small(I acc) { return {_mm512_madd_epi16(acc.v, _mm512_set1_epi16(1))}; }
 #endif
-}
 
 #elif defined(__AVX2__)
 
@@ -251,13 +263,16 @@ INLINE void transpose(F (&x)[16]) {
   }
 }
 
-INLINE __m256i dot4_half(__m256i acc, __m256i w, __m256i x) {
-  const __m256i low = _mm256_set1_epi16(0xff);
-  __m256i even = _mm256_madd_epi16(_mm256_and_si256(w, low), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
-  __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
-  return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+INLINE I even(I w) { return w & isplat(0x00ff00ff); }
+INLINE I odd(I w) { return {_mm256_srli_epi16(w.a, 8), _mm256_srli_epi16(w.b, 8)}; }
+INLINE I dot2(I acc, I w, I x) { return acc + I{_mm256_madd_epi16(w.a, x.a), _mm256_madd_epi16(w.b, x.b)}; }
+INLINE I dot4_small(I acc, I w, I x) {
+  return {_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, x.a)), _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, x.b))};
 }
-INLINE I dot4(I acc, I w, I x) { return {dot4_half(acc.a, w.a, x.a), dot4_half(acc.b, w.b, x.b)}; }
+INLINE I whole_of_small(I acc) {
+  const __m256i one = _mm256_set1_epi16(1);
+  return {_mm256_madd_epi16(acc.a, one), _mm256_madd_epi16(acc.b, one)};
+}
 
 #else
 
@@ -382,6 +397,8 @@ INLINE I dot4(I acc, I w, I x) {
   total += (Ints)(u >> 16 & 255u) * ((Ints)((Words)s << 8) >> 24);
   return {total + (Ints)(u >> 24) * (s >> 24)};
 }
+INLINE I dot4_small(I acc, I w, I x) { return dot4(acc, w, x); }
+INLINE I whole_of_small(I acc) { return acc; }
 #undef MAKE
 #undef EACH
 
