@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,7 +101,8 @@ def keep(results: dict) -> None:
 def watched(words: list[str], part: dict, tell: Callable[[dict], None]) -> dict:
     """Run a command and return the JSON it prints; its seconds and peak memory (bytes) go into ``part`` as it runs."""
     before, began = part["seconds"], time.monotonic()
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
+    # Into a file: a pipe that nobody reads meanwhile holds less than a report.
+    with tempfile.TemporaryFile() as said, subprocess.Popen(words, stdout=said) as child:
         status = Path(f"/proc/{child.pid}/status")
         while child.poll() is None:
             peak = [int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM")]
@@ -108,9 +110,10 @@ def watched(words: list[str], part: dict, tell: Callable[[dict], None]) -> dict:
             part["seconds"] = before + round(time.monotonic() - began)
             tell(part)
             time.sleep(2)
-        report = json.load(child.stdout)
-    if child.returncode:
-        raise SystemExit(child.returncode)
+        if child.returncode:
+            raise SystemExit(child.returncode)
+        said.seek(0)
+        report = json.load(said)
     part["peak_memory_bytes"] = max(part["peak_memory_bytes"], report["peak_memory_bytes"])
     return report
 

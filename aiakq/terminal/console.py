@@ -117,12 +117,24 @@ def emit(document: Mapping[str, Any]) -> None:
     if sys.stdout is None:
         raise error("output_failed", path="standard output", reason="it is closed")
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        _write_all(text)
     except BrokenPipeError:
         raise ClosedOutput from None
     except OSError as problem:
         raise error("output_failed", path="standard output", reason=problem.strerror) from None
+
+
+def _write_all(text: str) -> None:
+    """All of ``text`` on stdout. Where Python does not buffer (PYTHONUNBUFFERED), a write to a pipe may do a part."""
+    binary = getattr(sys.stdout, "buffer", None)
+    if binary is None:
+        sys.stdout.write(text)
+    else:
+        sys.stdout.flush()
+        rest = memoryview(text.encode())
+        while rest:
+            rest = rest[binary.write(rest) :]
+    sys.stdout.flush()
 
 
 def show(drawn: RenderableType) -> None:

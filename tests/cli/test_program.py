@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -111,3 +113,24 @@ def test_a_signal_ends_quantize_and_leaves_nothing_behind(program, example_model
     assert running.wait(60) == code
     assert rest.splitlines()[-1] in ("aiakq: interrupted", "aiakq: terminated")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_document_is_written_whole_where_writes_do_a_part(monkeypatch):
+    """As to a pipe, unbuffered, when a signal comes in between."""
+    from aiakq.terminal import console
+
+    class Part(io.RawIOBase):
+        written = b""
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data) -> int:
+            self.written += bytes(data[:1000])
+            return min(len(data), 1000)
+
+    raw = Part()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, write_through=True))
+    document = {"rows": list(range(2000))}
+    console.emit(document)
+    assert json.loads(raw.written) == document
