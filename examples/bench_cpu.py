@@ -71,7 +71,7 @@ def main() -> None:
     }
     (OUT / "results.json").write_text(json.dumps(results, indent=1))
     if any(row["samples"] for row in results["rows"].values()):
-        sections.put(ROOT / "docs" / "performance.md", "bench-cpu", cpu_page.section(results))
+        sections.put(ROOT / "docs" / "performance.md", cpu_page.name(results), cpu_page.section(results))
     else:
         say("nothing undisturbed was measured, so the page stays as it is; --disturbed takes the rest")
 
