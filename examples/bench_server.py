@@ -264,8 +264,8 @@ def page(
     if any(rounds.values()):
         lines += [
             "",
-            f"Both servers, {asked.clients} at a time, {INPUT} tokens in, {OUTPUT} out, median of {asked.rounds} rounds in",
-            "turns:",
+            f"Both servers, {asked.clients} at a time, {INPUT} tokens in, {OUTPUT} out, median of",
+            f"{asked.rounds} rounds in turns:",
             "",
             "| server | output tokens/s | ITL p99, ms | TTFT p50, ms |",
             "|---|---|---|---|",
