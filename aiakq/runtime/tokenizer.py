@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ class Tokenizer:
         # transformers 5 has one tokenizer per model; before it, some also had one in Python.
         options: dict[str, Any] = {"use_fast": False} if mode == "slow" else {}
         try:
+            if _names_its_class(Path(path)):
+                options["config"] = _config_of_any_model(Path(path))
             hf = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code, **options)
         except Exception as failure:
             # transformers and the Rust tokenizer raise whatever they meet; the first line says what it was.
@@ -133,6 +136,29 @@ class NoTokenizer(Tokenizer):
 
     def chat_prompt(self, messages: list[dict[str, Any]], *arguments: Any, **values: Any) -> str:
         raise error("no_tokenizer")
+
+
+def _names_its_class(folder: Path) -> bool:
+    """Whether a tokenizer's own files say which class of transformers reads it."""
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    named = isinstance(config, dict) and isinstance(config.get("tokenizer_class"), str)
+    return named and "auto_map" not in config and (folder / "config.json").is_file()
+
+
+def _config_of_any_model(folder: Path) -> Any:
+    """What transformers looks at where a tokenizer names its class: the type of the model.
+
+    The class for a model's own config would import torch's compiler, images and videos: seconds, and 150 MB in each
+    process.
+    """
+    from transformers.configuration_utils import PreTrainedConfig
+
+    config = PreTrainedConfig(name_or_path=str(folder))
+    config.model_type = json.loads((folder / "config.json").read_text()).get("model_type") or ""
+    return config
 
 
 def _extended(path: str, folder: str) -> Any:

@@ -176,8 +176,7 @@ def wanted_tensors(config: ModelConfig, checkpoint: Checkpoint) -> Wanted:
     weights = WantedWeights(checkpoint, limit=4 * len(checkpoint.inventory) + 1000)
     build = importlib.import_module(ARCHITECTURES[config.architecture]).build
     try:
-        with torch.device("meta"):  # tables of positions need no memory either
-            build(config, weights)
+        build(config, weights)
     except (_Endless, RuntimeError):
         pass  # whatever was noted so far is enough to refuse it
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as problem:

@@ -43,6 +43,11 @@ class Recording(TorchDispatchMode):
         self.ops: list[ctypes.Structure] = []
         self._memory = _Memory()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """What torch asks: it would import its compiler, a second and 100 MB, to keep it from compiling this."""
+        return False
+
     def __enter__(self) -> Recording:
         assert library.recorder is None, "recordings are not nested"
         library.recorder = self._note

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -90,3 +93,14 @@ def test_the_number_of_threads_may_change(tiny_model):
             assert answers(llm) == expected
     finally:
         torch.set_num_threads(threads)
+
+
+def test_nothing_of_a_compiler_is_loaded(example_model):
+    """torch's compiler and what it brings are seconds at start-up, and 120 MB in each process."""
+    code = (
+        "import sys; from aiakq import LLM; llm = LLM(sys.argv[1], dtype='float32', num_gpu_blocks_override=33); "
+        "llm.generate('The', use_tqdm=False); "
+        "print([name for name in ('torch._dynamo', 'sympy', 'triton', 'PIL.Image') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(example_model)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from aiakq.errors import error
 
+#: Elements of a head that are looked at where nothing is computed: a config may claim any number.
+_LARGEST = 4096
+
 
 class Angles:
     """The positions [T] int64 of a step's tokens; by how much they are turned is looked up if somebody asks."""
@@ -39,10 +42,15 @@ class Rotary:
         self, rope: Mapping[str, Any], head_dim: int, max_position: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-        frequencies, magnitude = _frequencies(rope, rotated, max_position)
-        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
         self.rotated = rotated
         self.dtype = dtype
+        if device.type == "meta":
+            # Nothing but what the config says is looked at; for a range there, torch would import its compiler.
+            _frequencies(rope, min(rotated, _LARGEST), max_position)
+            self.cosines = self.sines = torch.empty(max_position, rotated // 2, device=device)
+            return
+        frequencies, magnitude = _frequencies(rope, rotated, max_position)
+        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
         self.cosines = (angles.cos() * magnitude).to(device)
         self.sines = (angles.sin() * magnitude).to(device)
 
