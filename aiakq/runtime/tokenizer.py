@@ -156,7 +156,8 @@ def _config_of_any_model(folder: Path) -> Any:
     """
     from transformers.configuration_utils import PreTrainedConfig
 
-    config = PreTrainedConfig(name_or_path=str(folder))
+    config: Any = PreTrainedConfig()
+    config._name_or_path = str(folder)
     config.model_type = json.loads((folder / "config.json").read_text()).get("model_type") or ""
     return config
 
