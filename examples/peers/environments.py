@@ -37,8 +37,10 @@ ENVIRONMENTS = {
 
 
 def variables() -> dict[str, str]:
-    """The environment for a tool's process: its own packages first, nothing looked up or reported over the network."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """The environment for a tool's process: its own packages first, nothing looked up or reported over the network, and
+    modules compiled once.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
     return {**kept, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 
 
