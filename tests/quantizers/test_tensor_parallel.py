@@ -284,7 +284,7 @@ def test_padding_changes_no_code_of_whole_rows(method: str, tiny_model: Callable
         checkpoint = Checkpoint.open(folder)
         weights.append({name: checkpoint.read_linear(name).codes for name in checkpoint.quantized_linears()})
     shards(folder, 8)
-    assert float((logits[1] - logits[0]).norm() / logits[0].norm()) < (1e-2 if method == "smooth_quant" else 1e-5)
+    assert float((logits[1] - logits[0]).norm() / logits[0].norm()) < (2e-2 if method == "smooth_quant" else 1e-5)
     for name, codes in weights[0].items():
         wider = weights[1][name]
         assert wider.shape == tuple(256 if size == 236 else size for size in codes.shape)
