@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.library import address
+from aiakq.kernels.cpu.rows import available
 
 #: Columns in a block, at most.
 LONGEST = 128
-
-
-@lru_cache(maxsize=1)
-def available() -> bool:
-    """Whether the native library can be used."""
-    return library.unavailable() is None
 
 
 def supports(block: Tensor) -> bool:
