@@ -265,16 +265,22 @@ def test_other_families_are_padded(
     shards(tmp_path / "out", 2)
 
 
-@pytest.mark.parametrize("method", ["weight_only_int8", "smooth_quant"])
-def test_padding_changes_no_code_of_whole_rows(method: str, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    """236 = 59 * 4 is not cut 8 ways; zeros at the end of a row move neither its scale nor an activation's."""
+@pytest.mark.parametrize(("method", "blocks"), [("weight_only_int8", 2), ("smooth_quant", 1)])
+def test_padding_changes_no_code_of_whole_rows(
+    method: str, blocks: int, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """236 = 59 * 4 is not cut 8 ways; zeros at the end of a row move neither its scale nor an activation's.
+
+    A wider sum may be rounded elsewhere in its last bit. Where activations are rounded to codes, one that lies between
+    two then moves by a whole step, and blocks after it are calibrated on that: only the first block says what padding
+    does.
+    """
     from aiakq.runtime.scoring import load_for_scoring
 
-    source = tiny_model(
-        "LlamaForCausalLM", hidden_size=256, num_attention_heads=8, num_key_value_heads=8, intermediate_size=236
-    )
+    sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 236}
+    source = tiny_model("LlamaForCausalLM", **sizes, num_hidden_layers=blocks)
     ids = torch.randint(3, 250, (2, 40), generator=torch.Generator().manual_seed(0))
-    logits, weights = [], []
+    logits, linears = [], []
     for tp in (1, 8):
         folder = tmp_path / str(tp)
         quantize_checkpoint(
@@ -282,15 +288,16 @@ def test_padding_changes_no_code_of_whole_rows(method: str, tiny_model: Callable
         )
         logits.append(load_for_scoring(folder, "float32", "cpu").logits(ids))
         checkpoint = Checkpoint.open(folder)
-        weights.append({name: checkpoint.read_linear(name).codes for name in checkpoint.quantized_linears()})
+        linears.append({name: checkpoint.read_linear(name) for name in checkpoint.quantized_linears()})
     shards(folder, 8)
-    assert float((logits[1] - logits[0]).norm() / logits[0].norm()) < (2e-2 if method == "smooth_quant" else 1e-5)
-    for name, codes in weights[0].items():
-        wider = weights[1][name]
-        assert wider.shape == tuple(256 if size == 236 else size for size in codes.shape)
-        moved = (wider[: len(codes), : codes.shape[1]] != codes).float().mean()
-        # Scales of later blocks come from sums that may differ in the last bit.
-        assert moved == 0 if method == "weight_only_int8" else moved < 1e-3
+    assert float((logits[1] - logits[0]).norm() / logits[0].norm()) < (1e-3 if method == "smooth_quant" else 1e-5)
+    for name, narrow in linears[0].items():
+        wide = linears[1][name]
+        rows, columns = narrow.codes.shape
+        assert wide.codes.shape == tuple(256 if size == 236 else size for size in narrow.codes.shape)
+        torch.testing.assert_close(wide.scales[:rows], narrow.scales, rtol=1e-6, atol=0)
+        moved = (wide.codes[:rows, :columns] != narrow.codes).float().mean()
+        assert moved == 0 if method == "weight_only_int8" else moved < 1e-4
 
 
 def _cut_back(tmp_path: Path, checkpoint: Checkpoint, width: int) -> Path:
