@@ -30,7 +30,9 @@ Cache = Sequence[Tensor]
 
 
 def new_cache(pages: int, page_size: int, kv_heads: int, size: int, dtype: torch.dtype, device: torch.device) -> Cache:
-    """The cache of one layer, all zeros."""
+    """The cache of one layer, all zeros; in memory as the kernels of ``device`` want it."""
+    if device.type == "cpu":
+        return native.new_cache(pages, page_size, kv_heads, size, dtype, dtype in LARGEST)
     shape = (pages, page_size, kv_heads)
     stored = [torch.zeros((*shape, size), dtype=dtype, device=device) for _ in range(2)]
     return (*stored, *(torch.zeros(shape, device=device) for _ in range(2 if dtype in LARGEST else 0)))
@@ -70,13 +72,15 @@ def write_kv(key: Tensor, value: Tensor, cache: Cache, slots: Tensor) -> None:
         layer = native.PagedAttention(key.shape[1], key.shape[1], key.shape[2], 1.0)
         layer.write(key.flatten(1), value.flatten(1), cache, slots)
         return
+    page_size = cache[0].shape[1]
+    place = (slots // page_size, slots % page_size)
     for x, stored, *scales in zip((key, value), cache[:2], *([cache[2:]] if cache[2:] else []), strict=True):
         if scales:
             scale = x.float().abs().amax(-1) / LARGEST[stored.dtype]
-            scales[0].view(-1, scale.shape[-1]).index_copy_(0, slots, scale)
+            scales[0][place] = scale
             x = x.float() / scale.clamp_min(1e-30).unsqueeze(-1)
             x = x.round() if stored.dtype == torch.int8 else x
-        as_bytes(stored).view(-1, *stored.shape[2:]).index_copy_(0, slots, as_bytes(x.to(stored.dtype)))
+        as_bytes(stored)[place] = as_bytes(x.to(stored.dtype))
 
 
 def paged_attention(
@@ -128,12 +132,12 @@ class _Layout:
 class _Chunk:
     """One chunk of positions, the same for all layers of a step.
 
-    rows    [S * Hkv * C] rows of the cache seen as [pages * P * Hkv, D].
+    pages   [S * C / P] pages of the cache.
     hidden  [S, 1, R, C] bool, True where a query row may not look.
     unseen  [S, 1, C, 1] bool, True where none does: what is there was left by others and need not be finite.
     """
 
-    rows: Tensor
+    pages: Tensor
     hidden: Tensor
     unseen: Tensor
 
@@ -183,24 +187,20 @@ def _prefill(query: Tensor, cache: Cache, context: AttentionContext, s: int, sca
 
 def _chunks(page_table: Tensor, length: int, position: Tensor, layout: _Layout) -> list[_Chunk]:
     """The plan for sequences [S] over ``length`` positions; ``position`` [S, R or 1, 1] is each query row's own."""
-    P, kv_heads = layout.page_size, layout.kv_heads
+    P = layout.page_size
     per_chunk = max(1, CHUNK // P)
     device = page_table.device
     count = -(-length // (P * per_chunk))
     missing = count * per_chunk - page_table.shape[1]
     table = F.pad(page_table, (0, missing)) if missing > 0 else page_table  # page 0 is scratch: hidden, always finite
-    heads = torch.arange(kv_heads, device=device).view(1, kv_heads, 1)
-    offsets = torch.arange(P, device=device)
     chunks = []
     for index in range(count):
-        pages = table[:, index * per_chunk : (index + 1) * per_chunk].long()
-        slots = (pages.unsqueeze(-1) * P + offsets).flatten(1)
-        rows = (slots.unsqueeze(1) * kv_heads + heads).flatten()
+        pages = table[:, index * per_chunk : (index + 1) * per_chunk].long().flatten()
         at = torch.arange(index * per_chunk * P, (index + 1) * per_chunk * P, device=device)
         hidden = at > position
         if layout.window is not None:
             hidden |= at <= position - layout.window
-        chunks.append(_Chunk(rows, hidden.unsqueeze(1), hidden.all(dim=1).unsqueeze(1).unsqueeze(-1)))
+        chunks.append(_Chunk(pages, hidden.unsqueeze(1), hidden.all(dim=1).unsqueeze(1).unsqueeze(-1)))
     return chunks
 
 
@@ -211,10 +211,10 @@ def _attend(q: Tensor, cache: Cache, chunks: list[_Chunk], layout: _Layout) -> T
     total = weighted = torch.empty(())
     for chunk in chunks:
         C = chunk.hidden.shape[-1]
-        keys, values = (_rows(part, chunk.rows).view(B, C, D) for part in cache[:2])
+        keys, values = (_read(part, chunk.pages, C).view(B, C, D) for part in cache[:2])
         if len(cache) > 2:
             keys, values = (
-                x * _rows(s.unsqueeze(-1), chunk.rows).view(B, C, 1)
+                x * _read(s.unsqueeze(-1), chunk.pages, C).view(B, C, 1)
                 for x, s in zip((keys, values), cache[2:], strict=True)
             )
         # A weight of 0 does not hide what is not finite.
@@ -237,6 +237,7 @@ def _attend(q: Tensor, cache: Cache, chunks: list[_Chunk], layout: _Layout) -> T
     return weighted / total.clamp_min(torch.finfo(torch.float32).tiny)
 
 
-def _rows(cache: Tensor, rows: Tensor) -> Tensor:
-    """Rows of a cache seen as [pages * P * Hkv, D], as float32."""
-    return as_bytes(cache).view(-1, cache.shape[-1]).index_select(0, rows).view(cache.dtype).float()
+def _read(cache: Tensor, pages: Tensor, C: int) -> Tensor:
+    """Pages [S * C / P] of a cache [pages, P, Hkv, ...] -> [S, Hkv, C, ...] float32."""
+    found = as_bytes(cache).index_select(0, pages).view(cache.dtype)
+    return found.unflatten(0, (-1, C // cache.shape[1])).flatten(1, 2).transpose(1, 2).float().contiguous()

@@ -24,7 +24,8 @@ MOST_HEAD_SIZE = 1024
 SEGMENT = 1024
 TILE_ROWS = 96
 
-#: Keys and values [pages, P, Hkv, D]; int8 ones are followed by their scales [pages, P, Hkv] float32.
+#: Keys and values [pages, P, Hkv, D]; int8 ones are followed by their scales [pages, P, Hkv] float32. As ``new_cache``
+#: lays them out.
 Cache = Sequence[Tensor]
 
 
@@ -39,6 +40,15 @@ def supports(dtype: torch.dtype, cache: torch.dtype, head_size: int, device: str
     if head_size > MOST_HEAD_SIZE:
         return f"heads have at most {MOST_HEAD_SIZE} elements"
     return library.unavailable()
+
+
+def new_cache(pages: int, page_size: int, kv_heads: int, size: int, dtype: torch.dtype, scaled: bool) -> Cache:
+    """A cache, all zeros, in whose memory a head of a page is in one piece: keys [D, P], so that neighbours in memory
+    are keys of neighbouring positions; values [P, D]; scales [P]."""
+    keys = library.empty_on_large_pages(pages, kv_heads, size, page_size, dtype=dtype).zero_()
+    values = library.empty_on_large_pages(pages, kv_heads, page_size, size, dtype=dtype).zero_()
+    scales = (torch.zeros(pages, kv_heads, page_size).transpose(1, 2) for _ in range(2 if scaled else 0))
+    return (keys.permute(0, 3, 1, 2), values.transpose(1, 2), *scales)
 
 
 @dataclass
@@ -156,17 +166,16 @@ class PagedAttention:
         """Point to ``cache``, if it is another one than last time."""
         if cache is self._cache and x.dtype is self._dtype:
             return
-        for tensor in cache:
-            assert tensor.is_contiguous()
         keys, values, *scales = cache
+        assert keys.permute(0, 2, 3, 1).is_contiguous() and values.transpose(1, 2).is_contiguous(), "see new_cache"
+        assert all(scale.transpose(1, 2).is_contiguous() for scale in scales), "see new_cache"
         assert (len(scales) == 2) == (keys.dtype == torch.int8), "int8 caches have scales"
         self._cache, self._dtype = cache, x.dtype
         for op in (self._before, self._after):
             op.k_cache, op.v_cache = keys.data_ptr(), values.data_ptr()
             op.k_scales, op.v_scales = (scale.data_ptr() for scale in scales) if scales else (None, None)
-            op.cache_type = CACHE_TYPES[keys.dtype]
+            op.cache_type, op.page_size = CACHE_TYPES[keys.dtype], keys.shape[1]
         self._before.x_type = self._after.q_type = self._after.out_type = TYPES[x.dtype]
-        self._after.page_size = keys.shape[1]
 
 
 class StepTables:

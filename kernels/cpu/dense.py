@@ -51,7 +51,7 @@ def prepare(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> NativeDe
     n, k = weight.shape
     pairs = weight.dtype == torch.bfloat16
     width = 2 if pairs else 1
-    tiles = library.empty_weights(-(-n // TILE), -(-k // width), TILE, width, dtype=weight.dtype)
+    tiles = library.empty_on_large_pages(-(-n // TILE), -(-k // width), TILE, width, dtype=weight.dtype)
     weight = weight.contiguous()
     native().library.aiakq_pack_floats(
         weight.data_ptr(), n, k, weight.element_size(), pairs, tiles.data_ptr(), torch.get_num_threads()

@@ -151,7 +151,7 @@ class Rotary(Structure):
         ("op", Op),
         *((name, c_int32) for name in ("heads", "kv_heads", "head_size", "rotated", "x_type", "cache_type")),
         ("eps", c_float),
-        ("reserved", c_int32),
+        ("page_size", c_int32),
         *((name, c_void_p) for name in ("step", "q", "k", "v")),
         *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, c_void_p) for name in ("q_norm", "k_norm", "cosines", "sines")),
@@ -312,8 +312,8 @@ def scratch_bytes(count: int) -> Tensor:
     return torch.empty(count, dtype=torch.uint8)
 
 
-def empty_weights(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Uninitialized memory for weights that are read from end to end at every step.
+def empty_on_large_pages(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Uninitialized memory for what is read at every step: weights, keys and values.
 
     On large pages, where the system offers them: a processor's prefetching ends with a page, and a virtual machine pays
     twice for finding the next one.

@@ -49,7 +49,7 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     columns = _columns(k, size, padded, groups, blocks)
     tiles = -(-n // TILE)
     codes = weight.codes.contiguous()
-    packed = library.empty_weights(tiles * blocks * 2 * 64 * weight.bits, dtype=torch.uint8)
+    packed = library.empty_on_large_pages(tiles * blocks * 2 * 64 * weight.bits, dtype=torch.uint8)
     native().library.aiakq_pack_codes(
         codes.data_ptr(),
         n,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from aiakq.bench import timing, tuning
+from aiakq.bench.kernels import _row
 from aiakq.bench.problem import Problem, Product
 from aiakq.cli import main
 from aiakq.kernels.triton import configs
@@ -50,6 +51,14 @@ def test_a_models_layers_attention_and_rows(tiny_model, capsys, tmp_path):
     assert all(row["us"] > 0 and row["roofline_us"] >= 0 and row["implementation"] for row in rows)
     assert named["decode, 40 tokens"]["layers"] == config.num_layers
     assert "roofline" in err and "decode, 40 tokens" in err
+
+
+def test_the_slowest_kernel_has_a_share_of_the_roofline():
+    """On a machine with other work; their mean is one of logarithms."""
+    ceilings = {"float_tflops": 1.0, "gbps": 100.0}
+    problem = Problem(torch.device("cpu"), torch.float32, [], ceilings=ceilings)
+    row = _row(problem, "layer", "w16", 1, us=1e6, moved=1e5, work=1e3, integers=False)
+    assert row["of_roofline"] == 1e-6
 
 
 def test_given_shapes_in_given_schemes(capsys):

@@ -31,8 +31,9 @@ class Case:
         self.lengths = sorted(lengths, key=lambda pair: pair[1] > 1)
         counts = [-(-(old + new) // P) for old, new in self.lengths]
         free = (torch.randperm(sum(counts) + 3, generator=generator) + 1).tolist()
-        shape = (sum(counts) + 4, P, Hkv, D)
-        self.caches = [torch.full(shape, 1e4, dtype=dtype), torch.full(shape, 1e4, dtype=dtype)]
+        self.caches = new_cache(sum(counts) + 4, P, Hkv, D, dtype, torch.device("cpu"))
+        for cache in self.caches:
+            cache.fill_(1e4)
         width = max(counts)
         table, slots, starts, self.keys, self.values, queries = [], [], [0], [], [], []
         for (old, new), count in zip(self.lengths, counts, strict=True):

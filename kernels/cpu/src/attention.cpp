@@ -1,12 +1,13 @@
 // Causal attention over the paged cache: decoding and prefill, chunked or not, in one way.
 //
 // The work is cut into items: a tile of a sequence's query tokens with all heads that share one key-value head. Their
-// queries are the rows of a tile. Keys are walked in chunks of CHUNK positions: brought into floats, keys with one
-// position per lane, scored against all rows, weighted with an online softmax (Milakov and Gimelshein 2018,
-// arXiv:1805.02867) whose maximum and sum are kept for a segment of SEGMENT positions. Segments are combined in their
-// order. The borders of chunks and segments are multiples of their sizes, counted from the sequence's beginning, and a
-// row touches exactly the positions it sees: its result is the same bit for bit in whatever tile, batch or chunk of the
-// prompt it comes, and whether one thread goes through all segments or several share them.
+// queries are the rows of a tile. Keys are walked in chunks of CHUNK positions, one position per lane: scored against
+// all rows, weighted with an online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) whose maximum and sum are
+// kept for a segment of SEGMENT positions. Segments are combined in their order. A tile of few rows reads the cache
+// where it is; for more rows a chunk is brought into floats first. The borders of chunks and segments are multiples of
+// their sizes, counted from the sequence's beginning, and a row's sums are made of exactly the positions it sees, in
+// their order: its result is the same bit for bit in whatever tile, batch or chunk of the prompt it comes, and whether
+// one thread goes through all segments or several share them.
 
 #include "kernels.h"
 #include "paged.h"
@@ -17,6 +18,8 @@ namespace {
 
 constexpr int SEGMENT = 1024;
 constexpr int TILE_ROWS = 96;
+// Up to so many rows a tile's chunks are read where they are: by every so many rows once.
+constexpr int FEW_ROWS = 8;
 // Below every score; multiplied by 0 it is 0, as infinity is not.
 constexpr float NOTHING = -3.0e38f;
 
@@ -38,18 +41,21 @@ struct Part {
 
 // A thread's own memory.
 struct Room {
-  float *queries, *weights;  // [rows, width], [rows, CHUNK]
-  float *keys, *values;      // [width, CHUNK], [CHUNK, width]; in the same place: values are read after the scores
+  float *queries, *weights;         // [rows, width], [rows, CHUNK]
+  float *keys, *values;             // of a chunk, in the same place: values are read after the scores
+  float *key_scales, *value_scales;  // [CHUNK]
   float *part, *whole;
   static int64_t floats(const Shape& s) {
-    return s.rows * s.width + CHUNK * s.width + s.rows * CHUNK + 2 * rounded(s.part, 16);
+    return s.rows * s.width + CHUNK * s.width + s.rows * CHUNK + 2 * CHUNK + 2 * rounded(s.part, 16);
   }
   Room(float* at, const Shape& s) {
     queries = at;
     keys = queries + s.rows * s.width;
     values = keys;
     weights = keys + CHUNK * s.width;
-    part = weights + s.rows * CHUNK;
+    key_scales = weights + s.rows * CHUNK;
+    value_scales = key_scales + CHUNK;
+    part = value_scales + CHUNK;
     whole = part + rounded(s.part, 16);
   }
 };
@@ -88,103 +94,6 @@ INLINE int64_t segments(const Tile& tile) {
 
 // --- products ----------------------------------------------------------------------------------------------------
 
-// R rows against 16 * WIDE keys.
-template <int R>
-INLINE void score(const float* queries, int64_t width, int64_t size, const float* keys, float* scores) {
-  F sums[R][WIDE];
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int v = 0; v < WIDE; v++) sums[r][v] = splat(0);
-  for (int64_t d = 0; d < size; d++) {
-    F key[WIDE];
-    UNROLL for (int v = 0; v < WIDE; v++) key[v] = load(keys + d * CHUNK + 16 * v);
-    UNROLL for (int r = 0; r < R; r++) {
-      const F value = splat(queries[r * width + d]);
-      UNROLL for (int v = 0; v < WIDE; v++) sums[r][v] = fma(key[v], value, sums[r][v]);
-    }
-  }
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int v = 0; v < WIDE; v++) store(scores + r * CHUNK + 16 * v, sums[r][v]);
-}
-
-// Adds positions ``from`` to ``to``, weighted, to V vectors of R rows' sums.
-template <int R, int V>
-INLINE void weigh(const float* weights, const float* values, int64_t width, int from, int to, float* sums) {
-  F held[R][V];
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int v = 0; v < V; v++) held[r][v] = load(sums + r * width + 16 * v);
-  for (int at = from; at < to; at++) {
-    F value[V];
-    UNROLL for (int v = 0; v < V; v++) value[v] = load(values + at * width + 16 * v);
-    UNROLL for (int r = 0; r < R; r++) {
-      const F weight = splat(weights[r * CHUNK + at]);
-      UNROLL for (int v = 0; v < V; v++) held[r][v] = fma(value[v], weight, held[r][v]);
-    }
-  }
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int v = 0; v < V; v++) store(sums + r * width + 16 * v, held[r][v]);
-}
-
-template <int R>
-void weigh_all(const float* weights, const float* values, int64_t width, int from, int to, float* sums) {
-  if (from >= to) return;
-  int64_t d = 0;
-  for (; d + 16 * WIDE <= width; d += 16 * WIDE) weigh<R, WIDE>(weights, values + d, width, from, to, sums + d);
-  for (; d < width; d += 16) weigh<R, 1>(weights, values + d, width, from, to, sums + d);
-}
-
-// Scores of positions ``from`` to ``to`` become weights; ``highest`` and ``total`` are brought up to date. Returns the
-// factor for what was summed up before. A score that is not finite makes the total not a number.
-float soften(float* scores, int from, int to, float& highest, float& total) {
-  const int start = from / 16 * 16, stop = (int)rounded(to, 16);
-  for (int i = start; i < from; i++) scores[i] = NOTHING;
-  for (int i = to; i < stop; i++) scores[i] = NOTHING;
-  F best = splat(highest), broken = splat(0), added = splat(0);
-  for (int i = start; i < stop; i += 16) {
-    const F score = load(scores + i);
-    best = larger(best, score);
-    broken = fma(score, splat(0), broken);
-  }
-  const float now = largest(best);
-  const F base = splat(now);
-  for (int i = start; i < stop; i += 16) {
-    const F weight = exponential(load(scores + i) - base);
-    store(scores + i, weight);
-    added = added + weight;
-  }
-  float factor = 1;
-  if (!(now == highest)) {
-    alignas(64) float lanes[16];
-    store(lanes, exponential(splat(highest - now)));
-    factor = lanes[0];
-  }
-  highest = now;
-  total = total * factor + sum(added + broken);
-  return factor;
-}
-
-template <int R>
-void score_rows(const Tile& tile, const Shape& s, int64_t size, const Room& room, int64_t row, int64_t chunk) {
-  const int from = tile.from(row, chunk), to = tile.to(row + R - 1, chunk);
-  for (int at = from / (16 * WIDE) * (16 * WIDE); at < to; at += 16 * WIDE)
-    score<R>(room.queries + row * s.width, s.width, size, room.keys + at, room.weights + row * CHUNK + at);
-}
-
-template <int R>
-void weigh_rows(const Tile& tile, const Shape& s, const Room& room, float* sums, int64_t row, int64_t chunk) {
-  const float* weights = room.weights + row * CHUNK;
-  sums += row * s.width;
-  // What all rows see, side by side; before and after it each row by itself. A row's order stays that of positions.
-  const int from = tile.from(row + R - 1, chunk), to = tile.to(row, chunk);
-  const bool shared = R > 1 && from < to;
-  for (int r = 0; r < R; r++)
-    weigh_all<1>(weights + r * CHUNK, room.values, s.width, tile.from(row + r, chunk),
-                 shared ? from : tile.to(row + r, chunk), sums + r * s.width);
-  if (!shared) return;
-  weigh_all<R>(weights, room.values, s.width, from, to, sums);
-  for (int r = 0; r < R; r++)
-    weigh_all<1>(weights + r * CHUNK, room.values, s.width, to, tile.to(row + r, chunk), sums + r * s.width);
-}
-
 template <int N> struct Count {
   static constexpr int value = N;
 };
@@ -199,6 +108,120 @@ template <class Work> INLINE void side_by_side(int64_t rows, Work work) {
   if constexpr (MOST_ROWS >= 2)
     for (; row + 2 <= rows; row += 2) work(Count<2>{}, row);
   for (; row < rows; row++) work(Count<1>{}, row);
+}
+
+// work(Count of vectors, first element) from ``from`` to ``to``, multiples of 16, V vectors at a time and then fewer.
+template <int V, class Work> INLINE void in_vectors(int64_t from, int64_t to, Work work) {
+  for (; from + 16 * V <= to; from += 16 * V) work(Count<V>{}, from);
+  if constexpr (V > 1) in_vectors<V / 2>(from, to, work);
+}
+
+// R rows against V vectors of keys from position ``at`` of the chunk on.
+template <int TYPE, int R, int V>
+INLINE void score(const float* queries, int64_t width, int64_t size, const Chunk& chunk, int64_t at, float* scores) {
+  F sums[R][V];
+  int64_t from[V];
+  UNROLL for (int v = 0; v < V; v++) from[v] = chunk.key[at + 16 * v];
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < V; v++) sums[r][v] = splat(0);
+  for (int64_t d = 0; d < size; d++) {
+    F key[V];
+    UNROLL for (int v = 0; v < V; v++) key[v] = load_as_float(chunk.keys, from[v] + d * chunk.stride, TYPE);
+    UNROLL for (int r = 0; r < R; r++) {
+      const F value = splat(queries[r * width + d]);
+      UNROLL for (int v = 0; v < V; v++) sums[r][v] = fma(key[v], value, sums[r][v]);
+    }
+  }
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < V; v++) store(scores + r * CHUNK + at + 16 * v, sums[r][v]);
+}
+
+// Adds positions ``from`` to ``to``, weighted, to V vectors of R rows' sums from element d on.
+template <int TYPE, int R, int V>
+INLINE void weigh(const float* weights, const Chunk& chunk, int64_t d, int64_t width, int from, int to, float* sums) {
+  F held[R][V];
+  sums += d;
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < V; v++) held[r][v] = load(sums + r * width + 16 * v);
+  for (int at = from; at < to; at++) {
+    F value[V];
+    UNROLL for (int v = 0; v < V; v++) value[v] = load_as_float(chunk.values, chunk.value[at] + d + 16 * v, TYPE);
+    UNROLL for (int r = 0; r < R; r++) {
+      const F weight = splat(weights[r * CHUNK + at]);
+      UNROLL for (int v = 0; v < V; v++) held[r][v] = fma(value[v], weight, held[r][v]);
+    }
+  }
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < V; v++) store(sums + r * width + 16 * v, held[r][v]);
+}
+
+template <int TYPE, int R>
+INLINE void weigh_all(const float* weights, const Chunk& chunk, int64_t width, int from, int to, float* sums) {
+  if (from >= to) return;
+  in_vectors<wide(R)>(0, width, [&](auto count, int64_t d) {
+    weigh<TYPE, R, decltype(count)::value>(weights, chunk, d, width, from, to, sums);
+  });
+}
+
+// Scores of positions ``from`` to ``to`` become weights; ``highest`` and ``total`` are brought up to date. Returns the
+// factor for what was summed up before. A score that is not finite makes the total not a number. Scales are those of
+// codes of 8 bits, or null.
+float soften(float* scores, const float* key_scales, const float* value_scales, int from, int to, float& highest,
+             float& total) {
+  const int start = from / 16 * 16, stop = (int)rounded(to, 16);
+  if (key_scales)
+    for (int i = start; i < stop; i += 16) store(scores + i, load(scores + i) * load(key_scales + i));
+  for (int i = start; i < from; i++) scores[i] = NOTHING;
+  for (int i = to; i < stop; i++) scores[i] = NOTHING;
+  F best = splat(highest), broken = splat(0), added = splat(0);
+  for (int i = start; i < stop; i += 16) {
+    const F score = load(scores + i);
+    best = larger(best, score);
+    broken = fma(score, splat(0), broken);
+  }
+  const float now = largest(best);
+  const F base = splat(now);
+  for (int i = start; i < stop; i += 16) {
+    const F weight = exponential(load(scores + i) - base);
+    store(scores + i, value_scales ? weight * load(value_scales + i) : weight);
+    added = added + weight;
+  }
+  float factor = 1;
+  if (!(now == highest)) {
+    alignas(64) float lanes[16];
+    store(lanes, exponential(splat(highest - now)));
+    factor = lanes[0];
+  }
+  highest = now;
+  total = total * factor + sum(added + broken);
+  return factor;
+}
+
+template <int TYPE, int R>
+void score_rows(const Tile& tile, const Shape& s, int64_t size, const Room& room, const Chunk& chunk, int64_t row,
+                int64_t start) {
+  const int64_t from = tile.from(row, start) / 16 * 16, to = rounded(tile.to(row + R - 1, start), 16);
+  in_vectors<wide(R)>(from, to, [&](auto count, int64_t at) {
+    score<TYPE, R, decltype(count)::value>(room.queries + row * s.width, s.width, size, chunk, at,
+                                           room.weights + row * CHUNK);
+  });
+}
+
+template <int TYPE, int R>
+void weigh_rows(const Tile& tile, const Shape& s, const Room& room, const Chunk& chunk, float* sums, int64_t row,
+                int64_t start) {
+  const float* weights = room.weights + row * CHUNK;
+  sums += row * s.width;
+  // What all rows see, side by side; before and after it each row by itself. A row's order stays that of positions.
+  const int from = tile.from(row + R - 1, start), to = tile.to(row, start);
+  const bool shared = R > 1 && from < to;
+  const auto alone = [&](int r, int first, int last) {
+    weigh_all<TYPE, 1>(weights + r * CHUNK, chunk, s.width, first, last, sums + r * s.width);
+  };
+  for (int r = 0; r < R; r++) alone(r, tile.from(row + r, start), shared ? from : tile.to(row + r, start));
+  if (!shared) return;
+  weigh_all<TYPE, R>(weights, chunk, s.width, from, to, sums);
+  for (int r = 0; r < R; r++) alone(r, to, tile.to(row + r, start));
 }
 
 // --- tiles -------------------------------------------------------------------------------------------------------
@@ -220,35 +243,67 @@ void clear(const Part& part, const Shape& s, int64_t rows) {
   memset(part.sums, 0, rows * s.width * sizeof(float));
 }
 
+// Scores, weights and weighted values of the chunk of positions from ``start`` on. ``load_values`` makes its values
+// ready: they may lie where its keys were.
+template <int TYPE, class Load>
+INLINE void attend_chunk(const Attention& a, const Shape& s, const Tile& tile, const Room& room, const Chunk& chunk,
+                         int64_t start, const Part& part, Load load_values) {
+  side_by_side(tile.rows, [&](auto count, int64_t row) {
+    score_rows<TYPE, decltype(count)::value>(tile, s, a.head_size, room, chunk, row, start);
+  });
+  const float* key_scales = a.k_scales ? room.key_scales : nullptr;
+  const float* value_scales = a.v_scales ? room.value_scales : nullptr;
+  for (int64_t row = 0; row < tile.rows; row++) {
+    const int first = tile.from(row, start), last = tile.to(row, start);
+    if (first >= last) continue;
+    const float factor = soften(room.weights + row * CHUNK, key_scales, value_scales, first, last, part.highest[row],
+                                part.total[row]);
+    if (factor == 1) continue;
+    float* sums = part.sums + row * s.width;
+    for (int64_t d = 0; d < s.width; d += 16) store(sums + d, load(sums + d) * splat(factor));
+  }
+  load_values();
+  side_by_side(tile.rows, [&](auto count, int64_t row) {
+    weigh_rows<TYPE, decltype(count)::value>(tile, s, room, chunk, part.sums, row, start);
+  });
+}
+
 // One segment of a tile, its queries loaded: what its rows see there becomes ``part``.
+template <int TYPE>
 void attend(const Attention& a, const Shape& s, const Tile& tile, int64_t head, int64_t segment, const Room& room,
             const Part& part) {
   clear(part, s, tile.rows);
-  const Loading cached = loading_of(a.cache_type);
-  const int64_t start = most(tile.begin, segment * SEGMENT) / CHUNK * CHUNK;
-  const int64_t stop = least(tile.end, (segment + 1) * SEGMENT);
-  Places after(a, tile, head, start);
-  for (int i = after.from; i < after.to; i++)
-    expect(a.k_cache, a.k_scales, after.rows[i], a.head_size * bytes_of(a.cache_type));
-  for (int64_t chunk = start; chunk < stop; chunk += CHUNK) {
-    const Places here = after;
-    after = Places(a, tile, head, chunk + CHUNK);
-    cached.keys(a, here, room.keys);
-    side_by_side(tile.rows, [&](auto count, int64_t row) {
-      score_rows<decltype(count)::value>(tile, s, a.head_size, room, row, chunk);
-    });
-    for (int64_t row = 0; row < tile.rows; row++) {
-      const int first = tile.from(row, chunk), last = tile.to(row, chunk);
-      if (first >= last) continue;
-      const float factor = soften(room.weights + row * CHUNK, first, last, part.highest[row], part.total[row]);
-      if (factor == 1) continue;
-      float* sums = part.sums + row * s.width;
-      for (int64_t d = 0; d < s.width; d += 16) store(sums + d, load(sums + d) * splat(factor));
+  const bool direct = tile.rows <= FEW_ROWS && a.page_size % 16 == 0 && a.head_size % 16 == 0;
+  int64_t key[CHUNK], value[CHUNK];
+  for (int i = 0; i < CHUNK && !direct; i++) {
+    key[i] = i * a.head_size;
+    value[i] = i * s.width;
+  }
+  const int64_t begin = most(tile.begin, segment * SEGMENT) / CHUNK * CHUNK;
+  const int64_t end = least(tile.end, (segment + 1) * SEGMENT);
+  for (int64_t start = begin; start < end; start += CHUNK) {
+    const Places here(a, tile, head, start);
+    if (a.k_scales) {
+      load_scales(a, a.k_scales, here, room.key_scales);
+      load_scales(a, a.v_scales, here, room.value_scales);
     }
-    cached.values(a, here, after, room.values);
-    side_by_side(tile.rows, [&](auto count, int64_t row) {
-      weigh_rows<decltype(count)::value>(tile, s, room, part.sums, row, chunk);
-    });
+    if (direct) {
+      const Chunk chunk{a.k_cache, a.v_cache, here.keys, here.values, a.page_size};
+      attend_chunk<TYPE>(a, s, tile, room, chunk, start, part, [] {});
+      continue;
+    }
+    load_keys<TYPE>(a, here, room.keys);
+    const Chunk chunk{room.keys, room.values, key, value, 16};
+    attend_chunk<FLOAT32>(a, s, tile, room, chunk, start, part, [&] { load_values<TYPE>(a, here, room.values); });
+  }
+}
+
+decltype(&attend<FLOAT32>) attend_of(int32_t type) {
+  switch (type) {
+    case FLOAT32: return attend<FLOAT32>;
+    case FLOAT16: return attend<FLOAT16>;
+    case BFLOAT16: return attend<BFLOAT16>;
+    default: return attend<INT8>;
   }
 }
 
@@ -315,6 +370,7 @@ void attention(const void* op, Team& team) {
   const bool split = items < 4 * team.size && team.size > 1 && all_segments > items &&
                      workers * own + all_segments * s.part * 4 <= a.scratch_bytes;
   const Part part(room.part, s), whole(room.whole, s);
+  const auto attend_segment = attend_of(a.cache_type);
   Tiles tiles{a, s};
   const int64_t all = split ? all_segments : items;
   int64_t before = 0, until = 0;
@@ -328,10 +384,11 @@ void attention(const void* op, Team& team) {
     const int64_t count = segments(tile), first = tile.begin / SEGMENT;
     const int64_t head = (index - before) / (split ? count : 1);
     load_queries(a, s, tile, head, room.queries);
-    if (split) return attend(a, s, tile, head, first + (index - before) % count, room, Part(parts + index * s.part, s));
+    if (split)
+      return attend_segment(a, s, tile, head, first + (index - before) % count, room, Part(parts + index * s.part, s));
     clear(whole, s, tile.rows);
     for (int64_t segment = first; segment < first + count; segment++) {
-      attend(a, s, tile, head, segment, room, part);
+      attend_segment(a, s, tile, head, segment, room, part);
       combine(s, tile.rows, whole, part);
     }
     write(a, s, tile, head, whole);

@@ -162,7 +162,7 @@ struct Rotary {
   int32_t heads, kv_heads, head_size, rotated;  // the first ``rotated`` elements of a head are turned
   int32_t x_type, cache_type;                   // of q, k and v; of the cache: INT8 has a scale per token and head
   float eps;
-  int32_t reserved;
+  int32_t page_size;
   const Step* step;
   void* q;  // [T, H * D], or null: only keys and values are written
   const void* k;
@@ -172,9 +172,9 @@ struct Rotary {
   const float* k_norm;
   const float* cosines;  // [positions, rotated / 2] or null
   const float* sines;
-  void* k_cache;  // [pages, P, Hkv, D]
-  void* v_cache;
-  float* k_scales;  // [pages, P, Hkv]
+  void* k_cache;    // [pages, Hkv, D, P]
+  void* v_cache;    // [pages, Hkv, P, D]
+  float* k_scales;  // [pages, Hkv, P]
   float* v_scales;
 };
 

@@ -11,14 +11,24 @@ namespace {
 
 constexpr int CHUNK = 128;
 
-// Rows, and vectors of scores, worked on side by side: as many as the registers hold sums for.
-#if defined(__AVX512F__)
-constexpr int MOST_ROWS = 6, WIDE = 4;
-#elif defined(__AVX2__)
-constexpr int MOST_ROWS = 2, WIDE = 2;
+// Rows that are worked on side by side.
+#if defined(__AVX2__)
+constexpr int MOST_ROWS = 6;
 #else
-constexpr int MOST_ROWS = 1, WIDE = 2;
+constexpr int MOST_ROWS = 1;
 #endif
+
+// Vectors that are worked on for each of R rows: as many as there are registers for their sums, and no fewer than it
+// takes to begin one sum while others are under way.
+constexpr int wide(int rows) {
+#if defined(__AVX512F__)
+  return rows == 1 ? 8 : 4;
+#elif defined(__AVX2__)
+  return rows == 1 ? 4 : rows == 2 ? 2 : 1;
+#else
+  return 2;
+#endif
+}
 
 INLINE int64_t rounded(int64_t x, int64_t multiple) { return pieces(x, multiple) * multiple; }
 
@@ -38,84 +48,72 @@ struct Tile {
   }
 };
 
-// The positions of one chunk that are read: which rows of the cache, seen as [pages * P * Hkv, D], they are.
+// Where the positions of one chunk are that are read. Of a page and a head, keys are [D, P], values [P, D], scales [P].
 struct Places {
   int from, to;
-  int64_t rows[CHUNK];
+  int64_t keys[CHUNK];    // first element of a position's key; the others follow every P
+  int64_t values[CHUNK];  // first element of its value
+  int64_t scales[CHUNK];  // its scales
 
   Places(const Attention& a, const Tile& tile, int64_t head, int64_t chunk)
       : from((int)least(CHUNK, most(0, tile.begin - chunk))), to((int)least(CHUNK, most(0, tile.end - chunk))) {
     const int32_t* table = a.step->page_table + tile.sequence * a.step->max_pages;
-    for (int i = from; i < to;) {
+    // Of pages that hold whole vectors, from the beginning of a vector.
+    for (int i = a.page_size % 16 ? from : from / 16 * 16; i < to;) {
       const int64_t page = (chunk + i) / a.page_size, offset = (chunk + i) % a.page_size;
-      const int64_t base = table[page] * (int64_t)a.page_size + offset - i;
+      const int64_t block = (table[page] * (int64_t)a.kv_heads + head) * a.page_size;
       const int end = (int)least(to, i + a.page_size - offset);
-      for (; i < end; i++) rows[i] = (base + i) * a.kv_heads + head;
-    }
-  }
-};
-
-// Have a row brought near: memory is slow to answer, and rows of a head are apart.
-INLINE void expect(const void* cache, const float* scales, int64_t row, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const uint8_t*)cache + row * bytes + i, 0, 2);
-  if (scales) __builtin_prefetch(scales + row, 0, 2);
-}
-
-// Elements ``d`` to ``end``, but sixteen at most, of a row of a cache; the other lanes are 0.
-template <int TYPE>
-INLINE F cached(const void* cache, const float* scales, int64_t row, int64_t d, int64_t end, int64_t size) {
-  const F value = load_some(cache, row * size + d, TYPE, end - d);
-  return TYPE == INT8 ? value * splat(scales[row]) : value;
-}
-
-// Keys, one position per lane; up to a multiple of ``WIDE`` vectors lanes of other positions are 0. The same positions'
-// values are read next.
-template <int TYPE> void load_keys(const Attention& a, const Places& here, float* keys) {
-  const int64_t size = a.head_size;
-  const int from = here.from, to = here.to;
-  const int64_t* rows = here.rows;
-  for (int at = from / (16 * WIDE) * (16 * WIDE); at < rounded(to, 16 * WIDE); at += 16) {
-    for (int i = (int)most(at, from); i < least(to, at + 16); i++)
-      expect(a.v_cache, a.v_scales, rows[i], size * bytes_of(TYPE));
-    const bool whole = at >= from && at + 16 <= to;
-    for (int64_t d = 0; d < size; d += 16) {
-      F block[16];
-      if (whole && d + 16 <= size) {
-        UNROLL for (int i = 0; i < 16; i++)
-          block[i] = cached<TYPE>(a.k_cache, a.k_scales, rows[at + i], d, d + 16, size);
-      } else {
-        for (int i = 0; i < 16; i++)
-          block[i] = at + i < from || at + i >= to ? splat(0)
-                                                   : cached<TYPE>(a.k_cache, a.k_scales, rows[at + i], d, size, size);
+      for (int64_t at = offset; i < end; i++, at++) {
+        keys[i] = block * a.head_size + at;
+        values[i] = (block + at) * a.head_size;
+        scales[i] = block + at;
       }
-      transpose(block);
-      UNROLL for (int i = 0; i < 16; i++) store(keys + (d + i) * CHUNK + at, block[i]);
+    }
+  }
+};
+
+// Keys and values of a chunk, as they are read by products: in the cache itself or in floats beside each other.
+struct Chunk {
+  const void *keys, *values;
+  const int64_t *key, *value;  // where a vector of keys and a position's value begin
+  int64_t stride;              // from one element of a key to the next
+};
+
+// Keys into floats, vector by vector: [CHUNK / 16, D, 16]. Lanes of other positions are 0.
+template <int TYPE> void load_keys(const Attention& a, const Places& here, float* keys) {
+  const int64_t size = a.head_size, page = a.page_size, bytes = bytes_of(TYPE);
+  const uint8_t* cache = (const uint8_t*)a.k_cache;
+  for (int at = here.from / 16 * 16; at < here.to; at += 16) {
+    float* into = keys + at * size;
+    if (page % 16 == 0) {
+      for (int64_t d = 0; d < size; d++)
+        store(into + d * 16, load_as_float(cache, here.keys[at] + d * page, TYPE));
+      continue;
+    }
+    for (int64_t d = 0; d < size; d++) {
+      alignas(64) uint8_t held[64] = {};
+      for (int i = (int)most(at, here.from); i < least(here.to, at + 16); i++)
+        memcpy(held + (i - at) * bytes, cache + (here.keys[i] + d * page) * bytes, bytes);
+      store(into + d * 16, load_as_float(held, 0, TYPE));
     }
   }
 }
 
-// Values, one position per row; the keys of the positions ``after`` are read next.
-template <int TYPE> void load_values(const Attention& a, const Places& here, const Places& after, float* values) {
+// Values into floats, position by position: [CHUNK, D rounded up to 16].
+template <int TYPE> void load_values(const Attention& a, const Places& here, float* values) {
   const int64_t size = a.head_size, width = rounded(size, 16);
-  for (int at = here.from; at < here.to; at++) {
-    if (at >= after.from && at < after.to) expect(a.k_cache, a.k_scales, after.rows[at], size * bytes_of(TYPE));
+  for (int at = here.from; at < here.to; at++)
     for (int64_t d = 0; d < size; d += 16)
-      store(values + at * width + d, cached<TYPE>(a.v_cache, a.v_scales, here.rows[at], d, size, size));
-  }
+      store(values + at * width + d, load_some(a.v_cache, here.values[at] + d, TYPE, size - d));
 }
 
-struct Loading {
-  void (*keys)(const Attention&, const Places& here, float* keys);
-  void (*values)(const Attention&, const Places& here, const Places& after, float* values);
-};
-
-Loading loading_of(int32_t type) {
-  switch (type) {
-    case FLOAT32: return {load_keys<FLOAT32>, load_values<FLOAT32>};
-    case FLOAT16: return {load_keys<FLOAT16>, load_values<FLOAT16>};
-    case BFLOAT16: return {load_keys<BFLOAT16>, load_values<BFLOAT16>};
-    default: return {load_keys<INT8>, load_values<INT8>};
+// The scales of a chunk's positions, [CHUNK]; those of other positions are anything.
+INLINE void load_scales(const Attention& a, const float* scales, const Places& here, float* into) {
+  if (a.page_size % 16 == 0) {
+    for (int at = here.from / 16 * 16; at < here.to; at += 16) store(into + at, load(scales + here.scales[at]));
+    return;
   }
+  for (int i = here.from; i < here.to; i++) into[i] = scales[here.scales[i]];
 }
 
 }  // namespace

@@ -41,8 +41,15 @@ void prepare(const Rotary& a, const void* x, int64_t from, const float* norm, in
     rotate(head, a.cosines + position * (a.rotated / 2), a.sines + position * (a.rotated / 2), a.rotated);
 }
 
-// A head into row ``row`` of a cache; 8 bits with the scale max |x| / 127, which is not a number if an x is not finite.
-void keep(const Rotary& a, const float* head, void* cache, float* scales, int64_t row) {
+// Element i of a head becomes element from + i * stride of a cache of the same type.
+template <class Element>
+INLINE void scatter(const uint8_t* head, int64_t size, void* cache, int64_t from, int64_t stride) {
+  for (int64_t d = 0; d < size; d++) ((Element*)cache)[from + d * stride] = ((const Element*)head)[d];
+}
+
+// A head into a cache, its elements from ``from`` on, ``stride`` apart; 8 bits with the scale max |x| / 127, which is not
+// a number if an x is not finite.
+void keep(const Rotary& a, const float* head, void* cache, float* scale, int64_t from, int64_t stride) {
   const int64_t size = a.head_size;
   F factor = splat(1);
   if (a.cache_type == INT8) {
@@ -51,21 +58,27 @@ void keep(const Rotary& a, const float* head, void* cache, float* scales, int64_
       most = larger(most, magnitude(load(head + d)));
       broken = fma(load(head + d), splat(0), broken);
     }
-    const float scale = largest(most) * (1 / 127.0f) + sum(broken);
-    scales[row] = scale;
-    factor = splat(scale > 0 ? 1 / scale : 0);
+    *scale = largest(most) * (1 / 127.0f) + sum(broken);
+    factor = splat(*scale > 0 ? 1 / *scale : 0);
   }
+  alignas(64) uint8_t held[MOST * 4];
   for (int64_t d = 0; d < size; d += 16) {
     const F value = load(head + d);
-    if (a.cache_type != INT8) {
-      store_some(cache, row * size + d, a.cache_type, value, size - d);
-      continue;
-    }
     // What is not a number becomes 127: its row's scale is none either.
-    alignas(64) int8_t codes[64];
-    store_low_bytes(codes, to_int(larger(smaller(value * factor, splat(127)), splat(-127))));
-    memcpy((int8_t*)cache + row * size + d, codes, least(16, size - d));
+    if (a.cache_type == INT8)
+      store_low_bytes((int8_t*)held + d, to_int(larger(smaller(value * factor, splat(127)), splat(-127))));
+    else
+      store_as(held, d, a.cache_type, value);
   }
+  const int64_t bytes = bytes_of(a.cache_type);
+  if (stride == 1)
+    memcpy((uint8_t*)cache + from * bytes, held, size * bytes);
+  else if (bytes == 4)
+    scatter<uint32_t>(held, size, cache, from, stride);
+  else if (bytes == 2)
+    scatter<uint16_t>(held, size, cache, from, stride);
+  else
+    scatter<uint8_t>(held, size, cache, from, stride);
 }
 
 }  // namespace
@@ -83,11 +96,14 @@ void rotary(const void* op, Team& team) {
       prepare(a, a.q, from, a.q_norm, position, head);
       for (int64_t d = 0; d < size; d += 16) store_some(a.q, from + d, a.x_type, load(head + d), size - d);
     }
+    const int64_t page = slot / a.page_size, offset = slot % a.page_size;
     for (int64_t h = 0; slot > 0 && h < a.kv_heads; h++) {
+      const int64_t block = (page * a.kv_heads + h) * a.page_size, at = block + offset;
+      float* scales[2] = {a.k_scales ? a.k_scales + at : nullptr, a.v_scales ? a.v_scales + at : nullptr};
       prepare(a, a.k, token * a.k_stride + h * size, a.k_norm, position, head);
-      keep(a, head, a.k_cache, a.k_scales, slot * a.kv_heads + h);
+      keep(a, head, a.k_cache, scales[0], block * size + offset, a.page_size);
       prepare(a, a.v, token * a.v_stride + h * size, nullptr, -1, head);
-      keep(a, head, a.v_cache, a.v_scales, slot * a.kv_heads + h);
+      keep(a, head, a.v_cache, scales[1], at * size, 1);
     }
   });
 }

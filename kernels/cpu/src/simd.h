@@ -95,29 +95,6 @@ INLINE void store_half(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
 }
 
-// Lane i of x[j] and lane j of x[i] change places.
-INLINE void transpose(F (&x)[16]) {
-  __m512 a[16], b[16];
-  UNROLL for (int i = 0; i < 16; i += 2) {
-    a[i] = _mm512_unpacklo_ps(x[i].v, x[i + 1].v);
-    a[i + 1] = _mm512_unpackhi_ps(x[i].v, x[i + 1].v);
-  }
-  UNROLL for (int i = 0; i < 16; i += 4)
-    UNROLL for (int j = 0; j < 2; j++) {
-      b[i + 2 * j] = _mm512_shuffle_ps(a[i + j], a[i + j + 2], 0x44);
-      b[i + 2 * j + 1] = _mm512_shuffle_ps(a[i + j], a[i + j + 2], 0xee);
-    }
-  UNROLL for (int i = 0; i < 16; i += 8)
-    UNROLL for (int j = 0; j < 4; j++) {
-      a[i + j] = _mm512_shuffle_f32x4(b[i + j], b[i + j + 4], 0x88);
-      a[i + j + 4] = _mm512_shuffle_f32x4(b[i + j], b[i + j + 4], 0xdd);
-    }
-  UNROLL for (int j = 0; j < 8; j++) {
-    x[j].v = _mm512_shuffle_f32x4(a[j], a[j + 8], 0x88);
-    x[j + 8].v = _mm512_shuffle_f32x4(a[j], a[j + 8], 0xdd);
-  }
-}
-
 // Of the four bytes of a lane the even and the odd ones, as 16 bits; and acc + the two products of such pairs.
 INLINE I even(I w) { return w & isplat(0x00ff00ff); }
 INLINE I odd(I w) { return {_mm512_srli_epi16(w.v, 8)}; }
@@ -231,38 +208,6 @@ INLINE void store_half(uint16_t* p, F x) {
   _mm_storeu_si128((__m128i*)p + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
 
-INLINE void transpose_eighths(__m256 (&x)[8]) {
-  __m256 a[8], b[8];
-  UNROLL for (int i = 0; i < 8; i += 2) {
-    a[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
-    a[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
-  }
-  UNROLL for (int i = 0; i < 8; i += 4)
-    UNROLL for (int j = 0; j < 2; j++) {
-      b[i + 2 * j] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0x44);
-      b[i + 2 * j + 1] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0xee);
-    }
-  UNROLL for (int j = 0; j < 4; j++) {
-    x[j] = _mm256_permute2f128_ps(b[j], b[j + 4], 0x20);
-    x[j + 4] = _mm256_permute2f128_ps(b[j], b[j + 4], 0x31);
-  }
-}
-// Lane i of x[j] and lane j of x[i] change places.
-INLINE void transpose(F (&x)[16]) {
-  __m256 parts[4][8];
-  UNROLL for (int i = 0; i < 8; i++) {
-    parts[0][i] = x[i].a;
-    parts[1][i] = x[i].b;
-    parts[2][i] = x[i + 8].a;
-    parts[3][i] = x[i + 8].b;
-  }
-  for (int i = 0; i < 4; i++) transpose_eighths(parts[i]);
-  UNROLL for (int i = 0; i < 8; i++) {
-    x[i] = {parts[0][i], parts[2][i]};
-    x[i + 8] = {parts[1][i], parts[3][i]};
-  }
-}
-
 INLINE I even(I w) { return w & isplat(0x00ff00ff); }
 INLINE I odd(I w) { return {_mm256_srli_epi16(w.a, 8), _mm256_srli_epi16(w.b, 8)}; }
 INLINE I dot2(I acc, I w, I x) { return acc + I{_mm256_madd_epi16(w.a, x.a), _mm256_madd_epi16(w.b, x.b)}; }
@@ -339,14 +284,6 @@ INLINE F bits_as_float(I a) { return {(Floats)a.v}; }
 INLINE I bits_as_int(F a) { return {(Ints)a.v}; }
 INLINE F load_bytes(const uint8_t* p) { MAKE(F, (float)p[i]); }
 INLINE F load_signed_bytes(const int8_t* p) { MAKE(F, (float)p[i]); }
-INLINE void transpose(F (&x)[16]) {
-  for (int i = 0; i < 16; i++)
-    for (int j = 0; j < i; j++) {
-      const float held = x[i].v[j];
-      x[i].v[j] = x[j].v[i];
-      x[j].v[i] = held;
-    }
-}
 INLINE float half_as_float(uint16_t half) {
   uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
   uint32_t bits;

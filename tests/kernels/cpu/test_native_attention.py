@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aiakq.kernels import attention
-from aiakq.kernels.cpu.attention import PagedAttention
+from aiakq.kernels.cpu.attention import PagedAttention, new_cache
 from aiakq.kernels.types import AttentionContext
 
 NAN = float("nan")
@@ -26,11 +26,9 @@ class Case:
         self.lengths = sorted(lengths, key=lambda pair: pair[1] > 1)
         counts = [-(-(old + new) // P) for old, new in self.lengths]
         free = (torch.randperm(sum(counts) + 3, generator=random) + 1).tolist()
-        shape = (sum(counts) + 4, P, Hkv)
-        poison = 127 if cache == torch.int8 else NAN
-        self.cache = [torch.full((*shape, D), poison, dtype=cache) for _ in range(2)]
-        if cache == torch.int8:
-            self.cache += [torch.full(shape, NAN), torch.full(shape, NAN)]
+        self.cache = new_cache(sum(counts) + 4, P, Hkv, D, cache, cache == torch.int8)
+        for part in self.cache:
+            part.fill_(127 if part.dtype == torch.int8 else NAN)
         table, self.slots, starts = [], [], [0]
         for (old, new), count in zip(self.lengths, counts, strict=True):
             pages = [free.pop() for _ in range(count)]
@@ -63,8 +61,14 @@ class Case:
 
     def read(self, which, s):
         """Keys (0) or values (1) of sequence s as they are in the cache, [N, Hkv, D] float64."""
-        rows = self.cache[which].flatten(0, 1)[self.slots[s]].double()
-        return rows if len(self.cache) == 2 else rows * self.cache[which + 2].flatten(0, 1)[self.slots[s]].unsqueeze(-1)
+        place = self.place(s)
+        rows = self.cache[which][place].double()
+        return rows if len(self.cache) == 2 else rows * self.cache[which + 2][place].unsqueeze(-1)
+
+    def place(self, s):
+        """Pages and offsets of the positions of sequence s, to index a cache with."""
+        P = self.cache[0].shape[1]
+        return self.slots[s] // P, self.slots[s] % P
 
     def part(self, s, old, new):
         """A step with tokens ``old`` to ``old + new`` of sequence s alone, and its queries' rows."""
@@ -194,7 +198,8 @@ def test_what_is_not_finite_is_seen_by_those_who_see_it_alone(isa, which, bad):
     if which == "query":
         case.query[start + 17, 3] = bad
     else:
-        case.cache[which == "value"].flatten(0, 1)[case.slots[s][17], :, 3] = bad
+        page, offset = case.place(s)
+        case.cache[which == "value"][page[17], offset[17], :, 3] = bad
     after = case.run()
     touched = torch.zeros(len(after), dtype=torch.bool)
     touched[start + 17 : start + (18 if which == "query" else 40)] = True
@@ -210,13 +215,14 @@ def test_what_is_not_finite_is_seen_by_those_who_see_it_alone(isa, which, bad):
 def test_scores_far_apart(isa):
     """One key that outweighs all others by more than floats can hold; and equal keys."""
     case = Case([(300, 1)], 2, 1, 16, 16, padding=0)
-    keys, values = (x.flatten(0, 1) for x in case.cache)
+    keys, values = case.cache
+    place = case.place(0)
     case.query[:] = 1.0
-    keys[case.slots[0]] = -1000.0
-    keys[case.slots[0][7]] = 1000.0
-    assert torch.equal(case.run(), values[case.slots[0][7]].repeat(1, 2).view(1, 32))
-    keys[case.slots[0]] = 0.0
-    mean = values[case.slots[0]].double().mean(0).repeat(1, 2).view(1, 32)
+    keys[place] = -1000.0
+    keys[place[0][7], place[1][7]] = 1000.0
+    assert torch.equal(case.run(), values[place][7].repeat(1, 2).view(1, 32))
+    keys[place] = 0.0
+    mean = values[place].double().mean(0).repeat(1, 2).view(1, 32)
     assert torch.allclose(case.run().double(), mean, atol=1e-6)
 
 
@@ -236,7 +242,8 @@ def test_chosen_where_it_runs(native):
 def test_agrees_with_torch(native, cache):
     """The other implementation of the same functions, caches of 8 bits included."""
     case = Case([(30, 1), (200, 1), (0, 40), (10, 5)], 8, 2, 32, 16, cache=cache, padding=0)
-    case.cache = [x.nan_to_num(0) for x in case.cache]  # torch multiplies hidden values by 0
+    for part in case.cache:
+        part.nan_to_num_(0)  # torch multiplies hidden values by 0
     H, _, D = case.shape
     try:
         attention.use("torch")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aiakq.kernels import attention
-from aiakq.kernels.cpu.attention import PagedAttention, Turning
+from aiakq.kernels.cpu.attention import PagedAttention, Turning, new_cache
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.layers.norm import RMSNorm
 from aiakq.runtime.layers.rotary import Rotary
@@ -37,9 +37,7 @@ class Case:
             query_start_list=[0, T - 2],
             kv_len_list=[T - 2],
         )
-        self.cache = [torch.zeros(PAGES, P, Hkv, D, dtype=cache) for _ in range(2)]
-        if cache == torch.int8:
-            self.cache += [torch.zeros(PAGES, P, Hkv), torch.zeros(PAGES, P, Hkv)]
+        self.cache = new_cache(PAGES, P, Hkv, D, cache, cache == torch.int8)
         rope = {"rope_type": "default", "partial_rotary_factor": part}
         self.rotary = Rotary(rope, D, 500, torch.float64, torch.device("cpu"))
         weights = [torch.rand(D, generator=random) + 0.5 for _ in range(2)]
@@ -135,11 +133,12 @@ def test_a_token_does_not_depend_on_the_others(isa):
 def test_eight_bits_of_nothing_and_of_much(isa):
     k = torch.zeros(3, 2, 20)
     k[1], k[2, 1] = 3e38, torch.linspace(-1, 1, 20)
-    caches = [torch.full((2, 4, 2, 20), 55, dtype=torch.int8) for _ in range(2)]
-    scales = (torch.full((2, 4, 2), NAN), torch.full((2, 4, 2), NAN))
-    attention.write_kv(k, -k, (*caches, *scales), torch.tensor([5, 6, 7]))
-    for sign, cache, scale in zip((1, -1), caches, scales, strict=True):
-        read = cache[1, 1:].float() * scale[1, 1:].unsqueeze(-1)
+    cache = new_cache(2, 4, 2, 20, torch.int8, True)
+    for part in cache:
+        part.fill_(55 if part.dtype == torch.int8 else NAN)
+    attention.write_kv(k, -k, cache, torch.tensor([5, 6, 7]))
+    for sign, codes, scale in zip((1, -1), cache[:2], cache[2:], strict=True):
+        read = codes[1, 1:].float() * scale[1, 1:].unsqueeze(-1)
         assert (read - sign * k).abs().max() <= 1.2e36 and (read[0] == 0).all()
         assert (read[2, 1] - sign * k[2, 1]).abs().max() <= 0.501 / 127
 
@@ -150,8 +149,7 @@ def test_agrees_with_torch(native):
         k, v = (torch.randn(6, 2, 24, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
         found = []
         for implementation in ("torch", "native"):
-            caches = [torch.zeros(3, 4, 2, 24, dtype=cache) for _ in range(2)]
-            caches += [torch.zeros(3, 4, 2) for _ in range(2 * scaled)]
+            caches = new_cache(3, 4, 2, 24, cache, scaled)
             try:
                 attention.use(implementation)
                 attention.write_kv(k, v, caches, torch.tensor([4, 11, 5, 6, 9, 8]))
