@@ -201,6 +201,7 @@ def logged(command: list[str], log: Path) -> str | None:
 
 def last_word(log: Path) -> str:
     """The line of a log that says most about a failure."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    text = re.sub(r"(?m)^\[rank\d+\]:", "", log.read_text(errors="replace"))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
     return ((errors or lines or ["no word"])[-1])[:160]
