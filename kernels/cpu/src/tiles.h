@@ -18,12 +18,18 @@ template <int V> struct Number {
 // Bytes of activations that stay in a core's second cache while all tiles go by.
 constexpr int64_t NEAR = 1 << 19;
 
-// Asks for the 64 bytes at an address before they are needed. More than a few rows are worked on for so long that weights
-// must be on their way meanwhile; a processor sees by itself what comes next only while it reads.
+// Asks for the 64 bytes at an address before they are needed.
 INLINE void ask_for(const uint8_t* at) { __builtin_prefetch(at, 0, 2); }
 
-// How far ahead to ask for weights when ``first`` rows of ``m`` go by, or 0.
-INLINE int64_t ahead_of(int64_t m, bool first) { return first && m > 4 ? 4096 : 0; }
+// How far ahead to ask for weights when ``first`` rows of ``m`` go by, or 0. Rows are worked on for so long that weights
+// must be on their way meanwhile. Cores with 512 bits keep up by themselves where rows are few; see docs/log.md.
+INLINE int64_t ahead_of(int64_t m, bool first) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return !first ? 0 : m < 4 ? 1536 : 4096;
+#else
+  return first && m > 4 ? 4096 : 0;
+#endif
+}
 
 // y = value (+ bias) (+ residual) for half a tile of one row.
 template <class Product> INLINE void write(const Product& a, int64_t row, int64_t tile, int half, F value) {
