@@ -203,5 +203,6 @@ def last_word(log: Path) -> str:
     """The line of a log that says most about a failure."""
     text = re.sub(r"(?m)^\[rank\d+\]:", "", log.read_text(errors="replace"))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
-    return ((errors or lines or ["no word"])[-1])[:160]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    explained = [line for line in errors if ": " in line]
+    return ((explained or errors or lines or ["no word"])[-1])[:160]

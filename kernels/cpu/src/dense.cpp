@@ -127,7 +127,7 @@ template <class Work> INLINE void side_by_side(const Dense& a, int64_t first, in
 template <int TYPE> void rows_of(const Dense& a, const Source& x, int64_t first, int64_t stop, int64_t tile) {
   side_by_side(a, first, stop, [&](auto count, int64_t row, int64_t ahead) {
     constexpr int R = decltype(count)::value, H = HALVES<R>;
-    // One row of 32 bits is the one product in which nothing but reading takes time.
+    // One row of 32 bits is slower with it (docs/log.md).
     const int64_t far = TYPE == FLOAT32 && R == 1 ? 0 : ahead;
     for (int half = 0; half < 2; half += H) rows<TYPE, R, H>(a, x, row, tile, half, far);
   });

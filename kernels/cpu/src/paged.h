@@ -1,4 +1,5 @@
-// Keys and values of a tile of queries, a chunk of positions at a time, from the paged cache into floats.
+// Where keys and values of a tile of queries are in the paged cache, a chunk of positions at a time, and how they become
+// floats beside each other.
 
 #pragma once
 
