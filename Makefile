@@ -75,7 +75,7 @@ sanitize: $(VENV)/.test  ## tests of the native kernels under checks of memory, 
 	$(BIN)/python tests/kernels/cpu/sanitize.py $(ONLY)
 
 gpu:  ## everything that needs an NVIDIA GPU, in one go; results under $$OUT (default out/gpu)
-	$(PYTHON) tests/gpu.py
+	$(PYTHON) examples/gpu/gpu.py
 
 clean:  ## remove what make made
 	rm -rf $(VENV) out build *.egg-info

@@ -11,16 +11,16 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from aiakq.runtime.llm import LLM
-    from aiakq.runtime.outputs import CompletionOutput, RequestOutput
-    from aiakq.runtime.sampling import SamplingParams
+    from aiakq.runtime.sampling_params import SamplingParams
+    from aiakq.runtime.text.outputs import CompletionOutput, RequestOutput
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
 
 _LAZY = {
     "LLM": "aiakq.runtime.llm",
-    "SamplingParams": "aiakq.runtime.sampling",
-    "RequestOutput": "aiakq.runtime.outputs",
-    "CompletionOutput": "aiakq.runtime.outputs",
+    "SamplingParams": "aiakq.runtime.sampling_params",
+    "RequestOutput": "aiakq.runtime.text.outputs",
+    "CompletionOutput": "aiakq.runtime.text.outputs",
 }
 
 

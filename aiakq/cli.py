@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import aiakq
+from aiakq.arguments.server import ARGUMENTS, checked
 from aiakq.errors import BUG, AiakqError, error
-from aiakq.runtime.args import ARGUMENTS, checked
-from aiakq.runtime.threads import spin_briefly
+from aiakq.system.threads import spin_briefly
 from aiakq.terminal import console, server_log, tables
 from aiakq.terminal.bench_commands import bench, measure
 from aiakq.terminal.help import Command, Group
@@ -39,7 +39,7 @@ from aiakq.terminal.options import (
 from aiakq.terminal.quantize_command import quantize
 
 if TYPE_CHECKING:
-    from aiakq.bench.records import Record
+    from aiakq.evaluation.records import Record
 
 #: What a shell reports for a program that a signal ended: 128 + SIGINT, 128 + SIGPIPE.
 INTERRUPTED, CLOSED_PIPE = 130, 141
@@ -76,7 +76,7 @@ def serve(engine: dict[str, Any]) -> int:
     arguments = checked(engine, server=True)
     if not arguments["model"]:
         raise error("usage", reason="No model is given.", hint="Example: aiakq serve MODEL --port 8000")
-    from aiakq.runtime.server.launch import serve as launch
+    from aiakq.server.launch import serve as launch
 
     with server_log.ServerLog(arguments["model"]) as log:
         return launch(arguments, log.event)
@@ -106,7 +106,7 @@ def evaluate_command(
     fail_if: GateOption = None,
 ) -> None:
     """Measure how good a model is: perplexity, and with --original KL divergence and top-1 agreement."""
-    from aiakq.bench import quality
+    from aiakq.evaluation import evaluate as quality
 
     # The table of engine arguments knows what dtypes and devices there are.
     checked({"model": model, "dtype": dtype, "device": device}, server=False)
@@ -131,7 +131,7 @@ def inspect_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Say what a checkpoint is, layer by layer, and which kernels would run it. Reads headers only."""
-    from aiakq.inspection import collapse, inspect_checkpoint
+    from aiakq.runtime.loader.inspection import collapse, inspect_checkpoint
 
     checked({"model": model, "dtype": dtype, "device": device}, server=False)
     found = inspect_checkpoint(model, revision, device, dtype)
@@ -185,7 +185,7 @@ def _without_foreign(words: list[str]) -> list[str]:
     """``words`` without the options of other engines, about which a line is said. Raises ``option_refused``."""
     if not words or words[0] not in ("serve", "bench"):
         return words
-    from aiakq.runtime import foreign
+    from aiakq.arguments import unsupported as foreign
 
     words, given = foreign.taken_out(words)
     foreign.refuse(given)

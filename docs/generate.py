@@ -12,9 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from aiakq.arguments.server import ARGUMENTS, Argument
+from aiakq.arguments.unsupported import FOREIGN
 from aiakq.errors import REGISTRY
-from aiakq.runtime.args import ARGUMENTS, Argument
-from aiakq.runtime.foreign import FOREIGN
 
 DOCS = Path(__file__).resolve().parent
 _MEASURES = ("latency", "throughput", "serve", "kernels")
@@ -36,12 +36,12 @@ _FOREIGN = (
 
 
 def arguments_page() -> str:
-    """docs/arguments.md from the table in aiakq/runtime/args.py."""
+    """docs/arguments.md from the table in aiakq/arguments/server.py."""
     accepted, refused = ([row for row in FOREIGN if row.refused is which] for which in (False, True))
     lines = [
         "# Arguments of the engine and the server",
         "",
-        "Written by `make docs` from `aiakq/runtime/args.py`. Each is an option of `aiakq serve` (and, but for the",
+        "Written by `make docs` from `aiakq/arguments/server.py`. Each is an option of `aiakq serve` (and, but for the",
         "server group, of `aiakq bench latency` and `throughput`) and a keyword of `LLM(...)`, with underscores for",
         "dashes. Names and defaults follow vLLM's where those exist.",
         "",

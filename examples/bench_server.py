@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT / "examples" / "peers"), str(ROOT / "examples")]
 import environments  # noqa: E402
 import sections  # noqa: E402
 
-from aiakq.runtime.server.background import start_in_background  # noqa: E402
+from aiakq.server.background import start_in_background  # noqa: E402
 
 MODEL = ROOT / "examples" / "tinybooks"
 NAME = "tinybooks"

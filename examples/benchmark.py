@@ -16,7 +16,7 @@ from pathlib import Path
 
 import sections
 
-from aiakq.runtime.threads import spin_briefly
+from aiakq.system.threads import spin_briefly
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "examples/tinybooks"

@@ -36,10 +36,10 @@ import quality_page  # noqa: E402
 import torch  # noqa: E402
 from rows import ROWS, Row  # noqa: E402
 
+from aiakq.evaluation import metrics as evaluate  # noqa: E402
+from aiakq.evaluation.scoring import load_for_scoring  # noqa: E402
 from aiakq.quantizers.calibration import samples as calibration  # noqa: E402
 from aiakq.quantizers.options import QuantizeOptions  # noqa: E402
-from aiakq.runtime import evaluate  # noqa: E402
-from aiakq.runtime.scoring import load_for_scoring  # noqa: E402
 from aiakq.terminal import console  # noqa: E402
 
 OUT = Path(os.environ.get("OUT", ROOT / "out" / "quality")).resolve()

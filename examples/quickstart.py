@@ -17,7 +17,7 @@ from openai import OpenAI
 from rich.console import Console
 from rich.rule import Rule
 
-from aiakq.runtime.server.background import start_in_background
+from aiakq.server.background import start_in_background
 from aiakq.terminal import console as terminal
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -31,9 +31,9 @@ __version__ = "0.1.0"  # transformers looks for a package named "kernels"; a ver
 IMPLEMENTATIONS: dict[str, str] = {
     "cpu": "aiakq.kernels.cpu.linear",
     "triton": "aiakq.kernels.triton.linear",
-    "triton-w8a8": "aiakq.kernels.triton.w8a8",
-    "dequantized": "aiakq.kernels.dequantized",
-    "reference": "aiakq.kernels.reference",
+    "triton-w8a8": "aiakq.kernels.triton.linear_int8",
+    "dequantized": "aiakq.kernels.ops.dequantized",
+    "reference": "aiakq.kernels.ops.linear_reference",
 }
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from aiakq.bench.offline import Progress
 from aiakq.bench.problem import Problem, Product, products_of_model, sequences
-from aiakq.bench.records import Record, environment
 from aiakq.bench.summary import geometric_mean
 from aiakq.errors import error
+from aiakq.evaluation.records import Record, environment
 from aiakq.spec import LayerSpec
 
 if TYPE_CHECKING:
     from aiakq.bench.timing import Call
-    from aiakq.runtime.config import EngineConfig
+    from aiakq.runtime.config.engine import EngineConfig
 
 #: Schemes by name; groups come from --group-size where weights have some.
 SCHEMES = {
@@ -110,7 +110,8 @@ def template() -> dict[str, Any]:
 def _problem(options: KernelOptions) -> Problem:
     import torch
 
-    from aiakq.runtime.config import DTYPES, EngineConfig, pick_device
+    from aiakq.runtime.config.device import DTYPES, pick_device
+    from aiakq.runtime.config.engine import EngineConfig
 
     if options.model is None:
         device = pick_device(options.device)
@@ -161,8 +162,8 @@ def _product(problem: Problem, product: Product, rows: Sequence[int]) -> list[di
     import torch
 
     from aiakq.bench import timing
-    from aiakq.runtime.binding import Binder
-    from aiakq.runtime.weights import random_weight
+    from aiakq.runtime.loader.binding import Binder
+    from aiakq.runtime.loader.weights import random_weight
 
     device, dtype, n, k, spec = problem.device, problem.dtype, product.n, product.k, product.spec
     draw = torch.Generator(device).manual_seed(0)
@@ -205,8 +206,8 @@ def _others(problem: Problem, options: KernelOptions) -> Iterator[Callable[[], l
 
 def _attention(problem: Problem, config: EngineConfig, lengths: list[tuple[int, int]], name: str) -> list[dict]:
     from aiakq.bench import timing
-    from aiakq.kernels.attention import paged_attention
-    from aiakq.runtime.loading import attention_name
+    from aiakq.kernels.ops.attention import paged_attention
+    from aiakq.runtime.loader.loading import attention_name
 
     device, dtype, hf = problem.device, problem.dtype, config.hf
     query, cache, context = sequences(config, lengths, dtype, device)

@@ -9,9 +9,9 @@ from typing import Any
 
 from aiakq.bench import workload
 from aiakq.bench.offline import Engine, Progress
-from aiakq.bench.records import Record
 from aiakq.bench.summary import milliseconds, rate, summarize
-from aiakq.runtime.outputs import RequestOutput
+from aiakq.evaluation.records import Record
+from aiakq.runtime.text.outputs import RequestOutput
 
 
 @dataclass(frozen=True)

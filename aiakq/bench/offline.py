@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiakq.bench import workload
-from aiakq.bench.records import environment
 from aiakq.bench.workload import Request
+from aiakq.evaluation.records import environment
 
 if TYPE_CHECKING:
     from aiakq.runtime.llm import LLM
-    from aiakq.runtime.outputs import RequestOutput
+    from aiakq.runtime.text.outputs import RequestOutput
 
 #: Called with what is going on, steps done, steps in all.
 Progress = Callable[[str, int, int], None]
@@ -38,7 +38,7 @@ class Engine:
 
     def generate(self, requests: Sequence[Request], ignore_eos: bool) -> tuple[float, list[RequestOutput]]:
         """Answer all requests greedily; the seconds it took, and the answers in the order of ``requests``."""
-        from aiakq.runtime.sampling import SamplingParams
+        from aiakq.runtime.sampling_params import SamplingParams
 
         prompts = [
             request.prompt if isinstance(request.prompt, str) else {"prompt_token_ids": request.prompt}

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from aiakq.kernels.types import AttentionContext
-    from aiakq.runtime.config import EngineConfig
+    from aiakq.runtime.config.engine import EngineConfig
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Problem:
 def products_of_model(config: EngineConfig) -> list[Product]:
     """The linear layers that the model of ``config`` runs, equal ones together."""
     from aiakq.formats.checkpoint import Checkpoint
-    from aiakq.runtime.shapes import linear_shapes
+    from aiakq.runtime.loader.shapes import linear_shapes
 
     counts: dict[tuple[int, int, Any], int] = {}
     names: dict[tuple[int, int, Any], str] = {}
@@ -65,7 +65,7 @@ def sequences(
     """Queries of sequences of (cached, new) tokens, a cache of pages in no order, and where they are in it."""
     import torch
 
-    from aiakq.kernels.attention import new_cache
+    from aiakq.kernels.ops.attention import new_cache
     from aiakq.kernels.types import AttentionContext
 
     page, hf = config.page_size, config.hf

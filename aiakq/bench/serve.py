@@ -19,10 +19,10 @@ import httpx
 from aiakq.bench import client as http
 from aiakq.bench import workload
 from aiakq.bench.client import ServedModel, Timing
-from aiakq.bench.records import Record, environment
 from aiakq.bench.summary import milliseconds, rate
 from aiakq.bench.workload import Request
 from aiakq.errors import error
+from aiakq.evaluation.records import Record, environment
 
 #: Called with finished requests, all requests and failed requests.
 Progress = Callable[[int, int, int], None]

@@ -11,9 +11,9 @@ from typing import Any
 from aiakq.bench import workload
 from aiakq.bench.latency import token_times
 from aiakq.bench.offline import Engine, Progress
-from aiakq.bench.records import Record
 from aiakq.bench.summary import milliseconds, rate
-from aiakq.runtime.outputs import RequestOutput
+from aiakq.evaluation.records import Record
+from aiakq.runtime.text.outputs import RequestOutput
 
 #: Prompts of a run on random ones, if not given.
 RANDOM_PROMPTS = 100

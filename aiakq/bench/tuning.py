@@ -11,10 +11,12 @@ import torch
 from aiakq.bench import timing
 from aiakq.bench.offline import Progress
 from aiakq.bench.problem import Problem, Product, sequences
-from aiakq.kernels.triton import DTYPES, configs, linear, paged, tuning, w8a8
+from aiakq.kernels.triton import DTYPES, configs, linear, tuning
+from aiakq.kernels.triton import attention as paged
+from aiakq.kernels.triton import linear_int8 as w8a8
 from aiakq.kernels.types import QWeight
-from aiakq.runtime.config import EngineConfig
-from aiakq.runtime.weights import random_weight
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.loader.weights import random_weight
 from aiakq.spec import LayerSpec, QuantSpec
 
 #: Kernel and bits.

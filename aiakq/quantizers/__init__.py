@@ -1,6 +1,6 @@
 """Quantizers: how the numbers of a quantized checkpoint are chosen. One module per method.
 
-A method module offers ``quantize_block(work: BlockWork) -> None`` (see aiakq/quantizers/work.py): it quantizes every
+A method module offers ``quantize_block(work: BlockWork) -> None`` (see aiakq/quantizers/block.py): it quantizes every
 linear of one decoder block, and may first fold scales into the block. Everything around it (loading, calibration,
 streaming the output, the report) is the pipeline's. Adding a method is a new module, one line here, and its defaults
 in aiakq/quantizers/options.py.
@@ -13,10 +13,10 @@ from types import ModuleType
 
 #: method name -> module.
 METHODS: dict[str, str] = {
-    "weight_only_int8": "aiakq.quantizers.weight_only_int8",
-    "smooth_quant": "aiakq.quantizers.smooth_quant",
-    "awq": "aiakq.quantizers.awq",
-    "gptq": "aiakq.quantizers.gptq",
+    "weight_only_int8": "aiakq.quantizers.rounders.rtn",
+    "smooth_quant": "aiakq.quantizers.transforms.smooth_quant",
+    "awq": "aiakq.quantizers.transforms.awq",
+    "gptq": "aiakq.quantizers.rounders.gptq",
 }
 
 

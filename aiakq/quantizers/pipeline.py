@@ -17,28 +17,29 @@ import torch
 import aiakq
 from aiakq import quantizers
 from aiakq.errors import AiakqError
+from aiakq.evaluation.metrics import Comparison
 from aiakq.formats.publish import CheckpointWriter
 from aiakq.formats.steps import Step
-from aiakq.quantizers.evaluation import Evaluator, LoadScorer
-from aiakq.quantizers.head import head_tensors
+from aiakq.quantizers.block import BlockWork, Original
+from aiakq.quantizers.lm_head import head_tensors
 from aiakq.quantizers.model.activations import Activations, HiddenStates, batched
 from aiakq.quantizers.model.experts import ExpertTokens, expert_warnings
-from aiakq.quantizers.model.pairs import Wiring
 from aiakq.quantizers.model.passes import capture
+from aiakq.quantizers.model.smooth_mappings import Wiring
 from aiakq.quantizers.model.source import cast
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.planning.widths import quantize_with_chosen_widths
 from aiakq.quantizers.preparation import DTYPE_WORDS, Prepared, prepare
 from aiakq.quantizers.progress import OnProgress, Progress, Rejected
+from aiakq.quantizers.quality_check import Evaluator, LoadScorer
 from aiakq.quantizers.report.card import CARD_FILE
 from aiakq.quantizers.report.card import text as card_text
 from aiakq.quantizers.report.page import html_page
 from aiakq.quantizers.report.records import QuantizeReport, command_line
-from aiakq.quantizers.work import BlockWork, Original
 from aiakq.quantizers.writing import layers_of, take_over, write_block, written_names
-from aiakq.runtime.evaluate import Comparison
-from aiakq.runtime.memory import few_objects, give_back
+from aiakq.runtime.device_memory import release_memory
 from aiakq.spec import QuantSpec
+from aiakq.system.memory import gc_frozen
 
 REPORT_FILE = "aiakq_report.json"
 PAGE_FILE = "aiakq_report.html"
@@ -102,7 +103,7 @@ class _Run:
             resume=options.resume,
         ) as writer:
             self.resumed = len(writer.steps)
-            with few_objects():
+            with gc_frozen():
                 self._quantize_blocks(writer)
             self._copy_the_rest(writer)
             report = self._report(writer)
@@ -152,7 +153,7 @@ class _Run:
             self.model.drop(block)
             self.prepared.checkpoint.close()
             del work, original
-            give_back()  # blocks must not pile up
+            release_memory()  # blocks must not pile up
         self.warnings += wiring.warnings()
         self.progress(Progress("quantize", count, count))
 

@@ -18,6 +18,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint, resolve_model
 from aiakq.formats.publish import VERBATIM_FILES, check_output
+from aiakq.quantizers.block import Plan
 from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer, read_documents
 from aiakq.quantizers.model.groups import Heads
 from aiakq.quantizers.model.passes import head_name
@@ -25,8 +26,7 @@ from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import DTYPES, QuantizeOptions
 from aiakq.quantizers.planning.layers import fit_head, fused_apart, plan_layers
 from aiakq.quantizers.planning.tensor_parallel import LinearShape, TensorParallelPlan, plan_tensor_parallel
-from aiakq.quantizers.work import Plan
-from aiakq.runtime.memory import free_memory
+from aiakq.runtime.device_memory import free_memory
 from aiakq.spec import QuantSpec
 
 #: Plain rounding needs no calibration; so many tokens measure its error, to 5 % of the error of a layer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aiakq.runtime.evaluate import Comparison
+from aiakq.evaluation.metrics import Comparison
 
 
 @dataclass(frozen=True)

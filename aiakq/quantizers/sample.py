@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aiakq.quantizers.work import BlockWork
+from aiakq.quantizers.block import BlockWork
 
 #: Tokens in a sample: this many for narrow models, fewer for wide ones, whose every trial costs more.
 MOST_TOKENS, FEWEST_TOKENS, TOKENS_TIMES_WIDTH = 4096, 512, 2**21

@@ -12,11 +12,11 @@ from aiakq import formats
 from aiakq.errors import error
 from aiakq.formats.publish import CheckpointWriter
 from aiakq.formats.steps import Step
-from aiakq.kernels.reference import dequantize
+from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
+from aiakq.quantizers.block import BlockWork
 from aiakq.quantizers.model.source import cast
 from aiakq.quantizers.report.records import LayerResult
-from aiakq.quantizers.work import BlockWork
 from aiakq.spec import QuantSpec
 
 

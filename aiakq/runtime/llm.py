@@ -8,14 +8,14 @@ import warnings
 from collections.abc import Sequence as SequenceType
 from typing import Any
 
+from aiakq.arguments import unsupported as foreign
 from aiakq.errors import error
-from aiakq.runtime import foreign
-from aiakq.runtime.config import EngineConfig
-from aiakq.runtime.loading import load_engine
-from aiakq.runtime.messages import Abort, Inbox, ResetPrefixCache
-from aiakq.runtime.output_processor import Delta, OutputProcessor, truncated
-from aiakq.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from aiakq.runtime.sampling import SamplingParams
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache
+from aiakq.runtime.loader.loading import load_engine
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.text.output_processor import Delta, OutputProcessor, truncated
+from aiakq.runtime.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 #: A prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids"; with "cache_salt" it shares pages only with
 #: prompts of the same.

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aiakq.arguments.server import checked, engine_arguments
 from aiakq.errors import error
-from aiakq.runtime.args import checked, engine_arguments
 from aiakq.terminal import console, tables
 from aiakq.terminal.help import Command, Group
 from aiakq.terminal.options import DeviceOption, GateOption, OutputOption, SeedOption, with_arguments
 
 if TYPE_CHECKING:
-    from aiakq.bench.records import Record
+    from aiakq.evaluation.records import Record
 
 bench = typer.Typer(name="bench", cls=Group, help="Measure: a table on stderr, one JSON document on stdout.")
 
@@ -57,7 +57,7 @@ def measure(
     Raises ``bad_gate``, ``output_failed``, ``bench_failed`` when a request failed, ``gate_failed``.
     """
     from aiakq.bench import gates
-    from aiakq.bench.records import write_json
+    from aiakq.evaluation.records import write_json
 
     conditions = gates.parse(fail_if or ())
     gates.check_keys(conditions, template)
@@ -232,7 +232,7 @@ def serve(
 
             if "model" not in engine:
                 return measuring.run(options, progress)
-            from aiakq.runtime.server.background import start_in_background
+            from aiakq.server.background import start_in_background
 
             bars.update("start", 0, 1)
             with start_in_background(engine | _EVERYONE_MAY_WAIT) as started:

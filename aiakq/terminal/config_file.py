@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from aiakq.arguments import unsupported as foreign
 from aiakq.errors import AiakqError, error
-from aiakq.runtime import foreign
 from aiakq.terminal import console
 
 _MAX_BYTES = 1 << 20

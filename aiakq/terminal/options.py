@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from aiakq.arguments.server import Argument
 from aiakq.errors import error
-from aiakq.runtime.args import Argument
 from aiakq.terminal.help import default_text
 
 #: Headings of the help page, by group of the table.

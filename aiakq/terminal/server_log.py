@@ -10,7 +10,7 @@ from aiakq.terminal import console
 from aiakq.terminal.console import err, facts, line, plain, seconds
 
 if TYPE_CHECKING:
-    from aiakq.runtime.server.events import ServerEvent
+    from aiakq.server.telemetry.events import ServerEvent
 
 
 class ServerLog:

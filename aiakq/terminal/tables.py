@@ -11,8 +11,8 @@ from aiakq.terminal.console import facts, line, number, plain, show, size, table
 
 if TYPE_CHECKING:
     from aiakq.bench.gates import Outcome
-    from aiakq.inspection import Inspection, Layer
     from aiakq.quantizers.report.records import QuantizeReport
+    from aiakq.runtime.loader.inspection import Inspection, Layer
 
 #: Distributions of a benchmark, in the order they are read.
 _DURATIONS = {
@@ -211,7 +211,7 @@ def inspection(found: Inspection, layers: Sequence[Layer]) -> None:
 
 def _inventory(found: Inspection) -> None:
     """Whether every tensor is there, and those that are not as they should be."""
-    from aiakq.inspection import collapse_differences
+    from aiakq.runtime.loader.inspection import collapse_differences
 
     if found.differences is None:
         return

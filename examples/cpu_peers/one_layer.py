@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aiakq.runtime.threads import spin_briefly
+from aiakq.system.threads import spin_briefly
 
 spin_briefly(os.environ)
 

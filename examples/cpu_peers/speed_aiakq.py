@@ -8,7 +8,7 @@ from typing import Any
 
 from timing import run
 
-from aiakq.runtime.threads import spin_briefly
+from aiakq.system.threads import spin_briefly
 
 spin_briefly(os.environ)
 

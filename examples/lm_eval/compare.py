@@ -57,7 +57,7 @@ def main() -> int:
 
 def by_lm_eval(program: str) -> dict[str, float]:
     """The scores of a server, as lm_eval asks it."""
-    from aiakq.runtime.server.background import start_in_background
+    from aiakq.server.background import start_in_background
 
     arguments = {"model": str(MODEL), "served_model_name": ["tinybooks"], "dtype": "float32"}
     with start_in_background(arguments, timeout=300) as server, tempfile.TemporaryDirectory() as out:

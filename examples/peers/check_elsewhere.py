@@ -67,7 +67,7 @@ def check(original: Path, folders: dict[str, Path], scratch: Path) -> list[dict[
 def prompts_for(model: Path) -> list[list[int]]:
     """Pieces of the held-out book as token ids, evenly spread."""
     from aiakq.quantizers.calibration.samples import read_documents, tokenize
-    from aiakq.runtime.tokenizer import Tokenizer
+    from aiakq.runtime.text.tokenizer import Tokenizer
 
     ids = [token for piece in tokenize(read_documents(TEXT), Tokenizer.load(str(model)).hf) for token in piece]
     step = len(ids) // PROMPTS
@@ -107,7 +107,7 @@ def compare(folder: Path, original: Path, prompts: list[list[int]], answer: dict
     quantizing  mean difference of log-probabilities between this checkpoint and the original, both here.
     """
     from aiakq import LLM, SamplingParams
-    from aiakq.runtime.scoring import load_for_scoring
+    from aiakq.evaluation.scoring import load_for_scoring
 
     sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
     llm = LLM(str(folder), dtype="float32", cpu_math="exact")

@@ -9,8 +9,8 @@ import transformers  # noqa: F401  (imported before the clock starts, as in the 
 
 from aiakq import quantizers
 from aiakq.quantizers import pipeline
+from aiakq.quantizers.block import BlockWork
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.work import BlockWork
 
 
 class PlainRounding:

@@ -21,7 +21,7 @@ def trouble() -> str | None:
     """None, or why its kernels are not used on this machine's GPU; without a GPU there is nothing to find out."""
     if missing() or not torch.cuda.is_available():
         return missing()
-    from aiakq.kernels.triton import trial
+    from aiakq.kernels.triton import self_test as trial
 
     return trial.failure(torch.cuda.current_device())
 

@@ -132,8 +132,8 @@ def _wish(state: Packed, m: int, config: Config) -> Arranging | None:
 
 def arrange(x: Tensor, wish: Arranging) -> Arranged:
     """x [M, K] as it is wanted."""
-    from aiakq.kernels.triton import grouped
-    from aiakq.kernels.triton.layers import COLUMNS, block_for, sums_for, warps_for
+    from aiakq.kernels.triton import linear_kernel as grouped
+    from aiakq.kernels.triton.rows import COLUMNS, block_for, sums_for, warps_for
 
     m, k = x.shape
     rows = x if wish.perm is None else torch.empty(m, k, dtype=x.dtype, device=x.device)
@@ -149,7 +149,8 @@ def arrange(x: Tensor, wish: Arranging) -> Arranged:
 
 def run(given: Tensor | Arranged, state: Packed, config: Config | None = None) -> Tensor:
     """x [M, K] -> [M, N] of the same dtype."""
-    from aiakq.kernels.triton import configs, grouped
+    from aiakq.kernels.triton import configs
+    from aiakq.kernels.triton import linear_kernel as grouped
 
     x = given.rows if isinstance(given, Arranged) else given
     m = x.shape[0]
@@ -194,7 +195,7 @@ def dense(x: Tensor, state: Packed) -> Tensor:
 
 def dequantize(state: Packed, out: Tensor, plain: bool = False) -> None:
     """The weights [N, K] in ``out``'s dtype, inputs in the order of the layout."""
-    from aiakq.kernels.triton.grouped import dequantize_kernel
+    from aiakq.kernels.triton.linear_kernel import dequantize_kernel
 
     tiles = state.grid.shape[1] // TILE
     dequantize_kernel[(tiles, state.steps)](

@@ -1,153 +1,154 @@
-"""Operations on rows of activations: norms with their residual, activation functions; as what follows wants them.
-
-What follows in w8a8 is a product of integers: its activations are rounded here, where they are in registers, and
-never written as floats. What follows in grouped.py wants sums of them, and has perhaps inputs in an order of its own.
-"""
+"""Launching rows.py and rotary.py: the counterpart of kernels/cpu/rows.py on GPUs."""
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from aiakq.kernels.triton.grouped import write_sums
-from aiakq.kernels.triton.integers import SMALLEST, nearest
+import torch
+from torch import Tensor
 
-SILU = tl.constexpr(0)
-GELU_TANH = tl.constexpr(1)
-GELU = tl.constexpr(2)
-RELU = tl.constexpr(3)
+from aiakq.kernels.types import Arranged, Arranging, Rounded, Rounding, Rows, Wish
+
+#: Activation functions, in the order of rows.py.
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
+#: Columns of a program that computes a part of a row.
+COLUMNS = 1024
 
 
-@triton.jit
-def _write(
-    y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, perm_ptr, sums_ptr, sums_stride, first,
-    D: tl.constexpr, BLOCK: tl.constexpr, CODES: tl.constexpr, GIVEN: tl.constexpr, PERM: tl.constexpr,
-    SUMS: tl.constexpr, PER_PLANE: tl.constexpr, BITS: tl.constexpr, BKP: tl.constexpr,
-):  # fmt: skip
-    """BLOCK columns of a row y float32, from ``first`` on: in y_ptr's dtype, perhaps with sums, or as int8 codes.
+def block_for(width: int) -> int:
+    """The columns of a program that computes all of so wide a row."""
+    return 1 << (width - 1).bit_length()
 
-    PERM: in the order of perm_ptr, which takes the whole row.
+
+def warps_for(block: int) -> int:
+    """Of a program that computes so many columns."""
+    return min(16, max(1, block // 512))
+
+
+def sums_for(x: Tensor, wish: Arranging) -> Tensor | None:
+    """Where the sums of rows like x [M, K] go."""
+    if not wish.stride:
+        return None
+    planes = x.shape[1] // wish.plane
+    count = planes if wish.per_plane else 2 * planes // (16 // wish.bits)
+    return torch.empty(count, wish.stride, dtype=torch.float32, device=x.device)
+
+
+@dataclass
+class _Out:
+    """What a kernel of rows.py writes for rows like x [M, D]: the same, or what is wished for.
+
+    arguments  y, y's scales, and the scale that is given.
     """
-    if CODES:
-        if GIVEN:
-            scale = tl.load(given_ptr)
-        else:
-            scale = tl.maximum(tl.max(tl.where(there, tl.abs(y), 0.0), 0) / 127.0, SMALLEST)
-        code = nearest(tl.minimum(tl.maximum(y / scale, -128.0), 127.0))
-        tl.store(y_ptr + row * y_stride + at, code.to(tl.int8), mask=there)
-        tl.store(scales_ptr + row, scale + tl.sum(tl.where(there, y * 0.0, 0.0), 0))
-    else:
-        y = y.to(y_ptr.dtype.element_ty)
-        if PERM:
-            # Through shared memory: reading x in another order would read every line of it many times.
-            y = tl.gather(y, tl.load(perm_ptr + at, mask=there, other=0), 0)
-        tl.store(y_ptr + row * y_stride + at, y, mask=there)
-        if SUMS:
-            BF16: tl.constexpr = y_ptr.dtype.element_ty == tl.bfloat16
-            y = tl.where(there, y.to(tl.float32), 0.0)
-            write_sums(y, first, row, sums_ptr, sums_stride, D, BLOCK, BITS, BKP, PER_PLANE, BF16)
+
+    made: Rows
+    arguments: tuple[Tensor, Tensor, Tensor]
+    more: dict[str, Any]
+
+    @staticmethod
+    def of(x: Tensor, wish: Wish) -> _Out:
+        if isinstance(wish, Rounding):
+            codes = torch.empty(x.shape, dtype=torch.int8, device=x.device)
+            scales = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+            given = scales if wish.given is None else wish.given
+            more = {"CODES": True, "GIVEN": wish.given is not None}
+            return _Out(Rounded(codes, scales, x.dtype), (codes, scales, given), more)
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        plain = {"CODES": False, "GIVEN": False}
+        if wish is None:
+            return _Out(y, (y, y, y), plain)
+        sums = sums_for(x, wish)
+        arranged = {
+            "sums_ptr": sums, "sums_stride": wish.stride, "SUMS": sums is not None, "PER_PLANE": wish.per_plane,
+            "BITS": wish.bits, "BKP": wish.plane,
+        }  # fmt: skip
+        if wish.perm is not None:
+            arranged |= {"perm_ptr": wish.perm, "PERM": True}
+        return _Out(Arranged(y, sums), (y, y, y), plain | arranged)
 
 
-@triton.jit
-def norm_kernel(
-    x_ptr,  # [M, D]; written if there is a residual
-    residual_ptr,  # [M, D], added to x first
-    weight_ptr,
-    bias_ptr,
-    y_ptr,  # [M, D] of x's dtype, or int8
-    scales_ptr,  # [M] float32, with CODES
-    given_ptr,
-    x_stride,
-    residual_stride,
-    y_stride,
-    epsilon,
-    D: tl.constexpr,
-    BLOCK: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    CENTERED: tl.constexpr,
-    BIAS: tl.constexpr,
-    CODES: tl.constexpr,
-    GIVEN: tl.constexpr,
-    perm_ptr=None,  # of types.Arranging, like what follows
-    sums_ptr=None,
-    sums_stride=0,
-    PERM: tl.constexpr = False,
-    SUMS: tl.constexpr = False,
-    PER_PLANE: tl.constexpr = False,
-    BITS: tl.constexpr = 4,
-    BKP: tl.constexpr = 32,
-):
-    """x / rms(x) * weight, or CENTERED: (x - mean) / deviation * weight + bias. One row per program."""
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    there = at < D
-    FLOAT: tl.constexpr = x_ptr.dtype.element_ty
-    x = tl.load(x_ptr + row * x_stride + at, mask=there, other=0.0).to(tl.float32)
-    if RESIDUAL:
-        x += tl.load(residual_ptr + row * residual_stride + at, mask=there, other=0.0).to(tl.float32)
-        x = x.to(FLOAT)
-        tl.store(x_ptr + row * x_stride + at, x, mask=there)
-        x = x.to(tl.float32)
-    weight = tl.load(weight_ptr + at, mask=there, other=0.0).to(tl.float32)
-    if CENTERED:
-        x = tl.where(there, x - tl.sum(x, 0) / D, 0.0)
-        y = x * tl.rsqrt(tl.sum(x * x, 0) / D + epsilon) * weight
-        if BIAS:
-            y += tl.load(bias_ptr + at, mask=there, other=0.0).to(tl.float32)
-    else:
-        # As models do it: the normalized row is rounded before it meets the weight.
-        y = (x * tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)).to(FLOAT).to(tl.float32) * weight
-    _write(
-        y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, perm_ptr, sums_ptr, sums_stride, 0,
-        D, BLOCK, CODES, GIVEN, PERM, SUMS, PER_PLANE, BITS, BKP,
-    )  # fmt: skip
+def norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    epsilon: float,
+    residual: Tensor | None,
+    centered: bool = False,
+    wish: Wish = None,
+) -> Rows:
+    """x [M, D] -> the same, as NativeNorm: ``residual`` is added to x, in place, first; or what is wished for."""
+    from aiakq.kernels.triton.rows_kernel import norm_kernel
+
+    m, d = x.shape
+    out = _Out.of(x, wish)
+    added = x if residual is None else residual
+    block = block_for(d)
+    if m:
+        norm_kernel[(m,)](
+            x, added, weight, weight if bias is None else bias, *out.arguments, x.stride(0), added.stride(0), d,
+            epsilon, D=d, BLOCK=block, RESIDUAL=residual is not None, CENTERED=centered, BIAS=bias is not None,
+            **out.more, num_warps=warps_for(block),
+        )  # fmt: skip
+    return out.made
 
 
-@triton.jit
-def _activated(x, ACTIVATION: tl.constexpr):
-    if ACTIVATION == SILU:
-        return x / (1.0 + tl.exp(-x))
-    elif ACTIVATION == GELU_TANH:
-        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        return x / (1.0 + tl.exp(-2.0 * inner))
-    elif ACTIVATION == GELU:
-        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    else:
-        return tl.maximum(x, 0.0)
+def gate(activation: str, x: Tensor, up: Tensor | None = None, wish: Wish = None) -> Rows:
+    """act(x) * up, or act(x): [M, I], of which rows may be further apart; or what is wished for."""
+    from aiakq.kernels.triton.rows_kernel import gate_kernel
+
+    m, d = x.shape
+    if isinstance(wish, Arranging) and wish.perm is not None:
+        # No program here has a whole row, as another order takes.
+        wish = None
+    out = _Out.of(x, wish)
+    other = x if up is None else up
+    # The scale of a row is of all of it.
+    block = block_for(d) if isinstance(wish, Rounding) else min(COLUMNS, block_for(d))
+    if m:
+        gate_kernel[(m, -(-d // block))](
+            x, other, *out.arguments, x.stride(0), other.stride(0), d,
+            D=d, BLOCK=block, ACTIVATION=ACTIVATIONS.index(activation), UP=up is not None, **out.more,
+            num_warps=warps_for(block),
+        )  # fmt: skip
+    return out.made
 
 
-@triton.jit
-def gate_kernel(
-    gate_ptr,  # [M, D]
-    up_ptr,  # [M, D]
-    y_ptr,  # [M, D], or int8
-    scales_ptr,
-    given_ptr,
-    gate_stride,
-    up_stride,
-    y_stride,
-    D: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    UP: tl.constexpr,
-    CODES: tl.constexpr,
-    GIVEN: tl.constexpr,
-    sums_ptr=None,  # of types.Arranging
-    sums_stride=0,
-    SUMS: tl.constexpr = False,
-    PER_PLANE: tl.constexpr = False,
-    BITS: tl.constexpr = 4,
-    BKP: tl.constexpr = 32,
-):
-    """act(gate) * up, or act(gate): BLOCK columns of a row per program; with CODES a whole row."""
-    row = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1) * BLOCK
-    at = first + tl.arange(0, BLOCK)
-    there = at < D
-    y = _activated(tl.load(gate_ptr + row * gate_stride + at, mask=there, other=0.0).to(tl.float32), ACTIVATION)
-    if UP:
-        y *= tl.load(up_ptr + row * up_stride + at, mask=there, other=0.0).to(tl.float32)
-    _write(
-        y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, None, sums_ptr, sums_stride, first,
-        D, BLOCK, CODES, GIVEN, False, SUMS, PER_PLANE, BITS, BKP,
-    )  # fmt: skip
+@dataclass
+class Heads:
+    """What comes between the projections and attention in one layer.
+
+    cosines, sines  [positions, rotated / 2] float32, or None where nothing is turned.
+    q_norm, k_norm  weights [D] of RMS norms of every head, or None.
+    """
+
+    heads: int
+    kv_heads: int
+    size: int
+    cosines: Tensor | None = None
+    sines: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    epsilon: float = 0.0
+
+    def __call__(self, qkv: Tensor, positions: Tensor | None, cache: Sequence[Tensor], slots: Tensor) -> Tensor:
+        """qkv [T, (H + 2 Hkv) D], whose queries are changed, -> queries [T, H, D]; the rest goes into ``cache``."""
+        from aiakq.kernels.triton.rotary_kernel import rotary_kernel
+
+        tokens, size = qkv.shape[0], self.size
+        width, kv_width = self.heads * size, self.kv_heads * size
+        keys, values, *scales = cache
+        turned = 0 if self.cosines is None or positions is None else 2 * self.cosines.shape[1]
+        nothing = keys
+        if tokens:
+            rotary_kernel[(tokens, self.heads + self.kv_heads)](
+                qkv, qkv[:, width:], qkv[:, width + kv_width :],
+                nothing if self.q_norm is None else self.q_norm, nothing if self.k_norm is None else self.k_norm,
+                self.cosines if turned else nothing, self.sines if turned else nothing,
+                positions if turned else slots, slots, keys, values, *(scales or (nothing, nothing)),
+                qkv.stride(0), qkv.stride(0), qkv.stride(0), self.epsilon,
+                H=self.heads, HKV=self.kv_heads, D=size, WIDTH=block_for(size), ROTATED=turned,
+                NORM=self.q_norm is not None, SCALED=bool(scales), num_warps=1,
+            )  # fmt: skip
+        return qkv[:, :width].unflatten(1, (self.heads, size))

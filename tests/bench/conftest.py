@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiakq.runtime.server.background import RunningServer, start_in_background
+from aiakq.server.background import RunningServer, start_in_background
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from aiakq.bench.problem import Problem, Product
 from aiakq.cli import main
 from aiakq.kernels.triton import configs
 from aiakq.kernels.triton import tuning as candidates
-from aiakq.runtime.config import EngineConfig
+from aiakq.runtime.config.engine import EngineConfig
 from aiakq.spec import LayerSpec
 
 

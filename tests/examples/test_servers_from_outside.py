@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aiakq.runtime.server.background import start_in_background
+from aiakq.server.background import start_in_background
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

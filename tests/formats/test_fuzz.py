@@ -17,11 +17,11 @@ from aiakq import formats
 from aiakq.errors import AiakqError
 from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.inspection import inspect_checkpoint
 from aiakq.kernels.types import QWeight
-from aiakq.runtime.config import EngineConfig
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.loader.inspection import inspect_checkpoint
+from aiakq.runtime.loader.weights import check_inventory
 from aiakq.runtime.models import ARCHITECTURES
-from aiakq.runtime.weights import check_inventory
 from aiakq.spec import QuantSpec
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from aiakq.evaluation.scoring import ScoringModel
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.runtime.config import EngineConfig
-from aiakq.runtime.loading import load_model
-from aiakq.runtime.scoring import ScoringModel
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.loader.loading import load_model
 
 ROOTS = [Path(__file__).parent / "fixtures"]
 if os.environ.get("AIAKQ_INTEROP"):

@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import Difference, Wanted, compare, refusal, table
-from aiakq.inspection import collapse_differences, inspect_checkpoint
-from aiakq.runtime.config import EngineConfig, ModelConfig
-from aiakq.runtime.loading import load_model
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.loader.inspection import collapse_differences, inspect_checkpoint
+from aiakq.runtime.loader.loading import load_model
+from aiakq.runtime.loader.weights import wanted_tensors
 from aiakq.runtime.models import ARCHITECTURES
-from aiakq.runtime.weights import wanted_tensors
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FOLDERS = sorted(path for path in FIXTURES.iterdir() if path.is_dir())

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 
 from aiakq import formats
 from aiakq.errors import AiakqError
+from aiakq.evaluation.scoring import load_for_scoring
 from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import INDEX, Checkpoint
 from aiakq.kernels.types import QWeight
-from aiakq.runtime.scoring import load_for_scoring
 from aiakq.spec import LayerSpec, QuantSpec
 
 W4 = LayerSpec(4, 32)

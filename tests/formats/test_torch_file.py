@@ -209,9 +209,9 @@ def as_torch_file(source: Path, target: Path, strip: str = "") -> Path:
 @pytest.mark.parametrize("architecture", ["OPTForCausalLM", "GPTNeoXForCausalLM"])
 def test_models_in_torch_files_are_quantized_and_served(tiny_model, tmp_path: Path, architecture: str) -> None:
     """OPT's published files lack the outermost prefix of their names."""
+    from aiakq.evaluation.scoring import load_for_scoring
     from aiakq.quantizers.options import QuantizeOptions
     from aiakq.quantizers.pipeline import quantize_checkpoint
-    from aiakq.runtime.scoring import load_for_scoring
 
     source = tiny_model(architecture)
     strip = "model." if architecture.startswith("OPT") else ""

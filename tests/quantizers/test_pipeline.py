@@ -129,7 +129,7 @@ def test_smoothed_but_unrounded_is_the_same_function(
     family: str, method: str, tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a method folds into the model must cost nothing before rounding."""
-    from aiakq.quantizers.work import BlockWork
+    from aiakq.quantizers.block import BlockWork
 
     kept: dict[str, Tensor] = {}
     folded: dict[str, Tensor] = {}
@@ -159,7 +159,7 @@ def test_smoothed_but_unrounded_is_the_same_function(
 @pytest.mark.parametrize("method", sorted(METHODS))
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_the_runtime_computes_the_same(quantized: Callable[..., Any], family: str, method: str) -> None:
-    from aiakq.runtime.scoring import load_for_scoring
+    from aiakq.evaluation.scoring import load_for_scoring
 
     _, output, _ = quantized(family, method)
     ids = some_ids()
@@ -202,7 +202,7 @@ def test_smoothing_removes_outliers(tiny_model: Callable[..., Path], tmp_path: P
     plain = relative(Dequantized(tmp_path / "plain").logits(ids), wanted)
     assert min(errors.values()) < 1.5 * plain
     # Without smoothing the outliers own the scale of every token.
-    from aiakq.quantizers import smooth_quant
+    from aiakq.quantizers.transforms import smooth_quant
 
     assert smooth_quant.quantize_block is not None
     unsmoothed = Dequantized(planted)
@@ -490,7 +490,7 @@ def test_dead_and_empty_rows_survive_every_method(tiny_model: Callable[..., Path
 def test_a_failure_in_the_middle_leaves_nothing(
     tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aiakq.quantizers import gptq
+    from aiakq.quantizers.rounders import gptq
 
     calls = []
 

@@ -113,7 +113,7 @@ def test_seeded_sampling_repeats_alone_and_in_a_crowd(llm):
 
 
 def test_text_pieces_join_to_the_whole(llm):
-    from aiakq.runtime.detokenizer import Detokenizer
+    from aiakq.runtime.text.detokenizer import Detokenizer
 
     text = "naïve café — 你好, 🙂🙃 end"
     ids = llm.tokenizer.encode(text)

@@ -8,7 +8,7 @@ import pytest
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
-from aiakq.runtime.output_processor import bad_word_ids
+from aiakq.runtime.text.output_processor import bad_word_ids
 
 #: The 26 of the reference page, and the test that shows what each does.
 SHOWN_BY = {
@@ -152,7 +152,7 @@ def test_special_tokens_are_shown_or_not(llm):
 
 
 def test_tokenizers_in_python_are_told_about_spaces():
-    from aiakq.runtime.tokenizer import Tokenizer
+    from aiakq.runtime.text.tokenizer import Tokenizer
 
     class InPython:
         is_fast = False

@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from aiakq.runtime.server.background import start_in_background
+from aiakq.server.background import start_in_background
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "tinybooks"
 SERVED = {

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from aiakq.runtime.server.background import RunningServer, start_in_background
+from aiakq.server.background import RunningServer, start_in_background
 
 #: Few pages, so that starting is quick and leaks would show.
 ARGUMENTS = {"dtype": "float32", "num_gpu_blocks_override": 513, "served_model_name": ["tinybooks", "alias/name"]}

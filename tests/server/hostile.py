@@ -32,7 +32,7 @@ sys.path.insert(0, str(HERE))
 import hostile_cases  # noqa: E402
 from hostile_cases import Case, Expected  # noqa: E402
 
-from aiakq.runtime.server.background import RunningServer, start_in_background  # noqa: E402
+from aiakq.server.background import RunningServer, start_in_background  # noqa: E402
 
 MODEL = HERE.parents[1] / "examples" / "tinybooks"
 SERVED = {

@@ -36,7 +36,7 @@ import hostile_cases  # noqa: E402
 from hostile import MODEL, PATIENCE, Answer, metrics, read_answer, read_until, state  # noqa: E402
 
 from aiakq import LLM, SamplingParams  # noqa: E402
-from aiakq.runtime.server.background import RunningServer, start_in_background  # noqa: E402
+from aiakq.server.background import RunningServer, start_in_background  # noqa: E402
 
 TEXT = HERE.parents[1] / "examples" / "heldout.txt"
 COMPLETIONS = hostile_cases.COMPLETIONS

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from aiakq.arguments.server import checked
 from aiakq.errors import AiakqError
-from aiakq.runtime.args import checked
-from aiakq.runtime.server.auth import OPEN, Keys, host_name, read_keys, words
-from aiakq.runtime.server.background import RunningServer
+from aiakq.server.background import RunningServer
+from aiakq.server.http.auth import OPEN, Keys, host_name, read_keys, words
 
 KEYS = ("first-key-1234", "second/key+5678")
 BODY = {"prompt": "Once", "max_tokens": 2}

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.server.body import MAX_DEPTH, MAX_KEYS, check_shape
-from aiakq.runtime.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
+from aiakq.server.api.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
+from aiakq.server.http.body import MAX_DEPTH, MAX_KEYS, check_shape
 
 DEEP = b'{"prompt": ' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}"
 

@@ -19,8 +19,8 @@ import uvicorn
 from starlette.responses import Response
 from uvicorn.server import ServerState
 
-from aiakq.runtime.server.background import RunningServer
-from aiakq.runtime.server.connection import GuardedConnection, Limits
+from aiakq.server.background import RunningServer
+from aiakq.server.http.connection import GuardedConnection, Limits
 
 TIMES = {"header_timeout": 1.0, "body_timeout": 1.5, "idle_timeout": 2.0, "write_timeout": 1.0}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"

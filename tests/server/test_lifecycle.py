@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.server.background import RunningServer
+from aiakq.server.background import RunningServer
 
 LONG = {"prompt": "A very long story begins", "temperature": 0, "max_tokens": 900, "ignore_eos": True}
 
@@ -212,8 +212,8 @@ def test_what_keeps_a_server_from_starting(start_server, arguments, id):
 def test_term_while_loading(example_model):
     """A signal during loading ends everything at once; until then HTTP says that the model is loading."""
     code = (
-        "from aiakq.runtime.args import checked\n"
-        "from aiakq.runtime.server.launch import serve\n"
+        "from aiakq.arguments.server import checked\n"
+        "from aiakq.server.launch import serve\n"
         "import sys\n"
         "args = checked({'model': sys.argv[1], 'port': 0}, server=True)\n"
         "sys.exit(serve(args, lambda event: print(event.kind, event.url, flush=True)))\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from aiakq.runtime.server.background import RunningServer
+from aiakq.server.background import RunningServer
 
 GREEDY = {"prompt": "The old house", "temperature": 0, "max_tokens": 20, "ignore_eos": True}
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from aiakq.runtime.server.background import RunningServer
+from aiakq.server.background import RunningServer
 
 LONG = {"prompt": "Long", "temperature": 0, "max_tokens": 900, "ignore_eos": True}
 SHORT = {"prompt": "Once", "temperature": 0, "max_tokens": 4}

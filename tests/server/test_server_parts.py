@@ -11,17 +11,17 @@ import msgspec
 import pytest
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.messages import EngineStats, ModelLimits, RequestSpec, RequestTimes, StepOutput, TokenLogprobs
-from aiakq.runtime.messages import TokenOutput as News
-from aiakq.runtime.output_processor import Delta
-from aiakq.runtime.outputs import Logprob
-from aiakq.runtime.server import wire
-from aiakq.runtime.server.answers import LOWEST_LOGPROB, by_rank, finite
-from aiakq.runtime.server.generation import merged
-from aiakq.runtime.server.launch import _EventHandler, read_chat_template
-from aiakq.runtime.server.listener import bind, url_of
-from aiakq.runtime.server.service import fingerprint
-from aiakq.runtime.tokenizer import TokenizerSource
+from aiakq.runtime.engine.messages import EngineStats, ModelLimits, RequestSpec, RequestTimes, StepOutput, TokenLogprobs
+from aiakq.runtime.engine.messages import TokenOutput as News
+from aiakq.runtime.text.output_processor import Delta
+from aiakq.runtime.text.outputs import Logprob
+from aiakq.runtime.text.tokenizer import TokenizerSource
+from aiakq.server.api.request_stream import merged
+from aiakq.server.api.responses import LOWEST_LOGPROB, by_rank, finite
+from aiakq.server.api.service import fingerprint
+from aiakq.server.http.listener import bind, url_of
+from aiakq.server.launch import _EventHandler, read_chat_template
+from aiakq.server.process import ipc as wire
 
 SPEC = RequestSpec("r/0", [1, 2], 5, 2**63 - 1, logit_bias={7: -1.5}, stop_token_ids=[3])
 NEWS = News(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from aiakq.runtime.server.generation import MAX_PROMPTS, MAX_SEQUENCES
-from aiakq.runtime.server.metrics import Metrics
-from aiakq.runtime.server.parsing import WITHOUT_EFFECT
+from aiakq.server.api.parsing import WITHOUT_EFFECT
+from aiakq.server.api.request_stream import MAX_PROMPTS, MAX_SEQUENCES
+from aiakq.server.telemetry.metrics import Metrics
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from aiakq import LLM, SamplingParams
-from aiakq.runtime.server.background import start_in_background
+from aiakq.server.background import start_in_background
 
 CLIENTS = 64
 SECONDS = float(os.environ.get("AIAKQ_SOAK_SECONDS", "10"))

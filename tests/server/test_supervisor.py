@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import httpx
 import pytest
 
-from aiakq.runtime.server.background import RunningServer
+from aiakq.server.background import RunningServer
 
 LONG = {"prompt": "A very long story begins", "temperature": 0, "max_tokens": 900, "ignore_eos": True}
 SHORT = {"prompt": "Once", "temperature": 0, "max_tokens": 4}

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from aiakq.runtime.server.background import RunningServer
+from aiakq.server.background import RunningServer
 
 BOMBS = {
     "loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from aiakq.runtime.engine import PROBE
-from aiakq.runtime.messages import NOTHING_LEFT, RequestSpec, TokenLogprobs
-from aiakq.runtime.runner import RunResult, sequence_pages
-from aiakq.runtime.sampler import NOT_FINITE, Sampled
-from aiakq.runtime.sequence import Scheduled, Sequence
+from aiakq.runtime.engine.engine import PROBE
+from aiakq.runtime.engine.messages import NOTHING_LEFT, RequestSpec, TokenLogprobs
+from aiakq.runtime.engine.sequence import Scheduled, Sequence
+from aiakq.runtime.executor.runner import RunResult, sequence_pages
+from aiakq.runtime.executor.sampler import NOT_FINITE, Sampled
 
 VOCAB = 2048
 #: Tokens 0 .. ENDS - 1 come up often: what requests stop at.
@@ -229,8 +229,8 @@ class PagedModel:
         for page in pages:
             self.pages[page] = [EMPTY] * self.page_size
 
-    def give_back(self) -> None:
-        """As ``Runner.give_back``: there is nothing to give."""
+    def release_memory(self) -> None:
+        """As ``Runner.release_memory``: there is nothing to release."""
 
     def _write(self, items: list[Scheduled], poisoned: Scheduled | None) -> None:
         P = self.page_size

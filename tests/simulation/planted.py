@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.runtime import engine as planted_engine
-from aiakq.runtime import sequence as planted_sequence
-from aiakq.runtime.engine import Engine
-from aiakq.runtime.pages import ROOT, PagePool, page_hash
-from aiakq.runtime.scheduler import Scheduler
-from aiakq.runtime.sequence import Sequence
+from aiakq.runtime.engine import engine as planted_engine
+from aiakq.runtime.engine import sequence as planted_sequence
+from aiakq.runtime.engine.engine import Engine
+from aiakq.runtime.engine.pages import ROOT, PagePool, page_hash
+from aiakq.runtime.engine.scheduler import Scheduler
+from aiakq.runtime.engine.sequence import Sequence
 
 Patch = Callable[[object, str, Any], None]
 

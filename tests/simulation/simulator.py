@@ -19,8 +19,8 @@ from model import ENDS, VOCAB, Fault
 from sizes import Setup
 from world import Totals, Violation, World
 
-from aiakq.runtime.messages import Abort, Inbox, RequestSpec, ResetPrefixCache
-from aiakq.runtime.sampling import SamplingParams
+from aiakq.runtime.engine.messages import Abort, Inbox, RequestSpec, ResetPrefixCache
+from aiakq.runtime.sampling_params import SamplingParams
 
 #: What can be left out of a world.
 PARTS = ("aborts", "resets", "faults", "priorities", "children", "ends")

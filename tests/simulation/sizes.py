@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from aiakq.runtime.scheduler import PromptRules
+from aiakq.runtime.engine.scheduler import PromptRules
 
 
 @dataclass

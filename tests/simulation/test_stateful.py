@@ -14,17 +14,17 @@ from sizes import Setup
 from world import World
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.engine import Engine
-from aiakq.runtime.messages import Abort, Inbox, ModelLimits, ResetPrefixCache, admit
-from aiakq.runtime.output_processor import OutputProcessor
-from aiakq.runtime.pages import PagePool
-from aiakq.runtime.sampling import SamplingParams
-from aiakq.runtime.scheduler import PromptRules, Scheduler
-from aiakq.runtime.server.generation import Generation, Prompt
-from aiakq.runtime.server.metrics import Metrics
-from aiakq.runtime.server.table import GenerationTable, QueueLimits
-from aiakq.runtime.server.wire import Cancel, Reset, Submit, ToEngine
-from aiakq.runtime.tokenizer import NoTokenizer
+from aiakq.runtime.engine.engine import Engine
+from aiakq.runtime.engine.messages import Abort, Inbox, ModelLimits, ResetPrefixCache, admit
+from aiakq.runtime.engine.pages import PagePool
+from aiakq.runtime.engine.scheduler import PromptRules, Scheduler
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.text.output_processor import OutputProcessor
+from aiakq.runtime.text.tokenizer import NoTokenizer
+from aiakq.server.api.request_manager import GenerationTable, QueueLimits
+from aiakq.server.api.request_stream import Generation, Prompt
+from aiakq.server.process.ipc import Cancel, Reset, Submit, ToEngine
+from aiakq.server.telemetry.metrics import Metrics
 
 #: A few tokens, so that prompts begin alike.
 PROMPTS = st.lists(st.sampled_from([ENDS, ENDS + 1, VOCAB - 1]), min_size=1, max_size=11)

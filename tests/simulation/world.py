@@ -11,8 +11,8 @@ from model import VOCAB, Alone, Died, Fault, Landed, PagedModel, Row
 from sizes import Setup
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.engine import Engine
-from aiakq.runtime.messages import (
+from aiakq.runtime.engine.engine import Engine
+from aiakq.runtime.engine.messages import (
     OUT_OF_MEMORY,
     Abort,
     Inbox,
@@ -23,11 +23,11 @@ from aiakq.runtime.messages import (
     TokenOutput,
     admit,
 )
-from aiakq.runtime.pages import PagePool
-from aiakq.runtime.sampler import NOT_FINITE
-from aiakq.runtime.sampling import SamplingParams
-from aiakq.runtime.scheduler import Scheduler
-from aiakq.runtime.sequence import Sequence
+from aiakq.runtime.engine.pages import PagePool
+from aiakq.runtime.engine.scheduler import Scheduler
+from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.executor.sampler import NOT_FINITE
+from aiakq.runtime.sampling_params import SamplingParams
 
 #: Deaths of the engine that a request may take part in; as in the server's table.
 DEATHS = 2

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiakq.data import chat
+from aiakq.data.documents import HINT, Document, bad, read_dataset, read_file, read_text
 from aiakq.errors import error
-from aiakq.quantizers.calibration import chat
-from aiakq.quantizers.calibration.documents import HINT, Document, bad, read_dataset, read_file, read_text
 from aiakq.quantizers.options import QuantizeOptions
 
 _HINT_IDS = "One sample per line: token ids separated by commas or spaces; or a JSON list of lists of ids."

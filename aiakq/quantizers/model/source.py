@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.kernels.reference import dequantize
+from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.model.experts import take_apart
 from aiakq.quantizers.model.groups import block_linears, gates

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from aiakq.quantizers.model.activations import Activations
 from aiakq.quantizers.model.groups import Heads, block_linears
-from aiakq.quantizers.model.pairs import Wiring
 from aiakq.quantizers.model.passes import capture, finish, load_outside
+from aiakq.quantizers.model.smooth_mappings import Wiring
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.numerics.rounding import dequantize, round_weight
 from aiakq.spec import LayerSpec

@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 
 from aiakq.errors import error
+from aiakq.evaluation.metrics import Comparison
 from aiakq.quantizers.model.activations import batched
 from aiakq.quantizers.planning.layers import settle_format, with_layers
 from aiakq.quantizers.planning.sensitivity import SAMPLE_TOKENS, Part, measure
 from aiakq.quantizers.preparation import Prepared
 from aiakq.quantizers.progress import OnProgress, Progress, Rejected
 from aiakq.quantizers.report.records import QuantizeReport
-from aiakq.runtime.evaluate import Comparison
 from aiakq.spec import LayerSpec, QuantSpec
 
 #: Widths offered, narrow to wide. Every server that reads compressed-tensors runs 4 and 8 bits; 2 and 3 are only taken

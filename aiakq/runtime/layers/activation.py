@@ -12,7 +12,7 @@ from aiakq.errors import error
 from aiakq.kernels import triton
 from aiakq.kernels.cpu import rows
 from aiakq.kernels.cpu.library import TYPES
-from aiakq.kernels.triton import layers as triton_layers
+from aiakq.kernels.triton import rows as triton_layers
 from aiakq.kernels.types import Rows, Wish
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from aiakq.kernels import triton
-from aiakq.kernels.attention import is_native, paged_attention, write_kv
 from aiakq.kernels.cpu.attention import PagedAttention, Turning
-from aiakq.kernels.triton import paged
-from aiakq.kernels.triton.layers import Heads
+from aiakq.kernels.ops.attention import is_native, paged_attention, write_kv
+from aiakq.kernels.triton import attention as paged
+from aiakq.kernels.triton.rows import Heads
 from aiakq.kernels.types import AttentionContext, Rows, Wish
 from aiakq.runtime.layers.linear import AnyLinear, wish_of
 from aiakq.runtime.layers.norm import RMSNorm

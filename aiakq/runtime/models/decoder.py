@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.types import AttentionContext, Rows, Wish
-from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import Activation
 from aiakq.runtime.layers.attention import Attention, LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
@@ -36,7 +36,7 @@ class ModelInput:
 
 
 class Weights(Protocol):
-    """Where a family's ``build`` pulls its tensors from; see aiakq/runtime/weights.py."""
+    """Where a family's ``build`` pulls its tensors from; see aiakq/runtime/loader/weights.py."""
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""

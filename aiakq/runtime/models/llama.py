@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.attention import Attention
 from aiakq.runtime.layers.experts import SparseMLP

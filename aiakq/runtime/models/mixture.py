@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.layers.linear import AnyLinear

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.attention import Attention
 from aiakq.runtime.layers.linear import Embedding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiakq.runtime.config import ModelConfig
+from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models.decoder import Decoder, Weights
 from aiakq.runtime.models.llama import build_llama_like
 

@@ -122,7 +122,7 @@ struct Sample {
 };
 
 // Columns of a weight, rounded one after the other while the columns behind each make up for its error: the inside of a
-// lazy block of GPTQ, and of the sweeps after it (aiakq/quantizers/numerics/columns.py). A column of the weight is a row
+// lazy block of GPTQ, and of the sweeps after it (aiakq/quantizers/numerics/gptq_block.py). A column of the weight is a row
 // here, so that N weights lie side by side.
 struct Feedback {
   Op op;                 // M: columns to round

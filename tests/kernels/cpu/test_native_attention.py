@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.kernels import attention
 from aiakq.kernels.cpu.attention import PagedAttention, new_cache
+from aiakq.kernels.ops import attention
 from aiakq.kernels.types import AttentionContext
 
 NAN = float("nan")

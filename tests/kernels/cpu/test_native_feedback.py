@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.kernels.cpu import feedback
-from aiakq.quantizers.numerics import columns
-from aiakq.quantizers.numerics.columns import Grid, move_columns, round_columns
+from aiakq.kernels.cpu import gptq as feedback
+from aiakq.quantizers.numerics import gptq_block as columns
+from aiakq.quantizers.numerics.gptq_block import Grid, move_columns, round_columns
 
 
 class Problem:

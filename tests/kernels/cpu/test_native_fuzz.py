@@ -6,8 +6,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aiakq.kernels import reference
 from aiakq.kernels.cpu import dense, linear
+from aiakq.kernels.ops import linear_reference as reference
 
 CPU = torch.device("cpu")
 FUZZ = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.kernels import reference
 from aiakq.kernels.cpu import linear
+from aiakq.kernels.ops import linear_reference as reference
 
 CPU = torch.device("cpu")
 #: (N, K, G): every kind of group, sizes that divide nothing, one output, one input more than a block.

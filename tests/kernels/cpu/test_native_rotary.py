@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.kernels import attention
 from aiakq.kernels.cpu.attention import PagedAttention, Turning, new_cache
+from aiakq.kernels.ops import attention
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.layers.norm import RMSNorm
 from aiakq.runtime.layers.rotary import Rotary

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from aiakq.kernels.cpu import sampling as native
-from aiakq.runtime import sampler
-from aiakq.runtime.messages import ModelLimits, RequestTimes, admit
-from aiakq.runtime.sampling import SamplingParams
-from aiakq.runtime.sequence import Sequence
+from aiakq.runtime.engine.messages import ModelLimits, RequestTimes, admit
+from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.executor import sampler
+from aiakq.runtime.sampling_params import SamplingParams
 
 
 def sequence(vocab: int, seed: int = 0, outputs=(), **params) -> Sequence:

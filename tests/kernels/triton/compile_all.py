@@ -19,7 +19,31 @@ import torch
 from compiling import SHARED, Compiled, compiled
 from triton.runtime.jit import MockTensor
 
-from aiakq.kernels.triton import attention, configs, grouped, integers, layers, linear, paged, rotary, rows
+from aiakq.kernels.triton import (
+    attention as paged,
+)
+from aiakq.kernels.triton import (
+    attention_kernel as attention,
+)
+from aiakq.kernels.triton import (
+    configs,
+    linear,
+)
+from aiakq.kernels.triton import (
+    linear_int8_kernel as integers,
+)
+from aiakq.kernels.triton import (
+    linear_kernel as grouped,
+)
+from aiakq.kernels.triton import (
+    rotary_kernel as rotary,
+)
+from aiakq.kernels.triton import (
+    rows as layers,
+)
+from aiakq.kernels.triton import (
+    rows_kernel as rows,
+)
 
 HERE = Path(__file__).resolve().parent
 K, N = 4096, 4096

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.kernels.attention import as_bytes
-from aiakq.kernels.triton import configs, paged
+from aiakq.kernels.ops.attention import as_bytes
+from aiakq.kernels.triton import attention as paged
+from aiakq.kernels.triton import configs
 from aiakq.kernels.triton.configs import Walk
 from aiakq.kernels.types import LARGEST, AttentionContext
 

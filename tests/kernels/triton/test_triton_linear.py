@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from aiakq.kernels.triton import configs, language, layers, linear
+from aiakq.kernels.triton import configs, language, linear
+from aiakq.kernels.triton import rows as layers
 from aiakq.kernels.triton.configs import Config
 from aiakq.kernels.types import Arranged, LinearProblem, QWeight
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from aiakq import LLM, SamplingParams, kernels
-from aiakq.kernels import attention, triton
+from aiakq.kernels import triton
 from aiakq.kernels.cpu import library, rows
-from aiakq.kernels.triton import linear, w8a8
+from aiakq.kernels.ops import attention
+from aiakq.kernels.triton import linear
+from aiakq.kernels.triton import linear_int8 as w8a8
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 

@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from aiakq.kernels.triton import layers, rotary, rows, w8a8
+from aiakq.kernels.triton import linear_int8 as w8a8
+from aiakq.kernels.triton import rotary_kernel as rotary
+from aiakq.kernels.triton import rows as layers
+from aiakq.kernels.triton import rows_kernel as rows
 from aiakq.kernels.types import LARGEST, Rounding
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.kernels.triton import layers, paged, trial
+from aiakq.kernels.triton import attention as paged
+from aiakq.kernels.triton import rows as layers
+from aiakq.kernels.triton import self_test as trial
 
 
 @pytest.mark.parametrize("check", [trial._grouped, trial._integers, trial._rows, trial._attention])

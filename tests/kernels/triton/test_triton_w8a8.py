@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.kernels.triton import configs, w8a8
+from aiakq.kernels.triton import configs
+from aiakq.kernels.triton import linear_int8 as w8a8
 from aiakq.kernels.triton.configs import Config
 from aiakq.kernels.types import QWeight
 

@@ -1,0 +1,1 @@
+"""Arguments: every option of the engine, the server and the commands, once: name, type, default and help."""

@@ -1,0 +1,60 @@
+"""A loaded model that scores whole texts: the logits that perplexity and KL divergence are computed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from aiakq.kernels.types import AttentionContext
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.executor.runner import Runner
+from aiakq.runtime.loader.loading import load_model
+from aiakq.runtime.models.decoder import Model, ModelInput
+
+
+@dataclass
+class ScoringModel:
+    """A model for evaluation: logits of whole windows at once, through the runtime's own kernels and paged cache."""
+
+    model: Model
+    config: EngineConfig
+
+    @torch.inference_mode()
+    def logits(self, ids: Tensor) -> Tensor:
+        """ids [B, T] int64 -> logits [B, T, V] float32; every row starts a sequence of its own."""
+        B, T = ids.shape
+        P = self.config.page_size
+        per_sequence = -(-T // P)
+        device = self.config.device
+        runner = Runner(self.model, 1 + B * per_sequence, P, self.config.dtype, device)
+        table = torch.arange(1, 1 + B * per_sequence, dtype=torch.int32, device=device).view(B, per_sequence)
+        positions = torch.arange(T, device=device).repeat(B)
+        slots = (table.long().repeat_interleave(P, dim=1) * P)[:, :T] + (torch.arange(T, device=device) % P)
+        padding = -(B * T) % self.model.row_multiple
+        context = AttentionContext(
+            query_start=torch.arange(0, B * T + 1, T, dtype=torch.int32, device=device),
+            kv_len=torch.full((B,), T, dtype=torch.int32, device=device),
+            slots=pad(slots.flatten(), (0, padding)),
+            page_table=table,
+            num_decodes=0,
+            query_start_list=list(range(0, B * T + 1, T)),
+            kv_len_list=[T] * B,
+        )
+        step = ModelInput(
+            pad(ids.to(device).flatten(), (0, padding)),
+            pad(positions, (0, padding)),
+            context,
+            torch.arange(B * T, device=device),
+        )
+        return self.model.forward(step, runner.caches).view(B, T, -1)
+
+
+def load_for_scoring(path: str | Path, dtype: str = "float32", device: str = "auto") -> ScoringModel:
+    """Load a checkpoint, quantized or not, to compute the logits of whole texts (perplexity, KL)."""
+    config = EngineConfig.from_args({"model": str(path), "dtype": dtype, "device": device, "cpu_math": "exact"})
+    model, _ = load_model(config)
+    return ScoringModel(model, config)

@@ -1,0 +1,246 @@
+"""Rounding with feedback: the loop of GPTQ (arXiv:2210.17323, algorithm 1) for one weight matrix.
+
+What differs from the published code, and why:
+
+- A group's range is taken from the columns as they are when the group begins. The published code looks at a copy that
+  is stale inside a block of 128 columns, so that groups smaller than 128 get ranges of weights that have moved since.
+- Besides its whole range a group may get a smaller one, down to half, where that lowers the loss of its columns,
+  ``sum of (w - q)^2 / U_ii^2``: the terms that algorithm 1 adds up (U is the Cholesky factor of the inverse Hessian).
+- A scale is rounded to the dtype it is stored in before the first error is computed from it.
+- Codes leave the loop as they are; nothing is rounded a second time.
+- When every column has its code, all are gone over again a few times, and each takes the code that is best for what the
+  others became: coordinate descent on the same loss, as in QuantEase (arXiv:2309.01885). How each weight would like to
+  move at first is known from the loop: ``H (w - q) = R E``, with its errors E and the factor ``H = R R^T``.
+- Inputs that were never active keep their rounded weight instead of losing it.
+- At most three matrices of K * K floats are alive at a time, the second moment that is passed in among them; four
+  with a drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aiakq.quantizers.numerics.cholesky import factors
+from aiakq.quantizers.numerics.clip import searched_scales
+from aiakq.quantizers.numerics.gptq_block import Grid, move_columns, round_columns
+from aiakq.quantizers.numerics.rounding import grouped, ranges, round_weight, scales_for
+
+#: Columns whose updates are collected before the rest of the matrix sees them.
+LAZY_COLUMNS = 128
+#: Columns whose products with a factor are worked out at a time.
+_AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to round.
+
+    storage  the dtype scales are stored in.
+    order    none, static or group; see ``column_order``.
+    search   whether groups may have less than their whole range, as the published code does not.
+    sweeps   how often all columns are gone over again once all have a code; the published code does not.
+    """
+
+    bits: int
+    group_size: int
+    symmetric: bool
+    storage: torch.dtype
+    order: str = "none"
+    damp: float = 0.01
+    search: bool = True
+    sweeps: int = 0
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Codes [N, K] uint8, scales and zeros [N, K / G] float32; the damping that was needed, None for plain rounding."""
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    damp: float | None
+
+
+def round_with_feedback(
+    weight: Tensor | Sequence[Tensor], gram: Tensor, settings: Settings, drift: Tensor | None = None
+) -> Rounded:
+    """Round ``weight`` so that the error of its outputs, ``tr(D gram D^T)``, is small.
+
+    weight [N, K] float32, or several of equal K that count as one below the other; gram [K, K] float32, the second
+    moment of the inputs in any scale. Neither is modified. ``drift`` [K, K], in the same scale, is what GPTAQ adds to
+    later columns per unit of weight (gptaq.py) times the Hessian: the mean of ``(x' - x) x^T`` where x' are the inputs
+    in the unquantized model.
+    """
+    bits, symmetric, storage = settings.bits, settings.symmetric, settings.storage
+    parts = [weight] if isinstance(weight, Tensor) else list(weight)
+    k = parts[0].shape[1]
+    size = k if settings.group_size == -1 else settings.group_size
+    order = column_order(gram.diagonal(), size, settings.order)
+    moved = None if settings.order == "none" else order
+    found = factors(gram, moved, settings.damp)
+    if found is None:
+        codes, scales, zeros = round_weight(torch.cat(parts), bits, size, symmetric, storage)
+        return Rounded(codes, scales, zeros, damp=None)
+    factor, damp = found[1:]
+    root = found[0] if settings.sweeps and drift is None else None
+    del found
+    shift = None if drift is None else _shift(drift, factor, moved)
+
+    # Columns become rows, so that each step works on contiguous memory.
+    columns = torch.cat([part.T for part in parts], dim=1)
+    if moved is not None:
+        columns = columns[moved]
+    n = columns.shape[1]
+    # What an error in each column costs, once the columns after it have made up for it.
+    cost = factor.diagonal().pow(-2)
+    if settings.order == "static":
+        by_input = cost[torch.argsort(order)].unflatten(0, (-1, size))
+        whole = [_scales_of_groups(grouped(part, size), by_input, settings) for part in parts]
+        scales, zeros = (torch.cat(tensors).T.contiguous() for tensors in zip(*whole, strict=True))
+        del whole
+    else:
+        scales, zeros = torch.empty(2, k // size, n, device=columns.device)
+    grid = Grid(bits, scales, zeros, torch.empty(k, n, dtype=torch.uint8, device=columns.device))
+    _round_in_order(columns, factor, shift, cost, grid, order, size, settings)
+    del factor, shift
+    if root is not None:
+        _into_pull(columns, root)
+        del root
+    if settings.sweeps:
+        first = 0
+        for part in parts:
+            rows = slice(first, first + len(part))
+            first = rows.stop
+            mine = Grid(bits, *(tensor[:, rows] for tensor in grid[1:]))
+            pull = None if drift is not None else columns[:, rows]
+            if pull is not None and moved is not None:
+                pull = torch.empty(k, len(part), device=pull.device).index_copy_(0, moved, pull)
+            _improve(part, mine, pull, gram, drift, damp, settings.sweeps)
+    del columns
+    return Rounded(grid.codes.T.contiguous(), scales.T.contiguous(), zeros.T.contiguous(), damp)
+
+
+def _round_in_order(
+    columns: Tensor,
+    factor: Tensor,
+    shift: Tensor | None,
+    cost: Tensor,
+    grid: Grid,
+    order: Tensor,
+    size: int,
+    settings: Settings,
+) -> None:
+    """The loop: columns [K, N], in ``order``, become their errors; codes and the ranges of groups go into ``grid``."""
+    k = len(columns)
+    group_of, places = (order // size).tolist(), order.tolist()
+    step = _lazy_columns(size, k)
+    for start in range(0, k, step):
+        stop = min(start + step, k)
+        before = None if shift is None else torch.empty_like(columns[start:stop])
+        first = start
+        while first < stop:
+            last = stop
+            if settings.order != "static":
+                # Up to the next column that begins a group.
+                last = min(stop, (first // size + 1) * size)
+                if first % size == 0:
+                    ahead = slice(first, first + size)
+                    found = _scales_of_groups(columns[ahead].T, cost[ahead], settings)
+                    grid.scales[group_of[first]], grid.zeros[group_of[first]] = found
+            here = slice(first, stop)
+            drift = None if shift is None else shift[here, here]
+            mine = None if before is None else before[first - start :]
+            round_columns(
+                columns[here], factor[here, here], grid, group_of[first:last], places[first:last], drift, mine
+            )
+            first = last
+        columns[stop:].addmm_(factor[start:stop, stop:].T, columns[start:stop], alpha=-1)
+        if before is not None and shift is not None:
+            columns[stop:].addmm_(shift[start:stop, stop:].T, before)
+
+
+def _into_pull(errors: Tensor, root: Tensor) -> None:
+    """Turn errors [K, N] into ``root errors``, in place; root [K, K] is upper triangular, so this goes from above."""
+    for start in range(0, len(errors), _AT_ONCE):
+        rows = slice(start, start + _AT_ONCE)
+        errors[rows] = root[rows, start:] @ errors[start:]
+
+
+def _improve(
+    weight: Tensor, grid: Grid, pull: Tensor | None, gram: Tensor, drift: Tensor | None, damp: float, sweeps: int
+) -> None:
+    """Go over all columns again, each time taking the code that is best while the others stay.
+
+    Coordinate descent on the loss that the loop minimizes, from where it ended, so that no step makes it larger. With q
+    what the codes stand for, ``pull = H (w - q)`` (plus ``drift^T w``) says in which direction each weight would like
+    to move; it is kept up to date in blocks. weight [N, K]; pull [K, N] is modified, and worked out if it is None.
+    """
+    k, size = weight.shape[1], weight.shape[1] // len(grid.scales)
+    mean = gram.diagonal().mean() * damp
+    values = torch.empty(k, len(weight), device=weight.device)
+    for group, (scale, zero) in enumerate(zip(grid.scales, grid.zeros, strict=True)):
+        rows = slice(group * size, (group + 1) * size)
+        values[rows] = (grid.codes[rows] - zero) * scale
+    if pull is None:
+        gap = weight.T - values
+        pull = (gram @ gap).add_(gap.mul_(mean))
+        del gap
+        if drift is not None:
+            pull.addmm_(drift.T, weight.T)
+    steps = torch.where(gram.diagonal() > 0, 1 / (gram.diagonal() + mean), 0.0).tolist()
+    for sweep in range(sweeps):
+        for start in range(0, k, LAZY_COLUMNS):
+            here = slice(start, min(start + LAZY_COLUMNS, k))
+            places = range(k)[here]
+            moves = pull[here].clone()
+            groups = [column // size for column in places]
+            move_columns(moves, gram[here, here], grid, groups, places, values[here], steps[here])
+            # The last time, nobody comes back to the columns before.
+            heard = slice(here.stop if sweep == sweeps - 1 else 0, k)
+            pull[heard].addmm_(gram[heard, here], moves, alpha=-1)
+            pull[here].sub_(moves.mul_(mean))
+
+
+def _scales_of_groups(groups: Tensor, cost: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+    """Scales and zero points [...] of groups [..., G]; ``cost`` [..., G] weighs the squared error of each column."""
+    if settings.search:
+        return searched_scales(groups, settings.bits, settings.symmetric, settings.storage, cost)
+    return scales_for(*ranges(groups, settings.symmetric), settings.bits, settings.symmetric, settings.storage)
+
+
+def _shift(drift: Tensor, factor: Tensor, order: Tensor | None) -> Tensor:
+    """What a weight in column i adds to the columns after it, ``triu(drift U^T, 1) U`` [K, K] (arXiv:2504.02692)."""
+    if order is not None:
+        drift = drift[order][:, order]
+    return (drift @ factor.T).triu_(1) @ factor
+
+
+def _lazy_columns(group_size: int, k: int) -> int:
+    """Columns per lazy block, such that a group never begins inside a block that later columns have not heard of."""
+    if group_size >= k:
+        return LAZY_COLUMNS
+    if group_size <= LAZY_COLUMNS:
+        return LAZY_COLUMNS // group_size * group_size
+    return next(step for step in range(LAZY_COLUMNS, 0, -1) if group_size % step == 0)
+
+
+def column_order(importance: Tensor, group_size: int, order: str) -> Tensor:
+    """The order [K] in which columns are rounded.
+
+    ``static`` is by importance, whatever the group. ``group`` (arXiv:2505.14638) keeps groups together: groups by their
+    most important column, columns by importance inside. Ties keep the natural order.
+    """
+    k = len(importance)
+    if order == "none":
+        return torch.arange(k, device=importance.device)
+    if order == "static":
+        return torch.argsort(importance, descending=True, stable=True)
+    groups = importance.unflatten(0, (-1, group_size))
+    inside = torch.argsort(groups, dim=1, descending=True, stable=True)
+    outside = torch.argsort(groups.amax(1), descending=True, stable=True)
+    first = torch.arange(0, k, group_size, device=importance.device).unsqueeze(1)
+    return (first + inside)[outside].flatten()

@@ -1,0 +1,1 @@
+"""Rounders: how the scaled weights of a layer become integer codes."""

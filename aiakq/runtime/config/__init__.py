@@ -1,0 +1,1 @@
+"""Configuration: ModelConfig from config.json, EngineConfig from arguments."""

@@ -1,0 +1,79 @@
+"""Device and dtypes: what the options name, and what ``auto`` picks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from aiakq.errors import error
+from aiakq.kernels.cpu import library
+
+DTYPES = {
+    "half": torch.float16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float": torch.float32,
+    "float32": torch.float32,
+    "fp32": torch.float32,
+}
+#: Of keys and values in the cache.
+KV_DTYPES = DTYPES | {
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+
+
+def pick_device(name: str) -> torch.device:
+    """The device an option names. Raises ``device``."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise error(
+            "device",
+            device="cuda",
+            reason="torch finds no NVIDIA GPU",
+            hint="Use --device cpu, or install a CUDA torch.",
+        )
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
+
+
+def _cpu_has_bf16() -> bool:
+    """Whether this processor multiplies bf16 natively (AVX-512 BF16 or AMX)."""
+    checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return any(getattr(torch.cpu, check, lambda: False)() for check in checks)
+
+
+def pick_dtype(wanted: str, raw: Mapping[str, Any], device: torch.device) -> tuple[torch.dtype, str]:
+    """The arithmetic for what is not quantized, and why."""
+    if wanted != "auto":
+        return DTYPES[wanted], "asked for"
+    stored = DTYPES.get(
+        str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."), torch.float32
+    )
+    if device.type == "cuda":
+        if stored == torch.float32:
+            return torch.float16, "the checkpoint is float32; 16 bits are twice as fast on a GPU"
+        return stored, "the checkpoint's own"
+    if library.unavailable() is None:
+        return torch.float32, "the native kernels compute in float32; weights stay as they are stored"
+    if _cpu_has_bf16() and stored != torch.float32:
+        return torch.bfloat16, "this processor multiplies bf16 natively"
+    return torch.float32, "fastest and most exact on this processor, which has no bf16 arithmetic"
+
+
+def pick_kv_dtype(wanted: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Of keys and values. Raises ``bad_option`` where the GPU does not know it."""
+    if wanted.startswith("fp8") and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise error(
+            "bad_option",
+            option="--kv-cache-dtype",
+            value=wanted,
+            expected="what this GPU can store",
+            hint="GPUs before compute capability 8.9 have no floats of 8 bits: int8 takes as little memory.",
+        )
+    return KV_DTYPES.get(wanted, dtype)

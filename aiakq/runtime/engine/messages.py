@@ -1,0 +1,277 @@
+"""What goes into the engine and what comes out of it: plain records, encodable without pickle.
+
+``RequestSpec`` is the engine's only way in. ``admit`` is the only place that makes one: it checks every field
+against the limits of the loaded model, so that nothing inside the engine can fail because of a request's values.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aiakq.errors import error
+from aiakq.runtime.sampling_params import LogitsProcessor, SamplingParams
+
+#: The ``error`` of a sequence whose own masks forbid every token.
+NOTHING_LEFT = "no token is left that the request allows"
+#: That of one that does not fit into memory beside the weights, even alone.
+OUT_OF_MEMORY = "its part of a step does not fit into memory"
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """The bounds every request is checked against.
+
+    vocab_size    width of the logits: every token id is in 0 .. vocab_size - 1.
+    max_model_len tokens of prompt plus output.
+    max_kv_tokens tokens the whole page pool holds; a request that needs more could never run.
+    max_logprobs  most log-probabilities per position a client may ask for.
+    max_new_tokens  what longer answers are cut to; None: nothing.
+    by_priority   whether requests may have a priority.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    max_kv_tokens: int
+    max_logprobs: int = 20
+    eos_token_ids: tuple[int, ...] = ()
+    max_new_tokens: int | None = None
+    by_priority: bool = False
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """One sequence to generate, every field checked. Made by ``admit`` only.
+
+    max_tokens       tokens to generate at most; 0 scores the prompt and stops.
+    stop_token_ids   end the sequence, reported as ``stop_reason``.
+    eos_token_ids    end the sequence, ``stop_reason`` None; empty with ignore_eos.
+    seed             drawn when the user gave none, so that a preempted request repeats itself.
+    bad_words        token ids that may not follow each other in the output.
+    priority         lower ones are scheduled first.
+    cache_salt       pages are shared only between requests with the same one.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    max_tokens: int
+    seed: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop_token_ids: list[int] = field(default_factory=list)
+    eos_token_ids: list[int] = field(default_factory=list)
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[list[int]] = field(default_factory=list)
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True)
+class LocalSpec(RequestSpec):
+    """One that brings code: for an engine in the caller's own process. It never crosses a wire."""
+
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+
+
+def admit(
+    request_id: str,
+    prompt_token_ids: list[int],
+    params: SamplingParams,
+    limits: ModelLimits,
+    index: int = 0,
+    bad_words: Sequence[list[int]] = (),
+    priority: int = 0,
+    cache_salt: str = "",
+) -> RequestSpec:
+    """Check one request against ``limits`` and freeze it. ``index`` counts the sequences of an n > 1 request.
+
+    ``bad_words`` are those of ``params`` as token ids.
+
+    Raises AiakqError: empty_prompt, invalid_token_id, context_length_exceeded, value_out_of_range, invalid_type,
+    unsupported_parameter.
+    """
+    if not prompt_token_ids:
+        raise error("empty_prompt", param="prompt")
+    _check_ids("prompt", prompt_token_ids, limits.vocab_size)
+    _check_ids("stop_token_ids", params.stop_token_ids or (), limits.vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab_size)
+    _check_ids("logit_bias", params.logit_bias or (), limits.vocab_size)
+    for word in bad_words:
+        _check_ids("bad_words", word, limits.vocab_size)
+    _check_priority(priority, limits)
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        # -1 asks for the whole vocabulary.
+        if wanted is not None and (limits.vocab_size if wanted == -1 else wanted) > limits.max_logprobs:
+            raise error("value_out_of_range", param=name, value=wanted, allowed=f"at most {limits.max_logprobs}")
+    longest = min(limits.max_model_len, limits.max_kv_tokens)
+    room = longest - len(prompt_token_ids)
+    max_tokens = room if params.max_tokens is None else params.max_tokens
+    if limits.max_new_tokens is not None:
+        max_tokens = min(max_tokens, limits.max_new_tokens)
+        if params.min_tokens > max_tokens:
+            allowed = f"at most {max_tokens}, the limit of every answer"
+            raise error("value_out_of_range", param="min_tokens", value=params.min_tokens, allowed=allowed)
+    if room < max(0 if params.max_tokens == 0 else 1, max_tokens):
+        raise error(
+            "context_length_exceeded",
+            param="max_tokens" if room > 0 else "prompt",
+            prompt=len(prompt_token_ids),
+            wanted=max(1, max_tokens),
+            limit=longest,
+        )
+    seed = secrets.randbits(63) if params.seed is None else params.seed + index
+    spec = RequestSpec(
+        request_id=request_id,
+        prompt_token_ids=list(prompt_token_ids),
+        max_tokens=max_tokens,
+        seed=seed,
+        min_tokens=params.min_tokens,
+        temperature=0.0 if params.greedy else float(params.temperature),
+        top_p=float(params.top_p),
+        top_k=max(params.top_k, 0),
+        min_p=float(params.min_p),
+        presence_penalty=float(params.presence_penalty),
+        frequency_penalty=float(params.frequency_penalty),
+        repetition_penalty=float(params.repetition_penalty),
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        stop_token_ids=list(params.stop_token_ids or ()),
+        eos_token_ids=[] if params.ignore_eos else list(limits.eos_token_ids),
+        logit_bias=params.logit_bias,
+        allowed_token_ids=params.allowed_token_ids,
+        bad_words=list(bad_words),
+        priority=priority,
+        cache_salt=cache_salt,
+    )
+    if params.logits_processors:
+        return LocalSpec(**vars(spec), logits_processors=tuple(params.logits_processors))
+    return spec
+
+
+def _check_priority(priority: int, limits: ModelLimits) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise error("invalid_type", param="priority", reason=f"an integer is expected, not {priority!r:.64}")
+    if not -(2**31) <= priority < 2**31:
+        raise error("value_out_of_range", param="priority", value=priority, allowed="a 32-bit integer")
+    if priority and not limits.by_priority:
+        reason = "requests are served in order of arrival, without --scheduling-policy priority"
+        raise error("unsupported_parameter", param="priority", reason=reason)
+
+
+def _check_ids(param: str, ids, vocab_size: int) -> None:
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise error("invalid_type", param=param, reason=f"token ids are integers, not {token!r:.64}")
+        if not 0 <= token < vocab_size:
+            raise error("invalid_token_id", param=param, value=token, last=vocab_size - 1)
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Stop a request and give its pages back; unknown or finished ids are ignored."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class ResetPrefixCache:
+    """Let no later request find a page that was filled before."""
+
+
+#: What ``Engine.step`` takes, in order.
+Inbox = list[RequestSpec | Abort | ResetPrefixCache]
+
+
+@dataclass
+class TokenLogprobs:
+    """Log-probabilities at one position: the chosen token first, then the most likely ones, best first."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    chosen_rank: int
+
+
+@dataclass
+class RequestTimes:
+    """Seconds on the engine's clock (the ``now`` passed to step)."""
+
+    arrived: float
+    scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+
+@dataclass
+class TokenOutput:
+    """News of one request after a step.
+
+    token_ids         generated in this step.
+    token_logprobs    of the generated tokens, raw (before temperature and penalties); same length.
+    logprobs          per generated token, only if the request asked.
+    prompt_logprobs   for the whole prompt, once, with the first news; the first entry is None.
+    finish_reason     "stop", "length", "abort" or "error" with the last news, else None.
+    stop_reason       the stop token id that ended it; None for end of sequence.
+    num_cached_tokens prompt tokens taken from the prefix cache.
+    """
+
+    request_id: str
+    token_ids: list[int] = field(default_factory=list)
+    token_logprobs: list[float] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    times: RequestTimes | None = None
+    error: str | None = None
+
+
+@dataclass
+class EngineStats:
+    """The engine after a step: gauges now, and counters since the start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_pages: int = 0
+    num_free_pages: int = 0
+    num_scheduled_tokens: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+
+    @property
+    def kv_usage(self) -> float:
+        """The part of the KV pages in use."""
+        return 1 - self.num_free_pages / self.num_pages if self.num_pages else 0.0
+
+
+@dataclass
+class StepOutput:
+    """Everything one ``Engine.step`` has to say. ``started``: ids of requests that it ran for the first time."""
+
+    outputs: list[TokenOutput] = field(default_factory=list)
+    stats: EngineStats = field(default_factory=EngineStats)
+    started: list[str] = field(default_factory=list)
+
+    def date(self, began: float, ended: float) -> None:
+        """Date the step's tokens to when they exist: the engine, having no clock, dates them to the step's begin."""
+        for output in self.outputs:
+            if output.times is not None and output.token_ids:
+                output.times.last_token = ended
+                if output.times.first_token == began:
+                    output.times.first_token = ended

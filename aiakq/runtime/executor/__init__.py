@@ -1,0 +1,1 @@
+"""The executor: runs the batches that the engine schedules, on one device."""

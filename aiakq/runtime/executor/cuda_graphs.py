@@ -1,0 +1,124 @@
+"""Decoding steps on an NVIDIA GPU as CUDA graphs: what hundreds of launches do, in one.
+
+A graph is of one number of sequences. Steps are padded up to the next of a few sizes, each captured when it is first
+needed; everything a graph reads lies in tensors that stay, into which a step copies its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.types import AttentionContext
+from aiakq.runtime.config.compilation import Capture
+from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.models.decoder import Decoder, ModelInput
+
+NO_WISHES = Capture()
+
+
+def sizes(rows: int, capture: Capture = NO_WISHES) -> list[int]:
+    """Numbers of sequences that graphs are made for, ``rows`` at most: 1, 2, 4, multiples of 8 up to 64, then of 32."""
+    most = min(rows, capture.most or rows)
+    if capture.sizes is not None:
+        return [size for size in capture.sizes if size <= most] or [min(most, capture.sizes[0])]
+    wanted = [1, 2, 4, *range(8, 65, 8), *range(96, most + 32, 32)]
+    return [size for size in wanted if size < most] + [most]
+
+
+def captured(compute: Callable[[], object], pool: Any) -> Callable[[], None]:
+    """``compute`` as a graph: a function that runs it again. What it returns is not kept."""
+    # Once without: kernels are compiled and libraries set up, which cannot be captured.
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        compute()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        compute()
+    return graph.replay
+
+
+class DecodeGraphs:
+    """The decoding steps of one model over one cache.
+
+    Rows beyond a step's sequences are tokens at the scratch page, which nobody reads.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        caches: list[LayerCache],
+        sizes: list[int],
+        length: int,
+        page_size: int,
+        device: torch.device,
+    ) -> None:
+        """For ``sizes`` sequences, ascending, of up to ``length`` tokens."""
+        self._model, self._caches = model, caches
+        self._sizes, self._length = sizes, length
+        most = sizes[-1]
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self._token_ids, self._positions, self._slots = zeros(3, most).unbind()
+        self._kv_len = zeros(most, dtype=torch.int32) + 1
+        self._table = zeros(most, -(-length // page_size), dtype=torch.int32)
+        self._rows = torch.arange(most + 1, device=device)
+        # Of all sizes: what a graph computes on the way takes the same memory as the next one's.
+        self._logits = torch.empty(most, model.vocab_size, device=device)
+        self._made: dict[int, Callable[[], None]] = {}
+
+    def __len__(self) -> int:
+        """The number of sizes."""
+        return len(self._sizes)
+
+    def takes(self, step: ModelInput) -> bool:
+        """Whether every sequence of ``step`` has one token, whose logits are wanted, and all fit."""
+        count = len(step.context.kv_len_list)
+        return (
+            step.context.num_decodes == count == len(step.token_ids) == len(step.logit_rows)
+            and count <= self._sizes[-1]
+            and max(step.context.kv_len_list) <= self._length
+        )
+
+    def __call__(self, step: ModelInput) -> Tensor:
+        """Logits [R, V] float32 of ``step.logit_rows``, as Model.forward; the next step writes over them."""
+        context, count = step.context, len(step.token_ids)
+        size = next(size for size in self._sizes if size >= count)
+        width = context.page_table.shape[1]
+        for kept, new, padding in (
+            (self._token_ids, step.token_ids, 0),
+            (self._positions, step.positions, 0),
+            (self._slots, context.slots, 0),
+            (self._kv_len, context.kv_len, 1),
+        ):
+            kept[:count] = new
+            kept[count:size] = padding
+        self._table[:count, :width] = context.page_table
+        self._table[count:size, :1] = 0
+        replay = self._made.get(size) or self._make(size)
+        replay()
+        return self._logits[:count]
+
+    def _make(self, size: int) -> Callable[[], None]:
+        rows = self._rows
+        context = AttentionContext(
+            query_start=rows[: size + 1].to(torch.int32),
+            kv_len=self._kv_len[:size],
+            slots=self._slots[:size],
+            page_table=self._table[:size],
+            num_decodes=size,
+            query_start_list=list(range(size + 1)),
+            kv_len_list=[self._length] * size,
+        )
+        step = ModelInput(self._token_ids[:size], self._positions[:size], context, rows[:size])
+        logits = self._logits[:size]
+        replay = self._made[size] = captured(lambda: logits.copy_(self._model.compute(step, self._caches)), self._pool)
+        return replay

@@ -1,0 +1,45 @@
+"""The KV cache: bytes of a page, and how many pages fit into memory."""
+
+from __future__ import annotations
+
+import torch
+
+from aiakq.errors import error
+from aiakq.kernels.types import LARGEST
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.device_memory import free_memory
+from aiakq.runtime.models.decoder import Model
+
+
+def kv_bytes_per_page(model: Model, page_size: int, dtype: torch.dtype) -> int:
+    """Bytes of keys and values of one page, over all layers, and of their scales if they are of 8 bits."""
+    layers, kv_heads, head_dim = model.kv_shape
+    per_head = head_dim * dtype.itemsize + (4 if dtype in LARGEST else 0)
+    return 2 * layers * page_size * kv_heads * per_head
+
+
+def count_pages(config: EngineConfig, model: Model) -> int:
+    """Pages for as many full-length sequences as may run, within the memory that is left; scratch page included.
+
+    Raises ``no_memory`` when not even one sequence of max_model_len tokens fits; of one page, if that may be lowered.
+    """
+    if config.num_pages is not None:
+        return config.num_pages
+    per_sequence = -(-config.max_model_len // config.page_size)
+    wanted = config.max_num_seqs * per_sequence + 1
+    page_bytes = kv_bytes_per_page(model, config.page_size, config.kv_dtype)
+    free = free_memory(config.device)
+    # The weights are loaded already: the fraction applies to what is left, less room for one step's activations.
+    activations = config.max_num_batched_tokens * config.hf.intermediate_size * 16 + config.max_num_seqs * (
+        config.hf.vocab_size * 16
+    )
+    fitting = int((free * config.memory_fraction - activations) // page_bytes)
+    if fitting < (1 if config.fit_model_len else per_sequence) + 1:
+        raise error(
+            "no_memory",
+            available=f"{free / 2**30:.1f} GiB",
+            needed=f"{(per_sequence + 1) * page_bytes / 2**30:.1f} GiB",
+            max_model_len=config.max_model_len,
+            fits=max(0, (fitting - 1) * config.page_size),
+        )
+    return min(wanted, fitting)

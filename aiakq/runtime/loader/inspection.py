@@ -1,0 +1,401 @@
+"""What a checkpoint is, layer by layer, whether it is all there, and whose code would run it: from headers alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from aiakq.errors import AiakqError, error
+from aiakq.formats.checkpoint import MANIFEST, Checkpoint, read_json, resolve_model
+from aiakq.formats.checks import derive_group_size
+from aiakq.formats.inventory import Difference, compare
+from aiakq.formats.safetensors_file import DTYPE_BYTES, TensorInfo
+from aiakq.kernels import explain
+from aiakq.kernels.types import SCHEME_BITS, LinearProblem
+from aiakq.spec import QuantSpec
+
+if TYPE_CHECKING:
+    import torch
+
+_EMBEDDING = re.compile(r"embed|\bwte\b|\bwpe\b")
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One part of the model that owns tensors.
+
+    name            module name; in a collapsed list the layer numbers stand in braces.
+    kind            linear, embedding, or other (norms, positions).
+    scheme          the arithmetic: w4a16 and so on; w16 or w32 where nothing is quantized.
+    group_size      inputs per scale; None where there is none.
+    nbytes          of all its tensors on disk.
+    implementation  whose code would run it; None for what is no matrix product.
+    passed_over     better implementations, and why not.
+    count           how many equal layers a collapsed row stands for; the other numbers are those of one.
+    """
+
+    name: str
+    kind: str
+    scheme: str
+    n: int
+    k: int
+    group_size: int | None
+    nbytes: int
+    implementation: str | None = None
+    passed_over: tuple[tuple[str, str], ...] = ()
+    count: int = 1
+
+    @property
+    def parameters(self) -> int:
+        return self.n * self.k
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A checkpoint as its headers describe it.
+
+    writer        the tool that wrote it, where it left its name.
+    support       how aiakq would run it: native, through transformers, or not.
+    dtype, dtype_reason, device   the activation dtype and device the implementations were asked about.
+    differences   tensors that are missing, extra or of another shape than the config implies; None where aiakq cannot
+                  tell, because it has no model of its own for the architecture.
+    """
+
+    path: str
+    architecture: str
+    support: str
+    writer: str | None
+    spec: QuantSpec | None
+    context: int | None
+    tied_embeddings: bool
+    files: int
+    device: str
+    dtype: str
+    dtype_reason: str
+    layers: tuple[Layer, ...]
+    differences: tuple[Difference, ...] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def parameters(self) -> int:
+        return sum(layer.parameters for layer in self.layers)
+
+    def bits_per_weight(self, quantized_only: bool = False) -> float | None:
+        """Bits on disk per parameter, scales and zero points included."""
+        chosen = [layer for layer in self.layers if not quantized_only or _is_quantized(layer)]
+        parameters = sum(layer.parameters for layer in chosen)
+        return 8 * sum(layer.nbytes for layer in chosen) / parameters if parameters else None
+
+    def document(self) -> dict[str, Any]:
+        """The inspection as JSON values, every layer by itself."""
+        spec = self.spec
+        return {
+            "schema_version": 1,
+            "kind": "inspect",
+            "path": self.path,
+            "architecture": self.architecture,
+            "support": self.support,
+            "writer": self.writer,
+            "context": self.context,
+            "tied_embeddings": self.tied_embeddings,
+            "files": self.files,
+            "parameters": self.parameters,
+            "bytes": self.nbytes,
+            "bits_per_weight": self.bits_per_weight(),
+            "bits_per_quantized_weight": self.bits_per_weight(quantized_only=True),
+            "device": self.device,
+            "dtype": self.dtype,
+            "dtype_reason": self.dtype_reason,
+            "quantization": None
+            if spec is None
+            else {
+                "method": spec.method,
+                "scheme": spec.scheme,
+                "format": spec.format,
+                "bits": spec.bits,
+                "group_size": spec.group_size,
+                "symmetric": spec.symmetric,
+                "activation_bits": spec.activation_bits,
+                "desc_act": spec.desc_act,
+                "ignore": list(spec.ignore),
+                "mixed": spec.mixed,
+                "layers": {name: None if layer is None else vars(layer) for name, layer in spec.layers},
+            },
+            "inventory": None if self.differences is None else [_difference_document(d) for d in self.differences],
+            "layers": [_layer_document(layer) for layer in self.layers],
+        }
+
+
+def _layer_document(layer: Layer) -> dict[str, Any]:
+    return {
+        "name": layer.name,
+        "kind": layer.kind,
+        "scheme": layer.scheme,
+        "n": layer.n,
+        "k": layer.k,
+        "group_size": layer.group_size,
+        "bytes": layer.nbytes,
+        "implementation": layer.implementation,
+        "passed_over": dict(layer.passed_over),
+    }
+
+
+def _difference_document(difference: Difference) -> dict[str, str]:
+    return {"kind": difference.kind, **vars(difference)}
+
+
+def _is_quantized(layer: Layer) -> bool:
+    return layer.scheme not in ("w16", "w32")
+
+
+def inspect_checkpoint(
+    model: str, revision: str | None = None, device: str = "auto", dtype: str = "auto"
+) -> Inspection:
+    """Describe the checkpoint ``model`` (a folder, or a hub name that is fetched), for ``device`` and ``dtype``.
+
+    Tensors that are not as the config implies are part of the answer. Raises ``model_*`` and ``format_unsupported`` for
+    what cannot be read, ``tensor_mismatch`` for shapes that do not fit their format, ``device``.
+    """
+    from aiakq.runtime.config.model import first_architecture
+
+    folder = resolve_model(model, revision)
+    checkpoint = Checkpoint.open(folder)
+    target = _target(checkpoint, device, dtype)
+    linears = set(checkpoint.quantized_linears())
+    if linears and checkpoint.spec is None:
+        raise error("format_unsupported", reason="config.json has no quantization_config, but the weights are packed")
+    layers = [
+        _quantized(checkpoint, module, infos, target) if module in linears else _plain(module, infos)
+        for module, infos in _modules(checkpoint.inventory, linears).items()
+    ]
+    layers.sort(key=lambda layer: _natural(layer.name))
+    text = checkpoint.config.get("text_config")
+    context = checkpoint.config.get("max_position_embeddings")
+    if context is None and isinstance(text, dict):
+        context = text.get("max_position_embeddings")
+    architecture = first_architecture(checkpoint.config)
+    return Inspection(
+        path=str(folder),
+        architecture=architecture,
+        support=_support(architecture),
+        writer=_writer(checkpoint),
+        spec=checkpoint.spec,
+        context=context if isinstance(context, int) else None,
+        tied_embeddings=bool(checkpoint.config.get("tie_word_embeddings")),
+        files=len({info.file for info in checkpoint.inventory.values()}),
+        device=target.device.type,
+        dtype=str(target.dtype).removeprefix("torch."),
+        dtype_reason=target.dtype_reason,
+        layers=tuple(layers),
+        differences=_differences(checkpoint),
+    )
+
+
+def _differences(checkpoint: Checkpoint) -> tuple[Difference, ...] | None:
+    """The tensor inventory, where the config can be settled and the family is one of ours."""
+    from aiakq.runtime.config.model import ModelConfig
+    from aiakq.runtime.loader.weights import wanted_tensors
+    from aiakq.runtime.models import ARCHITECTURES
+
+    try:
+        config = ModelConfig.from_hf(checkpoint.config)
+        if config.architecture not in ARCHITECTURES:
+            return None
+        return tuple(compare(checkpoint, wanted_tensors(config, checkpoint)))
+    except AiakqError:
+        return None
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What the model would run on. ``excluded`` implementations need more memory than there is."""
+
+    device: torch.device
+    dtype: torch.dtype
+    dtype_reason: str
+    excluded: frozenset[str]
+
+
+def _target(checkpoint: Checkpoint, device: str, dtype: str) -> _Target:
+    """Ask the runtime; a model whose config it cannot settle is still described, for the plain device."""
+    import torch
+
+    from aiakq.runtime.config.device import pick_dtype
+    from aiakq.runtime.config.engine import EngineConfig
+    from aiakq.runtime.loader.weights import open_weights
+
+    try:
+        config = EngineConfig.from_args({"model": str(checkpoint.path), "device": device, "dtype": dtype})
+        return _Target(config.device, config.dtype, config.dtype_reason, open_weights(config).excluded)
+    except AiakqError as problem:
+        if problem.id != "model_malformed":
+            raise
+    plain = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
+    return _Target(plain, *pick_dtype(dtype, checkpoint.config, plain), frozenset())
+
+
+def _modules(inventory: Mapping[str, TensorInfo], linears: set[str]) -> dict[str, dict[str, TensorInfo]]:
+    """module -> suffix -> tensor; the suffix is what follows the module's name."""
+    modules: dict[str, dict[str, TensorInfo]] = {}
+    for name, info in inventory.items():
+        module, _, suffix = name.rpartition(".")
+        # Some tensors have no module of their own, or sit deeper than the linear that owns them.
+        while module and module not in linears and any(module.startswith(owner + ".") for owner in linears):
+            module, _, inner = module.rpartition(".")
+            suffix = f"{inner}.{suffix}"
+        modules.setdefault(module or name, {})[suffix] = info
+    return modules
+
+
+def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo], target: _Target) -> Layer:
+    spec = checkpoint.linear_spec(name)
+    n, k, bits, groups = _dimensions(name, infos, spec)
+    group_size = derive_group_size(k, groups, spec.group_size, "scales", name)
+    scheme = "w8a8" if spec.activation_bits else f"w{bits}a16"
+    problem = LinearProblem(
+        scheme=scheme,
+        n=n,
+        k=k,
+        group_size=group_size,
+        has_zeros=not spec.symmetric,
+        has_perm=spec.desc_act or "weight_g_idx" in infos,
+        has_bias="bias" in infos,
+        static_input="input_scale" in infos,
+        dtype=target.dtype,
+        device=target.device.type,
+    )
+    choice = explain(problem, target.excluded)
+    nbytes = sum(info.nbytes for info in infos.values())
+    return Layer(name, "linear", scheme, n, k, group_size, nbytes, choice.name, choice.passed_over)
+
+
+def _dimensions(name: str, infos: Mapping[str, TensorInfo], spec: QuantSpec) -> tuple[int, int, int, int]:
+    """N, K, bits and groups of a quantized linear, from shapes (see the layouts in aiakq/formats)."""
+    try:
+        if "weight_packed" in infos:
+            n, words = infos["weight_packed"].shape
+            groups = 1 if len(infos["weight_scale"].shape) < 2 else infos["weight_scale"].shape[1]
+            # 3-bit words may have gaps, and end anywhere: whole groups say more than words do.
+            k = groups * spec.group_size if groups > 1 and spec.group_size > 0 else words * 32 // spec.bits
+            return n, k, words * 32 // k if words * 32 // k in SCHEME_BITS.values() else spec.bits, groups
+        if "weight" in infos:
+            n, k = infos["weight"].shape
+            return n, k, 8, 1 if len(infos["weight_scale"].shape) < 2 else infos["weight_scale"].shape[1]
+        rows, columns = infos["qweight"].shape
+        groups = infos["scales"].shape[0]
+        if spec.format == "awq":
+            return columns * 8, rows, 4, groups
+        if spec.format in ("awq_gemv", "awq_gemv_fast"):
+            n, k = (rows, columns * 8) if spec.format == "awq_gemv" else (rows * 4, columns)
+            return n, k, 4, k // spec.group_size if spec.group_size > 0 else 1
+        bits = infos["qzeros"].shape[1] * 32 // columns
+        k = infos["g_idx"].shape[0] if "g_idx" in infos else rows * 32 // bits
+        return columns, k, rows * 32 // k, groups
+    except (KeyError, ValueError, IndexError, ZeroDivisionError):
+        raise error("tensor_mismatch", path=name, reason=f"its tensors are not those of {spec.format}") from None
+
+
+def _plain(name: str, infos: Mapping[str, TensorInfo]) -> Layer:
+    """A module without quantized weights. What has no matrix is counted as one row of its elements."""
+    nbytes = sum(info.nbytes for info in infos.values())
+    matrix = max(infos.values(), key=lambda info: (len(info.shape), info.nbytes))
+    scheme = "w32" if DTYPE_BYTES[matrix.dtype] == 4 else "w16"
+    if len(matrix.shape) == 2:
+        n, k = matrix.shape
+        if _EMBEDDING.search(name):
+            return Layer(name, "embedding", scheme, n, k, None, nbytes)
+        return Layer(name, "linear", scheme, n, k, None, nbytes, "torch")
+    elements = sum(info.nbytes // DTYPE_BYTES[info.dtype] for info in infos.values())
+    return Layer(name, "other", scheme, 1, elements, None, nbytes)
+
+
+def _natural(name: str) -> tuple[bool, list[tuple[int, str]]]:
+    """Order: embedding and layers by number, the output layer last."""
+    parts = re.split(r"(\d+)", name)
+    return name.startswith("lm_head"), [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
+
+def _support(architecture: str) -> str:
+    from aiakq.runtime.models import ARCHITECTURES
+
+    return "native" if architecture in ARCHITECTURES else "through transformers (--model-impl transformers)"
+
+
+def _writer(checkpoint: Checkpoint) -> str | None:
+    """The tool that wrote a checkpoint, as far as it says so."""
+    try:
+        if (checkpoint.path / MANIFEST).exists():
+            return f"aiakq {read_json(checkpoint.path / MANIFEST, MANIFEST).get('aiakq', '')}".strip()
+    except AiakqError:
+        pass
+    quantization = checkpoint.config.get("quantization_config") or {}
+    meta = quantization.get("meta") or {}
+    quantizer = meta.get("quantizer") if isinstance(meta, dict) else None
+    if quantizer:
+        return ", ".join(map(str, quantizer)) if isinstance(quantizer, list) else str(quantizer)
+    if quantization.get("quant_method") == "compressed-tensors" and quantization.get("version"):
+        return f"compressed-tensors {quantization['version']}"
+    version = checkpoint.config.get("transformers_version")
+    return f"transformers {version}" if version else None
+
+
+def collapse(layers: Iterable[Layer]) -> list[Layer]:
+    """Equal layers as one row each: same name but for its numbers, same everything else. Norms become one row."""
+    groups: dict[Any, list[Layer]] = {}
+    others: list[Layer] = []
+    for layer in layers:
+        if layer.kind == "other":
+            others.append(layer)
+            continue
+        groups.setdefault((_NUMBER.sub("#", layer.name), replace(layer, name="")), []).append(layer)
+    rows = [replace(members[0], name=_joined(members), count=len(members)) for members in groups.values()]
+    if others:
+        total = Layer(
+            "norms and other small tensors",
+            "other",
+            others[0].scheme,
+            1,
+            sum(layer.k for layer in others),
+            None,
+            sum(layer.nbytes for layer in others),
+        )
+        rows.append(total)
+    return rows
+
+
+def collapse_differences(differences: Iterable[Difference]) -> list[tuple[Difference, int]]:
+    """Equal differences as one row each, with how many there are: same name but for its numbers, same shapes."""
+    groups: dict[Any, list[Difference]] = {}
+    for each in differences:
+        groups.setdefault((_NUMBER.sub("#", each.name), each.found, each.expected), []).append(each)
+    return [(replace(members[0], name=_joined(members)), len(members)) for members in groups.values()]
+
+
+def _joined(members: Sequence[Layer | Difference]) -> str:
+    """The common name of equal layers, with their first differing numbers as ranges: model.layers.{0-5}.mlp."""
+    if len(members) == 1:
+        return members[0].name
+    numbers = [[int(found) for found in _NUMBER.findall(member.name)] for member in members]
+    pieces = _NUMBER.split(members[0].name)
+    name = pieces[0]
+    for position, piece in enumerate(pieces[1:]):
+        values = sorted({each[position] for each in numbers})
+        name += (str(values[0]) if len(values) == 1 else "{" + _ranges(values) + "}") + piece
+    return name
+
+
+def _ranges(values: list[int]) -> str:
+    """0,1,2,5 as 0-2,5."""
+    spans: list[list[int]] = []
+    for value in values:
+        if spans and value == spans[-1][1] + 1:
+            spans[-1][1] = value
+        else:
+            spans.append([value, value])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)

@@ -1,0 +1,140 @@
+"""From a checkpoint folder to an engine: weights into kernels, memory into pages, every phase timed."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from aiakq.errors import error
+from aiakq.kernels import triton
+from aiakq.kernels.ops.attention import is_native
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.device_memory import release_memory
+from aiakq.runtime.engine.engine import Engine
+from aiakq.runtime.engine.messages import ModelLimits
+from aiakq.runtime.engine.pages import PagePool
+from aiakq.runtime.engine.scheduler import PromptRules, Scheduler
+from aiakq.runtime.executor.cpu_program import Bounds
+from aiakq.runtime.executor.kv_cache import count_pages, kv_bytes_per_page
+from aiakq.runtime.executor.runner import Runner
+from aiakq.runtime.loader.weights import CheckpointWeights, DummyWeights, check_inventory, describe_kinds, open_weights
+from aiakq.runtime.models import ARCHITECTURES, FAMILIES
+from aiakq.runtime.models.decoder import Model
+from aiakq.system.memory import gc_frozen
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One finished part of the start-up: what, how long, and a fact about it."""
+
+    name: str
+    seconds: float
+    detail: str
+
+
+def _ignore(phase: Phase) -> None:
+    """What happens to phases nobody wants to hear of."""
+
+
+def load_model(config: EngineConfig) -> tuple[Model, str]:
+    """Build the model of ``config``; returns it with one line about its linear layers, for the start-up table.
+
+    Raises AiakqError: model_unsupported, tensor_inventory, tensor_mismatch, not_finite, model_*.
+    """
+    architecture = config.hf.architecture
+    native = ARCHITECTURES.get(architecture)
+    if native is None and config.model_impl == "aiakq":
+        raise error(
+            "model_unsupported",
+            architecture=architecture,
+            reason="aiakq has no model of its own for it",
+            known=FAMILIES,
+        )
+    if native is None or config.model_impl == "transformers":
+        from aiakq.runtime.loader.transformers_fallback import load_transformers_model
+
+        return load_transformers_model(config)
+    weights: CheckpointWeights | DummyWeights
+    if config.load_format == "dummy":
+        weights = DummyWeights(config)
+    else:
+        weights = open_weights(config)
+    if isinstance(weights, CheckpointWeights):
+        check_inventory(config.hf, weights.checkpoint)
+    model = importlib.import_module(native).build(config.hf, weights)
+    if config.device.type == "cpu" and weights.all_native:
+        model.row_multiple = 1
+    remarks = weights.remarks if isinstance(weights, CheckpointWeights) else []
+    return model, "; ".join([describe_kinds(weights.kinds), *remarks])
+
+
+def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignore) -> Engine:
+    """Load the model, size the page pool and put the engine together, reporting each phase."""
+    started = time.monotonic()
+    with gc_frozen():
+        model, kernels = load_model(config)
+        release_memory()
+    method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
+    on_phase(Phase("weights", time.monotonic() - started, f"{config.hf.architecture}, {method}"))
+    started = time.monotonic()
+    num_pages = count_pages(config, model)
+    if config.fit_model_len:
+        config = replace(config, max_model_len=min(config.max_model_len, (num_pages - 1) * config.page_size))
+    runner = Runner(model, num_pages, config.page_size, config.kv_dtype, config.device)
+    bounds = Bounds(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+    recorded = "operation by operation" if config.capture.eager else runner.record(bounds, config.capture)
+    pool = PagePool(num_pages, config.page_size, config.prefix_caching)
+    rules = PromptRules(
+        chunked=config.chunked_prefill,
+        together=config.partial_prefills,
+        long_together=config.long_prefills,
+        long_prompt=config.long_prompt,
+        long_chunk=config.long_chunk,
+        delay=config.delay_factor,
+    )
+    scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, rules)
+    tokens = pool.num_usable * config.page_size
+    size = num_pages * kv_bytes_per_page(model, config.page_size, config.kv_dtype)
+    pages = f"{pool.num_usable} of {config.page_size} tokens = {tokens} tokens, {size / 2**20:.0f} MiB"
+    on_phase(Phase("KV pages", time.monotonic() - started, pages))
+    limits = ModelLimits(
+        vocab_size=model.vocab_size,
+        max_model_len=config.max_model_len,
+        max_kv_tokens=tokens,
+        max_logprobs=config.max_logprobs,
+        eos_token_ids=config.eos_token_ids,
+        max_new_tokens=config.max_new_tokens,
+        by_priority=config.by_priority,
+    )
+    dtype = str(config.dtype).removeprefix("torch.")
+    facts = {
+        "model": f"{config.hf.architecture}, {method}",
+        "device": device_name(config.device),
+        "dtype": f"{dtype} ({config.dtype_reason})",
+        "linear layers": kernels,
+        "attention": attention_name(runner.caches[0][0], config.dtype),
+        "step": recorded + ("; the next is prepared meanwhile" if config.async_scheduling else ""),
+        "KV pages": f"{pages}, {str(config.kv_dtype).removeprefix('torch.')}",
+        "batch": f"up to {config.max_num_seqs} sequences, {config.max_num_batched_tokens} tokens a step",
+    }
+    return Engine(runner, scheduler, limits, facts, config.async_scheduling)
+
+
+def attention_name(cache: Tensor, dtype: torch.dtype) -> str:
+    """Whose attention of activations in ``dtype`` runs over this cache [pages, P, Hkv, D]."""
+    like = torch.empty(0, dtype=dtype, device=cache.device)
+    if is_native(like, cache):
+        return "native, over pages"
+    return "Triton, over pages" if triton.usable(like) else "torch, over pages"
+
+
+def device_name(device: torch.device) -> str:
+    """The device in words, with threads for a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {torch.get_num_threads()} threads"

@@ -1,0 +1,1 @@
+"""Text: tokenizer, detokenizer, and the outputs that users get."""

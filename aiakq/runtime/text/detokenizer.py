@@ -1,0 +1,43 @@
+"""Token ids to text, one at a time, without ever showing half a character."""
+
+from __future__ import annotations
+
+from aiakq.runtime.text.tokenizer import Tokenizer
+
+#: Prompt tokens decoded in front of the first generated one: some tokenizers drop a leading space at the start.
+CONTEXT_TOKENS = 6
+
+
+class Detokenizer:
+    """Incremental text of one sequence. The pieces joined are the text of all tokens decoded at once."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_token_ids: list[int], skip_special_tokens: bool, spaces: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._spaces = spaces
+        self._ids = list(prompt_token_ids[-CONTEXT_TOKENS:])
+        # Text up to _shown is out; decoding starts at _from, so that a piece is decoded in its neighbourhood.
+        self._from = 0
+        self._shown = len(self._ids)
+
+    def push(self, token: int) -> str:
+        """The text that ``token`` completes; empty while a character is not whole."""
+        self._ids.append(token)
+        before = self._decode(self._from, self._shown)
+        text = self._decode(self._from, len(self._ids))
+        if len(text) <= len(before) or text.endswith("\ufffd"):
+            return ""
+        self._from, self._shown = self._shown, len(self._ids)
+        return text[len(before) :]
+
+    def flush(self) -> str:
+        """What is left at the end: bytes that never became a character come out as U+FFFD."""
+        before = self._decode(self._from, self._shown)
+        text = self._decode(self._from, len(self._ids))
+        self._from, self._shown = self._shown, len(self._ids)
+        return text[len(before) :]
+
+    def _decode(self, start: int, end: int) -> str:
+        return self._tokenizer.decode(self._ids[start:end], skip_special_tokens=self._skip, spaces=self._spaces)

@@ -1,0 +1,234 @@
+"""From the engine's token ids to what users see: text, stop strings, log-probabilities with their tokens' text.
+
+Both ``LLM`` and the server put requests in through ``add`` and pass every TokenOutput through ``process``. A request
+for n sequences becomes n engine requests, which share the pages of their prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from aiakq.errors import error
+from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, RequestTimes, TokenLogprobs, TokenOutput, admit
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.text.detokenizer import Detokenizer
+from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
+from aiakq.runtime.text.tokenizer import Tokenizer
+
+
+@dataclass
+class Delta:
+    """What one step added to one sequence of a request.
+
+    text               new text; stop strings are held back until it is clear that they are none.
+    cumulative_logprob of all tokens so far.
+    finish_reason      with the last delta: "stop", "length", "abort" or "error".
+    stop_reason        the stop string or stop token id; None for end of sequence.
+    """
+
+    request_id: str
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] | None = None
+    cumulative_logprob: float = 0.0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    times: RequestTimes | None = None
+    error: str | None = None
+
+
+class _Stream:
+    """The text of one sequence, with stop strings cut out."""
+
+    def __init__(self, request_id: str, index: int, spec: RequestSpec, params: SamplingParams, tokenizer: Tokenizer):
+        self.request_id = request_id
+        self.index = index
+        self.spec = spec
+        self.params = params
+        self.num_tokens = 0
+        self.cumulative_logprob = 0.0
+        self.held = ""  # text that may be the beginning of a stop string
+        self.longest_stop = max(map(len, params.stop_strings), default=0)
+        self.detokenizer = (
+            Detokenizer(
+                tokenizer,
+                spec.prompt_token_ids,
+                params.skip_special_tokens,
+                params.spaces_between_special_tokens,
+            )
+            if params.detokenize
+            else None
+        )
+
+    def take(self, token: int, hide: bool) -> tuple[str, str | None]:
+        """Text that ``token`` lets out, and the stop string it completes. ``hide`` keeps a stop token's text back."""
+        self.num_tokens += 1
+        if self.detokenizer is None or hide:
+            return "", None
+        return self._release(self.detokenizer.push(token))
+
+    def finish(self) -> tuple[str, str | None]:
+        """Everything still held, and a stop string in the very last bytes."""
+        if self.detokenizer is None:
+            return "", None
+        text, stop = self._release(self.detokenizer.flush())
+        if stop is None:
+            text, self.held = text + self.held, ""
+        return text, stop
+
+    def _release(self, new: str) -> tuple[str, str | None]:
+        if not self.longest_stop:
+            return new, None
+        self.held += new
+        if self.num_tokens > self.params.min_tokens:
+            found = [(at, stop) for stop in self.params.stop_strings if (at := self.held.find(stop)) >= 0]
+            if found:
+                at, stop = min(found)
+                end = at + len(stop) if self.params.include_stop_str_in_output else at
+                text, self.held = self.held[:end], ""
+                return text, stop
+        keep = self._possible_stop()
+        text, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        return text, None
+
+    def _possible_stop(self) -> int:
+        """Length of the longest end of ``held`` that begins a stop string."""
+        for length in range(min(self.longest_stop - 1, len(self.held)), 0, -1):
+            tail = self.held[-length:]
+            if any(stop.startswith(tail) for stop in self.params.stop_strings):
+                return length
+        return 0
+
+
+class OutputProcessor:
+    """The live requests of one frontend, from admission to their last text."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: ModelLimits) -> None:
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self._streams: dict[str, _Stream] = {}
+        self._texts: dict[int, str] = {}
+
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> list[RequestSpec]:
+        """Check a request and start following it; returns what to give the engine.
+
+        Raises what ``admit`` raises, and ``unsupported_parameter`` for what needs text where there is none.
+        """
+        if not self.tokenizer.has_text:
+            if params.bad_words:
+                raise error("unsupported_parameter", param="bad_words", reason="there is no tokenizer")
+            params = replace(params, detokenize=False)
+        words = bad_word_ids(self.tokenizer, params.bad_words or ())
+        specs = [
+            admit(f"{request_id}/{index}", prompt_token_ids, params, self.limits, index, words, priority, cache_salt)
+            for index in range(params.num_sequences)
+        ]
+        for index, spec in enumerate(specs):
+            self._streams[spec.request_id] = _Stream(request_id, index, spec, params, self.tokenizer)
+        return specs
+
+    def cancel(self, request_id: str) -> list[str]:
+        """Stop following a request; returns the engine's ids to abort."""
+        ids = [id for id, stream in self._streams.items() if stream.request_id == request_id]
+        for id in ids:
+            del self._streams[id]
+        return ids
+
+    def process(self, output: TokenOutput) -> tuple[list[Delta], list[str]]:
+        """Turn the engine's news into deltas; second, engine ids to abort because a stop string was met.
+
+        News of requests that are no longer followed is dropped.
+        """
+        stream = self._streams.get(output.request_id)
+        if stream is None:
+            return [], []
+        delta = Delta(
+            request_id=stream.request_id,
+            index=stream.index,
+            num_cached_tokens=output.num_cached_tokens,
+            num_preemptions=output.num_preemptions,
+            times=output.times,
+            error=output.error,
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+        )
+        stop = self._take_tokens(stream, output, delta)
+        if stop is None and output.finish_reason is not None:
+            text, stop = stream.finish()
+            delta.text += text
+        if stop is not None:
+            delta.finish_reason, delta.stop_reason = "stop", stop
+        delta.cumulative_logprob = stream.cumulative_logprob
+        if output.prompt_logprobs is not None:
+            delta.prompt_logprobs = [None if p is None else self._named(p, stream) for p in output.prompt_logprobs]
+        aborts = []
+        if delta.finish_reason is not None:
+            del self._streams[output.request_id]
+            if output.finish_reason is None:
+                aborts.append(output.request_id)
+        return [delta], aborts
+
+    def _take_tokens(self, stream: _Stream, output: TokenOutput, delta: Delta) -> str | None:
+        """Add the new tokens to ``delta`` up to a stop string, which is returned."""
+        last = len(output.token_ids) - 1
+        for at, token in enumerate(output.token_ids):
+            stream.cumulative_logprob += output.token_logprobs[at]
+            delta.token_ids.append(token)
+            if output.logprobs is not None:
+                delta.logprobs = (delta.logprobs or []) + [self._named(output.logprobs[at], stream)]
+            # A stop token ends the text without being part of it; end-of-sequence is special and skipped anyway.
+            ends = at == last and output.finish_reason == "stop"
+            text, stop = stream.take(token, hide=ends and not stream.params.include_stop_str_in_output)
+            delta.text += text
+            if stop is not None:
+                return stop
+        return None
+
+    def _named(self, position: TokenLogprobs, stream: _Stream) -> PositionLogprobs:
+        """A position's log-probabilities by token id, the chosen one first."""
+        named: PositionLogprobs = {}
+        for at, (token, logprob) in enumerate(zip(position.token_ids, position.logprobs, strict=True)):
+            if token not in named:
+                text = self._token_text(token) if stream.params.detokenize else None
+                named[token] = Logprob(logprob, position.chosen_rank if at == 0 else at, text)
+        return named
+
+    def _token_text(self, token: int) -> str:
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self.tokenizer.decode([token], skip_special_tokens=False)
+        return text
+
+
+def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
+    """The token ids that ``words`` become at the beginning of a text, and after a space where those are others."""
+    found: list[list[int]] = []
+    for word in words:
+        bare = word.lstrip()
+        for text in (bare, " " + bare):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if ids and ids not in found:
+                found.append(ids)
+    return found
+
+
+def truncated(prompt_token_ids: list[int], params: SamplingParams, limits: ModelLimits) -> list[int]:
+    """The end of a prompt that the request wants to keep."""
+    keep = params.truncate_prompt_tokens
+    if keep is None:
+        return prompt_token_ids
+    if keep == -1:
+        keep = max(1, min(limits.max_model_len, limits.max_kv_tokens) - (params.max_tokens or 1))
+    return prompt_token_ids[-keep:]

@@ -1,0 +1,152 @@
+"""The HTTP server itself: uvicorn on a bound socket, with TLS, guarded connections, and checks before every route."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import math
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from aiakq.errors import AiakqError, error
+from aiakq.server.api.app import RequestIds
+from aiakq.server.http.auth import Keys, OnRefusal, protected
+from aiakq.server.http.connection import GuardedConnection, Limits
+from aiakq.server.http.listener import BACKLOG
+from aiakq.server.http.streaming import error_answer
+
+#: Seconds that answers already written get to leave the machine.
+FLUSH_SECONDS = 2
+#: Seconds between two looks at all connections from which on the server is late itself.
+LATE_SECONDS = 0.5
+
+
+class Front:
+    """The application from the first moment on: says that the model is loading until ``app`` is there.
+
+    progress    how far loading is; told by /ready.
+    on_refusal  is told what the checks before the routes refuse.
+    """
+
+    def __init__(self) -> None:
+        self.app: ASGIApp | None = None
+        self.progress: Callable[[], dict[str, Any]] = dict
+        self.on_refusal: OnRefusal = lambda scope, refusal: None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app
+        if app is None:
+            loading = self.progress() if scope["path"] == "/ready" else None
+            app = error_answer(error("loading"), loading=loading)
+        await app(scope, receive, send)
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without signal handlers of its own: a signal must not close the door before the drain."""
+
+    def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
+        super().__init__(config)
+        self.limits = limits
+        self._swept = math.inf
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on ``sockets``, as uvicorn does, but for a limit on the time of a TLS handshake."""
+        config, loop = self.config, asyncio.get_running_loop()
+
+        def connection() -> asyncio.Protocol:
+            make = cast(Any, config.http_protocol_class)
+            return make(config=config, server_state=self.server_state, app_state={}, _loop=loop)
+
+        handshake = self.limits.header_seconds if config.ssl else None
+        self.servers = [
+            await loop.create_server(
+                connection, sock=sock, ssl=config.ssl, ssl_handshake_timeout=handshake, backlog=config.backlog
+            )
+            for sock in sockets or ()
+        ]
+        self.started = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times per second; every other time, end the connections that have been waited for too long."""
+        if counter % 2 == 0:
+            now = asyncio.get_running_loop().time()
+            late = max(0.0, now - self._swept - LATE_SECONDS)
+            self._swept = now
+            for connection in list(self.server_state.connections):
+                cast(GuardedConnection, connection).sweep(now, late)
+        return await super().on_tick(counter)
+
+
+def start_http(
+    front: Front, listener: socket.socket, args: Mapping[str, Any], keys: Keys
+) -> tuple[HttpServer, asyncio.Task[None]]:
+    """Answer on ``listener``. Raises ``bad_option`` when the certificate cannot be used."""
+    limits = Limits(
+        connections=args["max_connections"],
+        per_address=args["max_connections_per_address"],
+        header_seconds=args["header_timeout"],
+        body_seconds=args["body_timeout"],
+        idle_seconds=args["idle_timeout"],
+        write_seconds=args["write_timeout"],
+    )
+    level = args["uvicorn_log_level"]
+    config = uvicorn.Config(
+        RequestIds(protected(front, args, keys, lambda scope, refusal: front.on_refusal(scope, refusal))),
+        http=cast(Any, functools.partial(GuardedConnection, limits=limits)),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=level,
+        access_log=level in ("info", "debug"),
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=24 * 3600,  # GuardedConnection has its own
+        timeout_graceful_shutdown=FLUSH_SECONDS,
+        backlog=BACKLOG,
+        ssl_keyfile=args["ssl_keyfile"],
+        ssl_certfile=args["ssl_certfile"],
+        ssl_ca_certs=args["ssl_ca_certs"],
+        ssl_cert_reqs=args["ssl_cert_reqs"],
+    )
+    try:
+        config.load()
+    except (OSError, ValueError) as failure:
+        raise _bad_certificate(args, failure) from None
+    server = HttpServer(config, limits)
+    return server, asyncio.create_task(server.serve(sockets=[listener]))
+
+
+def check_tls(args: Mapping[str, Any]) -> None:
+    """Raise ``option_conflict`` for TLS options that would do nothing, or that nobody could connect with."""
+    hint = "Give --ssl-certfile FILE and --ssl-keyfile FILE."
+    if not args["ssl_certfile"]:
+        for option in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):
+            if args[option]:
+                flag = "--" + option.replace("_", "-")
+                reason = "without a certificate there is no TLS"
+                raise error("option_conflict", option=flag, other="no --ssl-certfile", reason=reason, hint=hint)
+    elif args["ssl_cert_reqs"] and not args["ssl_ca_certs"]:
+        reason = "no client's certificate could be checked"
+        hint = "Give --ssl-ca-certs FILE."
+        raise error("option_conflict", option="--ssl-cert-reqs", other="no --ssl-ca-certs", reason=reason, hint=hint)
+
+
+def _bad_certificate(args: Mapping[str, Any], failure: Exception) -> AiakqError:
+    reason = failure.reason if isinstance(failure, ssl.SSLError) else getattr(failure, "strerror", None)
+    return error(
+        "bad_option",
+        option="--ssl-certfile",
+        value=args["ssl_certfile"],
+        expected=f"a certificate that can be used ({reason or failure})",
+        hint="Give PEM files: the certificate chain, and its key with --ssl-keyfile.",
+    )

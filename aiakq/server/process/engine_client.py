@@ -1,0 +1,169 @@
+"""The HTTP side of the engine process: start it, talk to it, notice when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from aiakq.arguments.server import API_KEY_VARIABLE, engine_arguments
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.engine.messages import StepOutput
+from aiakq.server.process.ipc import (
+    Configured,
+    Failed,
+    FromEngine,
+    Loading,
+    Ready,
+    Start,
+    Stepped,
+    ToEngine,
+    decode_from_engine,
+    frame,
+    rebuilt,
+    split,
+)
+from aiakq.system.threads import spin_briefly
+
+#: ``-P`` keeps the current folder off the child's import path: a file there must not stand in for a library.
+_COMMAND = ("-P", "-c", "from aiakq.server.process.engine_process import main; main()")
+_STDERR = 2
+
+
+class EngineClient:
+    """One engine process and the socket to it. Every method runs on the event loop."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.process = process
+        self._reader = reader
+        self._writer = writer
+        self._buffer = bytearray()
+
+    @classmethod
+    async def start(cls, arguments: Mapping[str, Any]) -> EngineClient:
+        """Start the process and send it the engine's arguments. Raises ``engine_start`` if it cannot be started."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+        spin_briefly(environment)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *_COMMAND,
+                str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=_STDERR,  # what a library prints there must not mix with our own standard output
+                process_group=0,  # a terminal's Ctrl-C reaches only us; the child follows when the socket closes
+            )
+        except OSError as failure:
+            ours.close()
+            raise error("engine_start", reason=str(failure), hint="Check free memory and process limits.") from None
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        client = cls(process, reader, writer)
+        client.send(Start({row.name: arguments[row.name] for row in engine_arguments()}))
+        return client
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def send(self, record: ToEngine) -> None:
+        """Queue one record for the engine; nothing happens if the engine is gone."""
+        if not self._writer.is_closing():
+            self._writer.write(frame(record))
+
+    async def load(self, on_configured: Callable[[Configured], None], on_phase: Callable[[Loading], None]) -> Ready:
+        """Wait until the engine is ready. Raises the AiakqError that kept it from loading, or ``engine_start``."""
+        async for record in self._records():
+            if isinstance(record, Configured):
+                on_configured(record)
+            elif isinstance(record, Loading):
+                on_phase(record)
+            elif isinstance(record, Ready):
+                return record
+            elif isinstance(record, Failed):
+                raise rebuilt(record)
+        reason = await self._how_it_ended()
+        raise error("engine_start", reason=reason, hint="Its own last lines are above; often it is too little memory.")
+
+    async def steps(self) -> AsyncIterator[StepOutput]:
+        """The output of every step, until the process ends. Then raises ``engine_dead``."""
+        async for record in self._records():
+            if isinstance(record, Stepped):
+                yield record.output
+            elif isinstance(record, Failed):
+                raise rebuilt(record)
+        raise error("engine_dead", reason=await self._how_it_ended())
+
+    async def stop(self, patience: float = 3.0) -> None:
+        """End the process: close the socket, wait ``patience`` seconds, then kill it."""
+        self._writer.close()
+        try:
+            await asyncio.wait_for(self.process.wait(), patience)
+        except TimeoutError:
+            self.kill()
+            await self.process.wait()
+
+    async def abort(self) -> None:
+        """End a process that hangs: it writes the stacks of its threads to standard error first, if it still can."""
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGABRT)
+        try:
+            await asyncio.wait_for(self.process.wait(), 1.0)
+        except TimeoutError:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the process at once; nothing happens if it has ended."""
+        if self.process.returncode is None:
+            self.process.kill()
+
+    async def _records(self) -> AsyncIterator[FromEngine]:
+        """Everything the engine says, until it closes its end."""
+        while True:
+            for body in split(self._buffer):
+                yield decode_from_engine(body)
+            try:
+                data = await self._reader.read(1 << 18)
+            except ConnectionError:
+                return
+            if not data:
+                return
+            self._buffer += data
+
+    async def _how_it_ended(self) -> str:
+        try:
+            code = await asyncio.wait_for(self.process.wait(), 5.0)
+        except TimeoutError:
+            return "it closed its socket"
+        if code >= 0:
+            return f"it ended with exit code {code}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"it was ended by {name}"
+
+
+def again(failure: AiakqError) -> AiakqError:
+    """A fresh copy to raise: one instance raised for every request would drag all their tracebacks along."""
+    return error(failure.id, **failure.fields)
+
+
+def as_failure(failure: BaseException) -> AiakqError:
+    """Any exception as an AiakqError: itself, or ``request_failed`` without its details."""
+    if isinstance(failure, AiakqError):
+        return failure
+    return error("request_failed", reason="an internal error")

@@ -1,0 +1,164 @@
+"""The engine's own process: load, then step for as long as the HTTP process lives.
+
+Started by ``engine_client`` with the number of an inherited socket as its only argument. The HTTP process coordinates
+everything: signals are ignored here, and a closed socket is the order to end.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+from aiakq.errors import WORKER, AiakqError, error
+from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache
+from aiakq.server.process.ipc import (
+    Cancel,
+    Configured,
+    EngineLink,
+    Failed,
+    Loading,
+    Ready,
+    Reset,
+    Start,
+    Stepped,
+    Submit,
+    failed,
+    on_hangup,
+)
+
+if TYPE_CHECKING:
+    from aiakq.runtime.config.engine import EngineConfig
+    from aiakq.runtime.engine.engine import Engine
+    from aiakq.runtime.loader.loading import Phase
+
+#: Seconds a step may still run after the HTTP process is gone.
+LAST_STEP_SECONDS = 5.0
+
+
+def main() -> None:
+    """Entry point of the child process; never returns."""
+    # A terminal's Ctrl-C and a service manager's TERM reach this process too; only the parent acts on them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
+    peer = socket.socket(fileno=int(sys.argv[1]))
+    # The main thread may be deep in loading or in a step when the HTTP process goes.
+    on_hangup(peer, _end_soon)
+    link = EngineLink(peer)
+    try:
+        code = _run(link)
+    except ConnectionError:  # the HTTP process went away while we were sending
+        code = 0
+    # Skips the interpreter's tear-down, where thread pools of torch now and then hang.
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_soon() -> None:
+    time.sleep(LAST_STEP_SECONDS)
+    os._exit(0)
+
+
+def _run(link: EngineLink) -> int:
+    """Load and serve; the exit code."""
+    first = link.receive(wait=True)
+    if first is None:
+        return 0
+    assert isinstance(first[0], Start), "the first frame holds the arguments"
+    try:
+        engine = _load(link, first[0])
+    except AiakqError as failure:
+        link.send(failed(failure))
+        return failure.exit_code
+    except BaseException as failure:
+        traceback.print_exc()
+        link.send(Failed("engine_start", {"reason": _one_line(failure), "hint": "The traceback is above."}))
+        return WORKER
+    try:
+        _serve(link, engine)
+    except ConnectionError:
+        return 0
+    except AiakqError as failure:
+        link.send(failed(failure))
+        return failure.exit_code
+    except BaseException as failure:
+        traceback.print_exc()
+        link.send(failed(error("engine_dead", reason=_one_line(failure))))
+        return WORKER
+    return 0
+
+
+def _load(link: EngineLink, start: Start) -> Engine:
+    """Build the engine, telling the HTTP process about every phase."""
+    began = time.monotonic()
+    from aiakq.runtime.config.engine import EngineConfig
+    from aiakq.runtime.loader.loading import load_engine
+
+    link.send(Loading("libraries", time.monotonic() - began, "torch and aiakq imported"))
+    config = EngineConfig.from_args(start.arguments)
+    link.send(
+        Configured(
+            model=str(config.model),
+            tokenizer=config.tokenizer,
+            dtype=str(config.dtype).removeprefix("torch."),
+            sampling=dict(config.sampling),
+        )
+    )
+
+    def on_phase(phase: Phase) -> None:
+        link.send(Loading(phase.name, phase.seconds, phase.detail))
+
+    engine = load_engine(config, on_phase)
+    # What was made while loading lives as long as the process: keep the collector from walking it again and again.
+    gc.collect()
+    gc.freeze()
+    link.send(Ready(engine.limits, dict(engine.facts), _settings(config), config.max_num_seqs))
+    return engine
+
+
+def _serve(link: EngineLink, engine: Engine) -> None:
+    """Step while there is work, sleep in ``receive`` while there is none; returns when the other side is gone."""
+    while True:
+        busy = engine.has_work()
+        # Cheap enough for always: an idle engine that misses a page starts afresh instead of running dry.
+        assert busy or engine.stats.num_free_pages == engine.stats.num_pages, "a page is lost"
+        records = link.receive(wait=not busy)
+        if records is None:
+            return
+        inbox: Inbox = []
+        for record in records:
+            if isinstance(record, Submit):
+                inbox.extend(record.requests)
+            elif isinstance(record, Cancel):
+                inbox.extend(Abort(request_id) for request_id in record.request_ids)
+            elif isinstance(record, Reset):
+                inbox.append(ResetPrefixCache())
+        if busy or inbox:
+            # Every step is told, also those without a token: the gauges and the histogram of step sizes stay exact.
+            began = time.monotonic()
+            output = engine.step(began, inbox)
+            output.date(began, time.monotonic())
+            link.send(Stepped(output))
+
+
+def _settings(config: EngineConfig) -> dict[str, str]:
+    """The labels of the ``cache_config_info`` metric."""
+    return {
+        "block_size": str(config.page_size),
+        "enable_prefix_caching": str(config.prefix_caching),
+        "gpu_memory_utilization": str(config.memory_fraction),
+        "max_num_batched_tokens": str(config.max_num_batched_tokens),
+        "max_num_seqs": str(config.max_num_seqs),
+    }
+
+
+def _one_line(failure: BaseException) -> str:
+    text = " ".join(str(failure).split()) or "no message"
+    return f"{type(failure).__name__}: {text[:400]}"

@@ -1,0 +1,1 @@
+"""Telemetry: metrics and server events."""

@@ -1,0 +1,322 @@
+"""What `make gpu` measures: products, attention and whole steps of Llama 3 8B's shape, each beside its roofline."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gpu_peers
+import torch
+
+from aiakq.bench.timing import copies, microseconds
+from aiakq.formats import quantization_config
+from aiakq.kernels.ops import attention
+from aiakq.kernels.triton import linear
+from aiakq.kernels.triton import linear_int8 as w8a8
+from aiakq.kernels.types import AttentionContext, QWeight
+from aiakq.spec import QuantSpec
+
+#: config.json of Llama 3 8B, as far as shapes go.
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+}
+#: Outputs and inputs of its products: q, k and v; attention's output; gate and up; down; the head.
+SHAPES = {
+    "qkv": (6144, 4096),
+    "output": (4096, 4096),
+    "gate_up": (28672, 4096),
+    "down": (4096, 14336),
+    "head": (128256, 4096),
+}
+ROWS = (1, 16, 64, 256, 1024, 4096)
+#: Bytes of a weight with its scales.
+FORMATS = {"w4a16": 0.5 + 4 / 128, "w8a16": 1.0, "w8a8": 1.0}
+#: Ours -> theirs.
+PEERS = {"w4a16": ("torch int4", "gemlite w4a16"), "w8a16": (), "w8a8": ("torch int_mm",)}
+SPECS = {
+    "w4a16": QuantSpec("gptq", "gptq", 4, 128),
+    "w8a8": QuantSpec("smooth_quant", "compressed-tensors", 8, activation_bits=8),
+}
+
+Left = Callable[[], float]
+
+
+def weight(kind: str, n: int, k: int, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A layer of ours in one of FORMATS."""
+    codes = torch.randint(0, 16 if kind == "w4a16" else 256, (n, k), dtype=torch.uint8, device=device)
+    group = 128 if kind == "w4a16" else k
+    made = QWeight(kind, codes, torch.rand(n, k // group, device=device).half() / 64, group_size=group)
+    module = w8a8 if kind == "w8a8" else linear
+    state = module.prepare(made, made.problem(torch.bfloat16, device))
+    return lambda x: module.run(x, state)
+
+
+def roofline_us(n: int, k: int, m: int, kind: str, ceilings: dict[str, float]) -> float:
+    """Microseconds that memory or the units need at least, by what was measured of both."""
+    per_weight = FORMATS[kind] if kind in FORMATS else gpu_peers.PRODUCTS[kind][0]
+    integers = kind in ("w8a8", "torch int_mm")
+    moved = per_weight * n * k + 2 * m * (n + k)
+    most = ceilings["int8_tops" if integers else "float_tflops"]
+    return max(moved / ceilings["gbps"] / 1e3, 2 * m * n * k / most / 1e6)
+
+
+def _rows_of(kind: str, rows: tuple[int, ...]) -> tuple[int, ...]:
+    """int_mm takes more than 16 rows; what is made for decoding is not waited for with many."""
+    if kind == "torch int_mm":
+        return tuple(m for m in rows if m > 16)
+    return tuple(m for m in rows if m <= 256) if kind in ("torch int4", "gemlite w4a16") else rows
+
+
+def products(
+    ceilings: dict[str, float], left: Left, shapes: dict[str, tuple[int, int]] = SHAPES, rows: tuple[int, ...] = ROWS
+) -> dict[str, Any]:
+    """Microseconds of one product, ours and others'; none of the weights is found in a cache."""
+    device = torch.device("cuda")
+    table: list[dict[str, Any]] = []
+    notes: dict[str, str] = {}
+    for name, (n, k) in shapes.items():
+        makers: dict[str, tuple[float, Callable[[], Callable]]] = {
+            kind: (size, partial(weight, kind, n, k, device)) for kind, size in FORMATS.items()
+        }
+        makers |= {title: (size, partial(make, n, k)) for title, (size, make) in gpu_peers.PRODUCTS.items()}
+        for title, (per_weight, make) in makers.items():
+            if title in notes:
+                continue
+            if left() < 20:
+                notes["not measured"] = f"from {title} of {name} on: no time left"
+                break
+            try:
+                layers = [make() for _ in range(copies(device, per_weight * n * k))]
+                for m in _rows_of(title, rows):
+                    x = torch.randn(m, k, dtype=torch.bfloat16, device=device)
+                    us = microseconds([partial(layer, x) for layer in layers], device)
+                    least = roofline_us(n, k, m, title, ceilings)
+                    row = {"layer": name, "format": title, "rows": m, "us": us, "roofline_us": least}
+                    table.append(row | {"reached": least / us})
+            except Exception as problem:
+                if title in FORMATS:
+                    raise
+                notes[title] = f"{type(problem).__name__}: {str(problem).splitlines()[0][:160]}"
+            layers = []
+            torch.cuda.empty_cache()
+    return {"rows": table, "times": ratios(table), "notes": notes}
+
+
+def ratios(table: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """How many times as fast as torch in bf16, and as each peer, ours are: the geometric mean over the shapes."""
+    us = {(row["format"], row["rows"], row["layer"]): row["us"] for row in table}
+    found: dict[str, dict[str, float]] = {}
+    for kind, peers in PEERS.items():
+        for peer in ("torch bf16", *peers):
+            for m in sorted({row["rows"] for row in table}):
+                both = [
+                    us[peer, m, layer] / us[kind, m, layer]
+                    for layer in SHAPES
+                    if (peer, m, layer) in us and (kind, m, layer) in us
+                ]
+                if both:
+                    mean = math.exp(sum(map(math.log, both)) / len(both))
+                    found.setdefault(f"{kind} / {peer}", {})[str(m)] = mean
+    return found
+
+
+def sequences(lengths: list[int], new: int, device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> tuple:
+    """Query, cache and context of sequences of ``lengths``, of which the last ``new`` tokens are computed."""
+    page, heads, kv_heads, size = 16, LLAMA["num_attention_heads"], LLAMA["num_key_value_heads"], 128
+    counts = [-(-length // page) for length in lengths]
+    cache = attention.new_cache(sum(counts) + 1, page, kv_heads, size, stored, device)
+    for tensor in cache[:2]:
+        if stored == dtype:
+            tensor.normal_()
+        else:
+            attention.as_bytes(tensor).random_(-100, 100)
+    for tensor in cache[2:]:
+        tensor.fill_(1 / 64)
+    order = (torch.randperm(sum(counts), device=device) + 1).to(torch.int32).split(counts)
+    table = torch.nn.utils.rnn.pad_sequence(list(order), batch_first=True)
+    starts = [new * number for number in range(len(lengths) + 1)]
+    context = AttentionContext(
+        query_start=torch.tensor(starts, dtype=torch.int32, device=device),
+        kv_len=torch.tensor(lengths, dtype=torch.int32, device=device),
+        slots=torch.empty(0, dtype=torch.int64, device=device),
+        page_table=table,
+        num_decodes=len(lengths) if new == 1 else 0,
+        query_start_list=starts,
+        kv_len_list=lengths,
+    )
+    return torch.randn(starts[-1], heads, size, dtype=dtype, device=device), cache, context
+
+
+def attention_speed(
+    ceilings: dict[str, float],
+    left: Left,
+    decoding: tuple = ((1, 1024), (16, 1024), (64, 1024), (256, 1024), (1, 8192), (16, 8192)),
+    prompts: tuple[int, ...] = (2048, 8192),
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> dict[str, Any]:
+    """Decoding over pages in three types of cache, and prompts, ours and others'."""
+    device = device or torch.device("cuda")
+    table: list[dict[str, Any]] = []
+    notes: dict[str, str] = {}
+
+    def add(case: str, title: str, call: Callable[[], object], least: float) -> None:
+        us = microseconds([call], device)
+        table.append({"case": case, "format": title, "us": us, "roofline_us": least, "reached": least / us})
+
+    def add_peer(case: str, title: str, make: Callable[[], Callable[[], object]], least: float) -> None:
+        if title in notes:
+            return
+        try:
+            add(case, title, make(), least)
+        except Exception as problem:
+            notes[title] = f"{type(problem).__name__}: {str(problem).splitlines()[0][:160]}"
+
+    for batch, length in decoding:
+        for stored in (dtype, torch.int8, torch.float8_e4m3fn):
+            if left() < 10:
+                notes["not measured"] = "some of decoding: no time left"
+                break
+            query, cache, context = sequences([length] * batch, 1, device, dtype, stored)
+            case = f"decode {batch} x {length}"
+            moved = sum(t.numel() * t.element_size() for t in cache) + 2 * query.numel() * query.element_size()
+            least = moved / ceilings["gbps"] / 1e3
+            call = partial(attention.paged_attention, query, cache, context, 0.088)
+            add(case, f"ours, {str(stored).removeprefix('torch.')}", call, least)
+            if stored == dtype and device.type == "cuda":
+                make = partial(gpu_peers.flashinfer_decode, query, cache, context.page_table, context.kv_len)
+                add_peer(case, "flashinfer", make, least)
+            del query, cache, context
+    for length in prompts:
+        query, cache, context = sequences([length], length, device, dtype, dtype)
+        heads, size = query.shape[1:]
+        least = 2 * length * length * heads * size / ceilings["float_tflops"] / 1e6
+        case = f"prompt {length}"
+        add(case, "ours", partial(attention.paged_attention, query, cache, context, 0.088), least)
+        if device.type == "cuda":
+            keys, values = (torch.randn(length, cache[0].shape[2], size, dtype=dtype, device=device) for _ in range(2))
+            for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
+                make = partial(gpu_peers.sdpa_prefill, backend, query, keys, values)
+                add_peer(case, f"SDPA {backend.lower()}", make, least)
+    return {"rows": table, "notes": notes}
+
+
+def step_floor_ms(config: dict[str, Any], kind: str, batch: int, context: int, ceilings: dict[str, float]) -> float:
+    """Of one decoding step: all products, the head in bf16, and the keys and values read once."""
+    hidden, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
+    size = hidden // config["num_attention_heads"]
+    kv = config["num_key_value_heads"] * size
+    shapes = [(hidden + 2 * kv, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)]
+    us = layers * sum(roofline_us(n, k, batch, kind, ceilings) for n, k in shapes)
+    us += roofline_us(config["vocab_size"], hidden, batch, "torch bf16", ceilings)
+    return (us + layers * 2 * kv * 2 * context * batch / ceilings["gbps"] / 1e3) / 1e3
+
+
+def step_ms(engine: Any, batch: int, steps: int, ahead: bool) -> float | None:
+    """The median of steps of all ``batch`` sequences, or None where there is none. The first ones capture a graph."""
+    engine.ahead = ahead
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        engine.step(0.0, [])
+        if engine.stats.num_scheduled_tokens == batch:
+            times.append((time.perf_counter() - start) * 1e3)
+    return sorted(times)[len(times) // 2] if times else None
+
+
+def engine_speed(
+    ceilings: dict[str, float],
+    left: Left,
+    config: dict[str, Any] = LLAMA,
+    batches: tuple[int, ...] = (1, 16, 64, 256),
+    context: int = 1024,
+    steps: int = 24,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Decoding steps of the whole engine, from the scheduler to tokens on the host, at random weights: prepared while
+    the one before runs, and one after another.
+    """
+    from aiakq.runtime.config.engine import EngineConfig
+    from aiakq.runtime.engine.messages import admit
+    from aiakq.runtime.loader.loading import load_engine
+    from aiakq.runtime.sampling_params import SamplingParams
+
+    table: list[dict[str, Any]] = []
+    notes: dict[str, str] = {}
+    # Who has its prompt done decodes while others have not: room for that, too.
+    budget = 8192
+    most = 2 * steps + 8 + 2 * -(-max(batches) * context // budget)
+    given = {
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "load_format": "dummy",
+        "max_model_len": context + most,
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": max(batches),
+        "enable_prefix_caching": False,
+        "compilation_config": {"cudagraph_capture_sizes": list(batches)},
+    }
+    for kind, spec in SPECS.items():
+        if left() < 90:
+            notes[kind] = "no time left"
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            written = config | {"quantization_config": quantization_config.write(spec)}
+            (Path(folder) / "config.json").write_text(json.dumps(written))
+            began = time.perf_counter()
+            engine = load_engine(EngineConfig.from_args({"model": folder, **given, **arguments}))
+            notes[f"{kind} loaded in"] = f"{time.perf_counter() - began:.1f} s"
+        notes[f"{kind} runs"] = f"{engine.facts['linear layers']}; {engine.facts['attention']}; {engine.facts['step']}"
+        params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
+        asked = 0
+        for batch in batches:
+            if left() < 20 + batch / 8:
+                notes[f"{kind}, batch {batch}"] = "no time left"
+                continue
+            draw = torch.Generator().manual_seed(batch)
+            prompts = torch.randint(5, config["vocab_size"], (batch, context), generator=draw).tolist()
+            began = time.perf_counter()
+            inbox: list = [admit(str(n), prompt, params, engine.limits) for n, prompt in enumerate(prompts)]
+            engine.step(0.0, inbox)
+            while engine.has_work() and engine.stats.prompt_tokens < asked + batch * context:
+                engine.step(0.0, [])
+            asked += batch * context
+            prompt_s = time.perf_counter() - began
+            step, waiting = (step_ms(engine, batch, steps, ahead) for ahead in (True, False))
+            engine.abort_all()
+            if step is None or waiting is None:
+                notes[f"{kind}, batch {batch}"] = "the pages do not hold so many at once"
+                continue
+            least = step_floor_ms(config, kind, batch, context, ceilings)
+            table.append(
+                {
+                    "format": kind,
+                    "batch": batch,
+                    "step_ms": step,
+                    "one_after_another_ms": waiting,
+                    "tokens_per_s": batch / step * 1e3,
+                    "roofline_ms": least,
+                    "reached": least / step,
+                    "prompt_tokens_per_s": batch * context / prompt_s,
+                }
+            )
+        del engine
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return {"rows": table, "notes": notes}

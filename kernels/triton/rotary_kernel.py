@@ -1,0 +1,116 @@
+"""What comes between the projections and attention: head norms, rotary positions, keys and values into the cache.
+
+One program per token and head. A head of queries is turned in place; a head of keys is turned on its way into the
+cache, with its values beside it, as they are or in 8 bits (int8, e4m3, e5m2) with a scale per token and head.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from aiakq.kernels.triton.language import INTERPRETED
+from aiakq.kernels.triton.linear_int8_kernel import nearest
+
+
+@triton.jit
+def _turned(
+    at_ptr, norm_ptr, epsilon, cosines_ptr, sines_ptr, d, D: tl.constexpr, ROTATED: tl.constexpr, NORM: tl.constexpr
+):
+    """A head [WIDTH] float32: normalized, then its first ROTATED elements turned, each half with the other."""
+    HALF: tl.constexpr = ROTATED // 2
+    there = d < D
+    x = tl.load(at_ptr + d, mask=there, other=0.0).to(tl.float32)
+    if ROTATED > 0:
+        other_at = tl.where(d < HALF, d + HALF, d - HALF)
+        turning = d < ROTATED
+        other = tl.load(at_ptr + other_at, mask=turning, other=0.0).to(tl.float32)
+    if NORM:
+        # Of all elements, also those that stay; rounded as a norm's result is.
+        FLOAT: tl.constexpr = at_ptr.dtype.element_ty
+        factor = tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)
+        x = (x * factor).to(FLOAT).to(tl.float32) * tl.load(norm_ptr + d, mask=there, other=0.0).to(tl.float32)
+        x = x.to(FLOAT).to(tl.float32)
+        if ROTATED > 0:
+            weight = tl.load(norm_ptr + other_at, mask=turning, other=0.0).to(tl.float32)
+            other = ((other * factor).to(FLOAT).to(tl.float32) * weight).to(FLOAT).to(tl.float32)
+    if ROTATED > 0:
+        angle = tl.where(d < HALF, d, d - HALF)
+        cosine = tl.load(cosines_ptr + angle, mask=turning, other=1.0)
+        sine = tl.load(sines_ptr + angle, mask=turning, other=0.0)
+        x = x * cosine + tl.where(d < HALF, -other, other) * sine
+    return x
+
+
+@triton.jit
+def _keep(x, cache_ptr, scales_ptr, place, d, D: tl.constexpr, SCALED: tl.constexpr):
+    """A head [WIDTH] float32 into line ``place`` of a cache."""
+    there = d < D
+    if SCALED:
+        KIND: tl.constexpr = cache_ptr.dtype.element_ty
+        # LARGEST of types.py.
+        MOST: tl.constexpr = 127.0 if KIND == tl.int8 else 448.0 if KIND == tl.float8e4nv else 16.0
+        scale = tl.max(tl.where(there, tl.abs(x), 0.0), 0) / MOST
+        steps = tl.where(scale > 0, 1.0 / scale, 0.0)
+        code = tl.minimum(tl.maximum(x * steps, -MOST), MOST)
+        if KIND == tl.int8:
+            code = nearest(code)
+        elif INTERPRETED:
+            # Its casts cut off what a GPU rounds: here all but the digits that are kept is taken off (Dekker's split).
+            high = code * (2.0**20 + 1.0 if KIND == tl.float8e4nv else 2.0**21 + 1.0)
+            code = high - (high - code)
+        tl.store(cache_ptr + place * D + d, code.to(KIND), mask=there)
+        tl.store(scales_ptr + place, scale + tl.sum(tl.where(there, x * 0.0, 0.0), 0))
+    else:
+        tl.store(cache_ptr + place * D + d, x.to(cache_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def rotary_kernel(
+    q_ptr,  # [T, H * D], in place
+    k_ptr,  # [T, Hkv * D]
+    v_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    cosines_ptr,  # [positions, ROTATED / 2] float32
+    sines_ptr,
+    positions_ptr,  # [T] int64
+    slots_ptr,  # [T] int64; 0 is padding, which is not written
+    k_cache_ptr,  # [pages * P, Hkv, D]
+    v_cache_ptr,
+    k_scales_ptr,  # [pages * P, Hkv] float32
+    v_scales_ptr,
+    q_stride,
+    k_stride,
+    v_stride,
+    epsilon,
+    H: tl.constexpr,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROTATED: tl.constexpr,
+    NORM: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    d = tl.arange(0, WIDTH)
+    position = tl.load(positions_ptr + token)
+    cosines_ptr += position * (ROTATED // 2)
+    sines_ptr += position * (ROTATED // 2)
+    if head < H:
+        at = q_ptr + token * q_stride + head * D
+        q = _turned(at, q_norm_ptr, epsilon, cosines_ptr, sines_ptr, d, D, ROTATED, NORM)
+        # Other lanes read what this one writes: all have it before it is overwritten.
+        tl.debug_barrier()
+        tl.store(at + d, q.to(q_ptr.dtype.element_ty), mask=d < D)
+    else:
+        head -= H
+        slot = tl.load(slots_ptr + token)
+        if slot > 0:
+            place = slot * HKV + head
+            at = k_ptr + token * k_stride + head * D
+            k = _turned(at, k_norm_ptr, epsilon, cosines_ptr, sines_ptr, d, D, ROTATED, NORM)
+            _keep(k, k_cache_ptr, k_scales_ptr, place, d, D, SCALED)
+            v = tl.load(v_ptr + token * v_stride + head * D + d, mask=d < D, other=0.0).to(tl.float32)
+            _keep(v, v_cache_ptr, v_scales_ptr, place, d, D, SCALED)

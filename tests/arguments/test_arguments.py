@@ -1,0 +1,290 @@
+"""The table of arguments is complete, reads what people write, and each row that works has a test of what it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aiakq import LLM, SamplingParams
+from aiakq.arguments.argument import spelled_number
+from aiakq.arguments.server import ARGUMENTS, checked
+from aiakq.arguments.unsupported import FOREIGN
+from aiakq.errors import AiakqError
+
+TESTS = Path(__file__).parents[1]
+
+#: vLLM 0.7.3's EngineArgs, all of them.
+VLLM_073 = """
+model served_model_name tokenizer hf_config_path task skip_tokenizer_init tokenizer_mode trust_remote_code
+allowed_local_media_path download_dir load_format config_format dtype kv_cache_dtype seed max_model_len
+distributed_executor_backend pipeline_parallel_size tensor_parallel_size enable_expert_parallel
+max_parallel_loading_workers block_size enable_prefix_caching disable_sliding_window use_v2_block_manager swap_space
+cpu_offload_gb gpu_memory_utilization max_num_batched_tokens max_num_partial_prefills max_long_partial_prefills
+long_prefill_token_threshold max_num_seqs max_logprobs disable_log_stats revision code_revision rope_scaling rope_theta
+hf_overrides tokenizer_revision quantization enforce_eager max_seq_len_to_capture disable_custom_all_reduce
+tokenizer_pool_size tokenizer_pool_type tokenizer_pool_extra_config limit_mm_per_prompt mm_processor_kwargs
+disable_mm_preprocessor_cache enable_lora enable_lora_bias max_loras max_lora_rank enable_prompt_adapter
+max_prompt_adapters max_prompt_adapter_token fully_sharded_loras lora_extra_vocab_size long_lora_scaling_factors
+lora_dtype max_cpu_loras device num_scheduler_steps multi_step_stream_outputs ray_workers_use_nsight
+num_gpu_blocks_override num_lookahead_slots model_loader_extra_config ignore_patterns preemption_mode
+scheduler_delay_factor enable_chunked_prefill guided_decoding_backend logits_processor_pattern speculative_model
+speculative_model_quantization speculative_draft_tensor_parallel_size num_speculative_tokens
+speculative_disable_mqa_scorer speculative_max_model_len speculative_disable_by_batch_size ngram_prompt_lookup_max
+ngram_prompt_lookup_min spec_decoding_acceptance_method typical_acceptance_sampler_posterior_threshold
+typical_acceptance_sampler_posterior_alpha qlora_adapter_name_or_path disable_logprobs_during_spec_decoding
+show_hidden_metrics_for_version otlp_traces_endpoint collect_detailed_traces disable_async_output_proc
+scheduling_policy scheduler_cls override_neuron_config override_pooler_config compilation_config worker_cls
+worker_extension_cls kv_transfer_config generation_config override_generation_config enable_sleep_mode model_impl
+calculate_kv_scales additional_config enable_reasoning reasoning_parser use_tqdm_on_load
+""".split()
+
+#: AIAK's page of server options, and what vLLM 0.4.0 had besides.
+AIAK_AND_VLLM_040 = """
+host port lora_modules chat_template tokenizer_extension_path response_role root_path uvicorn_log_level
+worker_use_ray forced_num_gpu_blocks max_context_len_to_capture image_input_type image_token_id image_input_shape
+image_feature_size max_paddings engine_use_ray disable_log_requests max_log_len api_key allow_credentials
+allowed_origins allowed_methods allowed_headers ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs middleware
+""".split()
+
+#: Every row of our own table, and the test that shows what it does.
+SHOWN_BY = {
+    "model": "test_missing_and_half_written_models",
+    "revision": "test_a_hub_model_is_found_where_it_was_downloaded_to_and_by_revision",
+    "download_dir": "test_a_hub_model_is_found_where_it_was_downloaded_to_and_by_revision",
+    "ignore_patterns": "test_ignored_files_are_not_read",
+    "hf_config_path": "test_the_config_may_be_elsewhere",
+    "hf_overrides": "test_values_over_the_config_are_as_if_written_there",
+    "rope_scaling": "test_a_scaled_context_is_longer_by_the_factor",
+    "rope_theta": "test_rotary_settings_are_as_if_written_in_the_config",
+    "disable_sliding_window": "test_without_its_window_a_model_ends_where_the_window_does",
+    "trust_remote_code": "test_remote_code_is_refused_without_the_flag",
+    "dtype": "test_logits_are_equal_bit_for_bit_whatever_the_batch",
+    "quantization": "test_gpt_means_gptq",
+    "load_format": "test_which_kind_of_file_is_read_can_be_said",
+    "model_impl": "test_a_native_family_gives_the_same_tokens_through_transformers",
+    "generation_config": "test_where_default_sampling_values_come_from",
+    "override_generation_config": "test_where_default_sampling_values_come_from",
+    "device": "test_wrong_arguments_are_refused",
+    "seed": "test_made_up_weights_are_those_of_the_seed",
+    "dequantize": "test_a_request_is_answered_alike_alone_and_in_a_crowd",
+    "cpu_math": "test_facts_say_what_was_chosen",
+    "enforce_eager": "test_facts_say_what_was_chosen",
+    "compilation_config": "test_the_compilation_config",
+    "max_seq_len_to_capture": "test_options_that_ask_for_no_graphs",
+    "tensor_parallel_size": "test_wrong_arguments_are_refused",
+    "pipeline_parallel_size": "test_more_than_one_device_is_refused",
+    "tokenizer": "test_a_tokenizer_may_be_of_another_revision_or_another_model",
+    "tokenizer_revision": "test_a_tokenizer_may_be_of_another_revision_or_another_model",
+    "tokenizer_mode": "test_the_slow_way_gives_the_same_text",
+    "tokenizer_extension_path": "test_an_extension_makes_the_tokenizer",
+    "skip_tokenizer_init": "test_without_a_tokenizer_ids_go_in_and_come_out",
+    "max_model_len": "test_the_longest_context_that_fits_into_memory",
+    "block_size": "test_pages_are_as_large_and_as_many_as_wanted",
+    "gpu_memory_utilization": "test_a_smaller_part_of_memory_holds_fewer_pages",
+    "kv_cache_dtype": "test_keys_and_values_may_be_stored_in_fewer_bits",
+    "num_gpu_blocks_override": "test_pages_are_as_large_and_as_many_as_wanted",
+    "enable_prefix_caching": "test_equal_beginnings_are_reused_unless_told_otherwise",
+    "max_num_seqs": "test_a_step_is_no_larger_than_wanted",
+    "max_num_batched_tokens": "test_a_step_is_no_larger_than_wanted",
+    "enable_chunked_prefill": "test_a_step_is_no_larger_than_wanted",
+    "async_scheduling": "test_one_step_ahead_by_default_on_a_gpu",
+    "max_num_partial_prefills": "test_prompts_run_together_and_short_ones_overtake_long_ones",
+    "max_long_partial_prefills": "test_prompts_run_together_and_short_ones_overtake_long_ones",
+    "long_prefill_token_threshold": "test_a_long_prompt_gets_no_more_than_its_part_of_a_step",
+    "scheduling_policy": "test_a_lower_priority_number_is_served_first_then_arrival",
+    "scheduler_delay_factor": "test_waiting_prompts_gather_for_a_multiple_of_the_last_prompts_time",
+    "max_logprobs": "test_log_probabilities_of_the_whole_vocabulary",
+    "host": "test_binding",
+    "port": "test_a_port_in_use_is_found_before_loading",
+    "served_model_name": "test_models",
+    "chat_template": "test_chat_template_is_a_file_or_the_text",
+    "response_role": "test_the_role_of_answers",
+    "api_key": "test_keys_come_from_three_places",
+    "api_key_file": "test_keys_come_from_three_places",
+    "allow_no_key": "test_an_open_host_is_warned_about",
+    "metrics_without_key": "test_more_names_and_open_metrics",
+    "allowed_hosts": "test_more_names_and_open_metrics",
+    "allowed_origins": "test_an_allowed_origin",
+    "allowed_methods": "test_an_allowed_origin",
+    "allowed_headers": "test_an_allowed_origin",
+    "allow_credentials": "test_an_allowed_origin",
+    "ssl_keyfile": "test_https",
+    "ssl_certfile": "test_https",
+    "ssl_ca_certs": "test_clients_may_have_to_show_a_certificate",
+    "ssl_cert_reqs": "test_clients_may_have_to_show_a_certificate",
+    "max_connections": "test_connections_in_all_are_counted",
+    "max_connections_per_address": "test_too_many_connections",
+    "header_timeout": "test_headers_that_trickle",
+    "body_timeout": "test_half_a_body",
+    "idle_timeout": "test_silence_after_an_answer",
+    "write_timeout": "test_a_reader_that_takes_nothing_is_cut_off",
+    "max_body_bytes": "test_bodies_over_the_limit",
+    "max_num_queued_reqs": "test_number",
+    "max_num_queued_tokens": "test_tokens",
+    "max_queue_seconds": "test_waiting",
+    "max_request_seconds": "test_time_in_all_of_a_stream",
+    "step_timeout": "test_an_engine_that_stands_still_is_replaced",
+    "first_step_timeout": "test_a_step_that_takes_too_long_leaves_its_stacks",
+    "max_engine_restarts": "test_too_many_deaths_end_the_server",
+    "shutdown_timeout": "test_term_drains",
+    "uvicorn_log_level": "test_the_http_log_is_as_loud_as_wanted",
+    "root_path": "test_behind_a_proxy_every_route_has_a_path_before_it",
+    "enable_log_requests": "test_requests_are_logged_as_far_as_wanted",
+    "max_log_len": "test_requests_are_logged_as_far_as_wanted",
+    "enable_admin_routes": "test_the_prefix_cache_is_reset",
+    "disable_log_stats": "test_the_line_of_statistics_can_be_left_out",
+}
+
+
+@pytest.mark.parametrize("name", VLLM_073 + AIAK_AND_VLLM_040)
+def test_every_argument_of_the_reference_pages_is_in_one_table(name):
+    assert len(VLLM_073) == len(set(VLLM_073)) == 111
+    works = name in {row.name for row in ARGUMENTS}
+    accepted_or_refused = name in {row.name for row in FOREIGN}
+    assert works != accepted_or_refused
+
+
+@pytest.mark.parametrize("row", ARGUMENTS, ids=lambda row: row.name)
+def test_every_row_that_works_is_shown_by_a_test(row):
+    assert row.name in SHOWN_BY, "name the test that shows what it does"
+    definition = f"def {SHOWN_BY[row.name]}("
+    assert any(definition in path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("4096", 4096),
+        ("25.6k", 25600),
+        ("32K", 32768),
+        ("32k", 32000),
+        ("1M", 1048576),
+        ("1.5m", 1500000),
+        ("2G", 2**31),
+        (" 7 ", 7),
+        ("1.5K", None),
+        ("1.5", None),
+        ("0.0001k", None),
+        ("k", None),
+        ("1e3", None),
+        ("9" * 19, None),
+        ("5T", None),
+    ],
+)
+def test_numbers_may_be_spelled_as_people_do(text, number):
+    assert spelled_number(text) == number
+    if number is not None:
+        assert checked({"max_model_len": text}, server=True)["max_model_len"] == number
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_model_len": "long"}, "an integer (or like 25.6k, 32K, 1M) or auto"),
+        ({"max_model_len": -2}, "at least 1"),
+        ({"max_model_len": 1.5}, "an integer"),
+        ({"max_num_batched_tokens": "auto"}, "an integer (or like 25.6k, 32K, 1M)"),
+        ({"hf_overrides": "{"}, "a JSON object"),
+        ({"hf_overrides": "5"}, "a JSON object"),
+        ({"hf_overrides": [1]}, "a JSON object"),
+        ({"ignore_patterns": [1]}, "a list of strings"),
+        ({"enforce_eager": 1}, "true or false"),
+        ({"seed": True}, "an integer"),
+        ({"rope_theta": float("nan")}, "at least 1"),
+        ({"scheduling_policy": "random"}, "one of fcfs, priority"),
+        ({"tokenizer_mode": "mistral"}, "one of auto, slow"),
+    ],
+    ids=str,
+)
+def test_values_that_do_not_fit_are_refused_with_what_would(given, said):
+    with pytest.raises(AiakqError) as caught:
+        checked(given, server=True)
+    assert caught.value.id == "bad_option" and said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_num_partial_prefills": 2, "enable_chunked_prefill": False},
+        {"max_num_partial_prefills": 2, "max_long_partial_prefills": 3},
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_go_together(given, tiny_model):
+    with pytest.raises(AiakqError) as caught:
+        LLM(str(tiny_model("LlamaForCausalLM")), **given)
+    assert caught.value.id == "option_conflict"
+
+
+def test_facts_say_what_was_chosen(tiny_model):
+    folder = str(tiny_model("LlamaForCausalLM"))
+    plain = LLM(folder, dtype="float32", num_gpu_blocks_override=20)
+    eager = LLM(folder, dtype="bfloat16", num_gpu_blocks_override=20, enforce_eager=True, cpu_math="exact")
+    assert eager.engine.facts["step"] == "operation by operation" != plain.engine.facts["step"]
+    assert plain.engine.facts["dtype"].startswith("float32") and eager.engine.facts["dtype"].startswith("bfloat16")
+    assert eager.config.cpu_math == "exact"
+
+
+def test_more_than_one_device_is_refused(tiny_model):
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        with pytest.raises(AiakqError, match="at most 1"):
+            LLM(str(tiny_model("LlamaForCausalLM")), **{name: 2})
+
+
+def test_pages_are_as_large_and_as_many_as_wanted(tiny_model):
+    llm = LLM(str(tiny_model("LlamaForCausalLM")), block_size=8, num_gpu_blocks_override=11)
+    assert llm.engine.stats.num_pages == 10 and llm.engine.limits.max_kv_tokens == 80
+    prompt = {"prompt_token_ids": [5] * 20}
+    llm.generate(prompt, SamplingParams(max_tokens=1), use_tqdm=False)
+    assert llm.generate(prompt, SamplingParams(max_tokens=1), use_tqdm=False)[0].num_cached_tokens == 16
+
+
+def test_a_smaller_part_of_memory_holds_fewer_pages(tiny_model, monkeypatch):
+    from aiakq.runtime.executor import kv_cache
+
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 400 << 20)
+
+    def pages(part: float) -> int:
+        arguments = {"gpu_memory_utilization": part, "max_num_seqs": 4000, "max_num_batched_tokens": 64}
+        return LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", **arguments).engine.stats.num_pages
+
+    assert 1.8 < pages(0.4) / pages(0.2) < 2.4
+
+
+def test_equal_beginnings_are_reused_unless_told_otherwise(tiny_model):
+    for caching in (True, False):
+        llm = LLM(str(tiny_model("LlamaForCausalLM")), num_gpu_blocks_override=20, enable_prefix_caching=caching)
+        for _ in range(2):
+            answer = llm.generate({"prompt_token_ids": [7] * 40}, SamplingParams(max_tokens=1), use_tqdm=False)[0]
+        assert (answer.num_cached_tokens > 0) == caching
+
+
+@pytest.mark.parametrize(
+    ("arguments", "most_tokens", "most_running"),
+    [
+        ({"max_num_seqs": 2}, 80, 2),
+        ({"max_num_batched_tokens": 24}, 24, 5),
+        (
+            {"max_num_batched_tokens": 64, "max_model_len": 60, "enable_chunked_prefill": False},
+            43,
+            5,
+        ),  # a whole prompt beside three answers
+    ],
+    ids=str,
+)
+def test_a_step_is_no_larger_than_wanted(arguments, most_tokens, most_running, tiny_model):
+    llm = LLM(str(tiny_model("LlamaForCausalLM")), num_gpu_blocks_override=60, **arguments)
+    seen = []
+    inner = llm.engine.step
+
+    def step(now, inbox):
+        output = inner(now, inbox)
+        seen.append((output.stats.num_scheduled_tokens, output.stats.num_running))
+        return output
+
+    llm.engine.step = step
+    prompts = [{"prompt_token_ids": [n + 3] * 40} for n in range(5)]
+    llm.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
+    assert max(tokens for tokens, _ in seen) == most_tokens
+    assert max(running for _, running in seen) <= most_running

@@ -1,0 +1,71 @@
+"""Arguments of other engines: taken where they ask for nothing, else one line or a refusal."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from aiakq import LLM
+from aiakq.arguments import unsupported as foreign
+from aiakq.arguments.server import ARGUMENTS, checked
+from aiakq.errors import AiakqError
+
+ROWS = {row.name: row for row in foreign.FOREIGN}
+
+
+def test_no_name_is_there_twice():
+    names = [row.name for row in foreign.FOREIGN] + [row.name for row in ARGUMENTS]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row(name):
+    row = ROWS[name]
+    for nothing in (None, False, "", *row.harmless, *map(str, row.harmless)):
+        assert foreign.remarks({name: nothing}) == []
+        assert name not in checked({"model": "m", name: nothing}, server=True)
+    given = {name: True if row.switch and True not in row.harmless else "something"}
+    if row.refused:
+        with pytest.raises(AiakqError, match=f"{row.flag}.* cannot be had: {row.why}"):
+            checked(given, server=True)
+    else:
+        assert name not in checked(given, server=True)
+        assert foreign.remarks(given) == [f"{row.flag} does nothing here: {row.why}."]
+
+
+def test_an_unknown_name_is_still_refused():
+    with pytest.raises(AiakqError, match="swap_spaces"):
+        checked({"swap_spaces": 3}, server=True)
+
+
+def test_the_python_api_warns_once_each(tiny_model):
+    folder = str(tiny_model("LlamaForCausalLM"))
+    with pytest.warns(UserWarning, match="--swap-space does nothing here"):
+        LLM(folder, swap_space=8, num_scheduler_steps=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        LLM(folder, swap_space=4, use_v2_block_manager=False, task="generate")
+    with pytest.raises(AiakqError, match="LoRA"):
+        LLM(folder, enable_lora=True)
+
+
+def test_taken_out_of_a_command_line():
+    words = [
+        "serve",
+        "m",
+        "--swap-space",
+        "8",
+        "--port=1",
+        "--enable-lora-bias",
+        "--no-use-v2-block-manager",
+    ]
+    kept, given = foreign.taken_out([*words, "--max-loras=2", "--no-enable-prefix-caching", "--", "--task", "x"])
+    assert kept == ["serve", "m", "--port=1", "--no-enable-prefix-caching", "--", "--task", "x"]
+    assert given == {
+        "swap_space": "8",
+        "enable_lora_bias": True,
+        "use_v2_block_manager": False,
+        "max_loras": "2",
+    }
+    assert foreign.taken_out(["serve", "--task"]) == (["serve"], {"task": None})

@@ -1,0 +1,90 @@
+"""Perplexity and comparison against sums written out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from aiakq.errors import AiakqError
+from aiakq.evaluation.metrics import compare, perplexity, windows
+
+
+class Table:
+    """A model whose logits depend on the last token only."""
+
+    def __init__(self, seed: int, vocab: int = 11) -> None:
+        self.table = torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(seed))
+        self.calls: list[tuple[int, ...]] = []
+
+    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+        self.calls.append(tuple(ids.shape))
+        return self.table[ids]
+
+
+def ids(count: int) -> list[int]:
+    return torch.randint(0, 11, (count,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+def test_windows() -> None:
+    assert windows(list(range(10)), 4).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert windows(list(range(10)), 4, limit=1).tolist() == [[0, 1, 2, 3]]
+    assert windows([1, 2, 3], 100).tolist() == [[1, 2, 3]]
+    with pytest.raises(AiakqError) as caught:
+        windows([1], 4)
+    assert caught.value.id == "evaluation_text"
+
+
+def test_perplexity_is_the_sum_over_predictions() -> None:
+    model, text = Table(0), windows(ids(205), 20)
+    total = count = 0.0
+    for row in text.tolist():
+        for now, then in zip(row[:-1], row[1:], strict=True):
+            total -= float(torch.log_softmax(model.table[now].double(), 0)[then])
+            count += 1
+    seen = []
+    result = perplexity(model, text, lambda done, whole: seen.append((done, whole)))
+    assert result.value == pytest.approx(math.exp(total / count), rel=1e-6)
+    assert result.tokens == count == 10 * 19
+    assert seen[-1] == (10, 10)
+    assert model.calls[0] == (1, 20)  # the first shows how large a batch may be
+
+
+def test_uniform_predictions_have_the_vocabulary_as_perplexity() -> None:
+    model = Table(0)
+    model.table.zero_()
+    assert perplexity(model, windows(ids(100), 10)).value == pytest.approx(11.0, rel=1e-6)
+
+
+def test_compare() -> None:
+    one, two, text = Table(0), Table(1), windows(ids(150), 15)
+    result = compare(one, two, text)
+    assert result.perplexity == pytest.approx(perplexity(one, text).value, rel=1e-6)
+    assert result.perplexity_original == pytest.approx(perplexity(two, text).value, rel=1e-6)
+    kl = agreement = 0.0
+    for now in text[:, :-1].flatten().tolist():
+        p, q = two.table[now].double().softmax(0), one.table[now].double().softmax(0)
+        kl += float((p * (p / q).log()).sum())
+        agreement += float(p.argmax() == q.argmax())
+    assert result.kl == pytest.approx(kl / result.tokens, rel=1e-5)
+    assert result.top1_agreement == pytest.approx(agreement / result.tokens)
+    same = compare(one, one, text)
+    assert same.kl == pytest.approx(0.0, abs=1e-9)
+    assert same.top1_agreement == 1.0
+
+
+def test_impossible_tokens_do_not_break_the_comparison() -> None:
+    one, two = Table(0), Table(1)
+    one.table[:, 3] = -math.inf
+    two.table[:, 3] = -math.inf
+    text = windows([i % 3 for i in range(40)], 10)
+    result = compare(one, two, text)
+    assert math.isfinite(result.kl)
+
+
+def test_a_broken_model_gives_a_number_not_a_crash() -> None:
+    model = Table(0)
+    model.table.fill_(float("nan"))
+    assert math.isnan(perplexity(model, windows(ids(40), 10)).value)
+    model.table.zero_()
+    model.table[:, 0] = 1e6
+    assert perplexity(model, windows([5] * 40, 10)).value == math.inf

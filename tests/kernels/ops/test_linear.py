@@ -1,0 +1,109 @@
+"""Every implementation, every scheme, a table of shapes: against a float64 product of the dequantized weight."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+from aiakq.kernels import DEVICES, IMPLEMENTATIONS, bind, explain
+from aiakq.kernels.ops.linear_reference import dequantize, integer_matmul, quantize_activations
+from aiakq.kernels.types import SCHEME_BITS, QWeight
+
+# (M, N, K, G): one size that divides nothing, one row, one group, a ragged last group.
+SHAPES = [(1, 96, 128, 32), (3, 40, 96, 96), (17, 33, 100, 20), (64, 64, 256, 128), (5, 8, 70, 32)]
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+
+
+def make(scheme: str, n: int, k: int, group: int, zeros: bool, perm: bool, bias: bool) -> QWeight:
+    generator = torch.Generator().manual_seed(n * k + group)
+    top = 1 << SCHEME_BITS[scheme]
+    group = k if scheme == "w8a8" else group
+    groups = -(-k // group)
+    return QWeight(
+        scheme=scheme,
+        codes=torch.randint(0, top, (n, k), generator=generator).to(torch.uint8),
+        # Signed: some tools write negative scales.
+        scales=(torch.rand(n, groups, generator=generator) + 0.5) * torch.randn(n, groups, generator=generator).sign(),
+        zeros=torch.randint(0, top, (n, groups), generator=generator).to(torch.uint8) if zeros else None,
+        perm=torch.randperm(k, generator=generator) if perm else None,
+        bias=torch.randn(n, generator=generator) if bias else None,
+        group_size=group,
+    )
+
+
+def truth(weight: QWeight) -> torch.Tensor:
+    """The definition in QWeight's docstring, element by element, in float64."""
+    dense = torch.zeros(weight.n, weight.k, dtype=torch.float64)
+    for j in range(weight.k):
+        g = j // weight.group_size
+        zero = 1 << (weight.bits - 1) if weight.zeros is None else weight.zeros[:, g].double()
+        column = (weight.codes[:, j].double() - zero) * weight.scales[:, g].double()
+        dense[:, j if weight.perm is None else weight.perm[j]] = column
+    return dense
+
+
+def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((found.double() - wanted).norm() / wanted.norm()).item()
+
+
+@pytest.mark.parametrize("perm", [False, True], ids=["", "perm"])
+@pytest.mark.parametrize("zeros", [False, True], ids=["", "zeros"])
+@pytest.mark.parametrize("scheme", ["w2a16", "w3a16", "w4a16", "w8a16"])
+@pytest.mark.parametrize("implementation", [name for name in IMPLEMENTATIONS if DEVICES.get(name) != "cuda"])
+def test_weight_only(implementation, scheme, zeros, perm):
+    module = importlib.import_module(IMPLEMENTATIONS[implementation])
+    for M, N, K, G in SHAPES:
+        weight = make(scheme, N, K, G, zeros, perm, bias=True)
+        dense = truth(weight)
+        assert relative(dequantize(weight), dense) < 1e-6
+        for dtype, tolerance in TOLERANCE.items():
+            problem = weight.problem(dtype, torch.device("cpu"))
+            assert module.supports(problem) is None
+            x = torch.randn(M, K, generator=torch.Generator().manual_seed(M)).to(dtype)
+            y = module.run(x, module.prepare(weight, problem))
+            assert y.shape == (M, N) and y.dtype == dtype
+            assert relative(y, x.double() @ dense.T + weight.bias.double()) < tolerance, (M, N, K, G, dtype)
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+def test_w8a8_accumulates_exactly(static):
+    module = importlib.import_module(IMPLEMENTATIONS["reference"])
+    for M, N, K, _ in SHAPES:
+        weight = make("w8a8", N, K, K, zeros=False, perm=False, bias=True)
+        weight.input_scale = torch.tensor(0.03) if static else None
+        x = torch.randn(M, K, generator=torch.Generator().manual_seed(M))
+        y = module.run(x, module.prepare(weight, weight.problem(torch.float32, torch.device("cpu"))))
+        codes, scale = quantize_activations(x, weight.input_scale)
+        signed = weight.codes.int() - 128
+        exact = codes.long() @ signed.long().T
+        assert torch.equal(integer_matmul(codes, signed.to(torch.int8)).long(), exact)
+        wanted = exact.double() * scale.double() * weight.scales[:, 0].double() + weight.bias.double()
+        assert relative(y, wanted) < 1e-6
+
+
+def test_activation_codes_use_the_whole_range_and_survive_zero_rows():
+    x = torch.tensor([[0.0, 0.0, 0.0], [1.0, -2.0, 0.5]])
+    codes, scale = quantize_activations(x)
+    assert codes.tolist() == [[0, 0, 0], [64, -127, 32]]
+    assert torch.isfinite(scale).all() and scale[1].item() == pytest.approx(2 / 127)
+
+
+def test_binding_explains_itself():
+    weight = make("w8a8", 8, 16, 16, zeros=False, perm=False, bias=False)
+    no_cpu = frozenset({"cpu"})
+    bound = bind(weight, weight.problem(torch.float32, torch.device("cpu")), no_cpu)
+    assert bound.choice.name == "reference" and dict(bound.choice.passed_over)["dequantized"]
+    problem = make("w4a16", 8, 16, 16, True, False, False).problem(torch.float32, torch.device("cpu"))
+    assert explain(problem, no_cpu).name == "dequantized"
+    passed_over = explain(problem, no_cpu | {"dequantized"}).passed_over
+    assert passed_over == (("cpu", "not wanted"), ("dequantized", "not wanted"))
+
+
+def test_packed_reference_is_smaller_than_what_it_stands_for():
+    weight = make("w4a16", 64, 128, 32, True, False, False)
+    state = importlib.import_module(IMPLEMENTATIONS["reference"]).prepare(
+        weight, weight.problem(torch.float32, torch.device("cpu"))
+    )
+    assert state.words.numel() * 4 == 64 * 128 // 2

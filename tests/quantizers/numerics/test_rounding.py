@@ -1,0 +1,133 @@
+"""Plain rounding: error bounds, storage dtypes, zero and extreme rows."""
+
+import pytest
+import torch
+
+from aiakq.quantizers.numerics.clip import best_limits, round_searched, searched_scales
+from aiakq.quantizers.numerics.rounding import dequantize, grouped, round_activations, round_weight
+
+
+def weight(n: int = 48, k: int = 96) -> torch.Tensor:
+    return torch.randn(n, k, generator=torch.Generator().manual_seed(0)) * 0.05
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("group", [-1, 32, 96])
+@pytest.mark.parametrize("storage", [torch.float16, torch.bfloat16, torch.float32])
+def test_error_is_at_most_half_a_step(symmetric: bool, bits: int, group: int, storage: torch.dtype) -> None:
+    dense = weight()
+    codes, scales, zeros = round_weight(dense, bits, group, symmetric, storage)
+    assert codes.dtype == torch.uint8
+    assert int(codes.max()) <= 2**bits - 1
+    assert torch.equal(scales, scales.to(storage).float())
+    assert torch.equal(zeros, zeros.round())
+    size = dense.shape[1] if group == -1 else group
+    steps = (dequantize(codes, scales, zeros, size) - dense).abs() / scales.repeat_interleave(size, dim=1)
+    # The ends of a range may lie one more rounding of the scale or of the zero point away.
+    assert float(steps.max()) <= 1.01 + 2**bits * torch.finfo(storage).eps
+    assert float(steps.mean()) < 0.3
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_rows_without_range(symmetric: bool) -> None:
+    dense = torch.zeros(4, 32)
+    dense[1] = 1e-12
+    dense[2, 0] = 3.0
+    dense[3] = -2.0
+    codes, scales, zeros = round_weight(dense, 4, 32, symmetric, torch.float16)
+    assert bool((scales > 0).all())
+    got = dequantize(codes, scales, zeros, 32)
+    assert torch.equal(got[0], torch.zeros(32))
+    assert float((got - dense).abs().max()) <= 0.26
+
+
+def test_limits_cut_the_range() -> None:
+    dense = weight()
+    dense[:, 0] = 1.0
+    limits = torch.full((48, 1), 0.1)
+    codes, scales, zeros = round_weight(dense, 4, -1, True, torch.float32, limits)
+    got = dequantize(codes, scales, zeros, 96)
+    assert float(got.abs().max()) < 0.11
+    assert torch.allclose(got[:, 1:], dense[:, 1:].clamp(-0.1, 0.1), atol=0.2 / 15)
+
+
+def test_activations_get_one_scale_per_token() -> None:
+    x = torch.randn(7, 64, generator=torch.Generator().manual_seed(1)) * torch.tensor([[10.0**i] for i in range(-3, 4)])
+    x[3] = 0
+    got = round_activations(x)
+    step = x.abs().amax(-1, keepdim=True) / 127
+    assert bool(((got - x).abs() <= step / 2 + 1e-9).all())
+    assert torch.equal(got[3], torch.zeros(64))
+
+
+def heavy(n: int = 40, k: int = 128) -> torch.Tensor:
+    """Weights a few of which are far out."""
+    make = torch.Generator().manual_seed(0)
+    return torch.randn(n, k, generator=make) / torch.rand(n, k, generator=make).clamp(min=0.1) * 0.02
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [3, 4, 8])
+@pytest.mark.parametrize("group", [-1, 32])
+def test_searched_ranges_leave_less_error_in_every_group(symmetric: bool, bits: int, group: int) -> None:
+    dense = heavy()
+    size = 128 if group == -1 else group
+
+    def losses(rounded: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return grouped(dequantize(*rounded, size) - dense, size).abs().pow(2.4).sum(-1)
+
+    plain = round_weight(dense, bits, group, symmetric, torch.float16)
+    searched = round_searched(dense, bits, group, symmetric, torch.float16)
+    assert torch.equal(searched[1], searched[1].half().float())
+    assert bool((losses(searched) <= losses(plain) * (1 + 1e-5)).all())
+    if bits < 8:
+        assert float(losses(searched).sum()) < 0.97 * float(losses(plain).sum())
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_the_search_is_a_search_over_the_whole_grid(symmetric: bool) -> None:
+    """Against the definition, written out: every share of the range, for one group at a time, with a cost."""
+    dense = heavy(n=6, k=32)
+    cost = torch.linspace(0.1, 3, 32)
+    scales, zeros = searched_scales(dense, 3, symmetric, torch.float32, cost)
+    for row in range(6):
+        low, high = float(dense[row].min().clamp(max=0)), float(dense[row].max().clamp(min=0))
+        if symmetric:
+            high = max(-low, high)
+            low = -high
+        tried = []
+        for step in range(20):
+            share = 1 - step / 40
+            scale = torch.tensor((high - low) * share / 7)
+            zero = torch.tensor(4.0) if symmetric else torch.round(-torch.tensor(low * share) / scale).clamp(0, 7)
+            codes = (torch.round(dense[row] / scale) + zero).clamp(0, 7)
+            tried.append((float((((codes - zero) * scale - dense[row]).square() * cost).sum()), float(scale)))
+        assert float(scales[row]) == pytest.approx(min(tried)[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("size", [32, 128])
+@pytest.mark.parametrize("bits", [3, 4])
+def test_cut_ranges_are_no_worse_in_any_group(symmetric: bool, size: int, bits: int) -> None:
+    dense = heavy(n=64)
+    make = torch.Generator().manual_seed(1)
+    x = torch.randn(1024, 128, generator=make) * torch.exp(torch.randn(128, generator=make))
+    groups = x.unflatten(1, (-1, size)).transpose(0, 1)
+    moments = groups.transpose(1, 2) @ groups
+
+    def losses(limits: torch.Tensor | None) -> torch.Tensor:
+        rounded = round_weight(dense, bits, size, symmetric, torch.float16, limits)
+        gap = grouped(dequantize(*rounded, size) - dense, size).transpose(0, 1)
+        return ((gap @ moments) * gap).sum(-1).T
+
+    limits = best_limits(dense, moments, bits, size, symmetric, torch.float16)
+    assert bool((losses(limits) <= losses(None) * (1 + 1e-4)).all())
+    assert float(losses(limits).sum()) < 0.95 * float(losses(None).sum())
+    assert bool((limits <= grouped(dense, size).abs().amax(-1) + 1e-9).all())
+
+
+def test_an_empty_group_is_left_alone_by_the_search() -> None:
+    codes, scales, zeros = round_searched(torch.zeros(4, 32), 4, 32, False, torch.float16)
+    assert torch.equal(dequantize(codes, scales, zeros, 32), torch.zeros(4, 32))
+    assert bool((scales > 0).all())

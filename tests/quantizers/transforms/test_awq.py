@@ -1,0 +1,191 @@
+"""AWQ: both searches contain doing nothing, find what was planted, and a block never comes out worse than rounded."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aiakq.quantizers.block import BlockWork, Plan
+from aiakq.quantizers.model.activations import Activations, Call
+from aiakq.quantizers.model.groups import Heads, Pair
+from aiakq.quantizers.numerics.rounding import grouped, round_weight, rounded_weight
+from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.sample import collect
+from aiakq.quantizers.transforms import awq
+
+
+def test_the_grid_is_the_published_one_with_both_ends_and_begins_with_doing_nothing() -> None:
+    make = torch.Generator().manual_seed(0)
+    activations, weights = torch.rand(64, generator=make), torch.rand(64, generator=make)
+    coarse = list(awq.coarse_grid())
+    assert torch.equal(coarse[0].scales(activations, weights), torch.ones(64))
+    assert {(c.step, c.weights) for c in coarse} == {(r, True) for r in range(0, 21, 2)} | {
+        (r, False) for r in range(0, 21, 2)
+    }
+    assert {c.step for c in awq.finer(awq.Candidate(20, True))} == {19}
+    assert {c.step for c in awq.finer(awq.Candidate(4, False))} == {3, 5}
+    for candidate in coarse:
+        scales = candidate.scales(activations, weights)
+        ratio = candidate.step / 20
+        wanted = activations**ratio / (weights ** (1 - ratio) + 1e-4 if candidate.weights else 1)
+        wanted = wanted.clamp(min=1e-4)
+        assert torch.allclose(scales, wanted / (wanted.max() * wanted.min()).sqrt(), rtol=1e-5)
+
+
+def test_the_grid_survives_channels_that_never_fire() -> None:
+    for activations in (torch.zeros(8), torch.tensor([0.0, 1, 0, 1, 0, 1, 1e-30, 1e30])):
+        for candidate in awq.coarse_grid():
+            scales = candidate.scales(activations, torch.zeros(8))
+            assert bool((scales > 0).all()) and bool(torch.isfinite(scales).all())
+
+
+def test_the_search_looks_between_the_points_of_the_coarse_grid() -> None:
+    """A loss with its lowest point at r = 0.35, which only the finer points reach; NaN never wins."""
+    activations, weights = torch.linspace(0.1, 2, 16), torch.linspace(1, 0.5, 16) ** 3
+    goal = awq.Candidate(7, False).scales(activations, weights)
+
+    def loss(scales: Tensor) -> float:
+        return float((scales - goal).square().sum())
+
+    best, scales, lowest, identity = awq.best_scales(activations, weights, loss)
+    assert best == awq.Candidate(7, False)
+    assert lowest == 0.0 < identity
+    assert torch.equal(scales, goal)
+    best, scales, _, _ = awq.best_scales(activations, weights, lambda scales: float("nan"))
+    assert best == awq.IDENTITY
+    assert torch.equal(scales, torch.ones(16))
+
+
+class Block(nn.Module):
+    """A norm and what reads it, all at once, as in blocks with parallel attention; ``loud`` inputs stand out."""
+
+    def __init__(self, loud: float = 30.0) -> None:
+        super().__init__()
+        make = torch.Generator().manual_seed(0)
+        self.norm = nn.LayerNorm(64)
+        self.q_proj, self.gate, self.up = (nn.Linear(64, 64, bias=False) for _ in range(3))
+        self.down = nn.Linear(64, 64, bias=False)
+        with torch.no_grad():
+            for linear in (self.q_proj, self.gate, self.up, self.down):
+                linear.weight.copy_(torch.randn(64, 64, generator=make) * 0.1)
+            self.norm.weight[5] = loud
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        return x + self.q_proj(h) + self.down(torch.tanh(self.gate(h)) * self.up(h))
+
+
+PAIRS = (Pair("norm", ("q_proj", "gate", "up"), ""), Pair("up", ("down",), "down"))
+
+
+def work(block: nn.Module, pairs: tuple[Pair, ...] = PAIRS, **fields: Any) -> BlockWork:
+    make = torch.Generator().manual_seed(1)
+    inputs = Activations([torch.randn(2, 64, 64, generator=make)], {(2, 64): [Call((), {})]}, torch.device("cpu"))
+    options = QuantizeOptions("a", "b", "awq", group_size=32, **fields)
+    plan = Plan(options, options.spec("1"), torch.float32, torch.float16, Heads(1, 1))
+    groups = [("q_proj", "gate", "up"), ("down",)]
+    for parameter in block.parameters():
+        parameter.requires_grad_(False)
+    return BlockWork(block, 0, "block", plan, groups, inputs, [], pairs=pairs)
+
+
+def block_error(block: nn.Module) -> float:
+    x = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return float((block(x) - Block()(x)).square().sum())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_scales_rescue_a_channel_that_matters_in_a_block_with_parallel_attention(bits: int) -> None:
+    """One input channel is thirty times louder, and the parent of what reads it is the block itself."""
+    found = work(Block(), bits=bits)
+    awq.quantize_block(found)
+    assert found.plan.spec.symmetric == (bits == 8)
+    plain = work(Block(), bits=bits)
+    for name in plain.linears:
+        plain.finish(name, *plain.round_plainly(name))
+    assert block_error(found.block) < 0.5 * block_error(plain.block)
+    assert not found.warnings
+    assert float(found.remarks["gate"]["gain"]) > 0.3
+    assert set(found.changed) == {"norm.weight", "norm.bias"}
+
+
+def test_a_block_that_comes_out_worse_is_rounded_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(awq.Candidate, "scales", lambda self, x, w: torch.linspace(1e-3, 1e3, len(x)))
+    found, plain = work(Block()), work(Block())
+    awq.quantize_block(found)
+    for name in plain.linears:
+        plain.finish(name, *plain.round_plainly(name))
+    assert "rounded plainly" in found.warnings[0]
+    assert not found.changed
+    for name, weight in plain.finished.items():
+        assert torch.equal(weight.codes, found.finished[name].codes)
+        assert torch.equal(weight.scales, found.finished[name].scales)
+        assert found.remarks[name] == {"awq": "kept plain rounding"}
+    state = plain.block.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in found.block.state_dict().items())
+
+
+def test_whole_ranges_where_none_are_to_be_searched() -> None:
+    found = work(Block(), scale_search="minmax")
+    awq.quantize_block(found)
+    for name, weight in found.finished.items():
+        reference = found._reference[name]
+        assert torch.equal(weight.scales, round_weight(reference, 4, 32, False, torch.float16)[1])
+
+
+def test_only_scales_can_be_folded_and_nothing_is_rounded() -> None:
+    folded = work(Block())
+    columns = awq.fold_scales(folded)
+    assert set(columns) == {"q_proj", "gate", "up", "down"}
+    assert not folded.finished
+    assert float(columns["gate"][5]) > 2
+    assert block_error(folded.block) < 1e-6
+
+
+def test_rounded_weight_is_rounding_and_back() -> None:
+    weight = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
+    columns = torch.rand(64, generator=torch.Generator().manual_seed(1)) + 0.5
+    codes, scales, zeros = round_weight(weight * columns, 4, 32, False, torch.float16)
+    wanted = ((grouped(codes.float(), 32) - zeros.unsqueeze(-1)) * scales.unsqueeze(-1)).flatten(1) / columns
+    assert torch.equal(rounded_weight(weight, 4, 32, False, torch.float16, columns), wanted)
+
+
+def test_a_sample_is_cut_only_where_modules_answer_as_before() -> None:
+    from aiakq.quantizers import sample
+
+    class Mixing(Block):
+        """Sequences of a batch see each other: a cut call would answer otherwise."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + x.mean(0, keepdim=True))
+
+    kept = sample.MOST_TOKENS
+    try:
+        sample.MOST_TOKENS = 64
+        cut = collect(work(Block()), ["", "down"])
+        whole = collect(work(Mixing()), [""])
+    finally:
+        sample.MOST_TOKENS = kept
+    assert cut[""][0].output.shape == (1, 64, 64)
+    assert cut["down"][0].args[0].shape == (1, 64, 64)
+    assert whole[""][0].output.shape == (2, 64, 64)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_both_widths_are_published(bits: int, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    from aiakq.formats.checkpoint import Checkpoint
+    from aiakq.quantizers.pipeline import quantize_checkpoint
+
+    options = QuantizeOptions(
+        str(tiny_model("LlamaForCausalLM")), str(tmp_path / "out"), "awq", bits=bits, group_size=32, samples=4,
+        seqlen=32, evaluate=False,
+    )  # fmt: skip
+    report = quantize_checkpoint(options)
+    spec = Checkpoint.open(tmp_path / "out").spec
+    assert spec is not None
+    assert (spec.bits, spec.format) == (bits, "awq" if bits == 4 else "compressed-tensors")
+    assert report.mean_error is not None and report.mean_error < (0.2 if bits == 4 else 0.01)

@@ -1,0 +1,247 @@
+"""Arguments that say which files a model comes from, and what holds over its config."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aiakq import LLM, SamplingParams
+from aiakq.errors import AiakqError
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.layers.rotary import Rotary
+
+LLAMA = "LlamaForCausalLM"
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+def tokens(model: Path | str, prompt: list[int] | None = None, **arguments: Any) -> list[int]:
+    llm = LLM(model=str(model), dtype="float32", num_gpu_blocks_override=40, **arguments)
+    answer = llm.generate({"prompt_token_ids": prompt or [5, 60, 7, 80, 9]}, GREEDY, use_tqdm=False)[0]
+    return answer.outputs[0].token_ids
+
+
+def config(model: Path | str, **arguments: Any) -> EngineConfig:
+    return EngineConfig.from_args({"model": str(model), **arguments})
+
+
+def refusal(model: Path | str, **arguments: Any) -> AiakqError:
+    with pytest.raises(AiakqError) as caught:
+        config(model, **arguments)
+    return caught.value
+
+
+@pytest.fixture
+def edited(tiny_model, tmp_path) -> Callable[..., Path]:
+    """``edited(name, architecture, **changes)`` -> a tiny model whose config.json says something else."""
+
+    def make(name: str, architecture: str = LLAMA, **changes: Any) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(tiny_model(architecture), folder)
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def hub(tiny_model, tmp_path) -> Path:
+    """A cache of the hub with org/tiny in two revisions; the tokenizer of v2 has one token more."""
+    from transformers import AutoTokenizer
+
+    repository = tmp_path / "cache" / "models--org--tiny"
+    for revision, commit in (("main", "1" * 40), ("v2", "2" * 40)):
+        shutil.copytree(tiny_model(LLAMA), repository / "snapshots" / commit)
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / revision).write_text(commit)
+    newer = repository / "snapshots" / ("2" * 40)
+    tokenizer = AutoTokenizer.from_pretrained(newer)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(newer)
+    return tmp_path / "cache"
+
+
+def test_a_hub_model_is_found_where_it_was_downloaded_to_and_by_revision(hub):
+    cache = str(hub)
+    assert config("org/tiny", download_dir=cache).model.name == "1" * 40
+    second = config("org/tiny", download_dir=cache, revision="v2")
+    assert second.model.name == Path(second.tokenizer.folder).name == "2" * 40
+    assert refusal("org/tiny").id == "model_hub", "it is nowhere else"
+    assert refusal("org/tiny", download_dir=cache, revision="v3").id == "model_hub"
+
+
+def test_a_tokenizer_may_be_of_another_revision_or_another_model(hub, example_model):
+    both = {"download_dir": str(hub), "num_gpu_blocks_override": 20}
+    sizes = [len(LLM("org/tiny", **both, **more).get_tokenizer()) for more in ({}, {"tokenizer_revision": "v2"})]
+    assert sizes[1] == sizes[0] + 1
+    found = config("org/tiny", download_dir=str(hub), revision="v2", tokenizer_revision="main")
+    assert (found.model.name, Path(found.tokenizer.folder).name) == ("2" * 40, "1" * 40)
+    other = LLM("org/tiny", tokenizer=str(example_model), **both)
+    assert len(other.get_tokenizer()) > 1000
+
+
+def test_ignored_files_are_not_read(tiny_model, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model(LLAMA), folder)
+    wanted = tokens(folder)
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    shutil.copy(folder / "weights.safetensors", folder / "consolidated.safetensors")
+    with pytest.raises(AiakqError, match="2 shards"):
+        LLM(str(folder))
+    assert tokens(folder, ignore_patterns=["consolidated*", "original/**/*"]) == wanted
+    assert tokens(folder, ignore_patterns="consolidated*") == wanted
+    assert tokens(folder, ignore_patterns=["consolidated*"], model_impl="transformers") == wanted
+
+
+def test_which_kind_of_file_is_read_can_be_said(tiny_model, tmp_path):
+    from safetensors.torch import load_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model(LLAMA), folder)
+    tensors = load_file(folder / "model.safetensors")
+    torch.save(tensors | {"lm_head.weight": -tensors["lm_head.weight"]}, folder / "pytorch_model.bin")
+    kinds = {kind: tokens(folder, load_format=kind) for kind in ("auto", "safetensors", "pt")}
+    assert kinds["auto"] == kinds["safetensors"] != kinds["pt"]
+    (folder / "model.safetensors").unlink()
+    assert tokens(folder) == kinds["pt"]
+    with pytest.raises(AiakqError, match=r"holds no \*\.safetensors"):
+        LLM(str(folder), load_format="safetensors")
+    assert refusal(folder, load_format="npcache").id == "bad_option"
+
+
+def test_made_up_weights_are_those_of_the_seed(tiny_model):
+    made = [tokens(tiny_model(LLAMA), load_format="dummy", seed=seed) for seed in (1, 1, 2)]
+    assert made[0] == made[1] != made[2]
+
+
+def test_gpt_means_gptq(edited):
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+    folder = edited("quantized", quantization_config=settings)
+    for name in ("gptq", "gpt", None, "None"):
+        assert config(folder, quantization=name).spec.method == "gptq"
+    assert refusal(folder, quantization="awq").id == "quantization_mismatch"
+
+
+@pytest.mark.parametrize("impl", ["aiakq", "transformers"])
+def test_values_over_the_config_are_as_if_written_there(impl, edited, tiny_model):
+    changes = {"rms_norm_eps": 0.5, "max_position_embeddings": 256}
+    plain = tokens(tiny_model(LLAMA), model_impl=impl)
+    over = tokens(tiny_model(LLAMA), model_impl=impl, hf_overrides=changes)
+    assert over == tokens(edited("written", **changes), model_impl=impl) != plain
+    assert config(tiny_model(LLAMA), hf_overrides=json.dumps(changes)).max_model_len == 256
+    assert refusal(tiny_model(LLAMA), hf_overrides="[1]").id == "bad_option"
+    assert refusal(tiny_model(LLAMA), hf_overrides={"num_hidden_layers": -1}).id == "model_malformed"
+
+
+def test_the_config_may_be_elsewhere(edited, tiny_model, tmp_path):
+    there = edited("there", rms_norm_eps=0.5)
+    wanted = tokens(there)
+    (tmp_path / "config").mkdir()
+    (there / "config.json").rename(tmp_path / "config" / "config.json")
+    assert tokens(there, hf_config_path=str(tmp_path / "config")) == wanted
+    assert tokens(tiny_model(LLAMA), hf_config_path=str(tmp_path / "config")) == wanted
+    assert refusal(there).id == "model_incomplete"
+
+
+@pytest.mark.parametrize("impl", ["aiakq", "transformers"])
+def test_rotary_settings_are_as_if_written_in_the_config(impl, edited, tiny_model):
+    folder, far = tiny_model(LLAMA), [int(x) for x in torch.arange(300) % 250 + 5]
+    theta = tokens(folder, far, rope_theta=300.0, model_impl=impl)
+    written = {"rope_type": "default", "rope_theta": 300.0}
+    assert theta == tokens(edited("theta", rope_parameters=written), far, model_impl=impl) != tokens(folder, far)
+    assert theta == tokens(folder, far, hf_overrides={"rope_theta": 300.0}, model_impl=impl)
+    scaling = {"rope_type": "linear", "factor": 4.0}
+    written = {**scaling, "rope_theta": 10000.0}
+    wanted = tokens(edited("linear", rope_parameters=written), far, model_impl=impl)
+    for arguments in ({"rope_scaling": scaling}, {"hf_overrides": {"rope_scaling": {"type": "linear", "factor": 4.0}}}):
+        assert tokens(folder, far, model_impl=impl, **arguments) == wanted
+
+
+def test_a_scaled_context_is_longer_by_the_factor(edited, tiny_model):
+    folder = tiny_model(LLAMA)
+    assert config(folder, rope_scaling={"rope_type": "linear", "factor": 4.0}).max_model_len == 2048
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 300}
+    assert config(folder, rope_scaling=yarn).max_model_len == 600
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+    llama3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    assert config(folder, rope_scaling=llama3).max_model_len == 512, "which says nothing about the context"
+    partial = edited("partial", rope_parameters={"rope_theta": 7.0, "partial_rotary_factor": 0.5, "rope_type": "yarn"})
+    kept = config(partial, rope_scaling={"rope_type": "linear", "factor": 2.0}).hf.rope
+    assert (kept["rope_theta"], kept["partial_rotary_factor"], kept["rope_type"]) == (7.0, 0.5, "linear")
+    older = edited("older", rope_parameters=None, rope_theta=5000.0)
+    found = config(older, rope_scaling='{"type": "dynamic", "factor": 2.5}')
+    assert found.max_model_len == 1280 and found.hf.rope["rope_theta"] == 5000.0
+    assert found.hf.rope["rope_type"] == "dynamic"
+    assert len(tokens(folder, [9] * 600, rope_scaling={"rope_type": "dynamic", "factor": 2.0})) == 12
+    assert refusal(folder, rope_scaling={"rope_type": "linear", "factor": 0}).id == "bad_option"
+    assert refusal(folder, rope_theta=0).id == "bad_option"
+    layers = edited("layers", rope_parameters={"full_attention": {"rope_theta": 5.0}})
+    assert "kinds of layers" in str(refusal(layers, rope_theta=5.0))
+    assert "learned" in str(refusal(tiny_model("OPTForCausalLM"), rope_theta=5.0))
+
+
+def test_dynamic_scaling_is_that_of_transformers_at_full_length():
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
+    rotary = Rotary(rope, 64, 256, torch.float32, torch.device("cpu"))
+    hf = LlamaConfig(hidden_size=256, num_attention_heads=4, max_position_embeddings=128, rope_parameters=rope)
+    inverse, _ = ROPE_INIT_FUNCTIONS["dynamic"](hf, "cpu", seq_len=256)
+    assert torch.allclose(rotary.cosines, torch.outer(torch.arange(256.0), inverse).cos(), atol=1e-4)
+
+
+def test_without_its_window_a_model_ends_where_the_window_does(tiny_model):
+    folder = tiny_model("MistralForCausalLM")
+    found = config(folder, disable_sliding_window=True)
+    assert found.max_model_len == 24 and set(found.hf.sliding_windows) == {None}
+    assert "--disable-sliding-window" in str(refusal(folder, disable_sliding_window=True, max_model_len=25))
+    assert config(folder).max_model_len == 512
+    prompt = [5, 6, 7]
+    assert tokens(folder, prompt, disable_sliding_window=True) == tokens(folder, prompt)
+
+
+def test_the_longest_context_that_fits_into_memory(tiny_model):
+    folder = str(tiny_model(LLAMA))
+    for given in ("auto", -1, "-1"):
+        limits = LLM(folder, max_model_len=given, num_gpu_blocks_override=9).engine.limits
+        assert limits.max_model_len == 8 * 16
+    assert LLM(folder, max_model_len="auto", num_gpu_blocks_override=90).engine.limits.max_model_len == 512
+    assert config(folder, max_model_len="0.1k").max_model_len == 100
+    assert config(folder, max_num_batched_tokens="1K").max_num_batched_tokens == 1024
+
+
+def test_where_default_sampling_values_come_from(edited, tmp_path):
+    folder = edited("model")
+    own = {"temperature": 0.25, "top_k": 7, "eos_token_id": [1, 5], "do_sample": True}
+    (folder / "generation_config.json").write_text(json.dumps(own))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "generation_config.json").write_text(json.dumps({"top_p": 0.5, "max_new_tokens": 3}))
+    assert config(folder).sampling == {"temperature": 0.25, "top_k": 7}
+    none = config(folder, generation_config="vllm")
+    assert none.sampling == {} and none.eos_token_ids == (1, 5)
+    there = config(folder, generation_config=str(other))
+    assert there.sampling == {"top_p": 0.5} and there.max_new_tokens == 3
+    over = config(folder, override_generation_config={"temperature": 0.5, "min_p": 0.1})
+    assert over.sampling == {"temperature": 0.5, "top_k": 7, "min_p": 0.1}
+    assert LLM(str(folder), override_generation_config='{"top_k": 3}').get_default_sampling_params().top_k == 3
+    assert "beams" in str(refusal(folder, override_generation_config={"beams": 4}))
+    assert refusal(folder, generation_config=str(tmp_path / "nothing")).id == "bad_option"
+
+
+def test_a_limit_in_the_generation_config_holds_for_every_answer(tiny_model):
+    llm = LLM(str(tiny_model(LLAMA)), override_generation_config={"max_new_tokens": 3}, num_gpu_blocks_override=40)
+    for wanted, got in ((None, 3), (50, 3), (2, 2)):
+        params = SamplingParams(temperature=0, max_tokens=wanted, ignore_eos=True)
+        output = llm.generate("ab", params, use_tqdm=False)[0].outputs[0]
+        assert (len(output.token_ids), output.finish_reason) == (got, "length")
+    with pytest.raises(AiakqError) as caught:
+        llm.generate("ab", SamplingParams(max_tokens=9, min_tokens=4), use_tqdm=False)
+    assert caught.value.param == "min_tokens"

@@ -1,0 +1,328 @@
+"""Asynchronous scheduling: the same answers as without, in every mode, and a launched step waits for nothing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from aiakq import LLM, SamplingParams
+from aiakq.kernels.cpu import library
+from aiakq.kernels.ops import attention
+from aiakq.runtime.config import engine as config
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.engine.messages import Abort, RequestSpec, RequestTimes, ResetPrefixCache
+from aiakq.runtime.engine.sequence import Scheduled, Sequence
+from aiakq.runtime.executor import cuda_graphs as graphs
+from aiakq.runtime.executor import sampler, transfer
+from aiakq.runtime.executor.cuda_graphs import DecodeGraphs
+from aiakq.runtime.executor.runner import Runner
+
+#: Ways to run the same requests, as in test_exactness.py.
+MODES = {
+    "batched": {},
+    "one_at_a_time": {"max_num_seqs": 1},
+    "chunked": {"max_num_batched_tokens": 13},
+    "not_chunked": {"enable_chunked_prefill": False},
+    "preempted": {"num_gpu_blocks_override": 40, "block_size": 4},
+    "no_prefix_cache": {"enable_prefix_caching": False},
+    "small_pages": {"block_size": 1},
+    "by_priority": {"scheduling_policy": "priority", "max_num_seqs": 5, "max_num_batched_tokens": 30},
+}
+
+
+def ban_last(outputs, logits):
+    """A logits processor that looks at the last token."""
+    if outputs:
+        logits[outputs[-1]] = float("-inf")
+    return logits
+
+
+#: What requests may ask for; most of it depends on the token before.
+WISHES = [
+    {"temperature": 0, "logprobs": 2},
+    {"temperature": 0, "max_tokens": 1},
+    {"temperature": 0, "max_tokens": 0, "prompt_logprobs": 1},
+    {"temperature": 0.9, "seed": 3, "logprobs": 1},
+    {"temperature": 0.8, "seed": 4, "top_p": 0.8, "n": 3},
+    {"temperature": 1.2, "seed": 5, "top_k": 9, "min_p": 0.01, "prompt_logprobs": 2},
+    {"temperature": 1.0, "seed": 6, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
+    {
+        "temperature": 1.0,
+        "seed": 7,
+        "presence_penalty": 0.5,
+        "stop_token_ids": list(range(0, 320, 3)),
+        "min_tokens": 6,
+        "max_tokens": 12,
+    },
+    {"temperature": 1.0, "seed": 8, "stop_token_ids": list(range(0, 320, 4))},
+    {"temperature": 0, "logits_processors": [ban_last]},
+    {"temperature": 0, "max_tokens": None},
+]
+
+
+def requests(vocab_size: int) -> tuple[list[dict], list[SamplingParams], list[int]]:
+    draw = random.Random(5)
+    shared = [draw.randrange(3, vocab_size) for _ in range(37)]
+    prompts = []
+    for index in range(22):
+        own = [draw.randrange(3, vocab_size) for _ in range(draw.choice([1, 2, 7, 16, 17, 50]))]
+        prompts.append({"prompt_token_ids": shared + own if index % 3 == 0 else own})
+    params = [SamplingParams(**({"max_tokens": 1 + n % 14} | WISHES[n % len(WISHES)])) for n in range(22)]
+    return prompts, params, [draw.randrange(3) for _ in prompts]
+
+
+def answers(llm: LLM) -> list:
+    """Everything that is said about every request, but how often it was preempted and what was cached."""
+    prompts, params, priorities = requests(320)
+    told = llm.generate(prompts, params, use_tqdm=False, priority=priorities if llm.engine.limits.by_priority else None)
+    llm.engine.check()
+    assert llm.engine.stats.num_free_pages == llm.engine.stats.num_pages
+    assert not llm.engine.has_work()
+    return [(result.outputs, result.prompt_logprobs, result.error) for result in told]
+
+
+def pair(folder, **arguments) -> tuple[LLM, LLM]:
+    given = {"dtype": "float32", "max_model_len": 128, **arguments}
+    return LLM(str(folder), **given), LLM(str(folder), async_scheduling=True, **given)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_answers_are_the_same_in_every_mode(mode, tiny_model):
+    one, ahead = pair(tiny_model("LlamaForCausalLM"), **MODES[mode])
+    assert ahead.engine.ahead and not one.engine.ahead
+    wanted = answers(one)
+    assert answers(ahead) == wanted
+    if mode == "batched":
+        assert answers(ahead) == wanted, "and with their prefixes in the cache"
+    reasons = {output.finish_reason for outputs, _, _ in wanted for output in outputs}
+    assert reasons == {"stop", "length"}
+    assert max(len(output.token_ids) for outputs, _, _ in wanted for output in outputs) > 60, "up to the context's end"
+    if mode == "preempted":
+        assert ahead.engine.stats.preemptions > 0
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GPTNeoXForCausalLM"])
+def test_answers_of_other_models_are_the_same(architecture, tiny_model):
+    one, ahead = pair(tiny_model(architecture))
+    assert answers(ahead) == answers(one)
+
+
+@pytest.mark.parametrize("candidates", [2, 1024])
+def test_answers_of_the_sampler_for_gpus_are_the_same(candidates, tiny_model, monkeypatch):
+    """With few candidates their number does not do: sequences go back a step, and the token is drawn from all."""
+    monkeypatch.setattr(sampler, "_is_native", lambda logits: False)
+    plenty = answers(LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", max_model_len=128))
+    monkeypatch.setattr(sampler, "CANDIDATES", candidates)
+    again = []
+    inner = Sequence.draw_again
+    monkeypatch.setattr(Sequence, "draw_again", lambda sequence: (again.append(sequence.id), inner(sequence))[1])
+    one, ahead = pair(tiny_model("LlamaForCausalLM"))
+    assert answers(one) == plenty
+    from_one, again[:] = sorted(again), []
+    assert answers(ahead) == plenty
+    assert sorted(again) == from_one and len(set(again)) == len(again), "once for each sequence"
+    assert bool(again) == (candidates == 2)
+
+
+def test_text_and_stop_strings_are_the_same(example_model, heldout_text):
+    words = heldout_text.split()
+    prompts = [" ".join(words[at * 40 : at * 40 + 3 + at]) for at in range(12)]
+    params = [
+        SamplingParams(temperature=0.7, seed=n, max_tokens=30, stop=["the", ". ", "e a"], bad_words=["and"])
+        for n in range(12)
+    ]
+    one, ahead = pair(example_model, max_model_len=256)
+    told = [[result.outputs for result in llm.generate(prompts, params, use_tqdm=False)] for llm in (one, ahead)]
+    assert told[0] == told[1]
+    assert {outputs[0].stop_reason for outputs in told[0]} & {"the", ". ", "e a"}
+
+
+@pytest.mark.skipif(library.unavailable() is not None, reason="torch's products depend on the number of rows")
+def test_answers_through_graphs_are_the_same(tiny_model, monkeypatch):
+    """A graph's logits are written over by the next step, which is launched after they were sampled."""
+    monkeypatch.setattr(graphs, "captured", lambda compute, pool: compute)
+    one, ahead = pair(tiny_model("LlamaForCausalLM"), max_num_seqs=6, enforce_eager=True)
+    runner = ahead.engine.runner
+    runner.program = DecodeGraphs(runner.model, runner.caches, graphs.sizes(6), 128, runner.page_size, runner.device)
+    assert answers(ahead) == answers(one)
+    assert runner.program._made
+
+
+def spec(id: str, prompt: list[int], max_tokens: int, **more) -> RequestSpec:
+    return RequestSpec(request_id=id, prompt_token_ids=prompt, max_tokens=max_tokens, seed=0, temperature=0.0, **more)
+
+
+class Watched:
+    """A runner's calls, in their order."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.calls = runner, []
+
+    def launch(self, items: list[Scheduled]):
+        self.calls.append(("launch", len(items)))
+        return WatchedFlight(self.runner.launch(items), self.calls)
+
+
+class WatchedFlight:
+    def __init__(self, flight, calls) -> None:
+        self.flight, self.calls = flight, calls
+
+    @property
+    def items(self) -> list[Scheduled]:
+        return self.flight.items
+
+    def sample(self, items: list[Scheduled]) -> bool:
+        self.calls.append(("sample", len(items)))
+        return self.flight.sample(items)
+
+    def results(self):
+        self.calls.append(("results", len(self.items)))
+        return self.flight.results()
+
+
+@pytest.fixture
+def engine(tiny_model):
+    llm = LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", num_gpu_blocks_override=60, async_scheduling=True)
+    return llm.engine
+
+
+def test_the_next_step_is_launched_before_results_are_waited_for(engine):
+    engine.runner = Watched(engine.runner)
+    assert engine.step(0.0, [spec("a", [5] * 4, 3), spec("b", [6] * 4, 2)]).outputs == []
+    assert engine.runner.calls == [("launch", 2), ("sample", 2)]
+    engine.runner.calls.clear()
+    news = engine.step(1.0, []).outputs
+    assert [(n.request_id, len(n.token_ids), n.times.first_token) for n in news] == [("a", 1, 1.0), ("b", 1, 1.0)]
+    assert engine.runner.calls == [("launch", 2), ("results", 2), ("sample", 2)]
+    engine.runner.calls.clear()
+    # b's last token is on its way: nothing more is launched for it.
+    assert [n.finish_reason for n in engine.step(2.0, []).outputs] == [None, "length"]
+    assert engine.runner.calls == [("launch", 1), ("results", 2), ("sample", 1)]
+    engine.runner.calls.clear()
+    assert [n.finish_reason for n in engine.step(3.0, []).outputs] == ["length"]
+    assert engine.runner.calls == [("results", 1)]
+    assert not engine.has_work() and engine.stats.steps == 3
+
+
+def test_what_was_launched_for_an_answer_that_ended_is_not_sampled(engine):
+    first = engine.step(0.0, [spec("probe", [5] * 4, 2)]).outputs + engine.step(1.0, []).outputs
+    ends_with = first[0].token_ids[0]
+    while engine.has_work():
+        engine.step(2.0, [])
+    engine.runner = Watched(engine.runner)
+    engine.step(3.0, [spec("a", [5] * 4, 9, eos_token_ids=[ends_with])])
+    news = engine.step(4.0, []).outputs
+    assert [n.finish_reason for n in news] == ["stop"]
+    assert engine.runner.calls == [("launch", 1), ("sample", 1), ("launch", 1), ("results", 1)]
+    engine.check()
+    assert not engine.has_work() and engine.stats.num_free_pages == engine.stats.num_pages
+
+
+def test_an_aborted_request_is_not_heard_of_again_even_if_another_has_its_name(engine):
+    engine.step(0.0, [spec("a", [5] * 20, 9), spec("b", [6] * 4, 3)])
+    engine.step(1.0, [])
+    news = engine.step(2.0, [Abort("a"), spec("a", [7] * 4, 2)]).outputs
+    assert [(n.request_id, n.finish_reason, len(n.token_ids)) for n in news] == [("a", "abort", 0), ("b", None, 1)]
+    engine.check()
+    seen = []
+    while engine.has_work():
+        seen += [n.request_id for n in engine.step(3.0, []).outputs for _ in n.token_ids]
+        engine.check()
+    assert sorted(seen) == ["a", "a", "b"]
+    engine.step(4.0, [spec("c", [5] * 20, 9)])
+    engine.step(5.0, [])
+    assert [n.finish_reason for n in engine.abort_all()] == ["abort"]
+    engine.check()
+    assert engine.stats.num_free_pages == engine.stats.num_pages
+    assert engine.step(6.0, []).outputs == []
+
+
+def test_only_the_request_that_overflows_fails(engine):
+    """Its next step is on its way when that is found: nobody inherits what it wrote."""
+    weights = engine.runner.model.embedding
+    inner, poisoned = engine.runner.model.compute, []
+
+    def forward(step, caches):
+        logits = inner(step, caches).float()
+        rows = [row for row, at in enumerate(step.logit_rows) if int(step.token_ids[at]) == 7]
+        if rows:
+            logits[rows] = float("nan")
+            poisoned.extend(rows)
+        return logits
+
+    assert weights is not None
+    engine.runner.program = "off"
+    engine.runner.model.forward = forward
+    engine.step(0.0, [spec("good", [5] * 4, 4), spec("bad", [6] * 20 + [7], 4)])
+    told = []
+    while engine.has_work():
+        told += engine.step(1.0, []).outputs
+        engine.check()
+    assert [(n.request_id, n.finish_reason) for n in told if n.finish_reason] == [("bad", "error"), ("good", "length")]
+    assert poisoned and "finite" in told[1].error
+    engine.step(2.0, [spec("again", [6] * 20 + [8], 1)])
+    assert [n.num_cached_tokens for n in engine.step(3.0, []).outputs] == [0]
+
+
+def test_pages_being_filled_when_the_prefix_cache_is_reset_are_not_found(engine):
+    engine.step(0.0, [spec("a", [5] * 40, 3)])
+    engine.step(1.0, [ResetPrefixCache()])
+    engine.step(2.0, [spec("b", [5] * 40, 1)])
+    cached = {n.request_id: n.num_cached_tokens for _ in range(3) for n in engine.step(3.0, []).outputs}
+    assert cached == {"a": 0, "b": 0}
+    engine.step(4.0, [spec("c", [5] * 40, 1)])
+    assert [n.num_cached_tokens for n in engine.step(5.0, []).outputs] == [32]
+
+
+def test_a_launched_step_waits_for_nothing(tiny_model, monkeypatch, request):
+    """Of tensors without contents no number can be read: a step, and one whose tokens are on the device, need none."""
+    monkeypatch.setattr(library, "unavailable", lambda: "not wanted")
+    request.addfinalizer(lambda: attention.use(None))
+    attention.use("torch")
+    for path in ("aiakq.kernels.cpu.rows.available", "aiakq.runtime.layers.linear.available"):
+        monkeypatch.setattr(path, lambda: False)
+    llm = LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", num_gpu_blocks_override=60, enforce_eager=True)
+    runner = llm.engine.runner
+    waited = []
+
+    def on_host(*tensors):
+        return lambda: waited.append(tensors)
+
+    monkeypatch.setattr(sampler, "on_host", on_host)
+    asked = [{}, {"temperature": 0.9, "top_p": 0.9}, {"frequency_penalty": 1.0}, {"logprobs": 2, "prompt_logprobs": 2}]
+    sequences = [
+        Sequence(replace(spec(f"{n}", [5 + n] * 9, 5), **more), RequestTimes(0.0)) for n, more in enumerate(asked)
+    ]
+    for n, sequence in enumerate(sequences):
+        sequence.pages = [n + 1]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with pytest.raises(DataDependentOutputException):
+            torch.ones(1).item()
+        first = [Scheduled(sequence, 0, 9, True) for sequence in sequences]
+        runner.launch(first).sample(first)
+        # The tokens of the first step are nowhere but on the device.
+        second = [Scheduled(sequence, 9, 1, True) for sequence in sequences]
+        flight = runner.launch(second)
+        for sequence in sequences:
+            sequence.token_ids.append(3)
+        flight.sample(second)
+    assert not waited
+
+
+def test_numbers_are_on_their_way_when_asked_for():
+    values = torch.arange(3)
+    numbers = transfer.on_host(values, values.double() / 2)
+    assert numbers() == [[0, 1, 2], [0, 0.5, 1]]
+
+
+def test_one_step_ahead_by_default_on_a_gpu(example_model, monkeypatch):
+    def ahead(**given):
+        return EngineConfig.from_args({"model": str(example_model), **given}).async_scheduling
+
+    assert not ahead(device="cpu") and ahead(device="cpu", async_scheduling=True)
+    monkeypatch.setattr(config, "pick_device", lambda name: torch.device("cuda"))
+    assert ahead() and not ahead(async_scheduling=False)

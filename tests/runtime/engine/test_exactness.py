@@ -1,0 +1,104 @@
+"""Greedy fp32 tokens: however requests are batched, cut and interrupted, they are those of transformers.generate."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from aiakq import LLM, SamplingParams
+from aiakq.runtime.models import ARCHITECTURES
+
+NUM_PROMPTS = 32
+NEW_TOKENS = 16
+
+#: Ways to run the same requests. Few pages force preemption; equal beginnings and small pages hit the prefix cache.
+MODES = {
+    "batched": {},
+    "one_at_a_time": {"max_num_seqs": 1},
+    "chunked": {"max_num_batched_tokens": 13},
+    "not_chunked": {"enable_chunked_prefill": False},
+    "preempted": {"num_gpu_blocks_override": 40, "block_size": 4},
+    "no_prefix_cache": {"enable_prefix_caching": False},
+    "small_pages": {"block_size": 1},
+    "odd_pages": {"block_size": 7, "max_num_batched_tokens": 50},
+}
+
+
+def _prompts(vocab_size: int) -> list[list[int]]:
+    """Lengths 1 to 90; a quarter of the prompts share a beginning."""
+    draw = random.Random(7)
+    shared = [draw.randrange(3, vocab_size) for _ in range(40)]
+    prompts = []
+    for index in range(NUM_PROMPTS):
+        own = [draw.randrange(3, vocab_size) for _ in range(draw.choice([1, 2, 3, 7, 16, 17, 50]))]
+        prompts.append(shared + own if index % 4 == 0 else own)
+    return prompts
+
+
+def _transformers_tokens(folder, prompts: list[list[int]]) -> list[list[int]]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=2
+        )
+        answers.append(out[0, len(prompt) :].tolist())
+    return answers
+
+
+def _ours(folder, prompts: list[list[int]], **arguments) -> tuple[list[list[int]], LLM]:
+    llm = LLM(str(folder), dtype="float32", max_model_len=128, **arguments)
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
+    results = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+    return [result.outputs[0].token_ids for result in results], llm
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "GPTNeoXForCausalLM"])
+def test_greedy_tokens_match_transformers_in_every_mode(architecture, tiny_model):
+    folder = tiny_model(architecture)
+    prompts = _prompts(320)
+    expected = _transformers_tokens(folder, prompts)
+    for mode, arguments in MODES.items():
+        tokens, llm = _ours(folder, prompts, **arguments)
+        assert tokens == expected, mode
+        llm.engine.check()
+        assert llm.engine.stats.num_free_pages == llm.engine.stats.num_pages, mode
+        if mode == "preempted":
+            assert llm.engine.stats.preemptions > 0
+        if mode in ("batched", "odd_pages"):
+            before = llm.engine.stats.prefix_hits
+            params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
+            again = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+            assert [result.outputs[0].token_ids for result in again] == expected, f"{mode}, prefixes cached"
+            assert llm.engine.stats.prefix_hits > before
+
+
+def test_example_model_matches_transformers(example_model, heldout_text):
+    from aiakq.runtime.text.tokenizer import Tokenizer
+
+    words = heldout_text.split()
+    tokenizer = Tokenizer.load(example_model)
+    prompts = [tokenizer.encode(" ".join(words[at * 50 : at * 50 + 5 + at])) for at in range(NUM_PROMPTS)]
+    expected = _transformers_tokens(example_model, prompts)
+    for mode in ("batched", "one_at_a_time", "chunked", "preempted"):
+        tokens, _ = _ours(example_model, prompts, **MODES[mode])
+        assert tokens == expected, mode
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_are_equal_bit_for_bit_whatever_the_batch(example_model, heldout_text, dtype):
+    """Stronger than equal tokens: the log-probabilities of a request do not change in the last bit."""
+    llm = LLM(str(example_model), dtype=dtype, enable_prefix_caching=False)
+    words = heldout_text.split()
+    prompts = [" ".join(words[at * 90 : at * 90 + 3 + 7 * at]) for at in range(9)]
+    params = SamplingParams(temperature=0, max_tokens=12, logprobs=3)
+    together = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, crowded in zip(prompts, together, strict=True):
+        alone = llm.generate(prompt, params, use_tqdm=False)[0]
+        assert alone.outputs[0].token_ids == crowded.outputs[0].token_ids
+        assert alone.outputs[0].logprobs == crowded.outputs[0].logprobs

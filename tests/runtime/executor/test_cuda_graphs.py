@@ -1,0 +1,103 @@
+"""Decoding through graphs: padding, copies and sizes are tested here; only a GPU can capture (examples/gpu/gpu.py)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aiakq import LLM, SamplingParams
+from aiakq.errors import AiakqError
+from aiakq.kernels.cpu import library
+from aiakq.runtime.config.compilation import Capture
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.executor import cuda_graphs as graphs
+from aiakq.runtime.executor.cuda_graphs import DecodeGraphs, sizes
+
+
+@pytest.mark.parametrize(("most", "wanted"), [(1, [1]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (70, [*sizes(64), 70])])
+def test_sizes(most, wanted):
+    assert sizes(most) == wanted
+
+
+def test_sizes_end_with_the_most_there_may_be():
+    for most in range(1, 300):
+        made = sizes(most)
+        assert made == sorted(set(made)) and made[-1] == most
+
+
+@pytest.mark.skipif(library.unavailable() is not None, reason="torch's products depend on the number of rows")
+def test_decoding_through_tensors_that_stay(tiny_model, monkeypatch):
+    """Sequences come and go, so that sizes change and pages are handed on; the answers are those without graphs."""
+
+    def captured(compute, pool):
+        return compute
+
+    monkeypatch.setattr(graphs, "captured", captured)
+    llm = LLM(
+        str(tiny_model("LlamaForCausalLM")), dtype="float32", max_model_len=64, max_num_seqs=6, enforce_eager=True
+    )
+    assert llm.engine.facts["step"] == "operation by operation"
+    runner = llm.engine.runner
+    draw = torch.Generator().manual_seed(1)
+    prompts = [
+        {"prompt_token_ids": torch.randint(3, 300, (1 + 5 * n % 40,), generator=draw).tolist()} for n in range(14)
+    ]
+    params = [SamplingParams(temperature=0, max_tokens=3 + n % 9, logprobs=2) for n in range(14)]
+
+    def answers():
+        results = llm.generate(prompts, params, use_tqdm=False)
+        return [(result.outputs[0].token_ids, result.outputs[0].logprobs) for result in results]
+
+    wanted = answers()
+    runner.program = DecodeGraphs(runner.model, runner.caches, sizes(6), 64, runner.page_size, runner.device)
+    assert answers() == wanted
+    assert {1, 2, 4, 6} <= runner.program._made.keys()
+    # Steps of more sequences than the largest graph is of, or longer ones, run without.
+    runner.program = DecodeGraphs(runner.model, runner.caches, [3], 30, runner.page_size, runner.device)
+    replayed = []
+    monkeypatch.setattr(graphs, "captured", lambda compute, pool: lambda: replayed.append(compute()))
+    assert answers() == wanted
+    assert runner.program._made.keys() == {3} and replayed
+
+
+def test_what_is_asked_for_is_captured():
+    assert sizes(100, Capture(sizes=(1, 2, 64, 128))) == [1, 2, 64]
+    assert sizes(100, Capture(sizes=(200,))) == [100]
+    assert sizes(256, Capture(most=20)) == [1, 2, 4, 8, 16, 20]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (None, Capture()),
+        ("3", Capture()),
+        (0, Capture(eager=True)),
+        ("0", Capture(eager=True)),
+        ({"level": 0}, Capture(eager=True)),
+        ('{"cudagraph_capture_sizes": [8, 1, 8]}', Capture(sizes=(1, 8))),
+        ({"mode": 3, "max_cudagraph_capture_size": 64, "cudagraph_mode": "FULL"}, Capture(most=64)),
+        ({"cudagraph_mode": "none"}, Capture(eager=True)),
+        ({"use_cudagraph": False}, Capture(eager=True)),
+        ({"cudagraph_capture_sizes": []}, Capture(eager=True)),
+    ],
+)
+def test_the_compilation_config(given, wanted, example_model):
+    assert EngineConfig.from_args({"model": str(example_model), "compilation_config": given}).capture == wanted
+
+
+def test_options_that_ask_for_no_graphs(example_model):
+    def capture(**given):
+        return EngineConfig.from_args({"model": str(example_model), **given}).capture
+
+    assert capture(enforce_eager=True).eager
+    assert capture(max_seq_len_to_capture=100) == Capture(length=100)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["three", 4, -1, "[1]", '{"custom_ops": ["none"]}', '{"cudagraph_capture_sizes": [0]}', {"cudagraph_mode": "ALL"},
+     {"max_cudagraph_capture_size": "8"}, "true"],
+)  # fmt: skip
+def test_a_compilation_config_that_means_nothing_is_refused(given, example_model):
+    with pytest.raises(AiakqError, match="--compilation-config"):
+        EngineConfig.from_args({"model": str(example_model), "compilation_config": given})

@@ -1,0 +1,79 @@
+"""Architectures that aiakq has no model of its own for: quantized, refused, and forced onto transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from aiakq import LLM, SamplingParams
+from aiakq.errors import AiakqError
+from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.pipeline import quantize_checkpoint
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.mark.parametrize("method", ["gptq", "weight_only_int8"])
+def test_quantized_architecture_without_a_model_of_its_own(tiny_model, tmp_path, method):
+    source = tiny_model("GPTNeoXForCausalLM")
+    options = QuantizeOptions(
+        input=str(source), output=str(tmp_path / "out"), method=method, samples=8, seqlen=64, evaluate=False
+    )
+    report = quantize_checkpoint(options)
+    assert report.mean_error < 0.1
+    llm = LLM(model=str(tmp_path / "out"), dtype="float32")
+    assert "8 x w" in llm.engine.facts["linear layers"] and "inside transformers" in llm.engine.facts["linear layers"]
+    prompts = [{"prompt_token_ids": list(range(3, 3 + n))} for n in (1, 5, 30)]
+    together = llm.generate(prompts, GREEDY, use_tqdm=False)
+    for prompt, crowded in zip(prompts, together, strict=True):
+        alone = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
+        assert alone.outputs[0].token_ids == crowded.outputs[0].token_ids
+
+
+def test_a_native_family_gives_the_same_tokens_through_transformers(tiny_model):
+    folder = str(tiny_model("LlamaForCausalLM"))
+    prompts = [{"prompt_token_ids": list(range(3, 3 + n))} for n in (2, 40)]
+    tokens = []
+    for impl in ("aiakq", "transformers"):
+        llm = LLM(model=folder, dtype="float32", model_impl=impl)
+        tokens.append([r.outputs[0].token_ids for r in llm.generate(prompts, GREEDY, use_tqdm=False)])
+    assert tokens[0] == tokens[1]
+
+
+def test_an_architecture_with_other_state_is_refused(tmp_path):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "mamba", vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4, num_attention_heads=1
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "mamba")
+    with pytest.raises(AiakqError) as caught:
+        _load(tmp_path / "mamba")
+    assert caught.value.id == "model_unsupported"
+
+
+def _load(folder):
+    from aiakq.runtime.config.engine import EngineConfig
+    from aiakq.runtime.loader.loading import load_model
+
+    return load_model(EngineConfig.from_args({"model": str(folder)}))
+
+
+def test_remote_code_is_refused_without_the_flag(tiny_model, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("LlamaForCausalLM"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["OddForCausalLM"]
+    config["model_type"] = "odd"
+    config["auto_map"] = {"AutoConfig": "odd.OddConfig", "AutoModelForCausalLM": "odd.OddForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(config))
+    marker = tmp_path / "ran"
+    (folder / "odd.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    with pytest.raises(AiakqError) as caught:
+        _load(folder)
+    assert caught.value.id == "remote_code"
+    assert not marker.exists(), "the folder's code must not run"

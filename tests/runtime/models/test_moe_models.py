@@ -1,0 +1,141 @@
+"""Mixtures of experts: fused files and separate ones, rows that do not depend on rows, quantized experts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from aiakq.errors import AiakqError
+from aiakq.evaluation.scoring import load_for_scoring
+from aiakq.runtime.layers.experts import SparseMLP
+from aiakq.runtime.layers.linear import Linear
+
+FAMILIES = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"]
+
+
+def logits(folder: Path) -> Tensor:
+    ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(3))
+    return load_for_scoring(folder, "float32", "cpu").logits(ids)
+
+
+def fuse(source: Path, folder: Path) -> Path:
+    """The model of ``source`` in a file that holds the experts as the transformers model does, under its names."""
+    from transformers import AutoModelForCausalLM
+
+    folder.mkdir()
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / "model.safetensors")
+    for path in source.glob("*.json"):
+        if path.name != "model.safetensors.index.json":
+            (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fused_files_give_the_same_logits(family: str, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    source = tiny_model(family)
+    fused = fuse(source, tmp_path / "fused")
+    names = set(load_file(fused / "model.safetensors"))
+    assert "model.layers.0.mlp.experts.gate_up_proj" in names
+    assert torch.equal(logits(source), logits(fused))
+
+
+def test_a_token_does_not_depend_on_the_others() -> None:
+    make = torch.Generator().manual_seed(0)
+
+    def linear(n: int, k: int) -> Linear:
+        return Linear(torch.randn(n, k, generator=make))
+
+    experts = [linear(48, 48) for _ in range(7)]
+    mixture = SparseMLP(linear(7, 48), experts, 3, True, shared=linear(48, 48), shared_gate=linear(1, 48))
+    x = torch.randn(64, 48, generator=make)
+    together = mixture(x)
+    some = [list(range(start, start + count)) for count in (4, 12, 20) for start in range(40)]
+    for rows in ([5, 17, 40, 63], list(reversed(range(64))), *some):
+        assert torch.equal(mixture(x[rows]), together[rows])
+
+
+def test_experts_that_get_no_token_do_not_run() -> None:
+    def never(x: Tensor) -> Tensor:
+        raise AssertionError("no token was sent here")
+
+    router = Linear(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+    mixture = SparseMLP(router, [lambda x: 2 * x, never], 1, True)
+    x = torch.tensor([[1.0, 5.0], [2.0, -1.0], [3.0, 0.5]])
+    assert torch.equal(mixture(x), 2 * x)
+
+
+@pytest.mark.parametrize("name, value", [("num_experts_per_tok", 9), ("num_local_experts", "many")])
+def test_impossible_numbers_are_refused(
+    name: str, value: object, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in tiny_model("MixtralForCausalLM").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, name: value}))
+    with pytest.raises(AiakqError) as caught:
+        logits(folder)
+    assert caught.value.id == "model_malformed"
+
+
+@pytest.fixture(scope="module")
+def quantized(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``quantized(family, method, **fields)`` -> folder of the tiny model, calibrated on little."""
+    from aiakq.quantizers.options import QuantizeOptions
+    from aiakq.quantizers.pipeline import quantize_checkpoint
+
+    def make(family: str, method: str, **fields: object) -> Path:
+        folder = tmp_path_factory.mktemp("quantized") / method
+        settings = {"dtype": "fp16", "samples": 8, "seqlen": 64, "evaluate": False, **fields}
+        quantize_checkpoint(QuantizeOptions(str(tiny_model(family)), str(folder), method, **settings))
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("MixtralForCausalLM", "gptq"), ("Qwen2MoeForCausalLM", "awq"), ("Qwen3MoeForCausalLM", "smooth_quant")],
+)
+def test_quantized_experts_answer_alike_alone_and_in_a_crowd(
+    family: str, method: str, quantized: Callable[..., Path]
+) -> None:
+    from aiakq import LLM, SamplingParams
+
+    llm = LLM(model=str(quantized(family, method)), dtype="float32", max_model_len=128, enable_prefix_caching=False)
+    draw = torch.Generator().manual_seed(0)
+    lengths = [1, 2, 3, 7, 16, 50]
+    prompts = [{"prompt_token_ids": torch.randint(3, 300, (n,), generator=draw).tolist()} for n in lengths]
+    params = SamplingParams(temperature=0, max_tokens=10, logprobs=1)
+    crowd = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, answer in zip(prompts, crowd, strict=True):
+        alone = llm.generate([prompt], params, use_tqdm=False)[0]
+        assert alone.outputs[0].logprobs == answer.outputs[0].logprobs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("method", "fields"), [("weight_only_int8", {}), ("gptq", {"format": "compressed-tensors"})], ids=["int8", "gptq"]
+)
+def test_transformers_reads_packed_experts(
+    family: str, method: str, fields: dict[str, str], quantized: Callable[..., Path]
+) -> None:
+    """What transformers 5.23 reads of quantized experts; of GPTQ and AWQ files it makes random ones, as we warn."""
+    pytest.importorskip("compressed_tensors")
+    from transformers import AutoModelForCausalLM
+
+    folder = quantized(family, method, **fields)
+    ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(ids).logits
+    ours = logits(folder)
+    assert float((theirs - ours).norm() / ours.norm()) < 3e-3
