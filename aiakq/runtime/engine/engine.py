@@ -5,7 +5,7 @@ random source in here, so a run can be repeated exactly. ``serve`` keeps an engi
 calls it directly.
 
 With ``ahead``, a step launches the model for its own tokens and commits those of the step before, so that a GPU
-computes while the host works (docs/decisions/0016-one-step-ahead.md).
+computes while the host works (docs/decisions/0016-asynchronous-scheduling.md).
 """
 
 from __future__ import annotations
