@@ -22,6 +22,7 @@ import typer
 import aiakq
 from aiakq.arguments.server import ARGUMENTS, checked
 from aiakq.errors import BUG, AiakqError, error
+from aiakq.kernels.registry import PluginError
 from aiakq.system.threads import spin_briefly
 from aiakq.terminal import console, server_log, tables
 from aiakq.terminal.bench_commands import bench, measure
@@ -279,7 +280,9 @@ def _options(command: Any) -> dict[str, bool]:
 
 
 def _known(problem: Exception) -> AiakqError | None:
-    """Failures of the machine that can strike anywhere, as errors of the registry."""
+    """Failures that no single place can foresee (memory, disk, a kernel from a plugin), as errors of the registry."""
+    if isinstance(problem, PluginError):
+        return error("plugin", reason=str(problem))
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         first = str(problem).strip().splitlines()[:1]
         return error("out_of_memory", reason=first[0].rstrip(".") if first else "an allocation failed")

@@ -20,6 +20,7 @@ ROWS = [
     {"aiakq.evaluation"},
     {"aiakq.runtime", "aiakq.data"},
     {"aiakq.formats"},
+    {"aiakq.registry"},
     {"aiakq.kernels"},
     {"aiakq.arguments", "aiakq.system", "aiakq.spec", "aiakq.patterns", "aiakq.errors", "aiakq.__version__"},
 ]
