@@ -232,7 +232,9 @@ def _target(checkpoint: Checkpoint, device: str, dtype: str) -> _Target:
 
     try:
         config = EngineConfig.from_args({"model": str(checkpoint.path), "device": device, "dtype": dtype})
-        return _Target(config.device, config.dtype, config.dtype_reason, open_weights(config).excluded)
+        return _Target(
+            config.device.device, config.device.dtype, config.device.dtype_reason, open_weights(config).excluded
+        )
     except AiakqError as problem:
         if problem.id != "model_malformed":
             raise
