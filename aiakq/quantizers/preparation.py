@@ -16,7 +16,8 @@ import torch
 import aiakq
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
-from aiakq.formats.checkpoint import Checkpoint, resolve_model
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.hub import resolve_model
 from aiakq.formats.publish import VERBATIM_FILES, check_output
 from aiakq.quantizers.block import Plan
 from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer, read_documents
