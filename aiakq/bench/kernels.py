@@ -120,7 +120,7 @@ def _problem(options: KernelOptions) -> Problem:
     else:
         names = ("model", "dtype", "device", "kv_cache_dtype")
         config = EngineConfig.from_args({name: getattr(options, name) for name in names})
-        found = Problem(config.device, config.dtype, products_of_model(config), config)
+        found = Problem(config.device.device, config.device.dtype, products_of_model(config), config)
 
     def of_scheme(name: str, n: int, k: int, scheme: str, count: int = 1) -> Product:
         spec = SCHEMES[scheme]
@@ -198,7 +198,7 @@ def _others(problem: Problem, options: KernelOptions) -> Iterator[Callable[[], l
         return
     for m in options.rows:
         yield partial(_attention, problem, config, [(options.context - 1, 1)] * m, f"decode, {options.context} tokens")
-    most = min(options.context, config.max_num_batched_tokens)
+    most = min(options.context, config.scheduler.max_num_batched_tokens)
     yield partial(_attention, problem, config, [(0, most)], "prefill")
     for m in options.rows:
         yield partial(_rows, problem, config, m)
@@ -209,16 +209,16 @@ def _attention(problem: Problem, config: EngineConfig, lengths: list[tuple[int, 
     from aiakq.kernels.ops.attention import paged_attention
     from aiakq.runtime.loader.loading import attention_name
 
-    device, dtype, hf = problem.device, problem.dtype, config.hf
+    device, dtype, hf = problem.device, problem.dtype, config.model
     query, cache, context = sequences(config, lengths, dtype, device)
     call: Call = partial(paged_attention, query, cache, context, hf.head_dim**-0.5)
     us = timing.microseconds([call], device)
-    held = sum(-(-(old + new) // config.page_size) for old, new in lengths)
+    held = sum(-(-(old + new) // config.cache.block_size) for old, new in lengths)
     of_pages = timing.nbytes(*cache) / len(cache[0]) * held
     pairs = sum(new * old + new * (new + 1) / 2 for old, new in lengths)
     moved = of_pages + 2 * timing.nbytes(query)
     work = 4 * pairs * hf.num_heads * hf.head_dim
-    kind = f"attention {str(config.kv_dtype).removeprefix('torch.')}"
+    kind = f"attention {str(config.cache.dtype).removeprefix('torch.')}"
     row = _row(problem, name, kind, len(query), us, moved, work, False)
     implementation = attention_name(cache[0], dtype).partition(",")[0]
     return [row | {"implementation": implementation, "layers": hf.num_layers}]
@@ -232,7 +232,7 @@ def _rows(problem: Problem, config: EngineConfig, m: int) -> list[dict]:
     from aiakq.runtime.layers.activation import activation
     from aiakq.runtime.layers.norm import RMSNorm
 
-    device, dtype, hf = problem.device, problem.dtype, config.hf
+    device, dtype, hf = problem.device, problem.dtype, config.model
     x, residual = (torch.randn(m, hf.hidden_size, dtype=dtype, device=device) for _ in range(2))
     both = torch.randn(m, 2 * hf.intermediate_size, dtype=dtype, device=device)
     norm = RMSNorm(torch.ones(hf.hidden_size, dtype=dtype, device=device), hf.norm_eps)

@@ -20,6 +20,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
 from aiakq.formats.checks import derive_group_size
 from aiakq.formats.headers import Dimensions
+from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import PARTIAL_MARK, check_manifest, read_json, real_path, shard_files, some_of
 from aiakq.formats.safetensors_file import TensorInfo, read_header
 from aiakq.formats.torch_file import describe, read_torch_file
@@ -36,6 +37,11 @@ class Checkpoint:
         self.inventory: dict[str, TensorInfo] = {}
         self._handles: dict[str, Any] = {}
         self._layouts: dict[str, str] = {}
+
+    @classmethod
+    def fetch(cls, name_or_path: str, revision: str | None = None) -> Checkpoint:
+        """Open a local folder or a model of the hub. Raises what ``resolve_model`` and ``open`` raise."""
+        return cls.open(resolve_model(name_or_path, revision))
 
     @classmethod
     def open(

@@ -45,7 +45,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What requests without their own SamplingParams use: generation_config.json over the defaults."""
-        return SamplingParams.from_optional(**self.config.sampling)
+        return SamplingParams.from_optional(**self.config.generation.sampling)
 
     def reset_prefix_cache(self) -> bool:
         """Let no later prompt reuse what was computed for earlier ones; returns True, as vLLM does on success."""

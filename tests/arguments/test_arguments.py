@@ -223,7 +223,7 @@ def test_facts_say_what_was_chosen(tiny_model):
     eager = LLM(folder, dtype="bfloat16", num_gpu_blocks_override=20, enforce_eager=True, cpu_math="exact")
     assert eager.engine.facts["step"] == "operation by operation" != plain.engine.facts["step"]
     assert plain.engine.facts["dtype"].startswith("float32") and eager.engine.facts["dtype"].startswith("bfloat16")
-    assert eager.config.cpu_math == "exact"
+    assert eager.config.load.cpu_math == "exact"
 
 
 def test_more_than_one_device_is_refused(tiny_model):

@@ -17,7 +17,7 @@ from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.attention import StepTables
 from aiakq.kernels.cpu.recording import NotRecordable, Recording
 from aiakq.kernels.types import AttentionContext
-from aiakq.runtime.config.compilation import Capture
+from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.executor.cuda_graphs import DecodeGraphs, sizes
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
@@ -97,7 +97,7 @@ class Program:
 
 
 def recorded(
-    model: Model, caches: list[LayerCache], bounds: Bounds, page_size: int, capture: Capture
+    model: Model, caches: list[LayerCache], bounds: Bounds, page_size: int, compilation: CompilationConfig
 ) -> Program | DecodeGraphs | str:
     """The step of ``model`` recorded, or why it cannot be: all of it on a CPU, decoding on a GPU."""
     if not isinstance(model, Decoder):
@@ -108,8 +108,8 @@ def recorded(
             return "experts are chosen on the host"
         if triton.trouble() is not None or model.embedding.dtype not in triton.DTYPES:
             return "attention is torch's"
-        length = min(bounds.length, capture.length or bounds.length)
-        return DecodeGraphs(model, caches, sizes(bounds.rows, capture), length, page_size, device)
+        length = min(bounds.length, compilation.max_seq_len_to_capture or bounds.length)
+        return DecodeGraphs(model, caches, sizes(bounds.rows, compilation), length, page_size, device)
     if library.unavailable() is not None:
         return "no native library"
     try:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.hub import resolve_model
 from aiakq.formats.inventory import Difference, compare
 from aiakq.formats.model_folder import MANIFEST, read_json
 from aiakq.formats.safetensors_file import DTYPE_BYTES, TensorInfo
@@ -166,8 +165,7 @@ def inspect_checkpoint(
     """
     from aiakq.runtime.config.model import first_architecture
 
-    folder = resolve_model(model, revision)
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = Checkpoint.fetch(model, revision)
     target = _target(checkpoint, device, dtype)
     linears = set(checkpoint.quantized_linears())
     if linears and checkpoint.spec is None:
@@ -183,7 +181,7 @@ def inspect_checkpoint(
         context = text.get("max_position_embeddings")
     architecture = first_architecture(checkpoint.config)
     return Inspection(
-        path=str(folder),
+        path=str(checkpoint.path),
         architecture=architecture,
         support=_support(architecture),
         writer=_writer(checkpoint),
@@ -234,7 +232,9 @@ def _target(checkpoint: Checkpoint, device: str, dtype: str) -> _Target:
 
     try:
         config = EngineConfig.from_args({"model": str(checkpoint.path), "device": device, "dtype": dtype})
-        return _Target(config.device, config.dtype, config.dtype_reason, open_weights(config).excluded)
+        return _Target(
+            config.device.device, config.device.dtype, config.device.dtype_reason, open_weights(config).excluded
+        )
     except AiakqError as problem:
         if problem.id != "model_malformed":
             raise

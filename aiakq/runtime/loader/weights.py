@@ -192,12 +192,14 @@ class DummyWeights(Binder):
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        excluded = NOT_WHEN_DEQUANTIZED if config.dequantize == "always" else frozenset({"dequantized"})
-        super().__init__(config.dtype, config.device, excluded, config.cpu_math == "exact")
+        excluded = NOT_WHEN_DEQUANTIZED if config.load.dequantize == "always" else frozenset({"dequantized"})
+        super().__init__(config.device.dtype, config.device.device, excluded, config.load.cpu_math == "exact")
         self.spec = config.spec
-        self.stored = DTYPES.get(str(config.hf.raw.get("dtype") or config.hf.raw.get("torch_dtype")), config.dtype)
-        self.generator = torch.Generator().manual_seed(config.seed)
-        self._codes = torch.Generator(config.device).manual_seed(config.seed)
+        self.stored = DTYPES.get(
+            str(config.model.raw.get("dtype") or config.model.raw.get("torch_dtype")), config.device.dtype
+        )
+        self.generator = torch.Generator().manual_seed(config.load.seed)
+        self._codes = torch.Generator(config.device.device).manual_seed(config.load.seed)
 
     def has(self, name: str) -> bool:
         return False  # what is asked for with tensor() there is, under the usual names
@@ -255,23 +257,27 @@ NOT_WHEN_DEQUANTIZED = frozenset({"cpu", "triton", "triton-w8a8"})
 
 def open_weights(config: EngineConfig) -> CheckpointWeights:
     """The checkpoint of ``config`` as a source of weights, with the implementations that memory allows."""
-    checkpoint = Checkpoint.open(config.model, config.load_format, config.ignore_patterns, config.hf.raw)
+    checkpoint = Checkpoint.open(
+        config.load.path, config.load.load_format, config.load.ignore_patterns, config.model.raw
+    )
     excluded = set() if _may_dequantize(config, checkpoint) else {"dequantized"}
-    if config.dequantize == "always":
+    if config.load.dequantize == "always":
         excluded = set(NOT_WHEN_DEQUANTIZED)
-    return CheckpointWeights(checkpoint, config.dtype, config.device, frozenset(excluded), config.cpu_math == "exact")
+    return CheckpointWeights(
+        checkpoint, config.device.dtype, config.device.device, frozenset(excluded), config.load.cpu_math == "exact"
+    )
 
 
 def _may_dequantize(config: EngineConfig, checkpoint: Checkpoint) -> bool:
-    if config.dequantize != "auto" or config.spec is None:
-        return config.dequantize != "never"
+    if config.load.dequantize != "auto" or config.spec is None:
+        return config.load.dequantize != "never"
     expanded = 0.0
     for prefix in checkpoint.quantized_linears():
         # The codes are the largest tensor. A config that is wrong about their width makes this estimate rough, no more.
         info = max(checkpoint.linear_headers(prefix).values(), key=lambda info: info.nbytes)
         bits = 8 if info.dtype == "I8" else checkpoint.linear_spec(prefix).bits
-        expanded += info.nbytes * 8 / bits * config.dtype.itemsize
-    return expanded < 0.25 * free_memory(config.device)
+        expanded += info.nbytes * 8 / bits * config.device.dtype.itemsize
+    return expanded < 0.25 * free_memory(config.device.device)
 
 
 def describe_kinds(kinds: Kinds) -> str:
