@@ -17,7 +17,7 @@ import aiakq
 from aiakq.arguments.quantize import DTYPES
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
-from aiakq.formats.checkpoint import Checkpoint, resolve_model
+from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.publish import VERBATIM_FILES, check_output
 from aiakq.quantizers.block import Plan
 from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer, read_documents
@@ -144,9 +144,9 @@ class Prepared:
 
 def prepare(options: QuantizeOptions) -> Prepared:
     """Look at the source and settle everything. Raises for whatever cannot work."""
-    source = resolve_model(options.input, options.revision)
+    checkpoint = Checkpoint.fetch(options.input, options.revision)
+    source = checkpoint.path
     check_output(options.output, [source], options.overwrite)
-    checkpoint = Checkpoint.open(source)
     _refuse_quantized(checkpoint)
     device, *others = _devices(options.device)
     storage = _storage(options, checkpoint)

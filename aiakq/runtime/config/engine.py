@@ -9,7 +9,9 @@ from typing import Any
 
 from aiakq.arguments.server import checked
 from aiakq.errors import error
-from aiakq.formats.checkpoint import read_spec, resolve_model
+from aiakq.formats import records_method
+from aiakq.formats.hub import resolve_model
+from aiakq.formats.quantization_config import read_spec
 from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.device import DeviceConfig, pick_kv_dtype
@@ -191,8 +193,8 @@ def _check_quantization(wanted: str | None, spec: QuantSpec | None) -> None:
         return
     method = canonical_method(wanted)
     found = spec.method if spec else "unquantized weights"
-    # compressed-tensors does not record the method, so awq and gptq both mean its 4-bit weights.
-    same = found == method or (spec is not None and spec.format == "compressed-tensors" and {found, method} <= _INT4)
+    # Some formats do not record the method; awq and gptq both mean their 4-bit weights.
+    same = found == method or (spec is not None and not records_method(spec.format) and {found, method} <= _INT4)
     if not same:
         raise error("quantization_mismatch", wanted=wanted, found=found)
 

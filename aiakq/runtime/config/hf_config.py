@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.checkpoint import read_json, resolve_model
+from aiakq.formats.hub import resolve_model
+from aiakq.formats.model_folder import read_json
 
 #: Architectures that look positions up in a table: nothing turns there.
 _LEARNED_POSITIONS = frozenset({"OPTForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM"})

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from aiakq import formats
 from aiakq.errors import error
-from aiakq.formats import gptq
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import Wanted, compare, refusal
 from aiakq.kernels.types import QWeight
@@ -108,19 +108,10 @@ class CheckpointWeights(Binder):
                 path=self.checkpoint.path,
                 reason=f"{source} holds {weight.n} x {weight.k} weights, config.json says {n} x {k}",
             )
-        self._check_zeros(source, weight)
+        if not self.remarks:
+            remark = formats.remark(self.checkpoint.layout(source), weight, source)
+            self.remarks += [remark] if remark else []
         return weight
-
-    def _check_zeros(self, name: str, weight: QWeight) -> None:
-        """Remark on asymmetric GPTQ zero points that look off by one: their version may be mislabelled."""
-        if self.remarks or self.checkpoint.layout(name) not in ("gptq", "gptq_v2"):
-            return
-        shift = gptq.zero_shift(weight)
-        if abs(shift) > 0.5:
-            self.remarks.append(
-                f"the weights of {name} lie {shift:+.1f} steps off centre: its zero points may be of the other GPTQ "
-                "version than checkpoint_format says"
-            )
 
 
 class _Endless(Exception):
@@ -282,12 +273,8 @@ def _may_dequantize(config: EngineConfig, checkpoint: Checkpoint) -> bool:
         return config.load.dequantize != "never"
     expanded = 0.0
     for prefix in checkpoint.quantized_linears():
-        # Packed bytes by the layer's own width; a config that lies about it makes this estimate rough, no more.
-        info = next(
-            checkpoint.inventory[name]
-            for suffix in ("qweight", "weight_packed", "weight")
-            if (name := f"{prefix}.{suffix}") in checkpoint.inventory
-        )
+        # The codes are the largest tensor. A config that is wrong about their width makes this estimate rough, no more.
+        info = max(checkpoint.linear_headers(prefix).values(), key=lambda info: info.nbytes)
         bits = 8 if info.dtype == "I8" else checkpoint.linear_spec(prefix).bits
         expanded += info.nbytes * 8 / bits * config.device.dtype.itemsize
     return expanded < 0.25 * free_memory(config.device.device)
