@@ -1,7 +1,7 @@
 """QuantizeOptions: what the user asked for, checked in one place.
 
 Refused here is what no model could satisfy; what one model cannot is refused by tensor_parallel.py, before any
-calibration. Standard library only: the command line builds the options before anything heavy is imported.
+calibration. The command line builds the options before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.formats import FORMATS
 from aiakq.spec import QuantSpec, canonical_method
 
 #: Spellings of -t, and the safetensors dtype each means.
@@ -24,7 +25,6 @@ DTYPES = {
     "fp32": "F32",
     "float32": "F32",
 }
-FORMATS = ("gptq", "gptq_v2", "awq", "compressed-tensors")
 ACT_ORDERS = ("none", "static", "group")
 SCALE_SEARCHES = ("minmax", "mse")
 ACTIVATION_SCALES = ("token", "tensor")
