@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aiakq.arguments.bench import KernelArguments
 from aiakq.bench.offline import Progress
 from aiakq.bench.problem import Problem, Product, products_of_model, sequences
 from aiakq.bench.summary import geometric_mean
@@ -33,24 +34,7 @@ SCHEMES = {
 USUAL = ("w16", "w4a16", "w8a16", "w8a8")
 
 
-@dataclass(frozen=True)
-class KernelOptions:
-    """``shapes`` are (N, K), with or instead of the shapes of ``model``. ``into``: where --tune writes."""
-
-    model: str | None = None
-    shapes: tuple[tuple[int, int], ...] = ()
-    schemes: tuple[str, ...] = ()
-    group_size: int = 128
-    rows: tuple[int, ...] = (1, 16, 64)
-    context: int = 1024
-    dtype: str = "auto"
-    device: str = "auto"
-    kv_cache_dtype: str = "auto"
-    tune: bool = False
-    into: Path | None = None
-
-
-def check(options: KernelOptions) -> None:
+def check(options: KernelArguments) -> None:
     """Refuse what cannot be measured. Raises ``usage``, ``bad_option``."""
     if options.model is None and not options.shapes:
         hint = "Example: aiakq bench kernels MODEL, or --shape 4096x4096"
@@ -61,7 +45,7 @@ def check(options: KernelOptions) -> None:
             raise error("bad_option", option="--scheme", value=name, expected=f"one of {known}", hint="4 bits: w4a16.")
 
 
-def run(options: KernelOptions, progress: Progress) -> Record:
+def run(options: KernelArguments, progress: Progress) -> Record:
     """Time every kernel. Raises ``option_refused`` for --tune without a GPU, and whatever reading the model raises."""
     import torch
 
@@ -107,7 +91,7 @@ def template() -> dict[str, Any]:
     return Record("kernels", 0, {}, metrics(nothing, []), {}).document()
 
 
-def _problem(options: KernelOptions) -> Problem:
+def _problem(options: KernelArguments) -> Problem:
     import torch
 
     from aiakq.runtime.config.device import DTYPES, pick_device
@@ -191,7 +175,7 @@ def _product(problem: Problem, product: Product, rows: Sequence[int]) -> list[di
     return found
 
 
-def _others(problem: Problem, options: KernelOptions) -> Iterator[Callable[[], list[dict]]]:
+def _others(problem: Problem, options: KernelArguments) -> Iterator[Callable[[], list[dict]]]:
     """Attention, norms and gates of the model, if there is one."""
     config = problem.config
     if config is None:

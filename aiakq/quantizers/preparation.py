@@ -15,6 +15,7 @@ import torch
 
 import aiakq
 from aiakq import formats
+from aiakq.arguments.quantize import DTYPES
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.output_folder import VERBATIM_FILES, check_output
@@ -23,7 +24,7 @@ from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tok
 from aiakq.quantizers.model.groups import Heads
 from aiakq.quantizers.model.passes import head_name
 from aiakq.quantizers.model.source import SourceModel
-from aiakq.quantizers.options import DTYPES, QuantizeOptions
+from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.planning.layers import fit_head, fused_apart, plan_layers
 from aiakq.quantizers.planning.tensor_parallel import LinearShape, TensorParallelPlan, plan_tensor_parallel
 from aiakq.runtime.device_memory import free_memory

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from aiakq import LLM, SamplingParams
-from aiakq.arguments.argument import spelled_number
+from aiakq.arguments.argument import parse_number
 from aiakq.arguments.server import ARGUMENTS, checked
-from aiakq.arguments.unsupported import FOREIGN
+from aiakq.arguments.unsupported import UNSUPPORTED
 from aiakq.errors import AiakqError
 
 TESTS = Path(__file__).parents[1]
@@ -141,7 +141,7 @@ SHOWN_BY = {
 def test_every_argument_of_the_reference_pages_is_in_one_table(name):
     assert len(VLLM_073) == len(set(VLLM_073)) == 111
     works = name in {row.name for row in ARGUMENTS}
-    accepted_or_refused = name in {row.name for row in FOREIGN}
+    accepted_or_refused = name in {row.name for row in UNSUPPORTED}
     assert works != accepted_or_refused
 
 
@@ -173,7 +173,7 @@ def test_every_row_that_works_is_shown_by_a_test(row):
     ],
 )
 def test_numbers_may_be_spelled_as_people_do(text, number):
-    assert spelled_number(text) == number
+    assert parse_number(text) == number
     if number is not None:
         assert checked({"max_model_len": text}, server=True)["max_model_len"] == number
 
