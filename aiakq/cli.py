@@ -40,7 +40,7 @@ from aiakq.terminal.options import (
 from aiakq.terminal.quantize_command import quantize
 
 if TYPE_CHECKING:
-    from aiakq.evaluation.records import Record
+    from aiakq.records import Record
 
 #: What a shell reports for a program that a signal ended: 128 + SIGINT, 128 + SIGPIPE.
 INTERRUPTED, CLOSED_PIPE = 130, 141
@@ -111,7 +111,7 @@ def evaluate_command(
 
     # The table of engine arguments knows what dtypes and devices there are.
     checked({"model": model, "dtype": dtype, "device": device}, server=False)
-    options = quality.QualityOptions(model, original, text, seqlen, limit, dtype, device)
+    options = quality.EvalOptions(model, original, text, seqlen, limit, dtype, device)
 
     def run() -> Record:
         with console.Progress("eval") as bars:

@@ -16,7 +16,7 @@ from aiakq.terminal.help import Command, Group
 from aiakq.terminal.options import DeviceOption, GateOption, OutputOption, SeedOption, with_arguments
 
 if TYPE_CHECKING:
-    from aiakq.evaluation.records import Record
+    from aiakq.records import Record
 
 bench = typer.Typer(name="bench", cls=Group, help="Measure: a table on stderr, one JSON document on stdout.")
 
@@ -57,7 +57,7 @@ def measure(
     Raises ``bad_gate``, ``output_failed``, ``bench_failed`` when a request failed, ``gate_failed``.
     """
     from aiakq.bench import gates
-    from aiakq.evaluation.records import write_json
+    from aiakq.records import write_json
 
     conditions = gates.parse(fail_if or ())
     gates.check_keys(conditions, template)
