@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from aiakq.arguments.checkpoint import EvalArguments
 from aiakq.errors import error
-from aiakq.evaluation.text import LIMIT, WINDOW, load_windows
+from aiakq.evaluation.text import WINDOW, load_windows
 from aiakq.records import Record, environment
 
 if TYPE_CHECKING:
@@ -23,26 +23,7 @@ OnProgress = Callable[[str, int, int, str], None]
 _KEYS = ("perplexity", "perplexity_original", "perplexity_ratio", "kl", "top1_agreement", "tokens", "duration")
 
 
-@dataclass(frozen=True)
-class EvalOptions:
-    """Options of ``eval``.
-
-    original  model to compare with; None measures perplexity only.
-    text      file to predict, as ``load_windows`` reads it; None for the bundled held-out text.
-    seqlen    tokens per window; None for 512, or the model's context where that is shorter.
-    limit     maximum number of tokens of text.
-    """
-
-    model: str
-    original: str | None = None
-    text: Path | None = None
-    seqlen: int | None = None
-    limit: int = LIMIT
-    dtype: str = "float32"
-    device: str = "auto"
-
-
-def run(options: EvalOptions, progress: OnProgress) -> Record:
+def run(options: EvalArguments, progress: OnProgress) -> Record:
     """Evaluate. Raises ``evaluation_text``, ``bad_option``, ``option_conflict`` and all that loading a model raises."""
     import torch
 
@@ -69,8 +50,8 @@ def run(options: EvalOptions, progress: OnProgress) -> Record:
         metrics.update(asdict(compared))
         metrics["perplexity_ratio"] = compared.perplexity / compared.perplexity_original
     metrics["duration"] = time.perf_counter() - started
-    where = environment(str(model.config.device), torch.get_num_threads())
-    where["dtype"] = str(model.config.dtype).removeprefix("torch.")
+    where = environment(str(model.config.device.device), torch.get_num_threads())
+    where["dtype"] = str(model.config.device.dtype).removeprefix("torch.")
     spec = model.config.spec
     config = {
         **asdict(options),
@@ -82,7 +63,7 @@ def run(options: EvalOptions, progress: OnProgress) -> Record:
     return Record("eval", 0, config, metrics, where)
 
 
-def _windows(options: EvalOptions, model: ScoringModel) -> tuple[Tensor, str]:
+def _windows(options: EvalArguments, model: ScoringModel) -> tuple[Tensor, str]:
     """The text as windows [W, T] of token ids, and its name."""
     longest = model.config.max_model_len
     if options.seqlen is not None and options.seqlen > longest:
@@ -100,7 +81,7 @@ def _windows(options: EvalOptions, model: ScoringModel) -> tuple[Tensor, str]:
     return windows, name if options.text is None else str(options.text)
 
 
-def _check_pair(options: EvalOptions, model: ScoringModel, original: ScoringModel) -> None:
+def _check_pair(options: EvalArguments, model: ScoringModel, original: ScoringModel) -> None:
     if model.model.vocab_size != original.model.vocab_size:
         raise error(
             "option_conflict",
