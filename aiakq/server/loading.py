@@ -13,7 +13,7 @@ from typing import Any
 from aiakq.errors import error
 from aiakq.runtime.text.output_processor import OutputProcessor
 from aiakq.runtime.text.tokenizer import Tokenizer
-from aiakq.server.api.service import ServedModel, Service
+from aiakq.server.api.service import ModelInfo, Service
 from aiakq.server.process.ipc import Configured, Ready
 from aiakq.server.process.request_manager import QueueLimits, RequestManager
 from aiakq.server.process.supervisor import Supervisor
@@ -36,7 +36,7 @@ async def load_service(supervisor: Supervisor, args: Mapping[str, Any], on_event
         max_request_seconds=args["max_request_seconds"],
     )
     service = Service(
-        ServedModel(
+        ModelInfo(
             names=tuple(names),
             path=args["model"],
             dtype=configured.dtype,

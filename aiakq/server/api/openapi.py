@@ -14,7 +14,7 @@ from aiakq.errors import REGISTRY
 from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.server.api.request_model import LIMITED_BY, RequestModel
 from aiakq.server.api.routes import Route
-from aiakq.server.api.service import ServedModel
+from aiakq.server.api.service import ModelInfo
 
 Schema = dict[str, Any]
 
@@ -32,7 +32,7 @@ KEY_ERRORS = ("invalid_api_key",)
 _COMPONENTS = "#/components/schemas/"
 
 
-def openapi_document(routes: Sequence[Route], model: ServedModel, keyless_paths: frozenset[str] | None) -> Schema:
+def openapi_document(routes: Sequence[Route], model: ModelInfo, keyless_paths: frozenset[str] | None) -> Schema:
     """The document for ``routes``. ``keyless_paths`` need no key; None if the server requires no keys at all."""
     response_types: set[Any] = {route.error_body for route in routes}
     response_types |= {route.response for route in routes if isinstance(route.response, type)}
@@ -54,7 +54,7 @@ def openapi_document(routes: Sequence[Route], model: ServedModel, keyless_paths:
     return document
 
 
-def _operation(route: Route, method: str, model: ServedModel, references: dict[Any, Schema], needs_key: bool) -> Schema:
+def _operation(route: Route, method: str, model: ModelInfo, references: dict[Any, Schema], needs_key: bool) -> Schema:
     operation: Schema = {
         "operationId": re.sub(r"\W+", "_", f"{method}_{route.openapi_path.strip('/')}").strip("_"),
         "summary": route.summary,
@@ -99,31 +99,31 @@ def request_schema(model: type[RequestModel]) -> Schema:
     return inline(schema)
 
 
-def _token_id(model: ServedModel) -> Schema:
+def _token_id(model: ModelInfo) -> Schema:
     return {"minimum": 0, "maximum": model.limits.vocab_size - 1}
 
 
-def _max_tokens(model: ServedModel) -> Schema:
+def _max_tokens(model: ModelInfo) -> Schema:
     limits = model.limits
     # With a limit of the model's own, larger values are accepted and cut to it.
     return {"minimum": 0, **({"maximum": limits.max_model_len - 1} if limits.max_new_tokens is None else {})}
 
 
-def _logprobs(model: ServedModel) -> Schema:
+def _logprobs(model: ModelInfo) -> Schema:
     limits: ModelLimits = model.limits
     return {"minimum": -1 if limits.vocab_size <= limits.max_logprobs else 0, "maximum": limits.max_logprobs}
 
 
-def _priority(model: ServedModel) -> Schema:
+def _priority(model: ModelInfo) -> Schema:
     return {"minimum": -(2**31), "maximum": 2**31 - 1} if model.limits.by_priority else {"const": 0}
 
 
-def _model_name(model: ServedModel) -> Schema:
+def _model_name(model: ModelInfo) -> Schema:
     return {"enum": list(model.names)}
 
 
 #: What ``LIMITED_BY`` stands for.
-_LIMITS: dict[str, Callable[[ServedModel], Schema]] = {
+_LIMITS: dict[str, Callable[[ModelInfo], Schema]] = {
     "token_id": _token_id,
     "max_tokens": _max_tokens,
     "logprobs": _logprobs,
@@ -132,7 +132,7 @@ _LIMITS: dict[str, Callable[[ServedModel], Schema]] = {
 }
 
 
-def resolve_limits(node: Any, model: ServedModel) -> Any:
+def resolve_limits(node: Any, model: ModelInfo) -> Any:
     """``node`` with the bounds of ``model`` in the place of ``LIMITED_BY``."""
     if isinstance(node, list):
         return [resolve_limits(entry, model) for entry in node]

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, Validat
 from pydantic_core import CoreSchema
 
 from aiakq.errors import AiakqError, error
-from aiakq.server.api.unsupported_fields import IGNORED_FIELDS, UNSUPPORTED_FIELDS, Unsupported
+from aiakq.server.api.unsupported_fields import IGNORED_FIELDS, UNSUPPORTED_FIELDS, UnsupportedField
 
 Entry = TypeVar("Entry")
 #: Validation stops at the first wrong entry: a million complaints would cost more than the request.
@@ -33,7 +33,7 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, hide_input_in_errors=True)
 
     ignored_fields: ClassVar[frozenset[str]] = IGNORED_FIELDS
-    unsupported_fields: ClassVar[Mapping[str, Unsupported]] = UNSUPPORTED_FIELDS
+    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_FIELDS
 
     def check_extra_fields(self, path: str = "") -> None:
         """Raise ``unknown_field`` or ``unsupported_parameter`` for undeclared fields of the object at ``path``."""

@@ -32,7 +32,7 @@ MIN_BODY_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class ModelInfo:
     """The model as clients see it.
 
     names             what requests may call it; responses use the first.
@@ -69,7 +69,7 @@ class Service:
 
     def __init__(
         self,
-        model: ServedModel,
+        model: ModelInfo,
         tokenizer: Tokenizer,
         manager: RequestManager,
         metrics: Metrics,

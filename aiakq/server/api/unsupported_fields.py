@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Unsupported:
+class UnsupportedField:
     """A field that would change the response.
 
     reason   why it is refused.
@@ -46,33 +46,33 @@ IGNORED_FIELDS = frozenset(
 IGNORED_MESSAGE_FIELDS = frozenset({"refusal", "annotations"})
 IGNORED_STREAM_OPTIONS = frozenset({"include_obfuscation"})
 
-UNSUPPORTED_FIELDS: Mapping[str, Unsupported] = {
-    "tools": Unsupported(_TOOLS, ([],)),
-    "tool_choice": Unsupported(_TOOLS, ("none", "auto")),
-    "functions": Unsupported(_TOOLS, ([],)),
-    "function_call": Unsupported(_TOOLS, ("none", "auto")),
-    "response_format": Unsupported("only the type text is built yet", ({"type": "text"},)),
-    "structured_outputs": Unsupported(_CONSTRAINED),
-    "guided_json": Unsupported(_CONSTRAINED),
-    "guided_regex": Unsupported(_CONSTRAINED),
-    "guided_choice": Unsupported(_CONSTRAINED),
-    "guided_grammar": Unsupported(_CONSTRAINED),
-    "suffix": Unsupported("the model was not asked to fill in the middle", ("",)),
-    "modalities": Unsupported("only text is produced", (["text"],)),
-    "audio": Unsupported("only text is produced"),
-    "web_search_options": Unsupported("nothing is fetched from the web"),
-    "reasoning_effort": Unsupported("it belongs to reasoning models", ("none",)),
-    "verbosity": Unsupported("the model cannot be told", ("medium",)),
-    "documents": Unsupported("templates get no documents", ([],)),
-    "chat_template": Unsupported("templates are chosen by the operator, with --chat-template"),
-    "use_beam_search": Unsupported("beam search is not built", (False,)),
-    "length_penalty": Unsupported("it belongs to beam search", (1, 1.0)),
-    "logits_processors": Unsupported("requests bring no code", ([],)),
-    "prompt_embeds": Unsupported("prompts are text or token ids"),
+UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = {
+    "tools": UnsupportedField(_TOOLS, ([],)),
+    "tool_choice": UnsupportedField(_TOOLS, ("none", "auto")),
+    "functions": UnsupportedField(_TOOLS, ([],)),
+    "function_call": UnsupportedField(_TOOLS, ("none", "auto")),
+    "response_format": UnsupportedField("only the type text is built yet", ({"type": "text"},)),
+    "structured_outputs": UnsupportedField(_CONSTRAINED),
+    "guided_json": UnsupportedField(_CONSTRAINED),
+    "guided_regex": UnsupportedField(_CONSTRAINED),
+    "guided_choice": UnsupportedField(_CONSTRAINED),
+    "guided_grammar": UnsupportedField(_CONSTRAINED),
+    "suffix": UnsupportedField("the model was not asked to fill in the middle", ("",)),
+    "modalities": UnsupportedField("only text is produced", (["text"],)),
+    "audio": UnsupportedField("only text is produced"),
+    "web_search_options": UnsupportedField("nothing is fetched from the web"),
+    "reasoning_effort": UnsupportedField("it belongs to reasoning models", ("none",)),
+    "verbosity": UnsupportedField("the model cannot be told", ("medium",)),
+    "documents": UnsupportedField("templates get no documents", ([],)),
+    "chat_template": UnsupportedField("templates are chosen by the operator, with --chat-template"),
+    "use_beam_search": UnsupportedField("beam search is not built", (False,)),
+    "length_penalty": UnsupportedField("it belongs to beam search", (1, 1.0)),
+    "logits_processors": UnsupportedField("requests bring no code", ([],)),
+    "prompt_embeds": UnsupportedField("prompts are text or token ids"),
 }
-UNSUPPORTED_MESSAGE_FIELDS: Mapping[str, Unsupported] = {
-    "tool_calls": Unsupported(_TOOLS, ([],)),
-    "tool_call_id": Unsupported(_TOOLS),
-    "function_call": Unsupported(_TOOLS),
-    "audio": Unsupported("only text is read"),
+UNSUPPORTED_MESSAGE_FIELDS: Mapping[str, UnsupportedField] = {
+    "tool_calls": UnsupportedField(_TOOLS, ([],)),
+    "tool_call_id": UnsupportedField(_TOOLS),
+    "function_call": UnsupportedField(_TOOLS),
+    "audio": UnsupportedField("only text is read"),
 }

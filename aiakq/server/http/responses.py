@@ -38,7 +38,7 @@ class ErrorResponse(msgspec.Struct):
         return cls(ErrorDetail(str(failure), failure.kind.type, failure.param, failure.id))
 
 
-class LoadingProgress(msgspec.Struct):
+class LoadingStatus(msgspec.Struct):
     """How far loading is: the seconds so far and the phases that are done."""
 
     seconds: float
@@ -48,7 +48,7 @@ class LoadingProgress(msgspec.Struct):
 class NotReadyResponse(ErrorResponse):
     """The error of /ready; while a model is loading, with its progress."""
 
-    loading: LoadingProgress | msgspec.UnsetType = msgspec.UNSET
+    loading: LoadingStatus | msgspec.UnsetType = msgspec.UNSET
 
 
 class JSONResponse(Response):
@@ -80,5 +80,5 @@ def error_response(
 def not_ready_response(failure: AiakqError, progress: Mapping[str, Any]) -> JSONResponse:
     """The response of /ready while nothing can be generated."""
     body = NotReadyResponse.from_error(failure)
-    body.loading = msgspec.convert(progress, LoadingProgress)
+    body.loading = msgspec.convert(progress, LoadingStatus)
     return error_response(failure, body=body)
