@@ -1,10 +1,13 @@
-"""What a server says of itself, and what it can be told not to say."""
+"""Log lines and statistics of a server."""
 
 from __future__ import annotations
 
+import logging
 import time
 
 import httpx
+
+from aiakq.server.telemetry.logs import EventLogHandler
 
 
 def test_the_http_log_is_as_loud_as_wanted(start_server, server):
@@ -36,3 +39,17 @@ def test_the_line_of_statistics_can_be_left_out(start_server):
             time.sleep(0.3)
         time.sleep(1)  # the silent one was ready earlier or at most a moment later
         assert told(talking) and not told(silent)
+
+
+def test_repeated_log_messages_are_limited():
+    events = []
+    handler = EventLogHandler(events.append)
+    logger = logging.Logger("flood")
+    logger.addHandler(handler)
+    for number in range(1000):
+        logger.warning("request %d failed", number)
+        logger.error("another kind")
+    assert len(events) == 10
+    handler._window_start -= 100
+    logger.error("later")
+    assert "1990 more lines" in events[-2].message and events[-1].message == "later"

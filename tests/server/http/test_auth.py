@@ -14,11 +14,14 @@ from openai import OpenAI
 
 from aiakq.arguments.server import checked
 from aiakq.errors import AiakqError
+from aiakq.server.api.routes import keyless_paths, load_routes
 from aiakq.server.background import RunningServer
-from aiakq.server.http.auth import OPEN, Keys, host_name, read_keys, words
+from aiakq.server.http.auth import Keys, host_name, parse_list, read_keys
 
 KEYS = ("first-key-1234", "second/key+5678")
 BODY = {"prompt": "Once", "max_tokens": 2}
+ARGS = checked({"model": "m"}, server=True)
+OPEN = keyless_paths(load_routes(ARGS), ARGS)
 
 
 @pytest.fixture(scope="module")
@@ -234,10 +237,10 @@ def test_an_allowed_origin(ask):
 
 
 def test_lists_in_the_form_of_vllm():
-    assert words(None) == [] and words(["a", "b"]) == ["a", "b"]
-    assert words(['["a"', ' "b"]']) == words(['["a", "b"]']) == ["a", "b"]
+    assert parse_list(None) == [] and parse_list(["a", "b"]) == ["a", "b"]
+    assert parse_list(['["a"', ' "b"]']) == parse_list(['["a", "b"]']) == ["a", "b"]
     with pytest.raises(AiakqError):
-        words(["[a"])
+        parse_list(["[a"])
 
 
 def test_host_names():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+SCRIPT = Path(__file__).parents[1] / "api_description.py"
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +112,6 @@ def test_a_server_with_keys_says_so(start_server):
 
 
 def test_without_schemathesis_one_line_says_so():
-    words = [sys.executable, str(HERE / "api_description.py"), "--schemathesis", "no-such-program"]
+    words = [sys.executable, str(SCRIPT), "--schemathesis", "no-such-program"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0 and len(done.stderr.splitlines()) == 1

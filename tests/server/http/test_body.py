@@ -8,8 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from aiakq.errors import AiakqError
-from aiakq.server.api.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
-from aiakq.server.http.body import MAX_DEPTH, MAX_KEYS, check_shape
+from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.server.api.completions import CompletionRequest
+from aiakq.server.api.tokenization import DetokenizeRequest
+from aiakq.server.http.body import MAX_DEPTH, MAX_KEYS, check_structure
 
 DEEP = b'{"prompt": ' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}"
 
@@ -33,7 +35,7 @@ DEEP = b'{"prompt": ' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}"
     ids=lambda body: repr(body[:24]),
 )
 def test_what_is_left_to_the_parser(body):
-    check_shape(body)
+    check_structure(body)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def test_what_is_left_to_the_parser(body):
 )
 def test_what_is_refused(http, body, code):
     with pytest.raises(AiakqError) as caught:
-        check_shape(body)
+        check_structure(body)
     assert caught.value.id == code
     for route in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
         answer = http.post(route, content=body)
@@ -67,7 +69,7 @@ def test_what_is_refused(http, body, code):
 )
 def test_a_string_without_an_end_is_gone_through_once(end):
     """A search that begins anew at every quotation mark would take days for these two megabytes."""
-    check_shape(b'{"a": [' + b"[]," * 100 + end)
+    check_structure(b'{"a": [' + b"[]," * 100 + end)
 
 
 @pytest.mark.timeout(60)
@@ -75,7 +77,7 @@ def test_of_a_million_wrong_entries_one_is_told():
     """Complaining about each would take the server many seconds, for everybody."""
     for model, name in (
         (CompletionRequest, "stop_token_ids"),
-        (ChatRequest, "messages"),
+        (ChatCompletionRequest, "messages"),
         (DetokenizeRequest, "tokens"),
     ):
         with pytest.raises(ValidationError) as caught:

@@ -298,7 +298,7 @@ async def _meet(seen: list[float] | None = None) -> tuple[GuardedConnection, soc
 
     async def app(scope, receive, send) -> None:
         if seen is not None:
-            seen.append(time.monotonic() - scope["state"]["arrived"])
+            seen.append(time.monotonic() - scope["state"]["arrival_time"])
         await Response(status_code=204)(scope, receive, send)
 
     config = uvicorn.Config(app=app, lifespan="off", log_config=None, timeout_keep_alive=24 * 3600)
@@ -327,7 +327,7 @@ def test_a_client_that_cuts_the_connection_while_it_is_ended(caplog):
         connection.transport.pause_reading()  # as while an answer is made: its end is not noticed
         client.close()
         await asyncio.sleep(0.05)
-        connection._late("headers", 1.0, tell=False)
+        connection._time_out("headers", 1.0, respond=False)
         await asyncio.sleep(0.05)
         assert connection.transport.is_closing()
 
@@ -358,9 +358,9 @@ def test_clients_are_not_to_blame_for_a_server_that_is_late():
         connection, client = await _meet()
         now = asyncio.get_running_loop().time()
         connection.sweep(now + 3.0, late=2.8)
-        assert not connection._lingers
+        assert not connection._lingering
         connection.sweep(now + 4.0)
-        assert connection._lingers, "1.2 s of its own were too long"
+        assert connection._lingering, "1.2 s of its own were too long"
         client.close()
 
     asyncio.run(late())

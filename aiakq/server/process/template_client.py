@@ -1,4 +1,4 @@
-"""The HTTP side of chat templates: conversations go to processes that can be killed, and come back as text."""
+"""The HTTP process's side of chat templates: conversations are rendered to text by worker processes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import msgspec
 from aiakq.arguments.server import API_KEY_VARIABLE
 from aiakq.errors import error
 from aiakq.runtime.text.tokenizer import Tokenizer
-from aiakq.server.process.template_process import LENGTH, SECONDS, Order, Rendered, Setup
+from aiakq.server.process.template_process import LENGTH, MAX_SECONDS, RenderReply, RenderRequest, Setup
 
 _COMMAND = ("-P", "-c", "from aiakq.server.process.template_process import main; main()")
-#: Conversations rendered at a time: one that takes long must not hold up the others.
-WORKERS = 4
-#: Seconds to wait for a worker beyond what it gives itself, before everything is started anew.
-_PATIENCE = 30.0
+#: Conversations rendered at a time, so that a slow one does not delay the others.
+NUM_WORKERS = 4
+#: Seconds to wait for a reply beyond a worker's own limit, before all workers are restarted.
+_EXTRA_SECONDS = 30.0
 _Channel = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Templates:
-    """Renders conversations with one template. ``available`` tells whether the model has any."""
+class TemplateClient:
+    """Renders conversations with the model's chat template. ``available`` tells whether there is one."""
 
     def __init__(self, tokenizer: Tokenizer, template: str | None, max_chars: int) -> None:
         self.available = template is not None or tokenizer.has_chat_template
@@ -45,28 +45,28 @@ class Templates:
         await self.start()
         channel = await self._idle.get()
         try:
-            answer = await asyncio.shield(asyncio.ensure_future(self._ask(channel, messages, arguments)))
+            reply = await asyncio.shield(asyncio.ensure_future(self._request(channel, messages, arguments)))
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, msgspec.MsgspecError):
             await self.stop()
             raise error("chat_template", reason="its process ended") from None
-        if answer.problem:
-            raise error("chat_template", reason=answer.problem)
-        return answer.text
+        if reply.failure:
+            raise error("chat_template", reason=reply.failure)
+        return reply.text
 
     async def start(self) -> None:
-        """Start the process, unless it runs."""
+        """Start the process, unless it is running."""
         async with self._starting:
             if self._process is not None and self._process.returncode is None:
                 return
             hf = self._tokenizer.hf
             template = self._template or ""
             try:
-                if hasattr(hf, "get_chat_template"):  # an extension's need not have it
+                if hasattr(hf, "get_chat_template"):  # the tokenizer of an extension may lack it
                     template = hf.get_chat_template(self._template)
             except ValueError as failure:  # several templates, none of them the default
                 raise error("chat_template", reason=str(failure).rstrip(".")[:200]) from None
             self._close_idle()
-            pairs = [socket.socketpair() for _ in range(WORKERS)]
+            pairs = [socket.socketpair() for _ in range(NUM_WORKERS)]
             numbers = [theirs.fileno() for _, theirs in pairs]
             environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
             try:
@@ -97,23 +97,25 @@ class Templates:
             await process.wait()
 
     def _close_idle(self) -> None:
-        """Let the workers that wait end."""
+        """Close the channels of idle workers, which then end."""
         while not self._idle.empty():
             self._idle.get_nowait()[1].close()
 
-    async def _ask(self, channel: _Channel, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> Rendered:
-        """One conversation over one channel, which is idle again afterwards. Never cancelled half-way."""
+    async def _request(
+        self, channel: _Channel, messages: list[dict[str, Any]], arguments: Mapping[str, Any]
+    ) -> RenderReply:
+        """Render one conversation over ``channel``, which is idle again afterwards. Must not be cancelled."""
         reader, _ = channel
         number = next(self._numbers)
-        _write(channel, Order(number, messages, dict(arguments)))
-        async with asyncio.timeout(SECONDS + _PATIENCE):
+        _write(channel, RenderRequest(number, messages, dict(arguments)))
+        async with asyncio.timeout(MAX_SECONDS + _EXTRA_SECONDS):
             while True:
                 (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                answer = msgspec.msgpack.decode(await reader.readexactly(length), type=Rendered)
-                if answer.number == number:  # else what is left of a worker that ended between two orders
+                reply = msgspec.msgpack.decode(await reader.readexactly(length), type=RenderReply)
+                if reply.number == number:  # else it is the reply for a worker that died between two requests
                     break
         self._idle.put_nowait(channel)
-        return answer
+        return reply
 
 
 def _write(channel: _Channel, record: msgspec.Struct) -> None:

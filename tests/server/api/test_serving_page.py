@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from aiakq.server.api.parsing import WITHOUT_EFFECT
-from aiakq.server.api.request_stream import MAX_PROMPTS, MAX_SEQUENCES
+from aiakq.server.api.unsupported_fields import IGNORED_FIELDS
+from aiakq.server.process.request_stream import MAX_PROMPTS, MAX_SEQUENCES
 from aiakq.server.telemetry.metrics import Metrics
 
-PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
 
 
 def test_every_route_is_listed(http):
@@ -28,6 +28,6 @@ def test_every_metric_is_listed():
 
 
 def test_fields_without_effect_are_listed():
-    for name in WITHOUT_EFFECT:
+    for name in IGNORED_FIELDS:
         assert f"`{name}`" in PAGE, name
     assert f"At most {MAX_PROMPTS} prompts" in PAGE and f"{MAX_SEQUENCES} sequences" in PAGE
