@@ -1,4 +1,4 @@
-"""Native sampling: the tokens are those that torch's full sort gives, on every instruction set."""
+"""Native sampling gives the same tokens as torch with a full sort, on every instruction set."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def some_logits(kind: str, rows: int, vocab: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "far", "lower"])
 @pytest.mark.parametrize("vocab", [1, 5, 16, 300, 5003])
-def test_tokens_are_those_of_the_full_sort(isa, kind, vocab, monkeypatch):
+def test_tokens_equal_those_of_a_full_sort(isa, kind, vocab, monkeypatch):
     torch.manual_seed(vocab)
     draw = random.Random(vocab)
     rows = 120
@@ -71,7 +71,7 @@ def test_tokens_are_those_of_the_full_sort(isa, kind, vocab, monkeypatch):
 
 @pytest.mark.parametrize("params", [{"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05}, {}, {"top_k": 3000}])
 @pytest.mark.parametrize("order", ["rising", "falling", "equal"])
-def test_orders_that_are_hard_for_a_rising_threshold(isa, params, order, monkeypatch):
+def test_vocabulary_orders_that_are_hard_for_a_rising_threshold(isa, params, order, monkeypatch):
     vocab = 9000
     row = torch.linspace(-3, 3, vocab)
     row = {"rising": row, "falling": row.flip(0), "equal": torch.full((vocab,), 1.5)}[order]
@@ -91,14 +91,14 @@ def test_greedy_takes_the_first_of_equal_logits(isa):
 
 
 @pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
-def test_masked_tokens_are_never_drawn(isa, params):
+def test_masked_tokens_are_never_sampled(isa, params):
     vocab, allowed = 700, [3, 450, 699]
     sequences = [sequence(vocab, seed=seed, allowed_token_ids=allowed, **params) for seed in range(60)]
     tokens = {s.token for s in sample(torch.randn(60, vocab), sequences)}
     assert tokens <= set(allowed) and len(tokens) > 1
 
 
-def test_uniform_numbers_at_the_ends(isa):
+def test_uniform_numbers_at_the_ends_of_their_range(isa):
     logits = torch.full((4, 100), float("-inf"))
     logits[:, [20, 60]] = 1.0
     asked = native.choices(4)
@@ -112,7 +112,7 @@ def test_uniform_numbers_at_the_ends(isa):
 
 
 @pytest.mark.parametrize("vocab", [9, 64, 3001])
-def test_log_probabilities_ranks_and_best_tokens(isa, vocab, monkeypatch):
+def test_log_probabilities_ranks_and_top_tokens_match_torch(isa, vocab, monkeypatch):
     torch.manual_seed(vocab)
     logits = torch.randn(6, vocab) * 3
     logits[1] = logits[1].round()
@@ -136,7 +136,7 @@ def test_log_probabilities_ranks_and_best_tokens(isa, vocab, monkeypatch):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("place", [0, 17, 99])
-def test_a_row_that_is_not_finite_is_named_and_its_neighbours_are_not_touched(isa, bad, place):
+def test_a_non_finite_row_is_reported_and_others_are_unaffected(isa, bad, place):
     logits = torch.randn(3, 100)
     sequences = [sequence(100, seed=i, top_k=10, logprobs=4) for i in range(3)]
     expected = sample(logits.clone(), sequences)
@@ -150,7 +150,7 @@ def test_a_row_that_is_not_finite_is_named_and_its_neighbours_are_not_touched(is
     assert sample(logits, sequences)[1].error
 
 
-def test_a_row_is_drawn_alike_alone_in_a_crowd_and_on_any_number_of_threads(isa, threads):
+def test_a_row_samples_the_same_token_in_any_batch_and_on_any_number_of_threads(isa, threads):
     logits = torch.randn(33, 4099)
     sequences = [sequence(4099, seed=i, temperature=0.8, top_p=0.95) for i in range(33)]
     crowd = sample(logits, sequences)
@@ -159,7 +159,7 @@ def test_a_row_is_drawn_alike_alone_in_a_crowd_and_on_any_number_of_threads(isa,
     assert sample(logits, sequences) == crowd == alone
 
 
-def test_sampling_changes_no_logits(isa):
+def test_sampling_does_not_modify_the_logits(isa):
     logits = torch.randn(2, 500)
     kept = logits.clone()
     sample(logits, [sequence(500, outputs=(4, 4), repetition_penalty=1.3, logit_bias={"7": 9}), sequence(500)])
