@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.kernels import triton
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.attention import StepTables
 from aiakq.kernels.cpu.recording import Recording, RecordingError
@@ -107,7 +106,7 @@ def recorded(
     if device.type == "cuda":
         if any(isinstance(block.mlp, SparseMLP) for block in model.blocks):
             return "experts are chosen on the host"
-        if triton.trouble() is not None or model.embedding.dtype not in triton.DTYPES:
+        if model.ops.selected("attention") != {"triton"}:
             return "attention is torch's"
         length = min(bounds.length, compilation.max_seq_len_to_capture or bounds.length)
         return DecodeGraphs(model, caches, sizes(bounds.rows, compilation), length, page_size, device)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aiakq.kernels.ops.attention import as_bytes, new_cache
+from aiakq.kernels.ops.attention import as_bytes
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.device_memory import release_memory
@@ -81,13 +81,10 @@ class Runner:
     """A model, its KV cache (in ``dtype``), and the tensors of one step."""
 
     def __init__(self, model: Model, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        layers, kv_heads, head_dim = model.kv_shape
         self.model = model
         self.page_size = page_size
         self.device = device
-        self.caches: list[LayerCache] = [
-            new_cache(num_pages, page_size, kv_heads, head_dim, dtype, device) for _ in range(layers)
-        ]
+        self.caches: list[LayerCache] = model.new_caches(num_pages, page_size)
         self.program: Program | DecodeGraphs | str = "not asked for"
         self._sampled = torch.empty(0, dtype=torch.int64, device=device)
         self._row_of: dict[Sequence, int] = {}

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aiakq.kernels.cpu import rows
 from aiakq.kernels.cpu import sampling as native
+from aiakq.kernels.ops import sampling
 from aiakq.runtime.engine.messages import NOTHING_LEFT, LocalSpec, RequestSpec, TokenLogprobs
 from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.executor.transfer import on_device, on_host
@@ -83,7 +83,7 @@ def choose(logits: Tensor, sequences: list[Sequence]) -> Choice:
 
 
 def _is_native(logits: Tensor) -> bool:
-    return logits.is_cpu and logits.dtype == torch.float32 and logits.stride(1) == 1 and rows.available()
+    return logits.stride(1) == 1 and sampling.implementation(logits.dtype, logits.device) == "cpu"
 
 
 #: Numbers of every row in what ``_chosen`` tells.

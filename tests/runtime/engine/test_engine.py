@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from aiakq.errors import AiakqError
+from aiakq.kernels.ops.attention import new_cache
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.engine.engine import Engine
@@ -35,6 +36,9 @@ class CountingModel:
 
     def __init__(self) -> None:
         self.poison: int | None = None
+
+    def new_caches(self, pages, page_size):
+        return [new_cache(pages, page_size, 1, 1, torch.float32, torch.device("cpu"))]
 
     def forward(self, step, caches):
         keys, _ = caches[0]
