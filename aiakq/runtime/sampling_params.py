@@ -157,6 +157,7 @@ class SamplingParams:
             # Written so that NaN fails: every comparison with it is False.
             if not ((low <= value if closed else low < value) and value <= high):
                 raise error("value_out_of_range", param=name, value=value, allowed=allowed)
+            setattr(self, name, float(value))
         for name, least, most, allowed in COUNT_RANGES:
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:

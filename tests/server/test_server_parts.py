@@ -13,6 +13,7 @@ import pytest
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.messages import EngineStats, ModelLimits, RequestSpec, RequestTimes, StepOutput, TokenLogprobs
 from aiakq.runtime.engine.messages import TokenOutput as News
+from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob
 from aiakq.runtime.text.tokenizer import TokenizerSource
@@ -23,7 +24,7 @@ from aiakq.server.http.listener import bind, url_of
 from aiakq.server.launch import _EventHandler, read_chat_template
 from aiakq.server.process import ipc as wire
 
-SPEC = RequestSpec("r/0", [1, 2], 5, 2**63 - 1, logit_bias={7: -1.5}, stop_token_ids=[3])
+SPEC = RequestSpec("r/0", [1, 2], SamplingParams(logit_bias={7: -1.5}, stop_token_ids=[3]), 5, 2**63 - 1)
 NEWS = News(
     "r/0",
     [4],

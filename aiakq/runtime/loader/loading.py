@@ -21,6 +21,7 @@ from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import PromptRules, Scheduler
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.kv_cache import count_pages, kv_bytes_per_page
+from aiakq.runtime.executor.local import LocalExecutor
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.loader.weights import CheckpointWeights, DummyWeights, check_inventory, describe_kinds, open_weights
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
@@ -87,7 +88,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         config = replace(config, max_model_len=min(config.max_model_len, (num_pages - 1) * config.page_size))
     runner = Runner(model, num_pages, config.page_size, config.kv_dtype, config.device)
     bounds = Bounds(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
-    recorded = "operation by operation" if config.capture.eager else runner.record(bounds, config.capture)
+    how = runner.capture(bounds, config.capture)
     pool = PagePool(num_pages, config.page_size, config.prefix_caching)
     rules = PromptRules(
         chunked=config.chunked_prefill,
@@ -118,11 +119,13 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         "dtype": f"{dtype} ({config.dtype_reason})",
         "linear layers": kernels,
         "attention": attention_name(runner.caches[0][0], config.dtype),
-        "step": recorded + ("; the next is prepared meanwhile" if config.async_scheduling else ""),
+        "step": how + ("; the next is prepared meanwhile" if config.async_scheduling else ""),
         "KV pages": f"{pages}, {str(config.kv_dtype).removeprefix('torch.')}",
         "batch": f"up to {config.max_num_seqs} sequences, {config.max_num_batched_tokens} tokens a step",
     }
-    return Engine(runner, scheduler, limits, facts, config.async_scheduling)
+    # One slot more than sequences may run: the engine's own.
+    executor = LocalExecutor(runner, config.max_num_seqs + 1, -(-config.max_model_len // config.page_size))
+    return Engine(executor, scheduler, limits, facts, max_pending_steps=2 if config.async_scheduling else 1)
 
 
 def attention_name(cache: Tensor, dtype: torch.dtype) -> str:
