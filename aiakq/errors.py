@@ -111,6 +111,9 @@ REGISTRY: dict[str, ErrorKind] = {
         "Check the name and the network, or give a local folder.",
         ENVIRONMENT,
     ),
+    "plugin": ErrorKind(
+        "A plugin cannot be used: {reason}.", "Repair or uninstall that package; aiakq works without it.", ENVIRONMENT
+    ),
     "tokenizer_extension": ErrorKind(
         "The tokenizer extension '{path}' cannot be used: {reason}.",
         "It has to define get_tokenizer(folder), which returns what encodes and decodes.",

@@ -117,7 +117,7 @@ def page(results: dict) -> str:
         lines.append(f"| {row['model']} | {row['dtype']} | {row['batch']} | {row['tokens_per_s']:.0f} | {first} |")
     lines += [
         "",
-        "## Served: 256 requests, 64 at a time, 64 tokens in, 64 out, float32, client on the same cores",
+        "## Serving: 256 requests, 64 concurrent, 64 tokens in, 64 out, float32, client on the same cores",
         "",
         "| model | output tokens/s | requests/s | first token p50 / p99, ms | per token p50 / p99, ms |",
         "|---|---|---|---|---|",
@@ -127,7 +127,7 @@ def page(results: dict) -> str:
         lines.append(
             f"| {row['model']} | {row['output_throughput']:.0f} | {row['request_throughput']:.1f} | {first} | {per} |"
         )
-    lines += ["", "No figure here comes from a GPU yet."]
+    lines += ["", "None of these figures was measured on a GPU."]
     return "\n".join(lines) + "\n"
 
 

@@ -14,16 +14,17 @@ from typing import Any
 import torch
 
 import aiakq
+from aiakq.arguments.quantize import DTYPES
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
-from aiakq.formats.checkpoint import Checkpoint, resolve_model
+from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.publish import VERBATIM_FILES, check_output
 from aiakq.quantizers.block import Plan
 from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer, read_documents
 from aiakq.quantizers.model.groups import Heads
 from aiakq.quantizers.model.passes import head_name
 from aiakq.quantizers.model.source import SourceModel
-from aiakq.quantizers.options import DTYPES, QuantizeOptions
+from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.planning.layers import fit_head, fused_apart, plan_layers
 from aiakq.quantizers.planning.tensor_parallel import LinearShape, TensorParallelPlan, plan_tensor_parallel
 from aiakq.runtime.device_memory import free_memory
@@ -143,9 +144,9 @@ class Prepared:
 
 def prepare(options: QuantizeOptions) -> Prepared:
     """Look at the source and settle everything. Raises for whatever cannot work."""
-    source = resolve_model(options.input, options.revision)
+    checkpoint = Checkpoint.fetch(options.input, options.revision)
+    source = checkpoint.path
     check_output(options.output, [source], options.overwrite)
-    checkpoint = Checkpoint.open(source)
     _refuse_quantized(checkpoint)
     device, *others = _devices(options.device)
     storage = _storage(options, checkpoint)

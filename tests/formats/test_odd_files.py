@@ -104,14 +104,14 @@ def test_gemv_fast_under_llm_awqs_name_and_with_zeros_of_its_own() -> None:
         module.read(tensors, spec, "x")
 
 
-@pytest.mark.parametrize("implementation", ["reference", "dequantized"])
+@pytest.mark.parametrize("implementation", ["linear_reference", "dequantized"])
 def test_float_zero_points_are_computed_with(implementation: str) -> None:
     import importlib
 
     weight = weight_of(zeros=True)
     assert weight.zeros is not None
     weight.zeros = weight.zeros.float() + 0.25
-    module = importlib.import_module(f"aiakq.kernels.{implementation}")
+    module = importlib.import_module(f"aiakq.kernels.ops.{implementation}")
     problem = weight.problem(torch.float32, torch.device("cpu"))
     x = torch.randn(3, 96)
     group = torch.arange(96) // 32

@@ -47,7 +47,7 @@ def test_every_parameter_is_there_and_shown_by_a_test(name):
     assert len(SHOWN_BY) == 26 + 1, "and bad_words, which came later"
     SamplingParams(**{name: getattr(SamplingParams(), name)})
     definition = f"def {SHOWN_BY[name]}("
-    assert any(definition in path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    assert any(definition in path.read_text(encoding="utf-8") for path in Path(__file__).parents[1].rglob("test_*.py"))
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_ids_without_text(llm):
 
 
 def test_special_tokens_are_shown_or_not(llm):
-    end = llm.config.eos_token_ids[0]
+    end = llm.config.generation.eos_token_ids[0]
     params = {"max_tokens": 3, "temperature": 0, "ignore_eos": True, "logit_bias": {end: 100}}
     special = llm.get_tokenizer().decode([end])
     for spaces in (True, False):

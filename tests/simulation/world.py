@@ -111,7 +111,7 @@ class World:
         limits = ModelLimits(
             VOCAB, setup.max_len, pool.num_usable * setup.page_size, eos_token_ids=(0,), by_priority=True
         )
-        scheduler = Scheduler(pool, setup.max_num_seqs, setup.budget, setup.rules)
+        scheduler = Scheduler(pool, setup.scheduler)
         self.scheduled: list[ScheduledChunk] = []
         scheduler.schedule = self._recorded(scheduler.schedule)  # type: ignore[method-assign]
         self.engine = Engine(self.model, scheduler, limits, {}, 2 if setup.ahead else 1)
@@ -312,7 +312,10 @@ class World:
         scheduler, setup = self.engine.scheduler, self.setup
         rows = self.scheduled
         scheduled = sum(chunk.count for chunk in rows)
-        must(scheduled <= setup.budget, f"{scheduled} tokens in a step of {setup.budget}")
+        must(
+            scheduled <= setup.budget,
+            f"{scheduled} tokens in a step of {setup.budget}",
+        )
         must(scheduled == out.stats.num_scheduled_tokens, "the number of scheduled tokens is wrong")
         must(len(rows) <= setup.max_num_seqs >= len(scheduler.running), "too many sequences run")
         ids = {chunk.sequence.id for chunk in rows}
@@ -364,7 +367,7 @@ class World:
             must(page in self._pages, f"{row.id} may not find its pages")
         client.starts, client.computed = row.starts, end
         must(first < end <= total, "more tokens run than there are")
-        must(self.setup.rules.chunked or end == total, "a prompt was split")
+        must(self.setup.scheduler.enable_chunked_prefill or end == total, "a prompt was split")
         must(row.samples == (end == total and spec.max_tokens > 0), "a token is sampled at the wrong time")
         client.pending += row.samples
         must(client.pending <= 1 or self.setup.ahead, "a token is sampled before the one before it")

@@ -69,7 +69,9 @@ def test_a_file_that_is_not_there(process):
 
 def test_values_are_read_alike_on_the_command_line(process):
     for words in (["-1"], ["auto"], ["25.6k"], ["32K"]):
-        done = process("serve", "./not-here", "--max-model-len", *words, "--hf-overrides", '{"rope_theta": 5}')
+        done = process(
+            "serve", "./not-here", "--port", "0", "--max-model-len", *words, "--hf-overrides", '{"rope_theta": 5}'
+        )
         assert "error[model_missing]" in done.err
     assert "--max-model-len is '1.5K'" in process("bench", "latency", "m", "--max-model-len", "1.5K").err
     assert "a JSON object" in process("serve", "m", "--hf-overrides", "rope_theta").err

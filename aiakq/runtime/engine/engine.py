@@ -5,7 +5,7 @@ There is no clock, thread, socket or random source in here, so a run can be repe
 clock and the inbox.
 
 With ``max_pending_steps`` of 2 the next step is submitted before the last one's results are collected, so that a GPU
-computes while the host works (docs/decisions/0016-one-step-ahead.md).
+computes while the host works (docs/decisions/0016-asynchronous-scheduling.md).
 """
 
 from __future__ import annotations

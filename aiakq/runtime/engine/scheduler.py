@@ -17,33 +17,13 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from dataclasses import dataclass
 from operator import attrgetter
 
+from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 
 _ORDER = attrgetter("order")
-
-
-@dataclass(frozen=True)
-class PromptRules:
-    """How prompts share steps.
-
-    chunked       whether a prompt may be split over steps.
-    together      prompts that may be split at the same time; they share the budget that answers leave.
-    long_together of these, long ones; shorter prompts overtake the other long ones.
-    long_prompt   a prompt with more uncomputed tokens is long; 0: none is.
-    long_chunk    most tokens of a long prompt in a step; 0: no limit.
-    delay         waiting prompts are delayed by this many times the duration of the last step with prompts.
-    """
-
-    chunked: bool = True
-    together: int = 1
-    long_together: int = 1
-    long_prompt: int = 0
-    long_chunk: int = 0
-    delay: float = 0.0
 
 
 class Scheduler:
@@ -52,18 +32,18 @@ class Scheduler:
     freed_slots  of sequences that stopped running, for the next batch to the executor; its reader empties it.
     """
 
-    def __init__(self, pool: PagePool, max_num_seqs: int, max_num_batched_tokens: int, rules: PromptRules) -> None:
+    def __init__(self, pool: PagePool, config: SchedulerConfig) -> None:
         self.pool = pool
-        self.max_num_seqs = max_num_seqs
-        self.budget = max_num_batched_tokens
-        self.rules = rules
+        self.max_num_seqs = config.max_num_seqs
+        self.budget = config.max_num_batched_tokens
+        self.config = config
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.freed_slots: list[int] = []
-        self._free_slots = list(reversed(range(max_num_seqs)))
+        self._free_slots = list(reversed(range(self.max_num_seqs)))
         self._numbers = itertools.count()
         self._last_step = 0.0
         self._had_prompts = False
@@ -140,31 +120,31 @@ class Scheduler:
         if self._had_prompts and self.running:
             self._prompt_seconds = now - self._last_step
         self._last_step = now
-        if not (self.rules.delay and self.waiting and self.running):
+        if not (self.config.scheduler_delay_factor and self.waiting and self.running):
             return True
         earliest = min(sequence.times.arrived for sequence in self.waiting)
-        return now - earliest > self.rules.delay * self._prompt_seconds
+        return now - earliest > self.config.scheduler_delay_factor * self._prompt_seconds
 
     def _share(self, room: int) -> int:
         """The most tokens of a prompt in this step: its part of ``room`` if several prompts are split at a time."""
         prompts = sum(sequence.num_uncomputed_tokens > 1 for sequence in self.running) + len(self.waiting)
-        return max(1, room // max(1, min(self.rules.together, prompts)))
+        return max(1, room // max(1, min(self.config.max_num_partial_prefills, prompts)))
 
     def _allowance(self, uncomputed: int, room: int, share: int) -> int:
         """Tokens of a prompt that this step computes."""
-        rules = self.rules
-        if not rules.chunked:
+        config = self.config
+        if not config.enable_chunked_prefill:
             return uncomputed if uncomputed <= room else 0
-        if rules.long_chunk and self._is_long(uncomputed):
-            share = min(share, rules.long_chunk)
+        if config.long_prefill_token_threshold and self._is_long(uncomputed):
+            share = min(share, config.long_prefill_token_threshold)
         return max(0, min(uncomputed, room, share))
 
     def _is_long(self, uncomputed: int) -> bool:
-        return 0 < self.rules.long_prompt < uncomputed
+        return 0 < self.config.long_prompt_tokens < uncomputed
 
     def _admit(self, chosen: list[ScheduledChunk], budget: int, share: int) -> None:
         """Start waiting sequences while budget, slots and pages last."""
-        rules = self.rules
+        config = self.config
         split = sum(not chunk.completes for chunk in chosen)
         long = sum(self._is_long(sequence.num_uncomputed_tokens) for sequence in self.running)
         index = 0
@@ -174,11 +154,11 @@ class Scheduler:
             cached = len(shared) * self.pool.page_size
             uncomputed = len(sequence.token_ids) - cached
             is_long = self._is_long(uncomputed)
-            if is_long and long >= rules.long_together < rules.together:
+            if is_long and long >= config.max_long_partial_prefills < config.max_num_partial_prefills:
                 index += 1
                 continue
             count = self._allowance(uncomputed, budget, share)
-            if count == 0 or (count < uncomputed and split >= rules.together):
+            if count == 0 or (count < uncomputed and split >= config.max_num_partial_prefills):
                 return
             # The whole prompt must fit now: half a prompt that cannot continue would only block others.
             needed = self._pages_for(len(sequence.token_ids)) - len(shared)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from aiakq.kernels import triton
 from aiakq.kernels.cpu import library
-from aiakq.kernels.cpu.recording import NotRecordable
-from aiakq.runtime.config.compilation import Capture
+from aiakq.kernels.cpu.recording import RecordingError
+from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.executor.cpu_program import Bounds, Program
 from aiakq.runtime.executor.cuda_graphs import DecodeGraphs, sizes
 from aiakq.runtime.layers.attention import LayerCache
@@ -32,19 +32,19 @@ class CapturedStep(Protocol):
 
 
 def capture_step(
-    model: Model, caches: list[LayerCache], bounds: Bounds, page_size: int, options: Capture
+    model: Model, caches: list[LayerCache], bounds: Bounds, page_size: int, options: CompilationConfig
 ) -> tuple[CapturedStep | None, str]:
     """The captured step of ``model``, all of it on a CPU, decoding on a GPU, and how steps run, in words; None where it
     cannot be captured or must not be.
     """
-    if options.eager:
+    if options.enforce_eager:
         return None, "operation by operation"
     step, reason = _captured(model, caches, bounds, page_size, options)
     return step, f"operation by operation ({reason})" if step is None else step.describe()
 
 
 def _captured(
-    model: Model, caches: list[LayerCache], bounds: Bounds, page_size: int, options: Capture
+    model: Model, caches: list[LayerCache], bounds: Bounds, page_size: int, options: CompilationConfig
 ) -> tuple[CapturedStep | None, str]:
     """The captured step, or None and why it cannot be captured."""
     if not isinstance(model, Decoder):
@@ -55,12 +55,12 @@ def _captured(
             return None, "experts are chosen on the host"
         if triton.trouble() is not None or model.embedding.dtype not in triton.DTYPES:
             return None, "attention is torch's"
-        length = min(bounds.length, options.length or bounds.length)
+        length = min(bounds.length, options.max_seq_len_to_capture or bounds.length)
         return DecodeGraphs(model, caches, sizes(bounds.rows, options), length, page_size, device), ""
     if library.unavailable() is not None:
         return None, "no native library"
     try:
         with torch.inference_mode():
             return Program(model, caches, bounds), ""
-    except NotRecordable as problem:
+    except RecordingError as problem:
         return None, str(problem)

@@ -33,7 +33,7 @@ class Program:
     """The recorded step of one model over one cache."""
 
     def __init__(self, model: Decoder, caches: list[LayerCache], bounds: Bounds) -> None:
-        """Raises NotRecordable where torch has to compute something."""
+        """Raises RecordingError where torch has to compute something."""
         # Tokens and rows of logits are told apart by their number.
         most_rows = bounds.rows + (bounds.rows == bounds.tokens)
         self.bounds = bounds
@@ -46,12 +46,13 @@ class Program:
         context = AttentionContext(nothing, nothing, nothing, nothing, 0, [], [], {"native": self._tables})
         with Recording() as recording:
             self._logits = model.compute(ModelInput(token_ids, positions, context, logit_rows), caches)
-        self._call = recording.call()
+        self._op_list = recording.op_list()
         ops: list[Any] = recording.ops
-        self._token_ops = [op.op for op in ops if op.op.m == bounds.tokens]
-        self._row_ops = [op.op for op in ops if op.op.m == most_rows]
+        self._token_ops = [op for op in ops if op.m == bounds.tokens]
+        self._row_ops = [op for op in ops if op.m == most_rows]
         assert len(self._token_ops) + len(self._row_ops) == len(ops)
-        looking_up = [op for op in ops if op.op.kind == library.EMBEDDING]
+        embedding = library.load_library().kinds["embedding"]
+        looking_up = [op for op in ops if op.kind == embedding]
         self._readers = [
             [op for op in looking_up if op.ids == numbers.data_ptr()] for numbers in (token_ids, positions, logit_rows)
         ]
@@ -60,7 +61,7 @@ class Program:
 
     def __len__(self) -> int:
         """The number of operations."""
-        return len(self._call.ops)
+        return len(self._op_list.ops)
 
     def describe(self) -> str:
         """See ``CapturedStep``."""
@@ -92,5 +93,5 @@ class Program:
                 op.ids = numbers.data_ptr()
         self._tables.fill(step.context)
         self._tables.turn(step.positions)
-        self._call()
+        self._op_list()
         return self._logits[:rows].float()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aiakq.kernels.ops.attention import as_bytes
 from aiakq.kernels.types import AttentionContext
-from aiakq.runtime.config.compilation import Capture
+from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.engine.records import Chunk
 from aiakq.runtime.executor.captured import Bounds, CapturedStep, capture_step
 from aiakq.runtime.executor.kv_cache import new_caches
@@ -41,7 +41,7 @@ class Runner:
         self.caches = new_caches(model, num_pages, page_size, dtype, device)
         self.captured: CapturedStep | None = None
 
-    def capture(self, bounds: Bounds, options: Capture) -> str:
+    def capture(self, bounds: Bounds, options: CompilationConfig) -> str:
         """Capture the model's steps up to ``bounds``, if that is possible. Returns how steps run, for the start-up
         table.
         """
