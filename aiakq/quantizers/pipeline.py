@@ -1,6 +1,6 @@
 """From a checkpoint to a quantized checkpoint: load, calibrate, quantize block by block, write, measure, publish.
 
-The source is never modified and never wholly in memory; the output appears in one step at the end (formats/publish.py).
+The source is never modified and never wholly in memory; the output appears in one step at the end (output_folder.py).
 Every finished block is on disk at once, so that an interrupted run can be resumed.
 """
 
@@ -18,8 +18,8 @@ import aiakq
 from aiakq import quantizers
 from aiakq.errors import AiakqError
 from aiakq.evaluation.metrics import Comparison, LoadScorer
-from aiakq.formats.publish import CheckpointWriter
-from aiakq.formats.steps import Step
+from aiakq.formats.checkpoint_writer import CheckpointWriter
+from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.block import BlockWork, Original
 from aiakq.quantizers.lm_head import head_tensors
 from aiakq.quantizers.model.activations import Activations, HiddenStates, batched
@@ -124,7 +124,7 @@ class _Run:
 
     def _quantize_blocks(self, writer: CheckpointWriter) -> None:
         count = len(self.model.blocks)
-        self.blocks: list[Step] = writer.steps[:count]
+        self.blocks: list[CommittedStep] = writer.steps[:count]
         if self.resumed > count:  # only the measuring was left
             return
         method = quantizers.load(self.options.method)
@@ -254,7 +254,7 @@ class _Run:
             raise Rejected(found)
 
 
-def quantized_size(steps: list[Step], head: str | None) -> tuple[int, int]:
+def quantized_size(steps: list[CommittedStep], head: str | None) -> tuple[int, int]:
     """Bytes of the quantized linears' tensors without biases, and how many weights they stand for."""
     size = weights = 0
     for step in steps:
