@@ -15,23 +15,24 @@ from collections.abc import Callable
 import torch
 
 import aiakq
-from aiakq import quantizers
 from aiakq.errors import AiakqError
 from aiakq.evaluation.metrics import Comparison
 from aiakq.formats.publish import CheckpointWriter
 from aiakq.formats.steps import Step
-from aiakq.quantizers.block import BlockWork, Original
+from aiakq.quantizers.block.decoder_block import DecoderBlock, OriginalBlock
+from aiakq.quantizers.block.quantize import quantize_block
 from aiakq.quantizers.lm_head import head_tensors
 from aiakq.quantizers.model.activations import Activations, HiddenStates, batched
 from aiakq.quantizers.model.experts import ExpertTokens, expert_warnings
 from aiakq.quantizers.model.passes import capture
-from aiakq.quantizers.model.smooth_mappings import Wiring
+from aiakq.quantizers.model.smooth_mappings import BlockTrace
 from aiakq.quantizers.model.source import cast
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.planning.widths import quantize_with_chosen_widths
 from aiakq.quantizers.preparation import DTYPE_WORDS, Prepared, prepare
 from aiakq.quantizers.progress import OnProgress, Progress, Rejected
 from aiakq.quantizers.quality_check import Evaluator, LoadScorer
+from aiakq.quantizers.recipe import Recipe
 from aiakq.quantizers.report.card import CARD_FILE
 from aiakq.quantizers.report.card import text as card_text
 from aiakq.quantizers.report.page import html_page
@@ -126,35 +127,36 @@ class _Run:
         self.blocks: list[Step] = writer.steps[:count]
         if self.resumed > count:  # only the measuring was left
             return
-        method = quantizers.load(self.options.method)
+        recipe = self.prepared.recipe
         inputs = self._capture(writer)
-        beside = inputs.copy() if self.plan.needs_original else None
-        folds = self.options.method in ("awq", "smooth_quant") or self.options.awq_scaling
-        wiring = Wiring(self.model.config, self.plan.heads, folds)
-        for index, block in enumerate(self.model.blocks):
+        original_inputs = inputs.copy() if recipe.needs_original else None
+        trace = BlockTrace(self.plan.heads, recipe.folds)
+        for index, module in enumerate(self.model.blocks):
             prefix = self.model.block_prefix(index)
             self.progress(Progress("quantize", index, count, prefix))
-            self.model.load(block, prefix)
-            groups, pairs = wiring.of(block, index, inputs)
-            original = None if beside is None else Original(copy.deepcopy(block), beside)
-            work = BlockWork(block, index, prefix, self.plan, groups, inputs, [], original, pairs)
+            self.model.load(module, prefix)
+            groups, mappings = trace.trace(module, index, inputs)
+            original = None
+            if original_inputs is not None:
+                original = OriginalBlock(copy.deepcopy(module), original_inputs)
+            block = DecoderBlock(module, index, prefix, self.plan, groups, inputs, original, mappings)
             with torch.no_grad():
                 if index < self.resumed:
                     step = self.blocks[index]
-                    take_over(work, step, writer.read(step))
+                    take_over(block, step, writer.read(step))
                     if index < count - 1:
-                        inputs.advance(block, index)
+                        inputs.advance(module, index)
                 else:
-                    method.quantize_block(work)
-                    work.advance(last=index == count - 1)
-                    self.blocks.append(write_block(writer, work))
+                    quantize_block(recipe, block)
+                    block.advance(last=index == count - 1)
+                    self.blocks.append(write_block(writer, block))
                 if original is not None and index < count - 1:
-                    original.inputs.advance(original.block, index)
-            self.model.drop(block)
+                    original.inputs.advance(original.module, index)
+            self.model.drop(module)
             self.prepared.checkpoint.close()
-            del work, original
+            del block, original
             release_memory()  # blocks must not pile up
-        self.warnings += wiring.warnings()
+        self.warnings += trace.warnings()
         self.progress(Progress("quantize", count, count))
 
     def _capture(self, writer: CheckpointWriter) -> Activations:
@@ -194,7 +196,7 @@ class _Run:
         prepared, spec = self.prepared, self.plan.spec
         warnings = [*self.warnings, *(line for step in self.blocks for line in step.note["warnings"])]
         experts = [ExpertTokens(**entry) for step in self.blocks for entry in step.note["experts"]]
-        if self.options.method != "weight_only_int8":
+        if prepared.recipe.needs_inputs:
             warnings += expert_warnings(experts)
         dropped = max((step.note["dropped"] for step in self.blocks), default=0)
         if dropped:
@@ -222,7 +224,7 @@ class _Run:
             samples=0 if samples is None else len(samples.samples),
             tokens=0 if samples is None else samples.tokens,
             dropped_tokens=dropped,
-            smooth_alpha=self.plan.alpha if self.options.method == "smooth_quant" else None,
+            smooth_alpha=_smooth_alpha(prepared.recipe),
             seed=self.options.seed,
             version=aiakq.__version__,
             verified=sum(len(step.note["linears"]) for step in self.blocks),
@@ -260,6 +262,13 @@ class _Run:
         report.evaluation_text, report.evaluation_tokens = name, found.tokens
         if self.accept is not None and not self.accept(found):
             raise Rejected(found)
+
+
+def _smooth_alpha(recipe: Recipe) -> float | None:
+    """The strength of smoothing, if there is one for the whole model."""
+    smooth = recipe.transform("smooth_quant")
+    alpha = smooth.document()["alpha"] if smooth is not None else None
+    return alpha if isinstance(alpha, float) else None
 
 
 def quantized_size(steps: list[Step], head: str | None) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint, resolve_model
 from aiakq.formats.publish import VERBATIM_FILES, check_output
-from aiakq.quantizers.block import Plan
+from aiakq.quantizers.block.decoder_block import BlockPlan
 from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer, read_documents
 from aiakq.quantizers.model.groups import Heads
 from aiakq.quantizers.model.passes import head_name
@@ -26,6 +26,7 @@ from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import DTYPES, QuantizeOptions
 from aiakq.quantizers.planning.layers import fit_head, fused_apart, plan_layers
 from aiakq.quantizers.planning.tensor_parallel import LinearShape, TensorParallelPlan, plan_tensor_parallel
+from aiakq.quantizers.recipe import Recipe
 from aiakq.runtime.device_memory import free_memory
 from aiakq.spec import QuantSpec
 
@@ -48,6 +49,7 @@ class Prepared:
     """
 
     options: QuantizeOptions
+    recipe: Recipe
     source: Path
     checkpoint: Checkpoint
     device: torch.device
@@ -64,14 +66,13 @@ class Prepared:
     activation_budget: float
     warnings: tuple[str, ...]
 
-    def plan(self, spec: QuantSpec) -> Plan:
-        """What every block is told, for linears stored as ``spec`` says."""
-        options, config = self.options, self.model.config
+    def plan(self, spec: QuantSpec) -> BlockPlan:
+        """What all blocks have in common, for linears stored as ``spec`` says."""
         if spec.format in ("gptq", "gptq_v2", "awq"):
             scales = torch.float16
         else:
             scales = torch.float32 if spec.activation_bits else self.storage
-        return Plan(options, spec, self.storage, scales, Heads.of(config), alpha=options.alpha(config.model_type))
+        return BlockPlan(spec, self.storage, scales, Heads.of(self.model.config))
 
     def expected_bytes(self, spec: QuantSpec) -> int:
         """The size of the output, slightly too large: codes, scales and zero points, and the rest as stored."""
@@ -98,6 +99,7 @@ class Prepared:
         said = {
             "versions": [aiakq.__version__, torch.__version__],
             "options": options,
+            "recipe": str(self.recipe),
             "spec": str(spec),
             "config": self.checkpoint.config,
             "files": files,
@@ -170,6 +172,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     budget = options.activation_memory
     return Prepared(
         options=options,
+        recipe=options.resolved_recipe.for_model(config.model_type),
         source=source,
         checkpoint=checkpoint,
         device=device,
@@ -244,11 +247,11 @@ def _samples(
         samples = load_samples(options, tokenizer, vocab_size)
     except AiakqError as problem:
         asked = options.token_ids is not None or options.calibration is not None
-        if options.method != "weight_only_int8" or asked:
+        if options.resolved_recipe.needs_inputs or asked:
             raise
         warnings.append(f"The error of the layers was not measured: {problem.message}")
         return None
-    if options.method == "weight_only_int8":
+    if not options.resolved_recipe.needs_inputs:
         before = itertools.accumulate((len(sample) for sample in samples.samples), initial=0)
         del samples.samples[sum(tokens < _TOKENS_WITHOUT_CALIBRATION for tokens in before) :]
         samples.warnings.clear()

@@ -101,7 +101,10 @@ def quantize(
             help="smooth_quant: a scale per token when serving, or one stored per layer.",
         ),
     ] = "token",
-    damp: Annotated[float, typer.Option("--damp", metavar="X", help="gptq: part of the mean diagonal to add.")] = 0.01,
+    damp: Annotated[
+        float | None,
+        typer.Option("--damp", metavar="X", help="gptq: part of the mean diagonal to add; 0.01 if not given."),
+    ] = None,
     calibration: Annotated[
         str | None,
         typer.Option(

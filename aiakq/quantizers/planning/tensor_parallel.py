@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import AiakqError, error
-from aiakq.quantizers.options import METHOD_DEFAULTS, QuantizeOptions
+from aiakq.quantizers.options import QuantizeOptions
 from aiakq.spec import QuantSpec
 
 #: Group sizes that kernels know, largest first: those offered, and those chosen from when none was asked for.
@@ -137,7 +137,7 @@ class _Planner:
 
     def settle(self, tp: int) -> TensorParallelPlan | AiakqError:
         """The plan for ``tp`` GPUs, or why there is none."""
-        usual = METHOD_DEFAULTS[self.options.method].group_size
+        usual = self.options.preset.group_size
         asked = self.options.group_size
         free = asked is None and usual != -1
         specs = [_with_groups(self.spec, size) for size in (_CHOSEN_FROM if free else (asked or usual,))]
@@ -186,7 +186,7 @@ class _Planner:
         notes = []
         on = f" on each of {tp} GPUs" if tp > 1 else ""
         if chosen:
-            usual = METHOD_DEFAULTS[self.options.method].group_size
+            usual = self.options.preset.group_size
             notes.append(
                 f"Groups have {spec.group_size} inputs: groups of {usual} do not divide the inputs of every layer{on}."
             )

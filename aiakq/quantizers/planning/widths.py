@@ -41,7 +41,7 @@ def quantize_with_chosen_widths(prepared: Prepared, attempt: Attempt, progress: 
     """
     options = prepared.options
     target, limit = options.target_bpw, options.max_kl
-    offered = _NARROW if options.method == "gptq" and (target or 4) < _NEEDS_NARROW else _WIDE
+    offered = _NARROW if 2 in options.preset.bits and (target or 4) < _NEEDS_NARROW else _WIDE
     candidates = list(dict.fromkeys(_fitting(layer, prepared) for layer in offered))
     assert prepared.samples is not None, "gptq and awq have samples"
     if target is not None:  # refused before the long measurement, if it must be
