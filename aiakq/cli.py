@@ -15,32 +15,23 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 import aiakq
-from aiakq.arguments.server import ARGUMENTS, checked
+from aiakq.arguments import unsupported
+from aiakq.arguments.server import checked
 from aiakq.errors import BUG, AiakqError, error
 from aiakq.kernels.registry import PluginError
 from aiakq.system.threads import spin_briefly
-from aiakq.terminal import console, server_log, tables
-from aiakq.terminal.bench_commands import bench, measure
+from aiakq.terminal import console, server_log
+from aiakq.terminal.bench_commands import bench
+from aiakq.terminal.checkpoint_commands import evaluate, inspect
 from aiakq.terminal.help import Command, Group
 from aiakq.terminal.hints import check_spelling, close_names, usage_error
-from aiakq.terminal.options import (
-    DeviceOption,
-    GateOption,
-    JsonFlag,
-    OutputOption,
-    RevisionOption,
-    add_options,
-    with_arguments,
-)
+from aiakq.terminal.options import add_options, with_arguments
 from aiakq.terminal.quantize_command import quantize
-
-if TYPE_CHECKING:
-    from aiakq.evaluation.records import Record
 
 #: What a shell reports for a program that a signal ended: 128 + SIGINT, 128 + SIGPIPE.
 INTERRUPTED, CLOSED_PIPE = 130, 141
@@ -71,7 +62,7 @@ app.command(cls=Command)(quantize)
 
 
 @app.command(cls=Command)
-@with_arguments(ARGUMENTS)
+@with_arguments("serve")
 def serve(engine: dict[str, Any]) -> int:
     """Serve a model over HTTP with the OpenAI API."""
     arguments = checked(engine, server=True)
@@ -83,62 +74,8 @@ def serve(engine: dict[str, Any]) -> int:
         return launch(arguments, log.event)
 
 
-@app.command(name="eval", cls=Command)
-def evaluate_command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, or hub name (org/name).")],
-    original: Annotated[
-        str | None, typer.Option("--original", metavar="MODEL", help="Also compare its predictions with this model's.")
-    ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option("--text", metavar="FILE", help="Text to predict; bundled held-out prose if not given."),
-    ] = None,
-    seqlen: Annotated[
-        int | None,
-        typer.Option("--seqlen", metavar="N", min=2, help="Tokens per window; 512, or the context if shorter."),
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=2, help="Most tokens of text.")] = 32768,
-    dtype: Annotated[
-        str, typer.Option("--dtype", metavar="TEXT", help="Arithmetic of what is not quantized; auto as for serve.")
-    ] = "float32",
-    device: DeviceOption = "auto",
-    as_json: JsonFlag = False,
-    output: OutputOption = None,
-    fail_if: GateOption = None,
-) -> None:
-    """Measure how good a model is: perplexity, and with --original KL divergence and top-1 agreement."""
-    from aiakq.evaluation import evaluate as quality
-
-    # The table of engine arguments knows what dtypes and devices there are.
-    checked({"model": model, "dtype": dtype, "device": device}, server=False)
-    options = quality.QualityOptions(model, original, text, seqlen, limit, dtype, device)
-
-    def run() -> Record:
-        with console.Progress("eval") as bars:
-            return quality.run(options, bars.update)
-
-    measure(quality.template(), fail_if, output, run, tables.quality_result, emit=as_json)
-
-
-@app.command(name="inspect", cls=Command)
-def inspect_command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, or hub name (org/name).")],
-    every: Annotated[bool, typer.Option("--all", help="A row for every layer; equal ones are joined without.")] = False,
-    device: DeviceOption = "auto",
-    dtype: Annotated[
-        str, typer.Option("--dtype", metavar="TEXT", help="Activations the implementations are asked about.")
-    ] = "auto",
-    revision: RevisionOption = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Say what a checkpoint is, layer by layer, and which kernels would run it. Reads headers only."""
-    from aiakq.runtime.loader.inspection import collapse, inspect_checkpoint
-
-    checked({"model": model, "dtype": dtype, "device": device}, server=False)
-    found = inspect_checkpoint(model, revision, device, dtype)
-    tables.inspection(found, found.layers if every else collapse(found.layers))
-    if as_json:
-        console.emit(found.document())
+app.command(name="eval", cls=Command)(evaluate)
+app.command(name="inspect", cls=Command)(inspect)
 
 
 # --- the program -------------------------------------------------------------------------------------------------
@@ -160,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.remove("--debug")
         debug = True
     try:
-        return _run(_without_foreign(words), debug)
+        return _run(_without_unsupported(words), debug)
     except KeyboardInterrupt:
         console.note("aiakq: interrupted")
         return INTERRUPTED
@@ -182,15 +119,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _settle_stdout()
 
 
-def _without_foreign(words: list[str]) -> list[str]:
-    """``words`` without the options of other engines, about which a line is said. Raises ``option_refused``."""
+def _without_unsupported(words: list[str]) -> list[str]:
+    """``words`` without unsupported options, about each of which a line is shown. Raises ``option_refused``."""
     if not words or words[0] not in ("serve", "bench"):
         return words
-    from aiakq.arguments import unsupported as foreign
-
-    words, given = foreign.taken_out(words)
-    foreign.refuse(given)
-    for line in foreign.remarks(given):
+    words, given = unsupported.split_words(words)
+    unsupported.refuse(given)
+    for line in unsupported.notices(given):
         console.warning(line)
     return words
 

@@ -8,8 +8,7 @@ Standard library only.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -92,24 +91,6 @@ class QuantSpec:
             if matches(pattern, name):
                 return position
         return best
-
-    def resolved(self, names: Iterable[str]) -> QuantSpec:
-        """The same for the linears ``names``, said by plain names: the commonest spec is the base.
-
-        Readers disagree about which of two patterns wins, but not about a name.
-        """
-        found = {name: self.for_layer(name) for name in names}
-        quantized = {name: spec.layer for name, spec in found.items() if spec is not None}
-        if not quantized:
-            return self
-        base = Counter(quantized.values()).most_common(1)[0][0]
-        others = [pattern for pattern in self.ignore if is_plain(pattern) and pattern not in found]
-        return replace(
-            self,
-            **vars(base),
-            ignore=(*others, *(name for name in found if name not in quantized)),
-            layers=tuple((name, layer) for name, layer in quantized.items() if layer != base),
-        )
 
     @property
     def mixed(self) -> bool:

@@ -10,15 +10,18 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from aiakq.arguments.server import ARGUMENTS, Argument
-from aiakq.arguments.unsupported import FOREIGN
+from aiakq.arguments.argument import Argument
+from aiakq.arguments.commands import COMMANDS, CommandArguments
+from aiakq.arguments.server import ARGUMENTS
+from aiakq.arguments.unsupported import UNSUPPORTED
 from aiakq.errors import REGISTRY
 
 DOCS = Path(__file__).resolve().parent
-_MEASURES = ("latency", "throughput", "serve", "kernels")
-COMMANDS = ["", "quantize", "serve", "bench", *(f"bench {name}" for name in _MEASURES), "eval", "inspect"]
+#: The commands with a help page, in the order of docs/cli.md.
+_PAGES = ["", "quantize", "serve", "bench", *(name for name in COMMANDS if " " in name), "eval", "inspect"]
 
 _GROUPS = {
     "model": "Which model, and in what arithmetic.",
@@ -28,63 +31,118 @@ _GROUPS = {
     "server": "Only for `aiakq serve`.",
 }
 
+_ARGUMENTS = """\
+# Arguments
 
-_FOREIGN = (
-    "vLLM and AIAK have these, and their scripts start here, too. They are not in `--help`; a line says what is not",
-    "done.",
-)
+Written by `make docs` from the tables in `aiakq/arguments/`.
+
+## Where values come from
+
+Every option of every command can be given in three places, the first of which wins:
+
+1. on the command line: `--max-model-len 4096`;
+2. as an environment variable: `AIAKQ_MAX_MODEL_LEN=4096`;
+3. in the YAML file that `--config FILE` or `AIAKQ_CONFIG` names: `max-model-len: 4096`, one option per line, with
+   dashes or underscores.
+
+A variable holds what would stand on the command line: `true`, `false`, `1` or `0` for a switch, the entries of a list
+joined with commas. An empty variable counts as not set. A variable applies to every command that has the option:
+`AIAKQ_DTYPE` to `serve`, `quantize` and `eval`. `LLM(...)` takes the arguments of the engine as keywords, with
+underscores for dashes, and reads no variables.
+
+These variables have a meaning of their own:
+
+| variable | what it does |
+|---|---|
+{variables}
+
+Kubernetes sets `AIAKQ_PORT=tcp://...` in every pod beside a service named `aiakq`, and the error for it names the
+variable: give the service another name, or set `enableServiceLinks: false`.
+
+## Engine and server
+
+Options of `aiakq serve` and, except for the server group, of `aiakq bench latency`, `throughput` and `serve`; keywords
+of `LLM(...)`. Names and defaults follow vLLM's where those exist. {works} work; [{accepted} more are accepted without
+effect and {refused} are refused](#accepted-without-effect-or-refused).
+"""
+
+_VARIABLES = {
+    "AIAKQ_API_KEY": "API keys that `aiakq serve` accepts, joined with commas, besides those of `--api-key` and "
+    "`--api-key-file`; the key that `aiakq bench serve` sends.",
+    "AIAKQ_DEBUG": "If not empty: show tracebacks, as `--debug` does.",
+    "AIAKQ_KERNELS": "Implementations that may run, by name, joined with commas; all if not set.",
+    "AIAKQ_CPU_ISA": "The instruction set that the native CPU kernels use, if the processor has it.",
+    "AIAKQ_CPU_LIBRARY": "Path of the native CPU library, in place of the one that is installed.",
+}
+
+_UNSUPPORTED = """
+## Accepted without effect, or refused
+
+vLLM and AIAK have these arguments. They are not in `--help`, but scripts and configuration files with them start here:
+a default value is accepted silently, and for any other a line says why it has no effect, or that it is refused.
+"""
 
 
 def arguments_page() -> str:
-    """docs/arguments.md from the table in aiakq/arguments/server.py."""
-    accepted, refused = ([row for row in FOREIGN if row.refused is which] for which in (False, True))
-    lines = [
-        "# Arguments of the engine and the server",
-        "",
-        "Written by `make docs` from `aiakq/arguments/server.py`. Each is an option of `aiakq serve` (and, but for the",
-        "server group, of `aiakq bench latency` and `throughput`) and a keyword of `LLM(...)`, with underscores for",
-        "dashes. Names and defaults follow vLLM's where those exist.",
-        "",
-        f"{len(ARGUMENTS)} work and are described first; [other engines](#of-other-engines) have {len(accepted)} more",
-        f"that are accepted and do nothing, and {len(refused)} that are refused.",
-    ]
+    """docs/arguments.md from the tables in aiakq/arguments."""
+    accepted, refused = ([row for row in UNSUPPORTED if row.status == which] for which in ("no effect", "refused"))
+    variables = "\n".join(f"| `{name}` | {text} |" for name, text in _VARIABLES.items())
+    counts = {"works": len(ARGUMENTS), "accepted": len(accepted), "refused": len(refused)}
+    lines = [_ARGUMENTS.format(variables=variables, **counts).rstrip()]
     for group, about in _GROUPS.items():
-        lines += ["", f"## {group.capitalize()}", "", about, "", "| option | default | what it does |", "|---|---|---|"]
-        lines += [_argument_row(argument) for argument in ARGUMENTS if argument.group == group]
-    lines += [
-        "",
-        "## Of other engines",
-        "",
-        *_FOREIGN,
-        "",
-        "| option | accepted: it does nothing, because |",
-        "|---|---|",
-    ]
-    lines += [f"| `{row.flag}` | {row.why} |" for row in accepted]
-    lines += ["", "| option | refused, but for | because |", "|---|---|---|"]
-    lines += [f"| `{row.flag}` | {', '.join(f'`{v}`' for v in row.harmless)} | {row.why} |" for row in refused]
+        lines += [
+            "",
+            f"### {group.capitalize()}",
+            "",
+            about,
+            "",
+            *_table(row for row in ARGUMENTS if row.group == group),
+        ]
+    for name, command in COMMANDS.items():
+        if command.own_rows:
+            lines += ["", f"## aiakq {name}", "", *_about(command), *_table(command.own_rows)]
+    lines += [_UNSUPPORTED, "| option | accepted, but it has no effect: |", "|---|---|"]
+    lines += [f"| `{row.flag}` | {row.reason} |" for row in accepted]
+    lines += ["", "| option | refused, except for | because |", "|---|---|---|"]
+    lines += [f"| `{row.flag}` | {', '.join(f'`{v}`' for v in row.defaults)} | {row.reason} |" for row in refused]
     return "\n".join(lines) + "\n"
 
 
+def _about(command: CommandArguments) -> list[str]:
+    return ["Besides the arguments of the engine:", ""] if command.engine else []
+
+
+def _table(rows: Iterable[Argument]) -> list[str]:
+    return ["| option | default | what it does |", "|---|---|---|", *map(_argument_row, rows)]
+
+
 def _argument_row(argument: Argument) -> str:
-    flag = f"`{argument.flag}`"
+    flags = [argument.metavar or argument.name.upper()] if argument.positional else list(argument.all_flags)
     if argument.type is bool:
-        flag = f"`{argument.flag}` / `--no-{argument.flag[2:]}`"
-    if argument.short:
-        flag += f", `{argument.short}`"
-    default = "" if argument.default is None else f"`{str(argument.default).lower()}`"
-    if argument.type is str and argument.default is not None:
-        default = f"`{argument.default}`"
+        flags.append(argument.off_flag)
+    name = ", ".join(f"`{flag}`" for flag in flags)
     text = argument.help.replace("|", "\\|")
-    if argument.spelled:
+    if argument.suffixes:
         text += " Like 4096, 25.6k, 32K."
     if argument.choices:
         text += " One of " + ", ".join(f"`{choice}`" for choice in argument.choices) + "."
-    bounds = [f"at least {argument.low:g}"] if argument.low is not None else []
-    bounds += [f"at most {argument.high:g}"] if argument.high is not None else []
+    bounds = [f"above {argument.above:g}"] if argument.above is not None else []
+    bounds += [f"at least {argument.low:g}"] if argument.low is not None else []
+    bounds += [f"at most {argument.high:g}"] if argument.high is not None and argument.high < 2**62 else []
     if bounds:
         text += f" ({', '.join(bounds)})"
-    return f"| {flag} | {default} | {text} |"
+    return f"| {name} | {_default(argument)} | {text} |"
+
+
+def _default(argument: Argument) -> str:
+    value = argument.default
+    if argument.required:
+        return "required"
+    if value is None or value == ():
+        return ""
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
+    return f"`{str(value).lower()}`" if isinstance(value, bool) else f"`{value}`"
 
 
 def errors_page() -> str:
@@ -113,7 +171,7 @@ def errors_page() -> str:
 def cli_page() -> str:
     """docs/cli.md from the commands' own --help."""
     lines = ["# Command line", "", "Written by `make docs`: the `--help` of every command."]
-    for command in COMMANDS:
+    for command in _PAGES:
         words = ["aiakq", *command.split()]
         lines += ["", f"## {' '.join(words)}", "", "```", help_text(words[1:]), "```"]
     return "\n".join(lines) + "\n"

@@ -1,31 +1,84 @@
-"""The house rules: imports go one way, nothing heavy loads early, every module imports, files stay readable."""
+"""The rules of the house, read from the tree: imports go one way and never in a circle, files and functions stay
+readable, words are the field's own, tests mirror the tree.
+
+What does not follow a rule yet is listed in ``house_exceptions.txt``, one per line. The list only shrinks: a new
+violation fails, and so does a line that is no longer needed. ``python tests/test_house.py`` removes those lines.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
+import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted([*ROOT.glob("aiakq/**/*.py"), *ROOT.glob("kernels/**/*.py")])
+EXCEPTIONS = Path(__file__).with_name("house_exceptions.txt")
 
-#: Layers, highest first. A module may import from its own layer and from layers below it.
-ROWS = [
+#: Layers, highest first. A module imports from layers below its own, and from its own package.
+LAYERS = [
     {"aiakq", "aiakq.cli", "aiakq.terminal", "aiakq.__main__"},
     {"aiakq.server", "aiakq.bench", "aiakq.quantizers"},
     {"aiakq.evaluation"},
-    {"aiakq.runtime", "aiakq.data"},
-    {"aiakq.formats"},
+    {"aiakq.runtime"},
+    {"aiakq.formats", "aiakq.data"},
     {"aiakq.registry"},
     {"aiakq.kernels"},
-    {"aiakq.arguments", "aiakq.system", "aiakq.spec", "aiakq.patterns", "aiakq.errors", "aiakq.__version__"},
+    {"aiakq.arguments", "aiakq.spec"},
+    {"aiakq.patterns"},
+    {"aiakq.system", "aiakq.errors", "aiakq.__version__"},
 ]
-STANDARD_ONLY = ("aiakq.spec", "aiakq.errors", "aiakq.arguments", "aiakq.system")
-NO_TORCH = ("aiakq.runtime.engine",)
+#: Modules that import nothing but the standard library and each other, and what else each may.
+STANDARD_LIBRARY_ONLY: dict[str, set[str]] = {
+    "aiakq.spec": set(),
+    "aiakq.errors": set(),
+    "aiakq.patterns": {"regex"},  # re has no time limit
+    "aiakq.registry": set(),
+    "aiakq.kernels.registry": set(),
+    "aiakq.arguments": set(),
+    "aiakq.system": {"psutil"},
+}
+#: Folders of tests/ that hold no tests of one package.
+TESTS_OF_NO_PACKAGE = {"examples", "plugins", "simulation"}
+
+MAX_FILE_LINES = 450
+MAX_FUNCTION_LINES = 60
+MAX_IMPORTS = 15
+
+#: Private words (design.md, section 2): a pattern for names that are defined, where, and the words to use.
+WORDS = [
+    (r"Flight|flights?|launch(ed)?|land(ed)?", "aiakq.runtime", "PendingStep, submit, collect"),
+    (r"Scheduled", "aiakq.runtime", "ScheduledChunk"),
+    (r"num_missing|num_coming", "aiakq", "num_uncomputed_tokens, num_pending_tokens"),
+    (r"draw(n|s|ing)?|draw_\w+", "aiakq.runtime", "sample, resample"),
+    (r"draw(n|s|ing)?|draw_\w+", "aiakq.kernels", "sample, resample"),
+    (r"News|news|Generation|GenerationTable", "aiakq", "RequestOutput, RequestStream, RequestManager"),
+    (r"Binder|SideBySide", "aiakq", "LinearBuilder, ConcatLinear"),
+    (r"give_back|few_objects", "aiakq", "release_memory, gc_frozen"),
+    (r"feedback\w*|gram|pull|response", "aiakq.quantizers", "gptq, hessian, gradient, hinv"),
+    (r"feedback\w*|gram", "aiakq.kernels", "gptq, hessian"),
+    (r"round_plainly|limits|alike", "aiakq.quantizers", "rtn, clip, same_scheme"),
+    (r"Pair|pairs?|Wiring|wiring|witness", "aiakq.quantizers", "SmoothMapping, BlockTrace, probe"),
+    (r"Wish|wish|Arranging|Rows", "aiakq", "ActivationLayout, QuantizedActivation, PackedActivation"),
+    (r"hold|release|publish|forget", "aiakq.runtime.engine", "incref, decref, insert, evict"),
+    (r"Wanted|Noted|Endless", "aiakq", "RequiredTensors, ShapeRecorder, LimitExceeded"),
+    (r"Angles|angles|Turning", "aiakq", "RotaryTables, apply_rotary"),
+    (r"(?i:foreign|overrides|wire)", "aiakq", "unsupported, hf_config, ipc"),
+    (r"trial|trouble|walk", "aiakq", "self_test, unavailable_reason, attention_loop"),
+]
+#: The same in kernels/cpu/src: tokens outside comments and strings.
+CPP_WORDS = r"\b(least|most|pieces|ask_for|together|Room|lot|tell|soften)\b"
+
+
+# --- the tree ---------------------------------------------------------------------------------------------------------
 
 
 def module_name(path: Path) -> str:
@@ -37,38 +90,316 @@ def module_name(path: Path) -> str:
     return ".".join(parts)
 
 
-def row_of(module: str) -> int:
-    """The row of the longest name that is ``module`` or holds it."""
-    best = max(
-        ((name, row) for row, names in enumerate(ROWS) for name in names if (module + ".").startswith(name + ".")),
-        key=lambda found: len(found[0]),
-    )
-    return best[1]
+MODULES = {module_name(path): path for path in SOURCES}
+PACKAGES = {name for name, path in MODULES.items() if path.name == "__init__.py"}
 
 
-def imported(path: Path) -> set[str]:
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def within(module: str, package: str) -> bool:
+    return (module + ".").startswith(package + ".")
+
+
+def imported_names(path: Path) -> set[str]:
+    """Everything ``path`` imports, at any depth: ``from a import b`` gives a and a.b."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            # "from aiakq import formats" names a module too.
-            found.update(f"{node.module}.{alias.name}" for alias in node.names if node.module == "aiakq")
+            found.update({node.module}, (f"{node.module}.{alias.name}" for alias in node.names))
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=module_name)
-def test_imports_go_one_way(path):
-    own = module_name(path)
-    for name in imported(path):
-        if name.startswith("aiakq."):
-            assert row_of(own) <= row_of(name), f"{own} may not import {name}"
-    if (own + ".").startswith(tuple(f"{name}." for name in STANDARD_ONLY)):
-        outside = {name.split(".")[0] for name in imported(path)} - set(sys.stdlib_module_names) - {"aiakq"}
-        assert not outside, f"{own} is standard library only, but imports {outside}"
-    if own.startswith("aiakq.kernels"):
-        assert not {name for name in imported(path) if name.startswith("aiakq") and ".kernels" not in name}
+@functools.cache
+def imported_modules(module: str) -> frozenset[str]:
+    """The modules of ours that ``module`` imports, at any depth, also for types only."""
+    found = set()
+    for node in ast.walk(tree_of(MODULES[module])):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in MODULES else node.module)
+    return frozenset(found & MODULES.keys() - {module})
+
+
+def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function of a file and its qualified name; those inside another function belong to it."""
+
+    def visit(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield prefix + child.name, child
+            elif isinstance(child, ast.ClassDef):
+                yield from visit(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.If | ast.Try | ast.With):
+                yield from visit(child, prefix)
+
+    return visit(tree_of(path), "")
+
+
+def defined_names(path: Path) -> Iterator[str]:
+    """Names a file defines: functions, classes, arguments, variables, attributes, aliases of imports."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.asname
+
+
+# --- rules: each gives what breaks it, as lines of house_exceptions.txt -------------------------------------------
+
+RULES: dict[str, Callable[[], Iterable[str]]] = {}
+
+
+def rule(check: Callable[[], Iterable[str]]) -> Callable[[], Iterable[str]]:
+    RULES[check.__name__.replace("_", " ")] = check
+    return check
+
+
+def layer_of(module: str) -> tuple[int, str]:
+    """The layer and the package of the longest name in LAYERS that is ``module`` or holds it."""
+    return max(
+        ((layer, name) for layer, names in enumerate(LAYERS) for name in names if within(module, name)),
+        key=lambda found: len(found[1]),
+    )
+
+
+@rule
+def imports_go_down() -> Iterator[str]:
+    for module, path in MODULES.items():
+        layer, package = layer_of(module)
+        for name in sorted(imported_names(path)):
+            if not name.startswith("aiakq."):
+                continue
+            below, other = layer_of(name)
+            if not (layer < below or package == other or package == "aiakq" or layer == below == 0):
+                if name in MODULES:
+                    yield f"{module} imports {name}"
+
+
+@rule
+def imports_make_no_circle() -> Iterator[str]:
+    for circle in circles({module: imported_modules(module) for module in MODULES}):
+        yield " -> ".join(circle)
+
+
+@rule
+def sibling_packages_do_not_import_each_other() -> Iterator[str]:
+    edges = set()
+    for module in MODULES:
+        for other in imported_modules(module):
+            package, target = (name if name in PACKAGES else name.rpartition(".")[0] for name in (module, other))
+            if not within(package, target) and not within(target, package):
+                edges.add((package, target))
+    yield from (f"{one} <-> {other}" for one, other in sorted(edges) if one < other and (other, one) in edges)
+
+
+@rule
+def the_engine_reaches_no_torch() -> Iterator[str]:
+    """Modules that runtime.engine imports, directly or not, for types or not, and that import torch."""
+    reached: set[str] = set()
+    todo = {module for module in MODULES if within(module, "aiakq.runtime.engine")}
+    while todo:
+        module = todo.pop()
+        reached.add(module)
+        todo |= imported_modules(module) - reached
+    for module in sorted(reached):
+        if {"torch", "triton"} & {name.split(".")[0] for name in imported_names(MODULES[module])}:
+            yield module
+
+
+@rule
+def some_packages_need_the_standard_library_only() -> Iterator[str]:
+    for module, path in MODULES.items():
+        for package, also in STANDARD_LIBRARY_ONLY.items():
+            if within(module, package):
+                outside = {name.split(".")[0] for name in imported_names(path)}
+                outside -= set(sys.stdlib_module_names) | {"aiakq"} | also
+                yield from (f"{module} imports {name}" for name in sorted(outside))
+
+
+@rule
+def files_can_be_read_in_one_sitting() -> Iterator[str]:
+    for path in code_files():
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > MAX_FILE_LINES:
+            yield f"{path.relative_to(ROOT)} {lines}"
+
+
+@rule
+def functions_are_short() -> Iterator[str]:
+    for path in code_files():
+        for name, function in functions(path):
+            lines = (function.end_lineno or 0) - function.lineno + 1
+            if lines > MAX_FUNCTION_LINES:
+                yield f"{path.relative_to(ROOT)} {name} {lines}"
+
+
+@rule
+def modules_import_few_others() -> Iterator[str]:
+    for module in MODULES:
+        if len(imported_modules(module)) > MAX_IMPORTS:
+            yield f"{module} {len(imported_modules(module))}"
+
+
+@rule
+def only_the_console_prints() -> Iterator[str]:
+    for module, path in MODULES.items():
+        if module not in ("aiakq.cli", "aiakq.terminal.console"):
+            calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
+            if any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls):
+                yield module
+
+
+@rule
+def public_classes_have_names_of_their_own() -> Iterator[str]:
+    places: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not extends_namesake(node):
+                places.setdefault(node.name, []).append(module)
+    yield from (f"{name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1)
+
+
+def extends_namesake(node: ast.ClassDef) -> bool:
+    """Whether a class extends the class of its name of another module."""
+    return any(ast.unparse(base).split(".")[-1] == node.name for base in node.bases)
+
+
+@rule
+def names_are_words_of_the_field() -> Iterator[str]:
+    for module, path in MODULES.items():
+        names = sorted(set(defined_names(path)))
+        for pattern, package, _ in WORDS:
+            if within(module, package):
+                yield from (f"{module} {name}" for name in names if re.fullmatch(pattern, name.lstrip("_")))
+    for path in sorted((ROOT / "kernels/cpu/src").iterdir()):
+        code = re.sub(r'//[^\n]*|/\*.*?\*/|"(\\.|[^"\\\n])*"', "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        yield from (f"kernels/cpu/src/{path.name} {word}" for word in sorted(set(re.findall(CPP_WORDS, code))))
+
+
+@rule
+def public_tensor_functions_state_their_shapes() -> Iterator[str]:
+    """Functions whose annotations name Tensor: the docstring gives a shape, like [M, K]."""
+    for module, path in MODULES.items():
+        if not within(module, "aiakq.kernels") and not within(module, "aiakq.runtime"):
+            continue
+        for name, function in functions(path):
+            arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+            annotations = [argument.annotation for argument in arguments] + [function.returns]
+            takes_tensors = any("Tensor" in ast.unparse(annotation) for annotation in annotations if annotation)
+            private = any(part.startswith("_") for part in name.split("."))
+            if takes_tensors and not private and not re.search(r"\[.+?\]", ast.get_docstring(function) or ""):
+                yield f"{module} {name}"
+
+
+@rule
+def the_tests_mirror_the_tree() -> Iterator[str]:
+    sources = {
+        (name.removeprefix("aiakq.") if name != "aiakq" else "").replace(".", "/")
+        for name in PACKAGES
+        if name != "aiakq"
+    }
+    tests = {str(path.parent.relative_to(ROOT / "tests")) for path in ROOT.glob("tests/**/test_*.py")} - {"."}
+    tests |= {str(parent) for folder in tests for parent in Path(folder).parents} - {"."}
+    tests -= {folder for folder in tests if folder.split("/")[0] in TESTS_OF_NO_PACKAGE}
+    yield from (f"tests/{folder} is no package" for folder in sorted(tests - sources))
+    for package in sorted(sources - tests):
+        folder, _, name = package.rpartition("/")
+        if not (ROOT / "tests" / folder / f"test_{name}.py").exists():
+            yield f"{package} has no tests"
+
+
+def code_files() -> list[Path]:
+    return [*SOURCES, *sorted(ROOT.glob("tests/**/*.py")), *sorted(ROOT.glob("examples/**/*.py"))]
+
+
+def circles(graph: dict[str, frozenset[str]]) -> Iterator[list[str]]:
+    """One shortest circle through the first module of every strongly connected set of modules."""
+    seen: set[str] = set()
+    for start in sorted(graph):
+        if start in seen:
+            continue
+        before: dict[str, str] = {}
+        todo = [start]
+        while todo and start not in before:
+            here = todo.pop(0)
+            for there in sorted(graph[here]):
+                if there not in before:
+                    before[there] = here
+                    todo.append(there)
+        if start in before:
+            circle = [start]
+            while circle[0] != start or len(circle) == 1:
+                circle.insert(0, before[circle[0]])
+            seen.update(circle)
+            yield circle
+
+
+# --- the list of exceptions -------------------------------------------------------------------------------------------
+
+
+def listed(name: str) -> list[str]:
+    """The exceptions to the rule ``name``."""
+    lines = EXCEPTIONS.read_text(encoding="utf-8").splitlines()
+    return [line.removeprefix(f"{name}: ") for line in lines if line.startswith(f"{name}: ")]
+
+
+def without_number(line: str) -> str:
+    return re.sub(r" \d+$", "", line)
+
+
+def number(line: str) -> int:
+    found = re.search(r" (\d+)$", line)
+    return int(found[1]) if found else 0
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_house_follows_its_rules(name):
+    allowed = {without_number(line): number(line) for line in listed(name)}
+    found = {without_number(line): number(line) for line in RULES[name]()}
+    broken = [f"{line} {count or ''}".strip() for line, count in found.items() if count > allowed.get(line, -1)]
+    assert not broken, f"rule '{name}' is broken:\n" + "\n".join(broken)
+    done = [line for line in allowed if line not in found]
+    assert not done, f"no exception to '{name}' any more; run python tests/test_house.py:\n" + "\n".join(done)
+
+
+def test_every_line_of_the_exceptions_belongs_to_a_rule():
+    lines = EXCEPTIONS.read_text(encoding="utf-8").splitlines()
+    assert {line.partition(": ")[0] for line in lines} <= set(RULES)
+    assert not [line for line, times in Counter(lines).items() if times > 1]
+
+
+def test_a_circle_of_imports_is_found():
+    graph = {"a": "b", "b": "c", "c": "bd", "d": "", "e": "a"}
+    assert list(circles({module: frozenset(others) for module, others in graph.items()})) == [["b", "c", "b"]]
+
+
+def shrink() -> None:
+    """Drop exceptions that are no longer needed, and lower the numbers of the others."""
+    kept = []
+    for name, check in RULES.items():
+        found = {without_number(line): line for line in check()}
+        for line in listed(name):
+            now = found.get(without_number(line))
+            if now is not None:
+                kept.append(f"{name}: {min(line, now, key=number)}")
+    EXCEPTIONS.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+
+# --- what a list cannot say -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)
@@ -78,23 +409,10 @@ def test_every_module_imports_and_says_what_it_is(path):
         assert module.__doc__, "a module opens with what it is for"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=module_name)
-def test_files_can_be_read_in_one_sitting(path):
-    assert len(path.read_text().splitlines()) <= 450
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=module_name)
-def test_only_the_console_prints(path):
-    if module_name(path) in ("aiakq.cli", "aiakq.terminal.console"):
-        return
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    assert not [call.lineno for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
-
-
 def test_importing_aiakq_loads_nothing_heavy():
     code = (
-        "import sys, aiakq, aiakq.cli, aiakq.spec, aiakq.errors, aiakq.arguments.server; "
-        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+        "import sys, aiakq, aiakq.cli, aiakq.spec, aiakq.errors, aiakq.registry, aiakq.arguments.server; "
+        "print([m for m in ('torch', 'transformers', 'importlib.metadata') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -103,9 +421,8 @@ def test_importing_aiakq_loads_nothing_heavy():
 def test_packages_in_pyproject_are_all_there_are():
     import tomllib
 
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    found = {module_name(path) for path in SOURCES if path.name == "__init__.py"}
-    assert set(listed) == found
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert set(packages) == PACKAGES
 
 
 def test_nothing_heavy_is_a_file_nobody_asked_for():
@@ -118,3 +435,7 @@ def test_nothing_heavy_is_a_file_nobody_asked_for():
         if name and (ROOT / name).is_file() and (ROOT / name).stat().st_size > 2**20
     ]
     assert set(big) <= {"examples/tinybooks/model.safetensors"}
+
+
+if __name__ == "__main__":
+    shrink()

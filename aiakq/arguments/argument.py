@@ -1,15 +1,22 @@
-"""One argument of the engine or the server, and whether a value fits it. Standard library only."""
+"""One option of a command or of the engine, and whether a value fits it. Standard library only.
+
+Options are declared as fields of dataclasses (``argument``); ``rows_of`` turns such a class into rows. From a row come
+the command-line flag, the keyword, the key of a configuration file, the environment variable, the checks and the docs.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error
 
-#: What a person may write behind a number: small letters are decimal, capital ones binary.
+#: Factors of suffixes: small letters are decimal, capital ones binary.
 _SUFFIXES = {
     "k": 10**3,
     "m": 10**6,
@@ -18,98 +25,232 @@ _SUFFIXES = {
     "M": 2**20,
     "G": 2**30,
 }
-_IN_WORDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false", list: "a list"}
+_IN_WORDS: dict[type, str] = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    tuple: "a list",
+    Path: "a path",
+}
+_TYPES: dict[str, type] = {kind.__name__: kind for kind in (str, int, float, bool, list, tuple, dict, Path)}
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+#: What environment variables of options begin with.
+PREFIX = "AIAKQ_"
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One row of the table.
+    """One row of a table.
 
-    name       keyword of LLM(...); the flag is ``--`` plus the name with dashes.
-    type       str, int, float or bool; a list of str for ``list``; a JSON object for ``dict``.
-    default    None where the engine decides; ``help`` says how.
-    group      model, text, memory, scheduling or server; server rows are not engine arguments.
-    short      one-dash alias, like ``-q``.
-    choices    allowed values, if they can be listed.
-    low, high  inclusive bounds of numbers.
-    spelled    whether an integer may be written as people do: 25.6k, 32K, 1M.
-    automatic  whether ``auto``, or -1, is a value: the engine finds the best.
-    levels     whether a whole number may stand for a JSON object.
+    name         keyword of ``LLM(...)``, field of the dataclass that declares it.
+    type         str, int, float, bool or Path; ``list`` or ``tuple`` of str; a JSON object for ``dict``.
+    default      None where the program decides; ``help`` says how.
+    group        heading on the help page and in the docs.
+    flags        spellings on the command line; messages use the first. ``--`` plus the name with dashes if empty.
+    off          flag that turns a switch off; ``--no-`` plus the name if None.
+    positional   whether it is a word without a flag.
+    required     whether there is no default.
+    choices      allowed values, if they can be listed.
+    low, high    inclusive bounds of numbers.
+    above        exclusive lower bound.
+    suffixes     whether an integer may be written like 25.6k, 32K, 1M.
+    automatic    whether ``auto`` is a value (for an integer also -1): the program finds the best.
+    levels       whether an integer may stand for a JSON object.
+    paths        whether a string may also be given as a Path.
+    separator    joins the entries of a list on the command line and in the environment.
+    environment  whether there is an environment variable; False where the program reads that variable itself.
+    convert      turns a given value into what the program uses; raises ValueError with the part that is wrong.
+    metavar      placeholder of the value on the help page.
+    expected     what a value has to be, where bounds and choices do not say it well.
+    hint         second sentence of an error; the help if None.
     """
 
     name: str
     type: type
     default: Any
     help: str
-    group: str
-    short: str | None = None
-    choices: tuple[str, ...] = ()
+    group: str = ""
+    flags: tuple[str, ...] = ()
+    off: str | None = None
+    positional: bool = False
+    required: bool = False
+    choices: tuple[Any, ...] = ()
     low: float | None = None
     high: float | None = None
-    spelled: bool = False
+    above: float | None = None
+    suffixes: bool = False
     automatic: bool = False
     levels: bool = False
+    paths: bool = False
+    separator: str = ","
+    environment: bool = True
+    convert: Callable[[Any], Any] | None = None
+    metavar: str | None = None
+    expected: str | None = None
+    hint: str | None = None
+
+    #: That it works; rows of unsupported.py are accepted without effect, or refused.
+    status = "works"
+
+    @property
+    def all_flags(self) -> tuple[str, ...]:
+        return self.flags or ("--" + self.name.replace("_", "-"),)
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        """The name used in messages."""
+        return self.name.upper() if self.positional else self.all_flags[0]
 
     @property
-    def written_as_text(self) -> bool:
-        """Whether a command line's word is read by ``checked_value``, not by its parser."""
-        return self.type is dict or self.spelled or self.automatic
+    def off_flag(self) -> str:
+        return self.off or f"--no-{self.long_flag.removeprefix('--')}"
 
     @property
-    def expected(self) -> str:
+    def long_flag(self) -> str:
+        return next(flag for flag in self.all_flags if flag.startswith("--"))
+
+    @property
+    def key(self) -> str:
+        """The name in configuration files: that of the long flag, with underscores."""
+        return self.name if self.positional else self.long_flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def variable(self) -> str | None:
+        """The environment variable."""
+        return PREFIX + self.key.upper() if self.environment else None
+
+    @property
+    def parsed(self) -> bool:
+        """Whether a string given as a keyword or in a configuration file is parsed, like on the command line."""
+        return self.type is dict or self.suffixes or self.automatic
+
+    @property
+    def kind(self) -> str:
         """What a value has to be, in words."""
         if self.type is dict:
             return "a number or a JSON object" if self.levels else "a JSON object"
         words = _IN_WORDS[self.type]
-        if self.spelled:
+        if self.suffixes:
             words += " (or like 25.6k, 32K, 1M)"
         return words + " or auto" if self.automatic else words
 
 
-def checked_value(argument: Argument, value: Any) -> Any:
-    """``value`` as the engine gets it. Raises ``bad_option``."""
+def argument(default: Any, help: str, **settings: Any) -> Any:
+    """A dataclass field that is an option; ``settings`` are fields of Argument.
+
+    ``...`` as the default makes it required; ``dict`` is a new empty one.
+    """
+    metadata = {"argument": {"help": help, **settings}}
+    if default is ...:
+        return dataclasses.field(metadata=metadata)
+    if default is dict:
+        return dataclasses.field(default_factory=dict, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def rows_of(options: type, group: str = "") -> tuple[Argument, ...]:
+    """The options that the fields of a dataclass declare, under the heading ``group`` unless they name another."""
+    rows = []
+    for field in dataclasses.fields(options):
+        if "argument" not in field.metadata:
+            continue
+        # Annotations are strings: the first word is the type, as in ``int | None`` and ``tuple[str, ...]``.
+        words = str(field.type)
+        kind = _TYPES.get(words.partition("[")[0].partition(" |")[0])
+        required = field.default is field.default_factory is dataclasses.MISSING
+        default = None if field.default is dataclasses.MISSING else field.default
+        settings: dict[str, Any] = {"type": kind, "group": group, "paths": kind is str and "Path" in words}
+        settings |= field.metadata["argument"]
+        rows.append(Argument(field.name, default=default, required=required, **settings))
+    return tuple(rows)
+
+
+def checked_value(argument: Argument, value: Any, source: str | None = None) -> Any:
+    """``value`` as the program uses it. Messages call it ``source``, the flag if None. Raises ``bad_option``."""
     if value is None:
         return None
-    if argument.automatic and value in ("auto", "-1", -1):
+    if argument.automatic and _is_auto(argument, value):
         return "auto"
-    if isinstance(value, str) and argument.written_as_text:
-        value = _read(argument, value)
-    if isinstance(value, str) and argument.type is list:
+    if isinstance(value, str) and argument.parsed:
+        value = _parse(argument, value, source)
+    if isinstance(value, str) and argument.type in (list, tuple):
         value = [value]
-    also: dict[type, tuple[type, ...]] = {float: (int,), dict: (int,) if argument.levels else ()}
+    _check_type(argument, value, source)
+    if argument.choices and value not in argument.choices:
+        raise _bad(argument, value, source, "one of " + ", ".join(map(str, argument.choices)))
+    if argument.above is not None and not value > argument.above:
+        raise _bad(argument, value, source, f"above {argument.above:g}")
+    if argument.low is not None and not value >= argument.low:
+        raise _bad(argument, value, source, f"at least {argument.low}")
+    if argument.high is not None and not value <= argument.high:
+        raise _bad(argument, value, source, f"at most {argument.high}")
+    if argument.type in (tuple, Path):
+        value = argument.type(value)
+    if argument.convert is None:
+        return value
+    try:
+        return argument.convert(value)
+    except ValueError as problem:
+        raise _bad(argument, problem.args[0], source, argument.kind) from None
+
+
+def _is_auto(argument: Argument, value: Any) -> bool:
+    text = str(value).strip().lower()
+    return text == "auto" or (argument.type is int and text == "-1")
+
+
+def _check_type(argument: Argument, value: Any, source: str | None) -> None:
+    also: dict[type, tuple[type, ...]] = {
+        float: (int,),
+        dict: (int,) if argument.levels else (),
+        tuple: (list,),
+        Path: (str,),
+        str: (Path,) if argument.paths else (),
+    }
     right_type = isinstance(value, (argument.type, *also.get(argument.type, ())))
     if not right_type or (isinstance(value, bool) and argument.type is not bool):
-        raise _bad(argument, value, argument.expected)
-    if argument.type is list and not all(isinstance(entry, str) for entry in value):
-        raise _bad(argument, value, "a list of strings")
-    if argument.choices and value not in argument.choices:
-        raise _bad(argument, value, "one of " + ", ".join(argument.choices))
-    if argument.low is not None and not value >= argument.low:
-        raise _bad(argument, value, f"at least {argument.low}")
-    if argument.high is not None and not value <= argument.high:
-        raise _bad(argument, value, f"at most {argument.high}")
-    return value
+        raise _bad(argument, value, source, argument.kind)
+    if argument.type in (list, tuple) and not all(isinstance(entry, str) for entry in value):
+        raise _bad(argument, value, source, "a list of strings")
 
 
-def _read(argument: Argument, text: str) -> Any:
-    """What the words of a command line mean, for a value that is no plain text."""
-    if argument.type is dict:
-        try:
+def value_of_text(argument: Argument, text: str, source: str | None = None) -> Any:
+    """The checked value that ``text`` of a command line or an environment variable means. Raises ``bad_option``."""
+    if argument.type in (list, tuple):
+        return checked_value(argument, split_list(argument, text), source)
+    if argument.automatic and _is_auto(argument, text):
+        return "auto"
+    return checked_value(argument, _parse(argument, text, source), source)
+
+
+def split_list(argument: Argument, text: str) -> list[str]:
+    """The entries of a list that is written in one string."""
+    return [part for part in text.split(argument.separator) if part]
+
+
+def _parse(argument: Argument, text: str, source: str | None) -> Any:
+    """``text`` as a value of the argument's type."""
+    try:
+        if argument.type is dict:
             return json.loads(text)
-        except (ValueError, RecursionError):
-            raise _bad(argument, text, argument.expected) from None
-    number = spelled_number(text)
-    if number is None:
-        raise _bad(argument, text, argument.expected)
-    return number
+        if argument.type is bool:
+            return _BOOLEANS[text.strip().lower()]
+        if argument.type is float:
+            return float(text)
+        if argument.type is int:
+            number = parse_number(text) if argument.suffixes else int(text)
+            if number is not None:
+                return number
+            raise ValueError
+    except (ValueError, KeyError, RecursionError):
+        raise _bad(argument, text, source, argument.kind) from None
+    return text
 
 
-def spelled_number(text: str) -> int | None:
-    """The integer that ``text`` spells, like 32768, 25.6k or 32K; None if it spells none."""
+def parse_number(text: str) -> int | None:
+    """The integer that ``text`` means, like 32768, 25.6k or 32K; None if it is none."""
     found = re.fullmatch(r"([+-]?\d{1,18})(\.\d{1,9})?([a-zA-Z]?)", text.strip())
     if found is None or (found[3] and found[3] not in _SUFFIXES):
         return None
@@ -123,5 +264,17 @@ def spelled_number(text: str) -> int | None:
     return whole * factor + scaled // 10 ** (len(part) - 1)
 
 
-def _bad(argument: Argument, value: Any, expected: str) -> AiakqError:
-    return error("bad_option", option=argument.flag, value=value, expected=expected, hint=argument.help)
+def part_of(options: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``values`` that are fields of the dataclass ``options``."""
+    return {field.name: values[field.name] for field in dataclasses.fields(options) if field.name in values}
+
+
+def _bad(argument: Argument, value: Any, source: str | None, expected: str) -> AiakqError:
+    hint = argument.help if argument.hint is None else argument.hint
+    return error(
+        "bad_option",
+        option=source or argument.flag,
+        value=value,
+        expected=argument.expected or expected,
+        hint=hint,
+    )

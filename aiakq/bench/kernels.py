@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aiakq.arguments.bench import KernelArguments
 from aiakq.bench.offline import Progress
 from aiakq.bench.problem import Problem, Product, products_of_model, sequences
 from aiakq.bench.summary import geometric_mean
@@ -33,24 +34,7 @@ SCHEMES = {
 USUAL = ("w16", "w4a16", "w8a16", "w8a8")
 
 
-@dataclass(frozen=True)
-class KernelOptions:
-    """``shapes`` are (N, K), with or instead of the shapes of ``model``. ``into``: where --tune writes."""
-
-    model: str | None = None
-    shapes: tuple[tuple[int, int], ...] = ()
-    schemes: tuple[str, ...] = ()
-    group_size: int = 128
-    rows: tuple[int, ...] = (1, 16, 64)
-    context: int = 1024
-    dtype: str = "auto"
-    device: str = "auto"
-    kv_cache_dtype: str = "auto"
-    tune: bool = False
-    into: Path | None = None
-
-
-def check(options: KernelOptions) -> None:
+def check(options: KernelArguments) -> None:
     """Refuse what cannot be measured. Raises ``usage``, ``bad_option``."""
     if options.model is None and not options.shapes:
         hint = "Example: aiakq bench kernels MODEL, or --shape 4096x4096"
@@ -61,7 +45,7 @@ def check(options: KernelOptions) -> None:
             raise error("bad_option", option="--scheme", value=name, expected=f"one of {known}", hint="4 bits: w4a16.")
 
 
-def run(options: KernelOptions, progress: Progress) -> Record:
+def run(options: KernelArguments, progress: Progress) -> Record:
     """Time every kernel. Raises ``option_refused`` for --tune without a GPU, and whatever reading the model raises."""
     import torch
 
@@ -107,7 +91,7 @@ def template() -> dict[str, Any]:
     return Record("kernels", 0, {}, metrics(nothing, []), {}).document()
 
 
-def _problem(options: KernelOptions) -> Problem:
+def _problem(options: KernelArguments) -> Problem:
     import torch
 
     from aiakq.runtime.config.device import DTYPES, pick_device
@@ -120,7 +104,7 @@ def _problem(options: KernelOptions) -> Problem:
     else:
         names = ("model", "dtype", "device", "kv_cache_dtype")
         config = EngineConfig.from_args({name: getattr(options, name) for name in names})
-        found = Problem(config.device, config.dtype, products_of_model(config), config)
+        found = Problem(config.device.device, config.device.dtype, products_of_model(config), config)
 
     def of_scheme(name: str, n: int, k: int, scheme: str, count: int = 1) -> Product:
         spec = SCHEMES[scheme]
@@ -191,14 +175,14 @@ def _product(problem: Problem, product: Product, rows: Sequence[int]) -> list[di
     return found
 
 
-def _others(problem: Problem, options: KernelOptions) -> Iterator[Callable[[], list[dict]]]:
+def _others(problem: Problem, options: KernelArguments) -> Iterator[Callable[[], list[dict]]]:
     """Attention, norms and gates of the model, if there is one."""
     config = problem.config
     if config is None:
         return
     for m in options.rows:
         yield partial(_attention, problem, config, [(options.context - 1, 1)] * m, f"decode, {options.context} tokens")
-    most = min(options.context, config.max_num_batched_tokens)
+    most = min(options.context, config.scheduler.max_num_batched_tokens)
     yield partial(_attention, problem, config, [(0, most)], "prefill")
     for m in options.rows:
         yield partial(_rows, problem, config, m)
@@ -209,16 +193,16 @@ def _attention(problem: Problem, config: EngineConfig, lengths: list[tuple[int, 
     from aiakq.kernels.ops.attention import paged_attention
     from aiakq.runtime.loader.loading import attention_name
 
-    device, dtype, hf = problem.device, problem.dtype, config.hf
+    device, dtype, hf = problem.device, problem.dtype, config.model
     query, cache, context = sequences(config, lengths, dtype, device)
     call: Call = partial(paged_attention, query, cache, context, hf.head_dim**-0.5)
     us = timing.microseconds([call], device)
-    held = sum(-(-(old + new) // config.page_size) for old, new in lengths)
+    held = sum(-(-(old + new) // config.cache.block_size) for old, new in lengths)
     of_pages = timing.nbytes(*cache) / len(cache[0]) * held
     pairs = sum(new * old + new * (new + 1) / 2 for old, new in lengths)
     moved = of_pages + 2 * timing.nbytes(query)
     work = 4 * pairs * hf.num_heads * hf.head_dim
-    kind = f"attention {str(config.kv_dtype).removeprefix('torch.')}"
+    kind = f"attention {str(config.cache.dtype).removeprefix('torch.')}"
     row = _row(problem, name, kind, len(query), us, moved, work, False)
     implementation = attention_name(cache[0], dtype).partition(",")[0]
     return [row | {"implementation": implementation, "layers": hf.num_layers}]
@@ -232,7 +216,7 @@ def _rows(problem: Problem, config: EngineConfig, m: int) -> list[dict]:
     from aiakq.runtime.layers.activation import activation
     from aiakq.runtime.layers.norm import RMSNorm
 
-    device, dtype, hf = problem.device, problem.dtype, config.hf
+    device, dtype, hf = problem.device, problem.dtype, config.model
     x, residual = (torch.randn(m, hf.hidden_size, dtype=dtype, device=device) for _ in range(2))
     both = torch.randn(m, 2 * hf.intermediate_size, dtype=dtype, device=device)
     norm = RMSNorm(torch.ones(hf.hidden_size, dtype=dtype, device=device), hf.norm_eps)

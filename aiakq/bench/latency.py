@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from aiakq.arguments.bench import LatencyArguments
 from aiakq.bench import workload
 from aiakq.bench.offline import Engine, Progress
 from aiakq.bench.summary import milliseconds, rate, summarize
@@ -15,16 +16,10 @@ from aiakq.runtime.text.outputs import RequestOutput
 
 
 @dataclass(frozen=True)
-class LatencyOptions:
-    """``engine`` holds the engine arguments. ``seed`` None draws a new one."""
+class LatencyOptions(LatencyArguments):
+    """``engine`` holds the engine arguments. ``seed`` None: a new one each time."""
 
     engine: Mapping[str, Any] = field(default_factory=dict)
-    input_len: int = 32
-    output_len: int = 128
-    batch_size: int = 8
-    iterations: int = 10
-    warmups: int = 2
-    seed: int | None = None
 
 
 def run(options: LatencyOptions, progress: Progress) -> Record:

@@ -67,5 +67,5 @@ class Engine:
         """Where it ran, with the engine's own account of dtype, kernels and pages under ``engine``."""
         import torch
 
-        found = environment(str(self.llm.config.device), torch.get_num_threads())
+        found = environment(str(self.llm.config.device.device), torch.get_num_threads())
         return {**found, "engine": dict(self.llm.engine.facts)}

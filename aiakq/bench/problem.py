@@ -51,7 +51,7 @@ def products_of_model(config: EngineConfig) -> list[Product]:
 
     counts: dict[tuple[int, int, Any], int] = {}
     names: dict[tuple[int, int, Any], str] = {}
-    for name, n, k in linear_shapes(config.hf, Checkpoint.open(config.model)):
+    for name, n, k in linear_shapes(config.model, Checkpoint.open(config.load.path)):
         spec = None if config.spec is None else config.spec.for_layer(name)
         key = (n, k, None if spec is None else spec.layer)
         counts[key] = counts.get(key, 0) + 1
@@ -68,9 +68,9 @@ def sequences(
     from aiakq.kernels.ops.attention import new_cache
     from aiakq.kernels.types import AttentionContext
 
-    page, hf = config.page_size, config.hf
+    page, hf = config.cache.block_size, config.model
     pages = [-(-(old + new) // page) for old, new in lengths]
-    cache = new_cache(sum(pages) + 1, page, hf.num_kv_heads, hf.head_dim, config.kv_dtype, device)
+    cache = new_cache(sum(pages) + 1, page, hf.num_kv_heads, hf.head_dim, config.cache.dtype, device)
     draw = torch.Generator().manual_seed(0)
     order = (torch.randperm(sum(pages), generator=draw) + 1).to(torch.int32).split(pages)
     starts = [0]

@@ -10,12 +10,12 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
 
+from aiakq.arguments.bench import ServeArguments
 from aiakq.bench import client as http
 from aiakq.bench import workload
 from aiakq.bench.client import ServedModel, Timing
@@ -28,60 +28,21 @@ from aiakq.evaluation.records import Record, environment
 Progress = Callable[[int, int, int], None]
 
 
-@dataclass(frozen=True)
-class ServeOptions:
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(ServeArguments):
     """What to send, and how fast.
 
+    base_url         of the server; ``host`` and ``port`` are not used.
     model            name on the server; None takes the first it lists.
     num_prompts      None: 100 random ones, or every prompt of the dataset once.
     request_rate     requests per second; infinity sends all at once.
     burstiness       shape of the gamma-distributed gaps; 1 is a Poisson process.
-    max_concurrency  most requests in flight; None for no limit.
-    vocab_size       for random prompts, where the server does not tell.
     ignore_eos       None: yes for random prompts, no for a dataset.
     goodput          metric (ttft, tpot, e2el) -> milliseconds a good request stays within.
-    seed             None draws a new one.
-    timeout_s        a request without any news for so long has failed.
-    save_detailed    keep the timings of every request in the record.
+    seed             None: a new one each time.
     """
 
     base_url: str
-    model: str | None = None
-    num_prompts: int | None = None
-    request_rate: float = float("inf")
-    burstiness: float = 1.0
-    max_concurrency: int | None = None
-    input_len: int = 256
-    output_len: int = 128
-    dataset: Path | None = None
-    vocab_size: int | None = None
-    ignore_eos: bool | None = None
-    goodput: Mapping[str, float] = field(default_factory=dict)
-    num_warmups: int = 1
-    seed: int | None = None
-    timeout_s: float = 600.0
-    api_key: str | None = None
-    save_detailed: bool = False
-
-
-def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
-    """``ttft:200 tpot:50`` (milliseconds) as a mapping. Raises ``bad_option``."""
-    limits: dict[str, float] = {}
-    for text in (part for given in texts for part in given.replace(",", " ").split()):
-        name, _, value = text.partition(":")
-        try:
-            limits[name] = float(value)
-        except ValueError:
-            limits[name] = -1.0
-        if name not in ("ttft", "tpot", "e2el") or not 0 < limits[name] < float("inf"):
-            raise error(
-                "bad_option",
-                option="--goodput",
-                value=text,
-                expected="a metric (ttft, tpot or e2el), a colon and milliseconds",
-                hint="Example: --goodput ttft:200 --goodput tpot:50",
-            )
-    return limits
 
 
 def run(options: ServeOptions, progress: Progress, facts: Mapping[str, str] | None = None) -> Record:
@@ -118,7 +79,7 @@ async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, st
     if options.save_detailed:
         metrics["detailed"] = _detailed(timings, started)
     config = {
-        **{key: value for key, value in asdict(options).items() if key not in ("api_key", "seed")},
+        **{key: value for key, value in asdict(options).items() if key not in ("api_key", "seed", "host", "port")},
         "dataset": "random" if options.dataset is None else str(options.dataset),
         "model": model.name,
         "num_prompts": len(requests),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
+from aiakq.arguments.bench import ThroughputArguments
 from aiakq.bench import workload
 from aiakq.bench.latency import token_times
 from aiakq.bench.offline import Engine, Progress
@@ -20,20 +20,13 @@ RANDOM_PROMPTS = 100
 
 
 @dataclass(frozen=True)
-class ThroughputOptions:
+class ThroughputOptions(ThroughputArguments):
     """``engine`` holds the engine arguments. ``num_prompts`` None: 100 random ones, or the whole dataset once.
 
     ignore_eos  None: yes for random prompts, no for a dataset.
     """
 
     engine: Mapping[str, Any] = field(default_factory=dict)
-    num_prompts: int | None = None
-    input_len: int = 256
-    output_len: int = 128
-    dataset: Path | None = None
-    ignore_eos: bool | None = None
-    warmups: int = 1
-    seed: int | None = None
 
 
 def run(options: ThroughputOptions, progress: Progress) -> Record:

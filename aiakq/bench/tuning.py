@@ -37,7 +37,7 @@ def tune(problem: Problem, context: int, into: Path | None, progress: Progress) 
             made = partial(_product, product.spec, product, dtype, device)
             groups.setdefault(_group(product.spec), []).append(made)
     if config is not None and dtype in DTYPES:
-        bits = 8 if config.kv_dtype.itemsize == 1 else 16
+        bits = 8 if config.cache.dtype.itemsize == 1 else 16
         for kernel in ("decode", "prefill"):
             groups[kernel, bits] = [partial(_attention, kernel, config, dtype, device, context)]
     found: dict[str, dict[str, dict[str, tuning.Entry]]] = {}
@@ -120,13 +120,13 @@ class _AttentionTrial:
             self._made = 0, []
             lengths = [(0, m)]
             if self.kernel == "decode":
-                lengths = [(self.context - 1, 1)] * max(1, m // self.config.hf.num_kv_heads)
+                lengths = [(self.context - 1, 1)] * max(1, m // self.config.model.num_kv_heads)
             first = sequences(self.config, lengths, self.dtype, self.device)
             more = range(1, timing.copies(self.device, timing.nbytes(*first[1])))
             others = [sequences(self.config, lengths, self.dtype, self.device) for _ in more]
             self._made = m, [first, *others]
         launch = paged.decode if self.kernel == "decode" else paged.prefill
-        width = max(16, 1 << (self.config.hf.head_dim - 1).bit_length())
+        width = max(16, 1 << (self.config.model.head_dim - 1).bit_length())
         config = configs.walk_of(entry, width)
         return [
             partial(launch, query, torch.empty_like(query), cache, context, 0.1, None, 0.0, config)

@@ -71,8 +71,8 @@ def run(options: QualityOptions, progress: Progress) -> Record:
         metrics.update(asdict(compared))
         metrics["perplexity_ratio"] = compared.perplexity / compared.perplexity_original
     metrics["duration"] = time.perf_counter() - started
-    where = environment(str(model.config.device), torch.get_num_threads())
-    where["dtype"] = str(model.config.dtype).removeprefix("torch.")
+    where = environment(str(model.config.device.device), torch.get_num_threads())
+    where["dtype"] = str(model.config.device.dtype).removeprefix("torch.")
     spec = model.config.spec
     config = {
         **asdict(options),

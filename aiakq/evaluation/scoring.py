@@ -27,10 +27,10 @@ class ScoringModel:
     def logits(self, ids: Tensor) -> Tensor:
         """ids [B, T] int64 -> logits [B, T, V] float32; every row starts a sequence of its own."""
         B, T = ids.shape
-        P = self.config.page_size
+        P = self.config.cache.block_size
         per_sequence = -(-T // P)
-        device = self.config.device
-        runner = Runner(self.model, 1 + B * per_sequence, P, self.config.dtype, device)
+        device = self.config.device.device
+        runner = Runner(self.model, 1 + B * per_sequence, P, self.config.device.dtype, device)
         table = torch.arange(1, 1 + B * per_sequence, dtype=torch.int32, device=device).view(B, per_sequence)
         positions = torch.arange(T, device=device).repeat(B)
         slots = (table.long().repeat_interleave(P, dim=1) * P)[:, :T] + (torch.arange(T, device=device) % P)

@@ -1,69 +1,165 @@
-"""Formats: how tensors are named and packed on disk. One module per layout, read -> QWeight, write <- QWeight.
+"""Formats: how the tensors of a packed linear are named, shaped and described on disk. One module knows one layout.
 
-A format module offers
+A module of a format must offer
 
-    SUFFIXES                                 the tensor suffixes one quantized linear may own, e.g. ``qweight``
-    read(tensors, spec, name) -> QWeight     ``tensors`` maps suffix -> tensor of one linear; ``name`` is for messages
-    write(weight, spec, dtype) -> tensors    the same map back; ``dtype`` is that of the unquantized tensors
+    SUFFIXES         suffixes of the tensors that one packed linear may own, e.g. ``qweight``
+    QUANT_METHODS    values of ``quant_method`` in config.json that ``from_config`` reads
+    holds_codes(headers) -> bool                       whether a module with these tensors is a packed linear at all
+    matches(headers) -> bool                           whether shapes and dtypes are those of this layout
+    packed_shapes(headers, spec, n, k) -> {suffix: shape}   the tensors that a linear of N x K must have
+    dimensions(headers, spec) -> Dimensions            N, K, bits and groups of a packed linear
+    supports(spec) -> None | reason                    why the files cannot hold ``spec``
+    scale_dtype(spec, dtype) -> dtype                  in which scales are stored
+    from_config(config) -> QuantSpec | None            None where the config says another layout
+    to_config(spec) -> dict                            the ``quantization_config`` to write
+    read(tensors, spec, name) -> QWeight               ``tensors`` maps suffix -> tensor; ``name`` is for messages
+    write(weight, spec, dtype) -> tensors              the same map back; ``dtype`` is that of unquantized tensors
 
-``read`` raises ``tensor_mismatch`` and ``not_finite``; what it returns satisfies every promise of ``QWeight``.
-Adding a format is a new module and one line here.
+``headers`` maps suffix -> TensorInfo of one linear (aiakq/formats/safetensors_file.py). ``read`` raises
+``tensor_mismatch`` and ``not_finite``; what it returns satisfies every promise of ``QWeight``. It may also offer
+
+    CONFIG_FILE                                        where older tools put the config, beside config.json
+    RECORDS_METHOD                                     False where the config does not say which method was used
+    WIDTH_MULTIPLE                                     what padded widths per GPU are multiples of (32)
+    config_files(spec) -> {name: JSON}                 files that readers look for beside config.json
+    unportable(spec, experts) -> None | reason         why another format is the better default for ``spec``
+    shape_problem(spec, n, k) -> None | reason         why a linear of N x K cannot be written
+    word_shape(spec) -> (inputs, outputs)              that share words and cannot be cut apart
+    reader_notes(spec, experts) -> [sentence]          what users should know about other programs that read ``spec``
+    remark(weight, name) -> None | sentence            what looks wrong about a weight that was read
+    writer(config) -> None | name                      the program that wrote a config
+
+The functions below answer for modules that leave these out. A format is added by a module and a line here, or, outside
+the tree, by an entry point in the group ``aiakq.formats``.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from aiakq.registry import Registry
+from aiakq.spec import QuantSpec
+
+if TYPE_CHECKING:
+    from aiakq.formats.headers import Headers
+    from aiakq.kernels.types import QWeight
 
 #: name (``QuantSpec.format``) -> module. The two GPTQ versions differ in one constant and share a module.
-FORMATS: dict[str, str] = {
-    "gptq": "aiakq.formats.gptq",
-    "gptq_v2": "aiakq.formats.gptq",
-    "awq": "aiakq.formats.awq",
-    "awq_gemv": "aiakq.formats.awq_gemv",
-    "awq_gemv_fast": "aiakq.formats.awq_gemv_fast",
-    "compressed-tensors": "aiakq.formats.compressed_tensors",
-}
+FORMATS = Registry(
+    "aiakq.formats",
+    {
+        "gptq": "aiakq.formats.gptq",
+        "gptq_v2": "aiakq.formats.gptq",
+        "awq": "aiakq.formats.awq",
+        "awq_gemv": "aiakq.formats.awq_gemv",
+        "awq_gemv_fast": "aiakq.formats.awq_gemv_fast",
+        "compressed-tensors": "aiakq.formats.compressed_tensors",
+    },
+)
+#: The format that can hold whatever a QuantSpec can say.
+FALLBACK = "compressed-tensors"
 
 
 def load(name: str) -> ModuleType:
     """The module of the format ``name``; KeyError for a name that is not in FORMATS."""
-    return importlib.import_module(FORMATS[name])
+    module: ModuleType = FORMATS.load(name)
+    return module
+
+
+@functools.cache
+def modules() -> list[ModuleType]:
+    """The modules of all formats, each once, in the order of FORMATS."""
+    return list({id(module): module for module in map(load, FORMATS)}.values())
 
 
 @functools.cache
 def all_suffixes() -> tuple[str, ...]:
     """The tensor suffixes of every format, each once."""
-    return tuple(sorted({suffix for name in FORMATS for suffix in load(name).SUFFIXES}))
+    return tuple(sorted({suffix for module in modules() for suffix in module.SUFFIXES}))
 
 
-#: How the shapes of qweight and scales go together in each layout that calls its codes ``qweight``.
-_FITS: dict[str, Callable[[Sequence[int], Sequence[int]], bool]] = {
-    "gptq": lambda codes, scales: codes[1] == scales[1],
-    "awq": lambda codes, scales: codes[1] * 8 == scales[1],
-    "awq_gemv": lambda codes, scales: codes[0] == scales[0],
-    "awq_gemv_fast": lambda codes, scales: codes[0] * 4 == scales[1],
-}
+# --- which format -----------------------------------------------------------------------------------------------------
 
 
-def layout_of(shapes: Mapping[str, Sequence[int]], half_words: bool, label: str) -> str:
-    """The format of one linear by its tensors, ``label`` (what the config says) where they do not contradict it.
+def holds_codes(headers: Headers) -> bool:
+    """Whether a module with these tensors is a packed linear of any format, whole or damaged."""
+    return any(module.holds_codes(headers) for module in modules())
 
-    shapes      of the tensors, by suffix.
-    half_words  whether the codes are 16-bit words.
-    Some tools write one method's name over another's layout; the shapes cannot lie.
+
+def layout_of(headers: Headers, label: str) -> str:
+    """The format of one packed linear: ``label`` (what the config says) unless its tensors contradict it.
+
+    Some tools label one layout as another; shapes cannot be wrong (docs/decisions/0009). Where the labelled format does
+    not match and exactly one other does, that one is right. If none or several do, only the label is left.
     """
-    if "weight_packed" in shapes or "weight_scale" in shapes:
-        return "compressed-tensors"
-    codes, scales = shapes.get("qweight", ()), shapes.get("scales", ())
-    if len(codes) != 2 or len(scales) != 2:
+    if load(label).matches(headers):
         return label
-    if half_words:
-        return "awq_gemv_fast"
-    own = "gptq" if label == "gptq_v2" else label
-    if own in _FITS and own != "awq_gemv_fast" and _FITS[own](codes, scales):
+    matching = [module for module in modules() if module.matches(headers)]
+    if len(matching) != 1:
         return label
-    fitting = [name for name in ("gptq", "awq", "awq_gemv") if _FITS[name](codes, scales)]
-    return fitting[0] if len(fitting) == 1 else label
+    return next(name for name in FORMATS if load(name) is matching[0])
+
+
+def choose(spec: QuantSpec, experts: bool = False) -> str:
+    """The format for ``spec`` if none is asked for: its own, or FALLBACK where that cannot hold it or is read by fewer.
+
+    Every entry of ``spec.layers`` counts as an exception, and ``experts`` says that the model has experts.
+    """
+    if load(spec.format).supports(spec) is None and unportable(spec, experts) is None:
+        return spec.format
+    return FALLBACK
+
+
+def records_method(format: str) -> bool:
+    """Whether the config says which method chose the numbers; where it does not, ``QuantSpec.method`` is a guess."""
+    return bool(getattr(load(format), "RECORDS_METHOD", True))
+
+
+def unportable(spec: QuantSpec, experts: bool) -> str | None:
+    """Why another format is the better default for ``spec``; None if there is no reason."""
+    reason: str | None = _optional(spec.format, "unportable", lambda *_: None)(spec, experts)
+    return reason
+
+
+def remark(format: str, weight: QWeight, name: str) -> str | None:
+    """What looks wrong about ``weight``, which was read from the linear ``name``; None if nothing does."""
+    found: str | None = getattr(load(format), "remark", lambda *_: None)(weight, name)
+    return found
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def config_files(spec: QuantSpec) -> dict[str, Any]:
+    """JSON files that readers of this format look for beside config.json, by name."""
+    files: dict[str, Any] = _optional(spec.format, "config_files", lambda _: {})(spec)
+    return files
+
+
+def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
+    """Why a linear of N outputs and K inputs cannot be written as ``spec`` says; None if it can."""
+    reason: str | None = _optional(spec.format, "shape_problem", lambda *_: None)(spec, n, k)
+    return reason
+
+
+def word_shape(spec: QuantSpec) -> tuple[int, int]:
+    """How many inputs and how many outputs share words of the file, and cannot be cut apart."""
+    shape: tuple[int, int] = _optional(spec.format, "word_shape", lambda _: (1, 1))(spec)
+    return shape
+
+
+def width_multiple(spec: QuantSpec) -> int:
+    """What the width of an MLP on each GPU is padded to a multiple of."""
+    return int(_optional(spec.format, "WIDTH_MULTIPLE", 32))
+
+
+def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
+    """What a user should know about other programs that read ``spec``; ``experts`` if the model has fused experts."""
+    notes: list[str] = _optional(spec.format, "reader_notes", lambda *_: [])(spec, experts)
+    return notes
+
+
+def _optional(name: str, attribute: str, default: Any) -> Any:
+    return getattr(load(name), attribute, default)

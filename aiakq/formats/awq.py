@@ -13,24 +13,98 @@ Field i of word c holds output ``8*c + ORDER[i]``. ``W[n, k] = (q[k, n] - zero[g
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from aiakq.formats import auto_awq
 from aiakq.formats.checks import check_scales, derive_group_size, finite, mismatch, need, read_bias, shaped
+from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, matrix, stored_size
 from aiakq.kernels.packing import pack, unpack
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
 SUFFIXES = ("qweight", "qzeros", "scales", "bias")
+QUANT_METHODS = auto_awq.QUANT_METHODS
+#: Values of ``version`` that have this layout on disk; the first is written, the others name kernels.
+VERSIONS = ("gemm", "exllama", "exllamav2", "ipex")
+#: Where AutoAWQ put the config at first.
+CONFIG_FILE = "quant_config.json"
 
 #: Which of 8 neighbouring outputs each 4-bit field of a word holds, and the inverse.
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 INVERSE = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
+def holds_codes(headers: Headers) -> bool:
+    """Whether a module with these tensors is a packed linear, even if some of its tensors are missing or damaged."""
+    return "qweight" in headers
+
+
+def matches(headers: Headers) -> bool:
+    """Whether the shapes and dtypes are those of this layout."""
+    codes, scales = matrix(headers, "qweight", "I32"), matrix(headers, "scales")
+    return codes is not None and scales is not None and codes.shape[1] * 8 == scales.shape[1]
+
+
+def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
+    """suffix -> shape for a linear of N outputs and K inputs."""
+    groups = stored_size(headers, ("scales", "qzeros"), 0, expected_groups(spec, k), lambda size: k % size == 0)
+    shapes: Shapes = {"qweight": (k, n // 8), "scales": (groups, n)}
+    return shapes | ({"qzeros": (groups, n // 8)} if "qzeros" in headers or not spec.symmetric else {})
+
+
+def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
+    """N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
+    k, words = headers["qweight"].shape
+    return Dimensions(words * 8, k, 4, headers["scales"].shape[0])
+
+
+def supports(spec: QuantSpec) -> str | None:
+    """Why these files cannot hold ``spec``; None if they can."""
+    return auto_awq.supports(spec)
+
+
+def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
+    """Why a linear of N outputs and K inputs cannot be written; None if it can."""
+    return "AWQ files hold multiples of 8 outputs" if n % 8 else None
+
+
+def word_shape(spec: QuantSpec) -> tuple[int, int]:
+    """Inputs and outputs that share words and cannot be cut apart."""
+    return 1, 8
+
+
+def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which scales are stored: float16, whatever ``dtype`` the rest of the checkpoint has."""
+    return torch.float16
+
+
+def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
+    """What a user should know about other programs that read ``spec``."""
+    return auto_awq.reader_notes(spec, experts)
+
+
+def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
+    """The spec of a config, or None if it says another layout. Raises ``format_unsupported``."""
+    return auto_awq.from_config(config, "awq", VERSIONS)
+
+
+def to_config(spec: QuantSpec) -> dict[str, Any]:
+    """The ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
+    return auto_awq.to_config(spec, VERSIONS[0])
+
+
 def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
-    """One linear from its tensors (suffix -> tensor). Raises ``tensor_mismatch`` and ``not_finite``."""
+    """One linear from its tensors.
+
+    tensors  suffix -> tensor, with the shapes and dtypes in the module's docstring; not modified.
+    name     of the linear, for messages.
+
+    Returns codes [N, K] uint8, scales [N, ng] in the stored dtype, zeros [N, ng] uint8 or None.
+    Raises ``tensor_mismatch`` and ``not_finite``.
+    """
     qweight = need(tensors, "qweight", name, 2, torch.int32)
     scales = need(tensors, "scales", name, 2, torch.float16, torch.bfloat16, torch.float32)
     k, n = qweight.shape[0], qweight.shape[1] * 8
@@ -59,7 +133,10 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of one linear. Scales are float16 whatever ``dtype`` is. Raises ``not_finite`` on overflow."""
+    """The tensors of one linear on the CPU, with the shapes and dtypes in the module's docstring; bias in ``dtype``.
+
+    Raises ``not_finite`` when a scale overflows float16, ``tensor_mismatch`` for weights the layout cannot hold.
+    """
     if weight.bits != 4 or weight.perm is not None:
         raise mismatch("linear", f"weight is {weight.scheme} with its own input order; AWQ files hold neither")
     if weight.n % 8 or weight.k % weight.group_size:

@@ -13,16 +13,22 @@ W is ceil(ng / 8), rounded up to a multiple of 1 for G >= 128, 2 for G = 64, 4 f
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from aiakq.formats import auto_awq
 from aiakq.formats.checks import check_scales, finite, mismatch, need, read_bias, shaped
+from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, matrix
 from aiakq.kernels.packing import pack, unpack
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
 SUFFIXES = ("qweight", "qzeros", "scales", "bias")
+QUANT_METHODS = auto_awq.QUANT_METHODS
+#: Values of ``version`` that have this layout on disk; the first is written.
+VERSIONS = ("gemv", "llm-awq")
 
 
 def padded_words(groups: int, group_size: int) -> int:
@@ -32,8 +38,75 @@ def padded_words(groups: int, group_size: int) -> int:
     return -(-words // multiple) * multiple
 
 
+def holds_codes(headers: Headers) -> bool:
+    """Whether a module with these tensors is a packed linear, even if some of its tensors are missing or damaged."""
+    return "qweight" in headers
+
+
+def matches(headers: Headers) -> bool:
+    """Whether the shapes and dtypes are those of this layout."""
+    codes, scales = matrix(headers, "qweight", "I32"), matrix(headers, "scales")
+    return codes is not None and scales is not None and codes.shape[0] == scales.shape[0]
+
+
+def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
+    """suffix -> shape for a linear of N outputs and K inputs."""
+    words = padded_words(expected_groups(spec, k), spec.group_size if spec.group_size > 0 else k)
+    shapes: Shapes = {"qweight": (n, k // 8), "scales": (n, words * 8)}
+    return shapes | ({"qzeros": (n, words)} if "qzeros" in headers or not spec.symmetric else {})
+
+
+def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
+    """N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
+    n, words = headers["qweight"].shape
+    k = words * 8
+    return Dimensions(n, k, 4, k // spec.group_size if spec.group_size > 0 else 1)
+
+
+def supports(spec: QuantSpec) -> str | None:
+    """Why these files cannot hold ``spec``; None if they can."""
+    return auto_awq.supports(spec)
+
+
+def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
+    """Why a linear of N outputs and K inputs cannot be written; None if it can."""
+    return "these AWQ files hold multiples of 8 inputs" if k % 8 else None
+
+
+def word_shape(spec: QuantSpec) -> tuple[int, int]:
+    """Inputs and outputs that share words and cannot be cut apart."""
+    return 8, 1
+
+
+def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which scales are stored: float16, whatever ``dtype`` the rest of the checkpoint has."""
+    return torch.float16
+
+
+def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
+    """What a user should know about other programs that read ``spec``."""
+    return auto_awq.reader_notes(spec, experts)
+
+
+def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
+    """The spec of a config, or None if it says another layout. Raises ``format_unsupported``."""
+    return auto_awq.from_config(config, "awq_gemv", VERSIONS)
+
+
+def to_config(spec: QuantSpec) -> dict[str, Any]:
+    """The ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
+    return auto_awq.to_config(spec, VERSIONS[0])
+
+
 def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
-    """One linear from its tensors (suffix -> tensor). Raises ``tensor_mismatch`` and ``not_finite``."""
+    """One linear from its tensors.
+
+    tensors  suffix -> tensor, with the shapes and dtypes in the module's docstring; not modified.
+    name     of the linear, for messages.
+
+    Returns codes [N, K] uint8, scales [N, ng] in the stored dtype, zeros [N, ng] uint8 or None.
+    Raises ``tensor_mismatch`` and ``not_finite``.
+    """
     qweight = need(tensors, "qweight", name, 2, torch.int32)
     scales = need(tensors, "scales", name, 2, torch.float16, torch.bfloat16, torch.float32)
     n, k = qweight.shape[0], qweight.shape[1] * 8
@@ -66,7 +139,10 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of one linear. Scales are float16 whatever ``dtype`` is. Raises ``not_finite`` on overflow."""
+    """The tensors of one linear on the CPU, with the shapes and dtypes in the module's docstring; bias in ``dtype``.
+
+    Raises ``not_finite`` when a scale overflows float16, ``tensor_mismatch`` for weights the layout cannot hold.
+    """
     if weight.bits != 4 or weight.perm is not None or weight.k % 8 or weight.k % weight.group_size:
         raise mismatch("linear", f"weight is {weight.scheme}, {weight.n} x {weight.k}; AWQ files cannot hold it")
     groups = weight.scales.shape[1]

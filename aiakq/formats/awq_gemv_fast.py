@@ -17,16 +17,22 @@ bits first, the places 4w .. 4w + 3 of those four rows written one after the oth
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from aiakq.formats import auto_awq
 from aiakq.formats.awq_gemv import padded_words
 from aiakq.formats.checks import check_scales, finite, mismatch, need, read_bias, shaped
+from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, matrix, stored_size
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
 SUFFIXES = ("qweight", "qzeros", "scaled_zeros", "scales", "bias")
+QUANT_METHODS = auto_awq.QUANT_METHODS
+#: Values of ``version`` that have this layout on disk; the first is written.
+VERSIONS = ("gemv_fast",)
 
 _ROWS, _COLUMNS = 4, 64
 #: What rounding -(scale * zero) to 16 bits does to a zero point of at most 15: 15 / 2**8 for bfloat16.
@@ -36,8 +42,77 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _ORDER = torch.arange(32).reshape(4, 4, 2).permute(1, 0, 2).reshape(4, 4, 2).transpose(1, 2).flatten()
 
 
+def holds_codes(headers: Headers) -> bool:
+    """Whether a module with these tensors is a packed linear, even if some of its tensors are missing or damaged."""
+    return "qweight" in headers
+
+
+def matches(headers: Headers) -> bool:
+    """Whether the shapes and dtypes are those of this layout."""
+    return matrix(headers, "qweight", "I16") is not None and matrix(headers, "scales") is not None
+
+
+def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
+    """suffix -> shape for a linear of N outputs and K inputs."""
+    groups = expected_groups(spec, k)
+    padded = padded_words(groups, spec.group_size if spec.group_size > 0 else k) * 8
+    zeros = "scaled_zeros" if "scaled_zeros" in headers else "qzeros"
+    rows = stored_size(headers, ("scales", zeros), 0, padded, lambda rows: rows >= groups)
+    return {"qweight": (n // _ROWS, k), "scales": (rows, n), zeros: (rows, n)}
+
+
+def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
+    """N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
+    blocks, k = headers["qweight"].shape
+    return Dimensions(blocks * _ROWS, k, 4, k // spec.group_size if spec.group_size > 0 else 1)
+
+
+def supports(spec: QuantSpec) -> str | None:
+    """Why these files cannot hold ``spec``; None if they can."""
+    return auto_awq.supports(spec)
+
+
+def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
+    """Why a linear of N outputs and K inputs cannot be written; None if it can."""
+    if n % _ROWS or k % _COLUMNS:
+        return f"these AWQ files hold multiples of {_ROWS} outputs and {_COLUMNS} inputs"
+    return None
+
+
+def word_shape(spec: QuantSpec) -> tuple[int, int]:
+    """Inputs and outputs that share words and cannot be cut apart."""
+    return _COLUMNS, _ROWS
+
+
+def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which scales are stored: float16, whatever ``dtype`` the rest of the checkpoint has."""
+    return torch.float16
+
+
+def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
+    """What a user should know about other programs that read ``spec``."""
+    return auto_awq.reader_notes(spec, experts)
+
+
+def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
+    """The spec of a config, or None if it says another layout. Raises ``format_unsupported``."""
+    return auto_awq.from_config(config, "awq_gemv_fast", VERSIONS)
+
+
+def to_config(spec: QuantSpec) -> dict[str, Any]:
+    """The ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
+    return auto_awq.to_config(spec, VERSIONS[0])
+
+
 def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
-    """One linear from its tensors (suffix -> tensor). Raises ``tensor_mismatch`` and ``not_finite``."""
+    """One linear from its tensors.
+
+    tensors  suffix -> tensor, with the shapes and dtypes in the module's docstring; not modified.
+    name     of the linear, for messages.
+
+    Returns codes [N, K] uint8, scales [N, ng] in the stored dtype, zeros [N, ng] uint8 or float32 or None.
+    Raises ``tensor_mismatch`` and ``not_finite``.
+    """
     qweight = need(tensors, "qweight", name, 2, torch.int16)
     scales = need(tensors, "scales", name, 2, *_FLOATS)
     suffix = "scaled_zeros" if "scaled_zeros" in tensors else "qzeros"
@@ -87,7 +162,10 @@ def _zeros(product: Tensor, scale: Tensor, first: Tensor, suffix: str, name: str
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of one linear. Scales are float16 whatever ``dtype`` is. Raises ``not_finite`` on overflow."""
+    """The tensors of one linear on the CPU, with the shapes and dtypes in the module's docstring; bias in ``dtype``.
+
+    Raises ``not_finite`` when a scale overflows float16, ``tensor_mismatch`` for weights the layout cannot hold.
+    """
     n, k, group_size = weight.n, weight.k, weight.group_size
     if weight.bits != 4 or weight.perm is not None or n % _ROWS or k % _COLUMNS or k % group_size:
         raise mismatch("linear", f"weight is {weight.scheme}, {n} x {k}; this layout cannot hold it")

@@ -20,6 +20,7 @@ they say the width as well, whatever the config says.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,9 +36,12 @@ from aiakq.formats.checks import (
     read_bias,
     shaped,
 )
+from aiakq.formats.config_values import read_bits, read_group_size, read_names, read_object, unsupported
+from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, present, stored_size
 from aiakq.kernels.packing import SUPPORTED_BITS, pack, unpack, words_for
-from aiakq.kernels.types import QWeight
-from aiakq.spec import QuantSpec
+from aiakq.kernels.types import SCHEME_BITS, QWeight
+from aiakq.patterns import glob_to_regex, is_plain
+from aiakq.spec import LayerSpec, QuantSpec
 
 SUFFIXES = (
     "weight_packed",
@@ -50,11 +54,243 @@ SUFFIXES = (
     "input_zero_point",
     "bias",
 )
+QUANT_METHODS = ("compressed-tensors",)
+#: The config does not say which method chose the numbers, so ``QuantSpec.method`` is a guess.
+RECORDS_METHOD = False
+WIDTH_MULTIPLE = 4
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
+# --- headers ----------------------------------------------------------------------------------------------------------
+
+
+def holds_codes(headers: Headers) -> bool:
+    """Whether a module with these tensors is a packed linear, even if some of its tensors are missing or damaged."""
+    if "weight_packed" in headers:
+        return True
+    return "weight" in headers and headers["weight"].dtype == "I8" and "weight_scale" in headers
+
+
+def matches(headers: Headers) -> bool:
+    """Whether the tensors are those of this layout; their names say so, no other format has them."""
+    return "weight_packed" in headers or "weight_scale" in headers
+
+
+def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
+    """suffix -> shape for a linear of N outputs and K inputs."""
+    said = expected_groups(spec, k)
+    groups = stored_size(headers, ("weight_scale", "weight_zero_point"), 1, said, lambda size: k % size == 0)
+    one = "weight_scale" in headers and headers["weight_scale"].shape == (1,)
+    scale = (1,) if one else (n, groups)
+    if "weight_packed" not in headers:
+        shapes: Shapes = {"weight": (n, k), "weight_scale": scale}
+        if spec.static_input:
+            shapes["input_scale"] = headers["input_scale"].shape if "input_scale" in headers else (1,)
+        return shapes
+    words = headers["weight_packed"].shape[-1]
+    fits = any(words in (words_for(k, bits), _gapped_words(k, bits)) for bits in SUPPORTED_BITS)
+    shapes = {"weight_packed": (n, words if fits else words_for(k, spec.bits)), "weight_scale": scale}
+    shapes |= {"weight_shape": (2,)} | present(headers, weight_g_idx=(k,))
+    zero = headers.get("weight_zero_point")
+    if zero is not None or not spec.symmetric:
+        bits = next((bits for bits in (spec.bits, *SUPPORTED_BITS) if words == words_for(k, bits)), 3)
+        rows = n if zero is not None and zero.dtype == "I8" else words_for(n, bits)
+        if zero is not None and words != words_for(k, bits):
+            rows = _gapped_words(n, bits)
+        shapes["weight_zero_point"] = (rows, groups)
+    return shapes
+
+
+def _gapped_words(count: int, bits: int) -> int:
+    """The words for ``count`` codes where none straddles two words, as old versions packed 3 bits."""
+    return -(-count // (32 // bits))
+
+
+def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
+    """N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
+    scale = headers["weight_scale"].shape
+    groups = 1 if len(scale) < 2 else scale[1]
+    perm, static = "weight_g_idx" in headers, "input_scale" in headers
+    if "weight_packed" not in headers:
+        n, k = headers["weight"].shape
+        return Dimensions(n, k, 8, groups, perm, static)
+    n, words = headers["weight_packed"].shape
+    # 3-bit words may have gaps, and end anywhere: whole groups say more than words do.
+    k = groups * spec.group_size if groups > 1 and spec.group_size > 0 else words * 32 // spec.bits
+    bits = words * 32 // k
+    return Dimensions(n, k, bits if bits in SCHEME_BITS.values() else spec.bits, groups, perm, static)
+
+
+# --- what the format can hold -----------------------------------------------------------------------------------------
+
+
+def supports(spec: QuantSpec) -> str | None:
+    """Why these files cannot hold ``spec``: never."""
+    return None
+
+
+def word_shape(spec: QuantSpec) -> tuple[int, int]:
+    """Inputs and outputs that share words and cannot be cut apart."""
+    return (1 if spec.activation_bits else 32 // spec.bits), 1
+
+
+def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which scales are stored: float32 beside quantized activations, else ``dtype``."""
+    return torch.float32 if spec.activation_bits else dtype
+
+
+def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
+    """What a user should know about other programs that read ``spec``."""
+    notes = []
+    if experts and spec.activation_bits:
+        notes.append("aiakq reads this model, but transformers 5.23 refuses experts with quantized activations.")
+    stored = (spec.layer, *(layer for _, layer in spec.layers if layer is not None))
+    if any(not layer.symmetric for layer in stored):
+        notes.append(
+            "Asymmetric weights in compressed-tensors are read by aiakq and vLLM, but not by transformers 5.23 without "
+            "dequantize=True."
+        )
+    return notes
+
+
+# --- quantization_config ----------------------------------------------------------------------------------------------
+
+
+def from_config(config: Mapping[str, Any]) -> QuantSpec:
+    """The spec of a config. Names win over regular expressions (in alphabetical order), those over ``Linear``.
+
+    Raises ``format_unsupported``.
+    """
+    transforms = read_object(config.get("transform_config"), "transform_config")
+    if transforms.get("config_groups"):
+        raise unsupported("compressed-tensors with rotations of its activations (transform_config)")
+    sparsity = read_object(config.get("sparsity_config"), "sparsity_config").get("format", "dense")
+    if sparsity != "dense":
+        raise unsupported(f"compressed-tensors with sparse weights ({sparsity!r:.40})")
+    groups = [
+        read_object(group, "a config group") for group in read_object(config.get("config_groups"), "groups").values()
+    ]
+    listed: dict[str, LayerSpec] = {}
+    for group in groups:
+        layer = _read_group(group, config.get("format"))
+        for target in read_names(group.get("targets"), "targets"):
+            listed.setdefault(target, layer)
+    base = listed.pop("Linear", None)
+    layers: list[tuple[str, LayerSpec | None]] = [(name, listed[name]) for name in sorted(listed, key=_specificity)]
+    if base is None:
+        if not layers or layers[0][1] is None:
+            raise unsupported(f"compressed-tensors with {len(groups)} config groups and no target")
+        base = layers[0][1]
+        layers.append(("*", None))
+    method = "weight_only_int8" if base.bits == 8 else "gptq"
+    return QuantSpec(
+        method="smooth_quant" if base.activation_bits else method,
+        format="compressed-tensors",
+        **vars(base),
+        ignore=read_names(config.get("ignore"), "ignore"),
+        layers=tuple(layers),
+    )
+
+
+def _specificity(target: str) -> tuple[bool, str]:
+    return target.startswith("re:"), target
+
+
+def _read_group(group: Mapping[str, Any], shared_format: Any) -> LayerSpec:
+    """One entry of ``config_groups``; ``shared_format`` counts where it has no format of its own."""
+    weights = read_object(group.get("weights"), "weights")
+    inputs = read_object(group.get("input_activations"), "input_activations")
+    layout = group.get("format") or shared_format
+    if weights.get("type") != "int":
+        raise unsupported(f"compressed-tensors weights of type {weights.get('type')!r:.40}")
+    if layout not in ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision"):
+        raise unsupported(f"compressed-tensors format {layout!r:.40}")
+    if weights.get("strategy") not in (None, "tensor", "channel", "group"):
+        raise unsupported(f"compressed-tensors weights with strategy {weights['strategy']!r:.40}")
+    if inputs and (inputs.get("num_bits") != 8 or inputs.get("type") != "int" or not inputs.get("symmetric", True)):
+        raise unsupported("activations other than symmetric 8-bit integers")
+    return LayerSpec(
+        bits=read_bits(weights.get("num_bits"), "compressed-tensors"),
+        group_size=read_group_size(weights.get("group_size")),
+        symmetric=bool(weights.get("symmetric", True)),
+        activation_bits=8 if inputs else None,
+        static_input=bool(inputs) and not inputs.get("dynamic", False),
+    )
+
+
+def to_config(spec: QuantSpec) -> dict[str, Any]:
+    """The ``quantization_config`` of ``spec``: groups with names first, then every other Linear.
+
+    Each group states its own format too.
+    """
+    targets: dict[LayerSpec, list[str]] = {}
+    ignore = [_target(pattern) for pattern in spec.ignore]
+    for pattern, layer in spec.layers:
+        name = _target(pattern)
+        if layer is None:
+            ignore.append(name)
+        elif layer != spec.layer:
+            targets.setdefault(layer, []).append(name)
+    groups = [_group(layer, names) for layer, names in targets.items()]
+    groups.append(_group(spec.layer, ["Linear"]))
+    formats = {group["format"] for group in groups}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "ignore": ignore,
+        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
+    }
+
+
+def _target(pattern: str) -> str:
+    return pattern if is_plain(pattern) or pattern.startswith("re:") else "re:" + glob_to_regex(pattern)
+
+
+def _group(layer: LayerSpec, targets: list[str]) -> dict[str, Any]:
+    """One entry of ``config_groups``."""
+    weights: dict[str, Any] = {
+        "num_bits": layer.bits,
+        "type": "int",
+        "symmetric": layer.symmetric,
+        "strategy": "channel" if layer.group_size == -1 else "group",
+        "dynamic": False,
+    }
+    if layer.group_size != -1:
+        weights["group_size"] = layer.group_size
+    group: dict[str, Any] = {
+        "targets": targets,
+        "weights": weights,
+        "format": "int-quantized" if layer.activation_bits else "pack-quantized",
+    }
+    if layer.activation_bits:
+        group["input_activations"] = {
+            "num_bits": layer.activation_bits,
+            "type": "int",
+            "symmetric": True,
+            "strategy": "tensor" if layer.static_input else "token",
+            "dynamic": not layer.static_input,
+        }
+    return group
+
+
+def writer(config: Mapping[str, Any]) -> str | None:
+    """The program that wrote a config, if it says so."""
+    return f"compressed-tensors {config['version']}" if config.get("version") else None
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
 def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
-    """One linear from its tensors (suffix -> tensor). Raises ``tensor_mismatch`` and ``not_finite``."""
+    """One linear from its tensors.
+
+    tensors  suffix -> tensor, with the shapes and dtypes in the module's docstring; not modified.
+    name     of the linear, for messages.
+
+    Returns codes [N, K] uint8, scales [N, ng] in the stored dtype, zeros [N, ng] uint8 or None, perm [K] int64 or None.
+    Raises ``tensor_mismatch``, ``not_finite``, and ``format_unsupported`` for activations that nothing computes.
+    """
     if "weight_packed" in tensors:
         return _read_packed(tensors, spec, name)
     return _read_int8(tensors, spec, name)
@@ -102,7 +338,7 @@ def _width(words: int, k: int, likely: int) -> int | None:
     """The bits per code that K codes in so many words have, ``likely`` if it can be; None if there are none."""
     if k <= 0:
         return None
-    fitting = [bits for bits in SUPPORTED_BITS if words in (words_for(k, bits), -(-k // (32 // bits)))]
+    fitting = [bits for bits in SUPPORTED_BITS if words in (words_for(k, bits), _gapped_words(k, bits))]
     return likely if likely in fitting else fitting[0] if fitting else None
 
 

@@ -14,7 +14,9 @@ write layers whose width differs from the config's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,15 +32,214 @@ from aiakq.formats.checks import (
     read_bias,
     shaped,
 )
+from aiakq.formats.config_values import (
+    first_of,
+    layer_override,
+    read_bits,
+    read_group_size,
+    read_object,
+    read_word,
+    unsupported,
+)
+from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, matrix, present, stored_size
+from aiakq.formats.readers import experts_note
 from aiakq.kernels.packing import SUPPORTED_BITS, pack, unpack
 from aiakq.kernels.types import QWeight
-from aiakq.spec import QuantSpec
+from aiakq.patterns import glob_to_regex, is_plain
+from aiakq.spec import LayerSpec, QuantSpec
 
 SUFFIXES = ("qweight", "qzeros", "scales", "g_idx", "bias")
+QUANT_METHODS = ("gptq",)
+#: Where AutoGPTQ and other tools of its time put the config.
+CONFIG_FILE = "quantize_config.json"
+
+#: The linears that vLLM fuses, and the name of the fused one, which it looks up in ``dynamic``.
+_FUSED = {
+    "q_proj": "qkv_proj",
+    "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+}
+
+
+# --- headers ----------------------------------------------------------------------------------------------------------
+
+
+def holds_codes(headers: Headers) -> bool:
+    """Whether a module with these tensors is a packed linear, even if some of its tensors are missing or damaged."""
+    return "qweight" in headers
+
+
+def matches(headers: Headers) -> bool:
+    """Whether the shapes and dtypes are those of this layout."""
+    codes, scales = matrix(headers, "qweight", "I32"), matrix(headers, "scales")
+    return codes is not None and scales is not None and codes.shape[1] == scales.shape[1]
+
+
+def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
+    """suffix -> shape for a linear of N outputs and K inputs."""
+    groups = stored_size(headers, ("scales", "qzeros"), 0, expected_groups(spec, k), lambda size: k % size == 0)
+    codes = matrix(headers, "qweight")
+    bits, rest = (0, 1) if codes is None else divmod(codes.shape[0] * 32, k)
+    if rest or bits not in SUPPORTED_BITS:
+        bits = spec.bits
+    shapes: Shapes = {"qweight": (k * bits // 32, n), "qzeros": (groups, n * bits // 32), "scales": (groups, n)}
+    return shapes | present(headers, g_idx=(k,))
+
+
+def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
+    """N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
+    rows, n = headers["qweight"].shape
+    groups = headers["scales"].shape[0]
+    bits = headers["qzeros"].shape[1] * 32 // n
+    k = headers["g_idx"].shape[0] if "g_idx" in headers else rows * 32 // bits
+    return Dimensions(n, k, rows * 32 // k, groups, has_perm=spec.desc_act)
+
+
+# --- what the format can hold -----------------------------------------------------------------------------------------
+
+
+def supports(spec: QuantSpec) -> str | None:
+    """Why these files cannot hold ``spec``; None if they can."""
+    if spec.activation_bits:
+        return "such files hold no quantized activations"
+    if spec.format == "gptq" and not spec.symmetric:
+        return "readers disagree about zero points in version 1"
+    return None
+
+
+def unportable(spec: QuantSpec, experts: bool) -> str | None:
+    """Why another format is the better default for ``spec``; None if there is no reason."""
+    if spec.layers:
+        return "transformers reads no exceptions for single layers in these files"
+    # Asymmetric weights gain nothing elsewhere: transformers does not read them in compressed-tensors either.
+    if experts and spec.format == "gptq":
+        return "transformers does not read experts in these files"
+    return None
+
+
+def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
+    """Why a linear of N outputs and K inputs cannot be written; None if it can."""
+    return "GPTQ files hold multiples of 32 inputs and outputs" if k % 32 or n % 32 else None
+
+
+def word_shape(spec: QuantSpec) -> tuple[int, int]:
+    """Inputs and outputs that share words and cannot be cut apart."""
+    return 32, 32
+
+
+def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which scales are stored: float16, as every reader expects, whatever ``dtype`` the rest has."""
+    return torch.float16
+
+
+def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
+    """What a user should know about other programs that read ``spec``."""
+    notes = [experts_note(spec.format)] if experts else []
+    if spec.format == "gptq_v2":
+        notes.append(
+            "Asymmetric GPTQ is written as gptq_v2, which aiakq and transformers read and vLLM refuses; "
+            "for vLLM use -quant_type awq."
+        )
+    return notes
+
+
+# --- quantization_config ----------------------------------------------------------------------------------------------
+
+
+def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
+    """The spec of a config, or None if it says another layout. Raises ``format_unsupported``."""
+    layout = read_word(config, "checkpoint_format", "format", default="gptq")
+    if config.get("is_marlin_format") or layout not in ("gptq", "gptq_v2"):
+        return None
+    if config.get("pack_dtype", "int32") != "int32":
+        raise unsupported(f"GPTQ codes packed into {config['pack_dtype']!r:.40}")
+    base = LayerSpec(
+        bits=read_bits(first_of(config, "bits", "w_bit", "wbits"), "GPTQ"),
+        group_size=read_group_size(first_of(config, "group_size", "q_group_size")),
+        symmetric=bool(first_of(config, "sym", default=not config.get("zero_point", False))),
+    )
+    return QuantSpec(
+        method="gptq",
+        format=layout,
+        **vars(base),
+        desc_act=bool(config.get("desc_act", False)),
+        ignore=() if config.get("lm_head") else ("lm_head",),
+        layers=tuple(_dynamic(read_object(config.get("dynamic"), "dynamic"), base)),
+        notes=_quantizer_note(config),
+    )
+
+
+def _dynamic(dynamic: Mapping[str, Any], base: LayerSpec) -> Iterable[tuple[str, LayerSpec | None]]:
+    """GPTQModel's overrides: regular expressions after ``+:`` or nothing; those after ``-:`` name skipped layers."""
+    for key, values in dynamic.items():
+        layer = None if key.startswith("-:") else layer_override(values, base)
+        yield "re:" + key.removeprefix("+:").removeprefix("-:"), layer
+
+
+def _quantizer_note(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The tool that wrote the file, if it says so: asymmetric version 1 zero points cannot be read without knowing."""
+    meta = config.get("meta")
+    written_by = meta.get("quantizer") if isinstance(meta, Mapping) else None
+    if isinstance(written_by, list) and written_by:
+        written_by = written_by[0]
+    return {"quantizer": written_by} if isinstance(written_by, str) else {}
+
+
+def to_config(spec: QuantSpec) -> dict[str, Any]:
+    """The ``quantization_config`` of ``spec``; layers that differ are listed in ``dynamic``, as GPTQModel does."""
+    config: dict[str, Any] = {
+        "quant_method": "gptq",
+        "bits": spec.bits,
+        "group_size": spec.group_size,
+        "desc_act": spec.desc_act,
+        "sym": spec.symmetric,
+        "checkpoint_format": spec.format,
+        "lm_head": "lm_head" not in spec.ignore,
+        "true_sequential": True,
+        "meta": {"quantizer": [f"aiakq:{spec.notes.get('version', '0')}"]},
+    }
+    skipped = [name for name in spec.ignore if name != "lm_head"]
+    entries: list[tuple[str, LayerSpec | None]] = [*((name, None) for name in skipped), *spec.layers]
+    dynamic: dict[str, dict[str, Any]] = {}
+    for pattern, layer in entries:
+        if layer is None:
+            dynamic[f"-:{_regex(pattern)}"] = {}
+        else:
+            values = {"bits": layer.bits, "group_size": layer.group_size, "sym": layer.symmetric}
+            dynamic[f"+:{_regex(pattern)}"] = values
+    return {**config, "dynamic": dynamic} if dynamic else config
+
+
+def config_files(spec: QuantSpec) -> dict[str, Any]:
+    """JSON files that old readers look for beside config.json, by name."""
+    return {CONFIG_FILE: to_config(spec)}
+
+
+def _regex(pattern: str) -> str:
+    """A name or pattern as GPTQModel's regular expression; names fit vLLM's fused names as well."""
+    if not is_plain(pattern):
+        return pattern[3:] if pattern.startswith("re:") else glob_to_regex(pattern)
+    stem, _, last = pattern.rpartition(".")
+    fused = _FUSED.get(last)
+    if fused is None:
+        return f"^{re.escape(pattern)}$"
+    return f"^{re.escape(stem + '.')}({last}|{fused})$"
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
 
 
 def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
-    """One linear from its tensors (suffix -> tensor). Raises ``tensor_mismatch`` and ``not_finite``."""
+    """One linear from its tensors.
+
+    tensors  suffix -> tensor, with the shapes and dtypes in the module's docstring; not modified.
+    name     of the linear, for messages.
+
+    Returns codes [N, K] uint8, scales [N, ng] in the stored dtype, zeros [N, ng] uint8 or None, perm [K] int64 or None.
+    Raises ``tensor_mismatch`` and ``not_finite``.
+    """
     qweight = need(tensors, "qweight", name, 2, torch.int32)
     qzeros = need(tensors, "qzeros", name, 2, torch.int32)
     scales = need(tensors, "scales", name, 2, torch.float16, torch.bfloat16, torch.float32)
@@ -102,11 +303,22 @@ def _read_zeros(qzeros: Tensor, bits: int, spec: QuantSpec) -> Tensor | None:
     return None if bool((zeros == half).all()) else zeros.T.contiguous()
 
 
+def remark(weight: QWeight, name: str) -> str | None:
+    """A sentence about asymmetric zero points that look off by one, as in files labelled with the wrong version."""
+    shift = zero_shift(weight)
+    if abs(shift) <= 0.5:
+        return None
+    return (
+        f"the weights of {name} lie {shift:+.1f} steps off centre: its zero points may be of the other GPTQ "
+        "version than checkpoint_format says"
+    )
+
+
 def zero_shift(weight: QWeight) -> float:
     """How far the weights of one linear lie off centre, in steps: about 0, or about 1 where the zeros are off by one.
 
-    Weights have a mean near zero, so codes are as much above their zero points as below. Asymmetric files whose version
-    is mislabelled show in this and in nothing else. Tells nothing about symmetric weights.
+    Weights have a mean near zero, so codes are as much above their zero points as below. An asymmetric file whose
+    version is mislabelled shows in nothing else. Says nothing about symmetric weights (0).
     """
     if weight.zeros is None:
         return 0.0
@@ -121,12 +333,13 @@ def zero_shift(weight: QWeight) -> float:
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of one linear. Scales are float16 whatever ``dtype`` is, as every reader expects.
+    """The tensors of one linear on the CPU, with the shapes and dtypes in the module's docstring; bias in ``dtype``.
 
-    Raises ``not_finite`` when a scale overflows float16 and ``tensor_mismatch`` for shapes the layout cannot hold.
+    Raises ``not_finite`` when a scale overflows float16, ``tensor_mismatch`` for shapes the layout cannot hold and
+    ``option_conflict`` for a zero point of 0 in version 1.
     """
     bits, n, k = weight.bits, weight.n, weight.k
-    if k % 32 or n % 32:
+    if shape_problem(spec, n, k):
         raise mismatch("linear", f"weight is {n} x {k}; GPTQ files need both to be multiples of 32")
     half = 2 ** (bits - 1)
     groups = weight.scales.shape[1]
@@ -152,7 +365,7 @@ def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Ten
     tensors = {
         "qweight": pack(codes.T, bits, dim=0),
         "qzeros": pack(zeros, bits),
-        "scales": finite(weight.scales.T.to(torch.float16).contiguous(), "scales (as float16)", "linear"),
+        "scales": finite(weight.scales.T.to(scale_dtype(spec, dtype)).contiguous(), "scales (as float16)", "linear"),
         "g_idx": g_idx,
     }
     if weight.bias is not None:

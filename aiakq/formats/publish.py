@@ -32,7 +32,7 @@ from torch import Tensor
 
 import aiakq
 from aiakq.errors import AiakqError, error
-from aiakq.formats.checkpoint import INDEX, MANIFEST, PARTIAL_MARK
+from aiakq.formats.model_folder import INDEX, MANIFEST, PARTIAL_MARK
 from aiakq.formats.safetensors_file import write_file
 from aiakq.formats.steps import STEP_PREFIX, Mapped, Step, whole_steps, write_synced
 

@@ -10,139 +10,48 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NoReturn
 
+from aiakq.arguments.argument import checked_value
+from aiakq.arguments.quantize import QUANTIZE_ARGUMENTS, QuantizeArguments
 from aiakq.errors import error
 from aiakq.quantizers import METHODS
-from aiakq.quantizers.recipe import SCALE_SEARCHES, Component, Method, Recipe, load_rounder, load_transform
+from aiakq.quantizers.recipe import Component, Method, Recipe, load_rounder, load_transform
 from aiakq.spec import QuantSpec, canonical_method
 
-#: Spellings of -t, and the safetensors dtype each means.
-DTYPES = {
-    "fp16": "F16",
-    "float16": "F16",
-    "half": "F16",
-    "bf16": "BF16",
-    "bfloat16": "BF16",
-    "fp32": "F32",
-    "float32": "F32",
-}
 FORMATS = ("gptq", "gptq_v2", "awq", "compressed-tensors")
-ACTIVATION_SCALES = ("token", "tensor")
 
 
 @dataclass(frozen=True)
-class QuantizeOptions:
-    """Everything ``aiakq quantize`` can be told; None means the method's or the model's own choice.
+class QuantizeOptions(QuantizeArguments):
+    """The options of ``aiakq quantize``, checked; the fields are those of aiakq/arguments/quantize.py.
 
-    input, output   a folder or hub name; a folder.
-    dtype           of everything not quantized; the source's if None.
-    smooth_alpha    0 .. 1, smooth_quant only; ``auto`` searches it for every place where scales are folded.
-    token_ids       a file of calibration token ids; replaces ``calibration``.
-    calibration     a text file, or the name of a data set on the hub; the bundled text if None.
-    samples, seqlen how many calibration sequences, of how many tokens.
-    act_order       gptq: ``static`` processes inputs by importance, ``group`` (if None) inside and between groups;
-                    neither leaves a trace in the file.
-    damp            gptq: part of the mean diagonal added to the Hessian.
-    scale_search    ``minmax`` takes whole ranges, ``mse`` also smaller ones, by the error they leave; the method's own
-                    choice if None.
-    sweeps          gptq: how often all columns are gone over again once they are rounded; 0 as published, 2 if None.
-    gptaq           gptq: also make up for what the layers before have changed in the inputs (GPTAQ).
-    awq_scaling     gptq: fold the scales of awq first.
-    gptq            smooth_quant: round the weights as gptq does.
-    activation_scales   smooth_quant: ``token`` computes one per token when serving, ``tensor`` stores one per layer.
-    eval_text       a text file for perplexity before and after; the bundled held-out text if None.
-    layer           overrides like ``model.layers.0.*=bits:8,group:64``; see layers.py.
-    skip            globs of linears that stay as they are.
-    lm_head         bits of the output layer, which stays as it is if None.
-    format          the layout on disk; one that every reader knows, if None.
-    target_bpw      choose bits and groups per layer, for at most so many bits per weight on average.
-    max_kl          choose them for at most so much divergence from the original, in nats per token.
-    resume          continue the work of an earlier, interrupted run with the same options, and keep what a failure
-                    leaves.
-    activation_memory   gigabytes of hidden states held in memory; more goes to disk. A quarter of what is free if None.
+    None means the method's or the model's own choice. ``act_order`` leaves no trace in the file. ``resume`` continues
+    the work of an earlier, interrupted run with the same options, and keeps what a failure leaves.
     """
-
-    input: str
-    output: str
-    method: str
-    tp: int = 1
-    dtype: str | None = None
-    smooth_alpha: float | str | None = None
-    token_ids: str | Path | None = None
-    multi_query_mode: bool = False
-    bits: int | None = None
-    group_size: int | None = None
-    calibration: str | Path | None = None
-    samples: int = 128
-    seqlen: int = 512
-    seed: int = 0
-    device: str = "auto"
-    overwrite: bool = False
-    act_order: str | None = None
-    damp: float | None = None
-    symmetric: bool | None = None
-    evaluate: bool = True
-    eval_text: str | Path | None = None
-    trust_remote_code: bool = False
-    revision: str | None = None
-    layer: tuple[str, ...] = ()
-    skip: tuple[str, ...] = ()
-    lm_head: int | None = None
-    format: str | None = None
-    target_bpw: float | None = None
-    max_kl: float | None = None
-    resume: bool = False
-    activation_memory: float | None = None
-    scale_search: str | None = None
-    sweeps: int | None = None
-    gptaq: bool = False
-    awq_scaling: bool = False
-    gptq: bool = False
-    activation_scales: str = "token"
 
     def __post_init__(self) -> None:
         """Raises ``bad_option`` and ``option_conflict``."""
         object.__setattr__(self, "method", _known_method(self.method))
-        object.__setattr__(self, "smooth_alpha", _alpha(self.smooth_alpha))
+        for row in QUANTIZE_ARGUMENTS:
+            object.__setattr__(self, row.name, checked_value(row, getattr(self, row.name)))
+        if isinstance(self.smooth_alpha, int):
+            object.__setattr__(self, "smooth_alpha", float(self.smooth_alpha))
         self._check_values()
         self._check_pairs()
         self.resolved_recipe.check(self.spec("").layer)
 
     def _check_values(self) -> None:
-        def need(fine: bool, option: str, value: Any, expected: str, hint: str = "") -> None:
+        def need(fine: bool, option: str, value: Any, expected: str) -> None:
             if not fine:
-                raise error("bad_option", option=option, value=value, expected=expected, hint=hint)
+                raise error("bad_option", option=option, value=value, expected=expected, hint="")
 
-        need(1 <= self.tp <= 1024, "-tp", self.tp, "a number of GPUs", "Without it nothing is cut.")
-        need(self.dtype is None or self.dtype in DTYPES, "-t", self.dtype, "fp16 or bf16")
         bits = self.preset.bits
-        need(
-            self.bits is None or self.bits in bits,
-            "--bits",
-            self.bits,
-            f"one of {', '.join(map(str, sorted(bits)))}, which {self.method} offers",
-        )
+        offered = f"one of {', '.join(map(str, sorted(bits)))}, which {self.method} offers"
+        need(self.bits is None or self.bits in bits, "--bits", self.bits, offered)
         size = self.group_size
         need(size is None or size == -1 or size > 0, "--group-size", size, "a positive number, or -1 for whole rows")
-        need(self.samples >= 1, "--samples", self.samples, "at least 1")
-        need(self.seqlen >= 2, "--seqlen", self.seqlen, "at least 2")
-        need(0 <= self.seed < 2**63, "--seed", self.seed, "between 0 and 2^63")
-        searches, scales = ", ".join(SCALE_SEARCHES), ", ".join(ACTIVATION_SCALES)
-        need(self.scale_search in (None, *SCALE_SEARCHES), "--scale-search", self.scale_search, f"one of {searches}")
-        need(
-            self.activation_scales in ACTIVATION_SCALES,
-            "--activation-scales",
-            self.activation_scales,
-            f"one of {scales}",
-        )
-        need(self.lm_head in (None, 4, 8), "--lm-head", self.lm_head, "4 or 8 bits", "Without it the head stays.")
         need(self.format in (None, *FORMATS), "--format", self.format, "one of " + ", ".join(FORMATS))
-        bpw, kl, memory = self.target_bpw, self.max_kl, self.activation_memory
-        need(bpw is None or 2.0 < bpw <= 8.5, "--target-bpw", bpw, "above 2 and at most 8.5", "4.5 is usual.")
-        need(kl is None or kl > 0, "--max-kl", kl, "above 0", "0.01 nats per token is little, 0.05 can be noticed.")
-        need(memory is None or memory >= 0, "--activation-memory", memory, "a number of gigabytes")
 
     def _check_pairs(self) -> None:
         method, preset = f"-quant_type {self.method}", self.preset
@@ -214,14 +123,6 @@ def _known_method(name: str) -> str:
             hint="weight_only_int8 is the safest, awq and gptq the smallest, smooth_quant the fastest in batches.",
         )
     return spelled
-
-
-def _alpha(given: float | str | None) -> float | str | None:
-    """-sq as a number where it is one."""
-    try:
-        return given if given is None else float(given)
-    except ValueError:
-        return str(given).strip().lower()
 
 
 def _conflict(option: str, other: str, reason: str, hint: str) -> NoReturn:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence as SequenceType
 from typing import Any
 
-from aiakq.arguments import unsupported as foreign
+from aiakq.arguments import unsupported
 from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache
@@ -30,7 +30,7 @@ class LLM:
 
     def __init__(self, model: str, **arguments: Any) -> None:
         self.config = EngineConfig.from_args({"model": model, **arguments})
-        for line in foreign.remarks(arguments):
+        for line in unsupported.notices(arguments):
             warnings.warn(line, stacklevel=2)
         self.tokenizer = self.config.tokenizer.load()
         self.engine = load_engine(self.config)
@@ -45,7 +45,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What requests without their own SamplingParams use: generation_config.json over the defaults."""
-        return SamplingParams.from_optional(**self.config.sampling)
+        return SamplingParams.from_optional(**self.config.generation.sampling)
 
     def reset_prefix_cache(self) -> bool:
         """Let no later prompt reuse what was computed for earlier ones; returns True, as vLLM does on success."""

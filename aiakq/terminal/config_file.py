@@ -1,22 +1,23 @@
-"""Options from a file: ``--config FILE`` of the commands that take the engine's arguments."""
+"""Options from a YAML file: ``--config FILE`` of every command."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from aiakq.arguments import unsupported as foreign
+from aiakq.arguments import unsupported
 from aiakq.errors import AiakqError, error
 from aiakq.terminal import console
 
 _MAX_BYTES = 1 << 20
 
 
-def read_config_file(path: Path) -> dict[str, Any]:
-    """The options of a YAML file under the names of the argument table; dashes and underscores are the same.
+def read_config_file(path: Path, engine: bool = True) -> dict[str, Any]:
+    """The options of a YAML file by their keys; dashes and underscores are the same.
 
-    Options of other engines are left out, with a line. Raises ``bad_option`` for a file that is none, and
-    ``option_refused``.
+    engine  whether the command takes the engine's arguments: unsupported ones are then left out, with a line.
+
+    Raises ``bad_option`` for a file that cannot be read as options, and ``option_refused``.
     """
     import yaml
 
@@ -36,10 +37,13 @@ def read_config_file(path: Path) -> dict[str, Any]:
     given = {name.lstrip("-").replace("-", "_"): value for name, value in found.items()}
     if len(given) < len(found):
         raise _bad(path, "a name is there twice")
-    foreign.refuse(given)
-    for line in foreign.remarks(given):
+    given = {name: value for name, value in given.items() if value is not None}
+    if not engine:
+        return given
+    unsupported.refuse(given)
+    for line in unsupported.notices(given):
         console.warning(line)
-    return {name: value for name, value in given.items() if value is not None and name not in foreign.BY_NAME}
+    return {name: value for name, value in given.items() if name not in unsupported.BY_NAME}
 
 
 def _bad(path: Path, reason: str) -> AiakqError:

@@ -15,23 +15,28 @@ from rich.text import Text
 #: A text column further right than this leaves too little room; longer labels stand on a line of their own.
 _LABEL_WIDTH = 24
 _MOST_WIDTH = 100
+#: Ends the page of every command.
+_SOURCES = (
+    "Options can also be set by environment variables (AIAKQ_SEED=1 is --seed 1) and in the file of --config. The "
+    "command line comes first, then the environment, then the file."
+)
 
 
 class Command(typer.core.TyperCommand):
     """A command with this module's help page."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        _print_help(self, ctx)
+        _print_help(self, ctx, _SOURCES)
 
 
 class Group(typer.core.TyperGroup):
     """A group of commands with this module's help page."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        _print_help(self, ctx)
+        _print_help(self, ctx, self.epilog)
 
 
-def _print_help(command: Any, ctx: Any) -> None:
+def _print_help(command: Any, ctx: Any, epilog: str | None) -> None:
     console = Console(highlight=False, markup=False)
     console = Console(highlight=False, markup=False, width=min(console.width, _MOST_WIDTH))
     shown = [parameter for parameter in command.get_params(ctx) if not getattr(parameter, "hidden", False)]
@@ -47,9 +52,9 @@ def _print_help(command: Any, ctx: Any) -> None:
         panels.setdefault(_panel(parameter), []).append((_label(parameter), Text(_description(parameter))))
     for title, rows in panels.items():
         _section(console, title, rows)
-    if command.epilog:
+    if epilog:
         console.print()
-        _paragraph(console, command.epilog)
+        _paragraph(console, epilog)
 
 
 def _paragraph(console: Console, text: str | None) -> None:
@@ -63,8 +68,7 @@ def _usage(command: Any, ctx: Any, shown: Iterable[Any]) -> str:
     for parameter in shown:
         if parameter.param_type_name == "argument":
             words.append(parameter.metavar or parameter.name.upper())
-        elif parameter.required:
-            words.append(f"{parameter.opts[0]} {parameter.metavar}")
+    words += getattr(command.callback, "required", [])
     words.append("COMMAND ..." if hasattr(command, "commands") else "[OPTIONS]")
     return " ".join(words)
 
@@ -106,19 +110,17 @@ def _label(parameter: Any) -> Text:
 
 def _description(parameter: Any) -> str:
     words = [" ".join((parameter.help or "").split())]
-    if parameter.required and parameter.param_type_name == "option":
-        words.append("Required.")
-    elif getattr(parameter, "show_default", False) and default_text(parameter.default):
+    if getattr(parameter, "show_default", False) and default_text(parameter.default):
         words.append(default_text(parameter.default))
-    if getattr(parameter, "envvar", None):
-        words.append(f"(environment: {parameter.envvar})")
     return " ".join(words)
 
 
 def default_text(value: Any) -> str:
-    """A default in words; nothing to say about None and about flags that are off."""
-    if value is None or value is False:
+    """A default in words; nothing for None, for flags that are off and for what is empty."""
+    if value is None or value is False or value == () or value == "":
         return ""
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
     return f"(default: {'yes' if value is True else f'{value:g}' if isinstance(value, float) else value})"
 
 

@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from aiakq.arguments.argument import Argument
 from aiakq.errors import AiakqError, error
 
 #: What word processors and web pages make of a hyphen.
@@ -87,17 +88,22 @@ def _meant(name: str, options: Mapping[str, bool]) -> str | None:
     return max(same, key=len) if same else None
 
 
+def missing_option(row: Argument, command: str) -> AiakqError:
+    """The error for a required option that is given nowhere. ``command`` is like ``bench serve``."""
+    name = row.flag if row.positional else " or ".join(row.all_flags)
+    return error("usage", reason=f"{name} is missing.", hint=_hint(command))
+
+
+def _hint(command: str) -> str:
+    if command in _EXAMPLES:
+        return f"Example: {_EXAMPLES[command]}. All options: aiakq {command} --help"
+    return f"See: {' '.join(('aiakq', command)).strip()} --help"
+
+
 def usage_error(problem: Any, command: str) -> AiakqError:
     """A usage error of Typer as one of ours: one line with a hint. ``command`` is like ``bench serve``."""
-    hint = f"See: {' '.join(('aiakq', command)).strip()} --help"
-    if command in _EXAMPLES:
-        hint = f"Example: {_EXAMPLES[command]}. All options: aiakq {command} --help"
-    kind = type(problem).__name__
-    parameter = getattr(problem, "param", None)
-    if kind == "MissingParameter" and parameter is not None:
-        options = [option for option in parameter.opts if option.startswith("-")]
-        return error("usage", reason=f"{' or '.join(options) or parameter.name.upper()} is missing.", hint=hint)
-    if kind == "NoSuchOption":
+    hint = _hint(command)
+    if type(problem).__name__ == "NoSuchOption":
         close = close_names(problem.option_name, problem.possibilities or ())
         return error("usage", reason=f"There is no option {problem.option_name}.", hint=close or hint)
     return error("usage", reason=str(problem.format_message()).rstrip(".") + ".", hint=hint)

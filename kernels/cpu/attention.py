@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.cpu import library
-from aiakq.kernels.cpu.library import TYPES, Call, address, native
+from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_op
 from aiakq.kernels.types import AttentionContext
 
 CACHE_TYPES = {dtype: TYPES[dtype] for dtype in (torch.float32, torch.float16, torch.bfloat16)} | {torch.int8: 4}
-#: As in src/rotary.cpp and src/attention.cpp.
+#: As in src/ops.def.
 MOST_HEAD_SIZE = 1024
 SEGMENT = 1024
 TILE_ROWS = 96
@@ -78,8 +78,7 @@ class PagedAttention:
         k_norm: Tensor | None = None,
         eps: float = 0.0,
     ) -> None:
-        before, after = library.Rotary(), library.Attention()
-        before.op.kind, after.op.kind = library.ROTARY, library.ATTENTION
+        before, after = new_op("rotary"), new_op("attention")
         for op in (before, after):
             op.heads, op.kv_heads, op.head_size = heads, kv_heads, head_size
         self._positions = 0
@@ -96,10 +95,10 @@ class PagedAttention:
         self._before, self._after = before, after
         self._width = heads * head_size
         self._kv_width = kv_heads * head_size
-        self._per_thread = native().scratch(after)
+        self._per_thread = load_library().scratch_bytes(after)
         rows = max(1, TILE_ROWS // (heads // kv_heads)) * (heads // kv_heads)
         self._part = 4 * (2 * -(-rows // 16) * 16 + rows * -(-head_size // 16) * 16)
-        self._write, self._both, self._attend = Call(before), Call(before, after), Call(after)
+        self._write, self._both, self._attend = OpList(before), OpList(before, after), OpList(after)
         self._cache: Cache = ()
         self._dtype: torch.dtype | None = None
 
@@ -126,10 +125,10 @@ class PagedAttention:
     def write(self, k: Tensor, v: Tensor, cache: Cache, slots: Tensor) -> None:
         """Only write k, v [T, Hkv * D] into ``cache`` at ``slots`` [T] int64, but for slot 0."""
         assert k.stride(1) == v.stride(1) == 1 and slots.is_contiguous()
-        step, before = library.Step(), self._before
+        step, before = load_library().structs["Step"](), self._before
         step.slots = slots.data_ptr()
         self._bind(k, cache)
-        before.op.m, before.step, before.q = k.shape[0], addressof(step), None
+        before.m, before.step, before.q = k.shape[0], addressof(step), None
         before.k, before.k_stride = k.data_ptr(), k.stride(0)
         before.v, before.v_stride = v.data_ptr(), v.stride(0)
         self._write()
@@ -148,18 +147,18 @@ class PagedAttention:
         if positions is not None and self._positions:
             tables.turn(positions, self._positions)
         before = self._before
-        before.op.m, before.step = q.shape[0], tables.address
+        before.m, before.step = q.shape[0], tables.address
         before.q, before.q_stride = at, stride
         return self._attention(q, at, stride, tables, self._both)
 
-    def _attention(self, q: Tensor, at: int, stride: int, tables: StepTables, call: Call) -> Tensor:
+    def _attention(self, q: Tensor, at: int, stride: int, tables: StepTables, ops: OpList) -> Tensor:
         after = self._after
         out = torch.empty((q.shape[0], self._width), dtype=q.dtype)
-        after.op.m, after.step = q.shape[0], tables.address
+        after.m, after.step = q.shape[0], tables.address
         after.q, after.q_stride = at, stride
         after.out, after.out_stride = out.data_ptr(), self._width
         after.scratch, after.scratch_bytes = tables.scratch(self._per_thread, self._part)
-        call()
+        ops()
         return out
 
     def _bind(self, x: Tensor, cache: Cache) -> None:
@@ -187,7 +186,7 @@ class StepTables:
 
     def __init__(self, longest: int, keep_memory: bool = False) -> None:
         self.longest = longest
-        self.struct = library.Step()
+        self.struct = load_library().structs["Step"]()
         self.address = addressof(self.struct)
         self._keep_memory = keep_memory
         self._turned = False
@@ -225,7 +224,7 @@ class StepTables:
             count = per_thread * threads
             if self.longest > SEGMENT and threads > 1:
                 count += 4 * threads * (self.longest // SEGMENT + 2) * part
-            memory = library.scratch_bytes(count) if self._keep_memory else _memory(count)
+            memory = library.allocate_scratch(count) if self._keep_memory else _memory(count)
             found = self._scratch[per_thread, part, threads] = memory, count
         return found[0].data_ptr(), found[1]
 
@@ -245,5 +244,5 @@ def _memory(count: int) -> Tensor:
     """At least ``count`` bytes, the same again and again for a thread of Python's."""
     memory = getattr(_own, "memory", None)
     if memory is None or memory.numel() < count:
-        memory = _own.memory = library.scratch_bytes(count)
+        memory = _own.memory = library.allocate_scratch(count)
     return memory

@@ -1,8 +1,8 @@
 """The build of the native library from src/, by the normal install or by ``python -m aiakq.kernels.cpu.build``.
 
-A file whose code is in ``namespace ISA`` is compiled once per instruction set, the others once; the library chooses
-when it is loaded. Objects are kept under a name that holds a hash of all that went into them, so what has not changed
-is not compiled again. Standard library only: setup.py loads this file by its path, before anything is installed.
+A file whose code is in ``namespace ISA`` is compiled once per instruction set, the others once; the library chooses an
+instruction set when it is loaded. Object files are named after a hash of everything that went into them, so that only
+what changed is compiled again. Standard library only: setup.py loads this file by its path, before the installation.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ SOURCES = HERE / "src"
 TARGET = HERE / "_native.so"
 COMMAND = "python -m aiakq.kernels.cpu.build"
 
-# Products and sums are rounded one by one unless the code says otherwise: every compiler gives the same numbers.
+# No implicit fused multiply-add: every compiler gives the same numbers.
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-unknown-pragmas")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-#: Instruction set -> flags. library.cpp has the same names, and what each asks of the machine.
+#: Instruction set -> flags. library.cpp has the same names, and what each requires of the machine.
 X86 = {"vnni": (*_AVX512, "-mavx512vnni"), "avx512": _AVX512, "avx2": _AVX2, "portable": ("-O1",)}
 ELSEWHERE = {"portable": ()}
-# Where a product of bytes takes several instructions, GCC would first make all products of a sum, far more than there
-# are registers for, and then add them up.
+# Where a product of bytes takes several instructions, GCC would compute all products of a sum first, far more than
+# there are registers for, and then add them up.
 GCC_FLAGS = dict.fromkeys(("avx512", "avx2"), ("-fno-tree-reassoc", "-fno-tree-ter"))
 
 SANITIZERS = {
@@ -44,12 +44,12 @@ SANITIZERS = {
 
 
 class BuildError(Exception):
-    """The library cannot be built; one sentence why."""
+    """The library cannot be built; the message is one sentence that says why."""
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: how it is called, what it says it is, and the flags for the threads it shares with torch."""
+    """A C++ compiler: its command, its version text, its target, and its flags for OpenMP."""
 
     command: tuple[str, ...]
     version: str
@@ -59,7 +59,7 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Unit:
-    """One file to compile, and the command but for the name of the object; it is run in the folder of the sources."""
+    """One file to compile, and the command without the output file; it runs in the folder of the sources."""
 
     source: Path
     label: str
@@ -67,16 +67,16 @@ class Unit:
 
 
 def abi() -> str:
-    """A hash of what Python and the library must agree on: the structs, and the files with functions to call."""
-    parts = [SOURCES / "ops.h", *(path for path in sorted(SOURCES.glob("*.cpp")) if 'extern "C"' in path.read_text())]
+    """A hash of the interface between Python and the library: ops.def, and the files with exported functions."""
+    parts = [SOURCES / "ops.def", *(path for path in sorted(SOURCES.glob("*.cpp")) if 'extern "C"' in path.read_text())]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in parts)).hexdigest()[:16]
 
 
 def build(target: Path, objects: Path | None, flags: Sequence[str] = (), openmp: bool = True) -> int:
     """Compile what has changed and link ``target``; returns how many files were compiled.
 
-    ``objects`` keeps the compiled files, those of one target: what is not needed any more is deleted there. None keeps
-    nothing. ``target`` is replaced in one step, so a process that uses the old one goes on with it. Raises BuildError.
+    ``objects`` is the folder of the object files of this target, where stale ones are deleted; None keeps none.
+    ``target`` is replaced atomically, so that processes that use the old library continue with it. Raises BuildError.
     """
     if objects is None:
         with tempfile.TemporaryDirectory() as folder:
@@ -85,26 +85,26 @@ def build(target: Path, objects: Path | None, flags: Sequence[str] = (), openmp:
     units = _units(compiler, tuple(flags))
     objects = objects.absolute()
     objects.mkdir(parents=True, exist_ok=True)
-    wanted = {unit: objects / f"{unit.label}-{_fingerprint(unit, compiler)}.o" for unit in units}
-    for stale in set(objects.glob("*.o")) - set(wanted.values()):
+    object_of = {unit: objects / f"{unit.label}-{_fingerprint(unit, compiler)}.o" for unit in units}
+    for stale in set(objects.glob("*.o")) - set(object_of.values()):
         stale.unlink()
-    missing = [unit for unit in units if not wanted[unit].exists()]
+    missing = [unit for unit in units if not object_of[unit].exists()]
     with ThreadPoolExecutor(_cores()) as pool:
-        running = [pool.submit(_replace, list(unit.command), wanted[unit]) for unit in missing]
+        futures = [pool.submit(_replace, list(unit.command), object_of[unit]) for unit in missing]
         try:
-            for one in running:
-                one.result()
+            for future in futures:
+                future.result()
         except BuildError:
             pool.shutdown(cancel_futures=True)
             raise
-    link = [*compiler.command, "-shared", *FLAGS, *flags, *compiler.threads, *map(str, wanted.values())]
+    link = [*compiler.command, "-shared", *FLAGS, *flags, *compiler.threads, *map(str, object_of.values())]
     target.parent.mkdir(parents=True, exist_ok=True)
     _replace(link, target)
     return len(missing)
 
 
 def find_compiler(openmp: bool = True) -> Compiler:
-    """$CXX, or the first of the usual names there is. Raises BuildError."""
+    """$CXX, or the first of c++, g++ and clang++ that works. Raises BuildError."""
     given = os.environ.get("CXX")
     candidates = [shlex.split(given)] if given else [["c++"], ["g++"], ["clang++"]]
     for command in candidates:
@@ -122,7 +122,7 @@ def find_compiler(openmp: bool = True) -> Compiler:
 def _openmp(command: list[str], version: str) -> tuple[str, ...]:
     """-fopenmp where that means GNU's runtime, which is torch's on Linux.
 
-    Another runtime would bring threads of its own beside torch's; without any, library.cpp starts its threads itself.
+    Another runtime would bring a second team of threads; without any, library.cpp starts threads itself.
     """
     if "clang" in version or not sys.platform.startswith("linux"):
         return ()
@@ -137,7 +137,7 @@ def _openmp(command: list[str], version: str) -> tuple[str, ...]:
 
 
 def _units(compiler: Compiler, flags: tuple[str, ...]) -> list[Unit]:
-    """Every file to compile, those that take longest first."""
+    """Every file to compile, largest first."""
     units = []
     for source in sorted(SOURCES.glob("*.cpp"), key=lambda path: -path.stat().st_size):
         sets = X86 if compiler.x86 else ELSEWHERE
@@ -154,14 +154,14 @@ def _units(compiler: Compiler, flags: tuple[str, ...]) -> list[Unit]:
 
 
 def _fingerprint(unit: Unit, compiler: Compiler) -> str:
-    """Of the compiler, the command, the file and every header: whichever changes, the object is another."""
+    """A hash of the compiler, the command, the file and every header."""
     parts = [compiler.version.encode(), *(word.encode() for word in unit.command), unit.source.read_bytes()]
-    parts += [header.read_bytes() for header in sorted(SOURCES.glob("*.h"))]
+    parts += [header.read_bytes() for pattern in ("*.h", "*.def") for header in sorted(SOURCES.glob(pattern))]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
 
 def _replace(command: list[str], target: Path) -> None:
-    """Run ``command`` with ``-o`` of a file beside ``target``, and give it that name when it is whole."""
+    """Run ``command`` with output to a temporary file beside ``target``, and rename that to ``target``."""
     target = target.absolute()
     partial = target.with_name(f"{target.name}.{os.getpid()}")
     try:
@@ -172,11 +172,11 @@ def _replace(command: list[str], target: Path) -> None:
 
 
 def _output(command: list[str]) -> str:
-    """What ``command`` writes. Raises BuildError with its first complaint."""
+    """The output of ``command``. Raises BuildError with its first error message."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=SOURCES)
-    except OSError as problem:
-        raise BuildError(f"{command[0]} does not start: {problem}") from None
+    except OSError as error:
+        raise BuildError(f"{command[0]} does not start: {error}") from None
     if done.returncode:
         said = (done.stderr + done.stdout).splitlines()
         errors = [line for line in said if "error" in line.lower()] or said or ["it says nothing"]
@@ -185,21 +185,21 @@ def _output(command: list[str]) -> str:
 
 
 def _cores() -> int:
-    """Processors this process may use."""
+    """The number of processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def objects_folder(name: str = "native") -> Path | None:
-    """Where objects are kept: in the checkout's build folder; nowhere if this is an installed copy."""
+    """The folder of object files: in the checkout's build folder; None if this is an installed copy."""
     root = HERE.parent.parent
     return root / "build" / name if (root / "pyproject.toml").exists() else None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build in place, or a checked build elsewhere; one line says what was done or why not."""
+    """Build in place, or a build with sanitizers elsewhere; prints one line that says what was done or why not."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Build the native CPU kernels.")
     parser.add_argument("--output", type=Path, help="the library to write (default: where it is loaded from)")
-    parser.add_argument("--sanitize", choices=sorted(SANITIZERS), help="build with these checks; needs --output")
+    parser.add_argument("--sanitize", choices=sorted(SANITIZERS), help="build with this sanitizer; needs --output")
     options = parser.parse_args(arguments)
     if options.sanitize and not options.output:
         parser.error("--sanitize needs --output: the usual library stays as it is")

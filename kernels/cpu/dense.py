@@ -6,13 +6,14 @@ memory of float32 ones and lose nothing. A row's result does not depend on the o
 
 from __future__ import annotations
 
+from ctypes import Structure
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from aiakq.kernels.cpu import library
-from aiakq.kernels.cpu.library import TYPES, address, native
+from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_op
 
 TILE = 32
 
@@ -33,8 +34,8 @@ class NativeDense:
     tiles  [ceil(N / 32), K / 2, 32, 2] for bf16, else [ceil(N / 32), K, 32, 1].
     """
 
-    op: library.Dense
-    call: library.Call
+    op: Structure
+    ops: OpList
     scratch_per_row: int
     tiles: Tensor
     bias: Tensor | None
@@ -53,18 +54,17 @@ def prepare(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> NativeDe
     width = 2 if pairs else 1
     tiles = library.empty_on_large_pages(-(-n // TILE), -(-k // width), TILE, width, dtype=weight.dtype)
     weight = weight.contiguous()
-    native().library.aiakq_pack_floats(
+    load_library().cdll.aiakq_pack_floats(
         weight.data_ptr(), n, k, weight.element_size(), pairs, tiles.data_ptr(), torch.get_num_threads()
     )
     if bias is not None:
         bias = torch.nn.functional.pad(bias.float(), (0, -n % TILE)).contiguous()
-    op = library.Dense()
-    op.op.kind = library.DENSE
+    op = new_op("dense")
     op.n, op.k, op.weight_type = n, k, TYPES[weight.dtype]
     op.tiles, op.bias = address(tiles), address(bias)
-    return NativeDense(op, library.Call(op), native().scratch(op), tiles, bias)
+    return NativeDense(op, OpList(op), load_library().scratch_bytes(op), tiles, bias)
 
 
 def run(x: Tensor, state: NativeDense) -> Tensor:
     """x [M, K] -> [M, N], both of the dtype it was prepared for."""
-    return library.multiply(x, state.op, state.call, state.scratch_per_row)
+    return library.matmul(x, state.op, state.ops, state.scratch_per_row)

@@ -1,4 +1,4 @@
-"""Columns of a weight rounded one after the other, natively; see Feedback in src/ops.h."""
+"""Columns of a weight rounded one after the other, natively; see gptq in src/ops.def."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def round_columns(
     values: Tensor | None = None,
     steps: Sequence[float] = (),
 ) -> None:
-    """Round the first M = len(groups) columns of ``block`` [L, N]; what is what: ops.h.
+    """Round the first M = len(groups) columns of ``block`` [L, N]; see gptq in src/ops.def.
 
     All tensors are float32 but ``codes`` uint8, with rows of contiguous elements; scales, zeros and codes have rows of
     equal distance, as have block, before and values, and response [L, L] and drift.
@@ -46,11 +46,11 @@ def round_columns(
     for alike in ((codes, scales, zeros), (block, before, values), (response, drift)):
         if len({t.stride(0) for t in alike if t is not None and len(t) > 1}) > 1:
             raise ValueError("rows of different distances")
-    op = library.Feedback()
-    op.op.kind, op.op.m = library.FEEDBACK, len(groups)
+    op = library.new_op("gptq")
+    op.m = len(groups)
     op.n, op.length, op.bits = block.shape[1], len(block), bits
-    op.stride, op.grid_stride, op.response_stride = block.stride(0), codes.stride(0), response.stride(0)
-    op.block, op.response, op.drift, op.before = map(address, (block, response, drift, before))
+    op.stride, op.grid_stride, op.hinv_stride = block.stride(0), codes.stride(0), response.stride(0)
+    op.block, op.hinv, op.drift, op.before = map(address, (block, response, drift, before))
     op.values, op.steps, op.scales, op.zeros = address(values), address(lengths), address(scales), address(zeros)
     op.codes, op.groups, op.places = address(codes), address(rows), address(indices)
-    library.Call(op)()
+    library.OpList(op)()

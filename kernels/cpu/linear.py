@@ -7,13 +7,14 @@ either, with one activation scale per row, as the scheme says.
 
 from __future__ import annotations
 
+from ctypes import Structure
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from aiakq.kernels.cpu import library
-from aiakq.kernels.cpu.library import TYPES, address, native
+from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_op
 from aiakq.kernels.types import LinearProblem, QWeight
 
 BLOCK = 32
@@ -33,8 +34,8 @@ def supports(problem: LinearProblem) -> str | None:
 class NativeLinear:
     """A weight in tiles, and the operation that multiplies with it; the tensors are what it points to."""
 
-    op: library.Linear
-    call: library.Call
+    op: Structure
+    ops: OpList
     scratch_per_row: int
     tensors: list[Tensor] = field(default_factory=list)
 
@@ -50,7 +51,7 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     tiles = -(-n // TILE)
     codes = weight.codes.contiguous()
     packed = library.empty_on_large_pages(tiles * blocks * 2 * 64 * weight.bits, dtype=torch.uint8)
-    native().library.aiakq_pack_codes(
+    load_library().cdll.aiakq_pack_codes(
         codes.data_ptr(),
         n,
         k,
@@ -71,8 +72,7 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     identity = bool((source[:k] == torch.arange(k, dtype=torch.int32)).all()) if blocks * BLOCK >= k else False
     bias = None if weight.bias is None else _padded(weight.bias.float(), tiles * TILE)
     scale = None if weight.input_scale is None else weight.input_scale.float().reshape(1).contiguous()
-    op = library.Linear()
-    op.op.kind = library.LINEAR
+    op = new_op("linear")
     op.n, op.k, op.bits = n, k, weight.bits
     op.math = library.ROWS if weight.scheme == "w8a8" else library.EXACT if problem.exact else library.BLOCKS
     op.group, op.groups = padded, groups
@@ -82,12 +82,12 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     op.source = None if identity else address(source)
     op.bias, op.input_scale = address(bias), address(scale)
     kept = [t for t in (packed, scales, zeros, None if identity else source, bias, scale) if t is not None]
-    return NativeLinear(op, library.Call(op), native().scratch(op), kept)
+    return NativeLinear(op, OpList(op), load_library().scratch_bytes(op), kept)
 
 
 def run(x: Tensor, state: NativeLinear) -> Tensor:
     """x [M, K] -> [M, N]."""
-    return library.multiply(x, state.op, state.call, state.scratch_per_row)
+    return library.matmul(x, state.op, state.ops, state.scratch_per_row)
 
 
 def _columns(k: int, size: int, padded: int, groups: int, blocks: int) -> Tensor:

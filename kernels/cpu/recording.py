@@ -1,13 +1,13 @@
-"""Native operations noted down instead of run, so that all of them can be run again and again in one call.
+"""Recording native operations, to replay all of them in one call.
 
     with Recording() as recording:
         y = function(x)
-    call = recording.call()      # what ``function`` would have run, one list of operations
+    ops = recording.op_list()    # the operations that ``function`` would have run
     ...                          # change the contents of x, or op.m
-    call()                       # y is computed anew
+    ops()                        # computes y again
 
-Nothing is computed while it records. Tensors that are made meanwhile lie in memory that belongs to the recording; what
-nobody holds any more gives its place to others, as it did for the function.
+Nothing is computed while recording. Tensors that are created meanwhile live in memory that belongs to the recording;
+memory of tensors that are freed is reused for later ones.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aiakq.kernels.cpu import library
-from aiakq.kernels.cpu.library import Call
+from aiakq.kernels.cpu.library import OpList
 
 _aten = torch.ops.aten
 
 
-class NotRecordable(Exception):
-    """Something is computed that is no native operation; says what."""
+class RecordingError(Exception):
+    """torch would compute something that is not a native operation; the message says what."""
 
 
 class Recording(TorchDispatchMode):
-    """Notes native operations while it is active. Raises NotRecordable at the first that torch would compute.
+    """Records native operations while it is active. Raises RecordingError at the first one that torch would compute.
 
-    ops  copies of the operations' structs, in their order; their ``m`` and addresses may be changed afterwards.
+    ops  copies of the operations' structs, in order; their ``m`` and addresses may be changed afterwards.
     """
 
     def __init__(self) -> None:
@@ -45,25 +45,25 @@ class Recording(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """What torch asks: it would import its compiler, a second and 100 MB, to keep it from compiling this."""
+        """torch asks this. If it were True, torch would import its compiler: a second and 100 MB."""
         return False
 
     def __enter__(self) -> Recording:
         assert library.recorder is None, "recordings are not nested"
-        library.recorder = self._note
+        library.recorder = self._record
         return super().__enter__()
 
-    def __exit__(self, *problem: Any) -> None:
+    def __exit__(self, *exc_info: Any) -> None:
         library.recorder = None
-        super().__exit__(*problem)
+        super().__exit__(*exc_info)
 
-    def call(self) -> Call:
-        """All that was noted, to be run in one go. It keeps the memory that was given out, not the inputs."""
-        call = Call(*self.ops)
-        call.kept = self._memory.pieces
-        return call
+    def op_list(self) -> OpList:
+        """All recorded operations. It keeps the memory of tensors created while recording alive, not the inputs."""
+        ops = OpList(*self.ops)
+        ops.memory = self._memory.blocks
+        return ops
 
-    def _note(self, ops: tuple[ctypes.Structure, ...]) -> None:
+    def _record(self, ops: tuple[ctypes.Structure, ...]) -> None:
         self.ops += (type(op).from_buffer_copy(op) for op in ops)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -75,14 +75,14 @@ class Recording(TorchDispatchMode):
         returned = func._schema.returns
         if returned and all(one.alias_info is not None and not one.alias_info.is_write for one in returned):
             return func(*args, **kwargs)  # a view
-        raise NotRecordable(f"torch computes {func}")
+        raise RecordingError(f"torch computes {func}")
 
 
 class _Memory:
-    """Memory for tensors: the place of one that is gone is given to the next of about its size."""
+    """Memory for tensors; a block whose tensor was freed is reused for the next one of about its size."""
 
     def __init__(self) -> None:
-        self.pieces: list[Tensor] = []
+        self.blocks: list[Tensor] = []
         self._free: dict[int, list[Tensor]] = defaultdict(list)
 
     def tensor(self, shape: Any, dtype: torch.dtype) -> Tensor:
@@ -91,13 +91,13 @@ class _Memory:
         if count == 0:
             return torch.empty(shape, dtype=dtype)
         needed = count * dtype.itemsize
-        fitting = [size for size, pieces in self._free.items() if pieces and needed <= size <= 2 * needed]
+        fitting = [size for size, blocks in self._free.items() if blocks and needed <= size <= 2 * needed]
         if fitting:
-            piece = self._free[min(fitting)].pop()
+            block = self._free[min(fitting)].pop()
         else:
-            piece = library.scratch_bytes(needed)
-            self.pieces.append(piece)
-        held = (ctypes.c_char * needed).from_address(piece.data_ptr())
-        # The tensor's storage holds this, and lets go of it when no view is left.
-        weakref.finalize(held, self._free[piece.numel()].append, piece).atexit = False
-        return torch.frombuffer(held, dtype=dtype, count=count).view(tuple(shape))
+            block = library.allocate_scratch(needed)
+            self.blocks.append(block)
+        buffer = (ctypes.c_char * needed).from_address(block.data_ptr())
+        # The tensor's storage holds the buffer, which is finalized when the last view is gone.
+        weakref.finalize(buffer, self._free[block.numel()].append, block).atexit = False
+        return torch.frombuffer(buffer, dtype=dtype, count=count).view(tuple(shape))

@@ -14,7 +14,7 @@ from torch import Tensor
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.library import TYPES
 
-#: Activation functions, in the order of src/ops.h.
+#: ActivationFunction, in the order of src/ops.def.
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
 
 #: Below so many elements one thread is quicker than waking others.
@@ -44,11 +44,10 @@ class NativeNorm:
     def __init__(self, weight: Tensor, bias: Tensor | None, epsilon: float, centered: bool) -> None:
         self.weight = weight.float().contiguous()
         self.bias = None if bias is None else bias.float().contiguous()
-        self.op = op = library.Norm()
-        op.op.kind = library.NORM
+        self.op = op = library.new_op("norm")
         op.d, op.centered, op.epsilon = weight.shape[0], centered, epsilon
         op.weight, op.bias = library.address(self.weight), library.address(self.bias)
-        self.call = library.Call(op)
+        self.ops = library.OpList(op)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x [..., D] in float32, float16 or bfloat16 -> the same; ``residual`` is added to x, in place, first."""
@@ -62,9 +61,9 @@ class NativeNorm:
             added = _rows(residual)
             op.residual, op.residual_stride = added.data_ptr(), added.stride(0)
         y = torch.empty_like(rows)
-        op.op.m, op.x_type = rows.shape[0], TYPES[x.dtype]
+        op.m, op.x_type = rows.shape[0], TYPES[x.dtype]
         op.x, op.x_stride, op.y, op.y_stride = rows.data_ptr(), rows.stride(0), y.data_ptr(), y.stride(0)
-        self.call(_threads(rows.numel()))
+        self.ops(_threads(rows.numel()))
         return y if x.dim() == 2 else y.view(x.shape)
 
 
@@ -72,10 +71,9 @@ class NativeGate:
     """act(gate) * up, or an activation alone."""
 
     def __init__(self, activation: str) -> None:
-        self.op = op = library.Gate()
-        op.op.kind = library.GATE
-        op.activation = ACTIVATIONS.index(activation)
-        self.call = library.Call(op)
+        self.op = op = library.new_op("activation")
+        op.function = ACTIVATIONS.index(activation)
+        self.ops = library.OpList(op)
 
     def __call__(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
         """gate and up [..., I] of the same shape and dtype -> [..., I]."""
@@ -101,9 +99,9 @@ class NativeGate:
         op = self.op
         m = gate.shape[0]
         y = torch.empty(m, columns, dtype=gate.dtype)
-        op.op.m, op.columns, op.type = m, columns, TYPES[gate.dtype]
+        op.m, op.columns, op.type = m, columns, TYPES[gate.dtype]
         op.gate, op.gate_stride, op.y, op.y_stride = gate.data_ptr(), gate.stride(0), y.data_ptr(), columns
-        self.call(_threads(m * columns))
+        self.ops(_threads(m * columns))
         return y
 
 
@@ -112,19 +110,18 @@ class NativeEmbedding:
 
     def __init__(self, table: Tensor, vocabulary: int, d: int, tiled: bool, dtype: torch.dtype) -> None:
         self.table, self.dtype = table.contiguous(), dtype
-        self.op = op = library.Embedding()
-        op.op.kind = library.EMBEDDING
+        self.op = op = library.new_op("embedding")
         op.d, op.vocabulary, op.tiled, op.table = d, vocabulary, tiled, self.table.data_ptr()
         op.table_type, op.y_type, op.y_stride = TYPES[table.dtype], TYPES[dtype], d
-        self.call = library.Call(op)
+        self.ops = library.OpList(op)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """ids [M] int64 -> [M, D]; the row of an id that is not there is NaN."""
         op = self.op
         ids = ids.contiguous()
         y = torch.empty(len(ids), op.d, dtype=self.dtype)
-        op.op.m, op.ids, op.y = len(ids), ids.data_ptr(), y.data_ptr()
-        self.call(_threads(y.numel()))
+        op.m, op.ids, op.y = len(ids), ids.data_ptr(), y.data_ptr()
+        self.ops(_threads(y.numel()))
         return y
 
 
@@ -132,9 +129,8 @@ class NativeSelection:
     """Rows of activations, by their numbers."""
 
     def __init__(self) -> None:
-        self.op = op = library.Embedding()
-        op.op.kind = library.EMBEDDING
-        self.call = library.Call(op)
+        self.op = op = library.new_op("embedding")
+        self.ops = library.OpList(op)
 
     def __call__(self, x: Tensor, numbers: Tensor) -> Tensor:
         """x [M, D], numbers [R] int64 -> [R, D]; a row that is not there is NaN."""
@@ -143,6 +139,6 @@ class NativeSelection:
         y = torch.empty(len(numbers), x.shape[1], dtype=x.dtype)
         op.d, op.vocabulary, op.table = x.shape[1], len(x), x.data_ptr()
         op.table_type = op.y_type = TYPES[x.dtype]
-        op.op.m, op.ids, op.y, op.y_stride = len(numbers), numbers.data_ptr(), y.data_ptr(), x.shape[1]
-        self.call(_threads(y.numel()))
+        op.m, op.ids, op.y, op.y_stride = len(numbers), numbers.data_ptr(), y.data_ptr(), x.shape[1]
+        self.ops(_threads(y.numel()))
         return y

@@ -1,4 +1,4 @@
-"""Tokens from logits in the native library, without sorting the vocabulary; see src/sampling.cpp.
+"""Tokens from logits in the native library, without sorting the vocabulary; see src/sampling_kernel.cpp.
 
 The caller makes ``choices(R)``, fills in what it asks of each row of logits, and calls ``choose``.
 """
@@ -6,13 +6,12 @@ The caller makes ``choices(R)``, fills in what it asks of each row of logits, an
 from __future__ import annotations
 
 import ctypes
-from ctypes import Array
+from ctypes import Array, Structure
 
 import torch
 from torch import Tensor
 
 from aiakq.kernels.cpu import library
-from aiakq.kernels.cpu.library import Choice
 
 #: Bytes of logits of all rows from which several threads choose.
 SHARED_FROM = 1 << 17
@@ -21,12 +20,12 @@ SHARED_FROM = 1 << 17
 _scratch = torch.empty(0, dtype=torch.uint8)
 
 
-def choices(count: int) -> Array[Choice]:
+def choices(count: int) -> Array[Structure]:
     """``count`` requests, all of whose fields are 0."""
-    return (Choice * count)()
+    return (library.load_library().structs["SampleRow"] * count)()
 
 
-def top_buffers(asked: Array[Choice]) -> tuple[Tensor, Tensor]:
+def top_buffers(asked: Array[Structure]) -> tuple[Tensor, Tensor]:
     """Room for the most likely tokens of all rows, one after the other as their ``count`` says: ids and values."""
     total = sum(choice.count for choice in asked)
     ids, values = torch.empty(total, dtype=torch.int32), torch.empty(total, dtype=torch.float32)
@@ -38,15 +37,14 @@ def top_buffers(asked: Array[Choice]) -> tuple[Tensor, Tensor]:
     return ids, values
 
 
-def choose(asked: Array[Choice], vocabulary: int) -> None:
-    """Answer ``asked``, which is modified: see Choice in src/ops.h. Logits are float32, rows of ``vocabulary``."""
+def choose(asked: Array[Structure], vocabulary: int) -> None:
+    """Answer ``asked``, which is modified: see SampleRow in src/ops.def. Logits are float32, rows of ``vocabulary``."""
     global _scratch
     threads = torch.get_num_threads() if len(asked) * vocabulary * 4 >= SHARED_FROM else 1
     threads = min(threads, len(asked))
     needed = threads * (-(-vocabulary // 8) * 8 * 16 + 1024)
     if _scratch.numel() < needed:
-        _scratch = library.scratch_bytes(needed)
-    op = library.Sample()
-    op.op.kind, op.op.m = library.SAMPLE, len(asked)
-    op.vocabulary, op.choices, op.scratch = vocabulary, ctypes.addressof(asked), _scratch.data_ptr()
-    library.Call(op)(threads)
+        _scratch = library.allocate_scratch(needed)
+    op = library.new_op("sample")
+    op.m, op.vocabulary, op.rows, op.scratch = len(asked), vocabulary, ctypes.addressof(asked), _scratch.data_ptr()
+    library.OpList(op)(threads)

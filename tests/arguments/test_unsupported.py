@@ -1,4 +1,4 @@
-"""Arguments of other engines: taken where they ask for nothing, else one line or a refusal."""
+"""Unsupported arguments: default values are accepted, any other gets a line or a refusal."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import warnings
 import pytest
 
 from aiakq import LLM
-from aiakq.arguments import unsupported as foreign
+from aiakq.arguments import unsupported
 from aiakq.arguments.server import ARGUMENTS, checked
 from aiakq.errors import AiakqError
 
-ROWS = {row.name: row for row in foreign.FOREIGN}
+ROWS = {row.name: row for row in unsupported.UNSUPPORTED}
 
 
 def test_no_name_is_there_twice():
-    names = [row.name for row in foreign.FOREIGN] + [row.name for row in ARGUMENTS]
+    names = [row.name for row in unsupported.UNSUPPORTED] + [row.name for row in ARGUMENTS]
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row(name):
     row = ROWS[name]
-    for nothing in (None, False, "", *row.harmless, *map(str, row.harmless)):
-        assert foreign.remarks({name: nothing}) == []
+    for nothing in (None, False, "", *row.defaults, *map(str, row.defaults)):
+        assert unsupported.notices({name: nothing}) == []
         assert name not in checked({"model": "m", name: nothing}, server=True)
-    given = {name: True if row.switch and True not in row.harmless else "something"}
+    given = {name: True if row.switch and True not in row.defaults else "something"}
     if row.refused:
-        with pytest.raises(AiakqError, match=f"{row.flag}.* cannot be had: {row.why}"):
+        with pytest.raises(AiakqError, match=f"{row.flag}.* cannot be had: {row.reason}"):
             checked(given, server=True)
     else:
         assert name not in checked(given, server=True)
-        assert foreign.remarks(given) == [f"{row.flag} does nothing here: {row.why}."]
+        assert unsupported.notices(given) == [f"{row.flag} does nothing here: {row.reason}."]
 
 
 def test_an_unknown_name_is_still_refused():
@@ -60,7 +60,7 @@ def test_taken_out_of_a_command_line():
         "--enable-lora-bias",
         "--no-use-v2-block-manager",
     ]
-    kept, given = foreign.taken_out([*words, "--max-loras=2", "--no-enable-prefix-caching", "--", "--task", "x"])
+    kept, given = unsupported.split_words([*words, "--max-loras=2", "--no-enable-prefix-caching", "--", "--task", "x"])
     assert kept == ["serve", "m", "--port=1", "--no-enable-prefix-caching", "--", "--task", "x"]
     assert given == {
         "swap_space": "8",
@@ -68,4 +68,4 @@ def test_taken_out_of_a_command_line():
         "use_v2_block_manager": False,
         "max_loras": "2",
     }
-    assert foreign.taken_out(["serve", "--task"]) == (["serve"], {"task": None})
+    assert unsupported.split_words(["serve", "--task"]) == (["serve"], {"task": None})

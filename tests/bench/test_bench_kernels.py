@@ -38,7 +38,7 @@ def test_a_models_layers_attention_and_rows(tiny_model, capsys, tmp_path):
     document = json.loads(out)
     assert document == json.loads(path.read_text()) and document["kind"] == "kernels"
     rows = document["rows"]
-    config = EngineConfig.from_args({"model": str(tiny_model("Qwen3ForCausalLM"))}).hf
+    config = EngineConfig.from_args({"model": str(tiny_model("Qwen3ForCausalLM"))}).model
     width, heads = config.hidden_size, config.num_heads * config.head_dim
     qkv = heads + 2 * config.num_kv_heads * config.head_dim
     shapes = {f"{qkv}x{width}", f"{width}x{heads}", f"{2 * config.intermediate_size}x{width}"}
@@ -121,7 +121,7 @@ def test_tuning_writes_what_is_used_from_then_on(monkeypatch, tmp_path, example_
         return float("inf") if stages == 5 else 10.0 + bn / 100 + bm / 1000 + warps + stages + len(words)
 
     def attended(trial, m, entry):
-        assert trial.context == 77 and trial.config.kv_dtype == torch.float16
+        assert trial.context == 77 and trial.config.cache.dtype == torch.float16
         tile, stages, warps, share = entry
         # The shortest sequences like other tiles than the rest.
         return abs(tile - (32 if m == 8 else 128)) + stages + warps + share / 100

@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from aiakq.errors import UNSAFE, AiakqError
-from aiakq.formats.checkpoint import INDEX, MANIFEST, Checkpoint, resolve_model
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.hub import resolve_model
+from aiakq.formats.model_folder import INDEX, MANIFEST
 from aiakq.formats.safetensors_file import read_header, write_file
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -142,8 +142,8 @@ def test_damaged_quantization_configs(data: st.DataObject, name: str) -> None:
 def prepared(folder: str) -> None:
     """Everything that happens to a config before weights are read."""
     config = EngineConfig.from_args({"model": folder, "device": "cpu"})
-    if config.hf.architecture in ARCHITECTURES:
-        check_inventory(config.hf, Checkpoint.open(folder))
+    if config.model.architecture in ARCHITECTURES:
+        check_inventory(config.model, Checkpoint.open(folder))
 
 
 @quick

@@ -16,7 +16,8 @@ from aiakq import formats
 from aiakq.errors import AiakqError
 from aiakq.evaluation.scoring import load_for_scoring
 from aiakq.formats import quantization_config
-from aiakq.formats.checkpoint import INDEX, Checkpoint
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.model_folder import INDEX
 from aiakq.kernels.types import QWeight
 from aiakq.spec import LayerSpec, QuantSpec
 

@@ -15,7 +15,8 @@ import torch
 
 from aiakq.errors import AiakqError
 from aiakq.formats import publish, safetensors_file, steps
-from aiakq.formats.checkpoint import MANIFEST, Checkpoint
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.model_folder import MANIFEST
 from aiakq.formats.publish import CheckpointWriter, check_output
 
 

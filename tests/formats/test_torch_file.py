@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from aiakq.errors import UNSAFE, AiakqError
-from aiakq.formats.checkpoint import INDEX, Checkpoint, resolve_model
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.hub import resolve_model
+from aiakq.formats.model_folder import INDEX
 from aiakq.formats.torch_file import read_torch_file
 
 

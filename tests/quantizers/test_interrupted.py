@@ -19,7 +19,9 @@ import pytest
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.pipeline import REPORT_FILE, Progress, quantize_checkpoint
+from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.quantizers.progress import Progress
+from aiakq.quantizers.run_report import REPORT_FILE
 
 QUICK = {"samples": 8, "seqlen": 64, "evaluate": False, "device": "cpu"}
 #: Times the work is killed. More with AIAKQ_KILLS=200, which takes minutes.

@@ -20,7 +20,9 @@ from aiakq.kernels.types import QWeight
 from aiakq.quantizers import METHODS
 from aiakq.quantizers.numerics.rounding import Rounding, round_activations
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.pipeline import REPORT_FILE, Progress, quantize_checkpoint
+from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.quantizers.progress import Progress
+from aiakq.quantizers.run_report import REPORT_FILE
 
 FAMILIES = {"llama": "LlamaForCausalLM", "opt": "OPTForCausalLM"}
 QUICK = {"samples": 8, "seqlen": 64, "evaluate": False, "device": "cpu"}

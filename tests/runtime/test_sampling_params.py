@@ -142,7 +142,7 @@ def test_ids_without_text(llm):
 
 
 def test_special_tokens_are_shown_or_not(llm):
-    end = llm.config.eos_token_ids[0]
+    end = llm.config.generation.eos_token_ids[0]
     params = {"max_tokens": 3, "temperature": 0, "ignore_eos": True, "logit_bias": {end: 100}}
     special = llm.get_tokenizer().decode([end])
     for spaces in (True, False):

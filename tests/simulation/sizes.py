@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from aiakq.runtime.engine.scheduler import PromptRules
+from aiakq.runtime.config.scheduler import SchedulerConfig
 
 
 @dataclass
@@ -15,11 +15,9 @@ class Setup:
     page_size: int
     num_pages: int
     max_len: int
-    max_num_seqs: int
-    budget: int
     caching: bool
     ahead: bool
-    rules: PromptRules
+    scheduler: SchedulerConfig
     clients: int
     arriving: float
     aborting: float
@@ -31,23 +29,26 @@ class Setup:
         max_len = draw.choice([12, 24, 24, 40])
         pages = -(-max_len // page_size)
         chunked = draw.random() < 0.8
-        together = draw.choice([1, 1, 3]) if chunked else 1
+        partial_prefills = draw.choice([1, 1, 3]) if chunked else 1
+        # From a famine, in which one request of the greatest length just fits, to plenty.
+        num_pages = 1 + pages + draw.choice([0, 0, 1, pages // 2, pages, 3 * pages])
+        max_num_seqs = draw.choice([1, 2, 4, 8])
+        budget = draw.choice([1, 3, 8, 16, 64]) if chunked else draw.choice([max_len, 2 * max_len])
         return Setup(
             page_size=page_size,
-            # From a famine, in which one request of the greatest length just fits, to plenty.
-            num_pages=1 + pages + draw.choice([0, 0, 1, pages // 2, pages, 3 * pages]),
+            num_pages=num_pages,
             max_len=max_len,
-            max_num_seqs=draw.choice([1, 2, 4, 8]),
-            budget=draw.choice([1, 3, 8, 16, 64]) if chunked else draw.choice([max_len, 2 * max_len]),
             caching=draw.random() < 0.75,
             ahead=draw.random() < 0.5,
-            rules=PromptRules(
-                chunked=chunked,
-                together=together,
-                long_together=draw.randint(1, together),
-                long_prompt=draw.choice([0, 0, 6]),
-                long_chunk=draw.choice([0, 0, 5]),
-                delay=draw.choice([0.0, 0.0, 0.5, 4.0]),
+            scheduler=SchedulerConfig(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=budget,
+                enable_chunked_prefill=chunked,
+                max_num_partial_prefills=partial_prefills,
+                max_long_partial_prefills=draw.randint(1, partial_prefills),
+                long_prompt_tokens=draw.choice([0, 0, 6]),
+                long_prefill_token_threshold=draw.choice([0, 0, 5]),
+                scheduler_delay_factor=draw.choice([0.0, 0.0, 0.5, 4.0]),
             ),
             clients=draw.choice([2, 5, 12]),
             arriving=draw.choice([0.1, 0.3, 1.0]),
@@ -58,4 +59,14 @@ class Setup:
     @property
     def overtaking(self) -> bool:
         """Whether short prompts may overtake long ones."""
-        return bool(self.rules.long_prompt) and self.rules.long_together < self.rules.together
+        config = self.scheduler
+        return bool(config.long_prompt_tokens) and config.max_long_partial_prefills < config.max_num_partial_prefills
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self.scheduler.max_num_seqs
+
+    @property
+    def budget(self) -> int:
+        """Tokens per step."""
+        return self.scheduler.max_num_batched_tokens

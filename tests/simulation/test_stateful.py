@@ -14,10 +14,11 @@ from sizes import Setup
 from world import World
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.messages import Abort, Inbox, ModelLimits, ResetPrefixCache, admit
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.scheduler import PromptRules, Scheduler
+from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import OutputProcessor
 from aiakq.runtime.text.tokenizer import NoTokenizer
@@ -143,7 +144,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(ahead=st.booleans())
     def engine_starts(self, ahead=False):
         self.model = PagedModel(14, 4)
-        scheduler = Scheduler(PagePool(14, 4), 4, 16, PromptRules())
+        scheduler = Scheduler(PagePool(14, 4), SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16))
         self.engine = Engine(self.model, scheduler, self.limits, {}, ahead)
         self.inbox = []
         self.table.on_engine_ready(self.hear, self.limits)

@@ -110,7 +110,7 @@ class World:
         limits = ModelLimits(
             VOCAB, setup.max_len, pool.num_usable * setup.page_size, eos_token_ids=(0,), by_priority=True
         )
-        scheduler = Scheduler(pool, setup.max_num_seqs, setup.budget, setup.rules)
+        scheduler = Scheduler(pool, setup.scheduler)
         self.engine = Engine(self.model, scheduler, limits, {}, setup.ahead)  # type: ignore[arg-type]
         self._generated = self._prompted = self._preempted = self._queried = self._hit = self._worked = 0
         self._bad_steps = self._doubts = 0
@@ -338,7 +338,7 @@ class World:
             must((spec.cache_salt, client.alone.entries[first - 1]) in self._pages, f"{row.id} may not find its pages")
         client.preempted, client.computed = row.preemptions, end
         must(first < end <= total, "more tokens run than there are")
-        must(self.setup.rules.chunked or end == total, "a prompt was split")
+        must(self.setup.scheduler.enable_chunked_prefill or end == total, "a prompt was split")
         must(row.draws == (end == total and spec.max_tokens > 0), "a token is drawn at the wrong time")
         client.coming += row.draws
         must(client.coming <= 1 or self.setup.ahead, "a token is drawn before the one before it")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import aiakq as package
-from aiakq.arguments.server import ARGUMENTS, engine_arguments
+from aiakq.arguments.commands import COMMANDS as ARGUMENTS
 
 COMMANDS = [
     (),
@@ -21,6 +21,7 @@ COMMANDS = [
     ("bench", "latency"),
     ("bench", "throughput"),
     ("bench", "serve"),
+    ("bench", "kernels"),
 ]
 #: The flags of the reference page, letter for letter, and the readable names beside them.
 QUANTIZE_FLAGS = """
@@ -53,18 +54,15 @@ def test_quantize_help_holds_every_literal_flag(process):
     assert set(QUANTIZE_FLAGS) | {"--eval", "--no-eval"} <= flags_of(process("quantize", "--help").out)
 
 
-@pytest.mark.parametrize(
-    ("command", "rows"),
-    [
-        (("serve",), ARGUMENTS),
-        (("bench", "latency"), engine_arguments()),
-        (("bench", "throughput"), engine_arguments()),
-    ],
-)
-def test_every_argument_of_the_table_is_an_option(process, command, rows):
-    flags = flags_of(process(*command, "--help").out)
-    assert {row.flag for row in rows} <= flags
-    assert {row.short for row in rows if row.short} <= flags
+@pytest.mark.parametrize("command", ARGUMENTS)
+def test_every_argument_of_the_table_is_an_option(process, command):
+    page = process(*command.split(), "--help").out
+    flags = flags_of(page)
+    rows = ARGUMENTS[command].rows
+    assert {flag for row in rows if not row.positional for flag in row.all_flags} <= flags
+    assert {row.off_flag for row in rows if row.type is bool} <= flags
+    assert {row.metavar for row in rows if row.positional} <= set(page.split())
+    assert "--config" in flags
 
 
 @pytest.mark.parametrize("words", [["--help"], ["quantize", "--help"], ["serve", "--help"], ["--version"]])

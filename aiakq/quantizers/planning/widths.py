@@ -13,7 +13,7 @@ from aiakq.evaluation.metrics import Comparison
 from aiakq.quantizers.model.activations import batched
 from aiakq.quantizers.planning.layers import settle_format, with_layers
 from aiakq.quantizers.planning.sensitivity import SAMPLE_TOKENS, Part, measure
-from aiakq.quantizers.preparation import Prepared
+from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.progress import OnProgress, Progress, Rejected
 from aiakq.quantizers.report.records import QuantizeReport
 from aiakq.spec import LayerSpec, QuantSpec

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from aiakq.arguments.quantize import QUANTIZE_ARGUMENTS
 from aiakq.quantizers.model.experts import ExpertTokens
 from aiakq.quantizers.options import QuantizeOptions
-
-#: Options whose flag is not their name with dashes; a pair is what True and False are said with.
-_FLAGS: dict[str, str | tuple[str, str]] = {
-    "input": "-i",
-    "output": "-o",
-    "method": "-quant_type",
-    "tp": "-tp",
-    "dtype": "-t",
-    "smooth_alpha": "-sq",
-    "token_ids": "-token",
-    "symmetric": ("--symmetric", "--asymmetric"),
-    "evaluate": ("--eval", "--no-eval"),
-}
 
 
 @dataclass
@@ -128,18 +116,15 @@ class QuantizeReport:
 
 
 def command_line(options: QuantizeOptions, **instead: str) -> str:
-    """The command that asks for these options; ``instead`` says other words for some of them."""
+    """The command line with these options; ``instead`` replaces the values of some."""
     words = ["aiakq", "quantize"]
-    for item in fields(options):
-        value = instead.get(item.name, getattr(options, item.name))
-        if value == item.default:
+    for row in QUANTIZE_ARGUMENTS:
+        value = instead.get(row.name, getattr(options, row.name))
+        if value == row.default:
             continue
-        flag = _FLAGS.get(item.name, "--" + item.name.replace("_", "-"))
         if isinstance(value, bool):
-            yes, no = flag if isinstance(flag, tuple) else (flag, "--no-" + flag.lstrip("-"))
-            words.append(yes if value else no)
+            words.append(row.flag if value else row.off_flag)
             continue
-        assert isinstance(flag, str), item.name
         for one in value if isinstance(value, tuple) else (value,):
-            words += [flag, str(one)]
+            words += [row.flag, str(one)]
     return shlex.join(words)

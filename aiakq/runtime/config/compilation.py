@@ -1,6 +1,6 @@
-"""Which decoding steps become CUDA graphs: what --compilation-config and --max-seq-len-to-capture ask for.
+"""CompilationConfig: which decoding steps become CUDA graphs.
 
-The spellings are vLLM's. Models are not compiled, so what is there about compiling is refused.
+Keys and values of --compilation-config are vLLM's. Models are not compiled, so keys about compiling are refused.
 """
 
 from __future__ import annotations
@@ -11,37 +11,38 @@ from typing import Any
 
 from aiakq.errors import error
 
-#: Keys of the configuration that mean something here, each with its older name if it has one.
+#: Supported keys, each with its older name if it has one.
 KEYS = {
     "mode": "level",
     "cudagraph_mode": "use_cudagraph",
     "cudagraph_capture_sizes": None,
     "max_cudagraph_capture_size": "max_capture_size",
 }
-#: Only decoding is captured, so all but the first mean the same.
+#: Values of cudagraph_mode. Only decoding is captured, so all but the first mean the same.
 MODES = ("NONE", "FULL_DECODE_ONLY", "FULL", "PIECEWISE", "FULL_AND_PIECEWISE")
 
 
 @dataclass(frozen=True)
-class Capture:
-    """What is captured.
+class CompilationConfig:
+    """Which steps are captured as CUDA graphs, or recorded on a CPU.
 
-    eager  nothing.
-    sizes  numbers of sequences that graphs are made for, ascending; None: graphs.sizes chooses.
-    most   the largest of them; None: as many sequences as a step may have.
-    length tokens of the longest sequence of such a step; None: as long as any may be.
+    enforce_eager               nothing is captured or recorded.
+    cudagraph_capture_sizes     batch sizes to capture, ascending; None: chosen by the executor.
+    max_cudagraph_capture_size  the largest batch size to capture; None: the largest batch of a step.
+    max_seq_len_to_capture      longest sequence of a captured step; None: ``max_model_len``.
     """
 
-    eager: bool = False
-    sizes: tuple[int, ...] | None = None
-    most: int | None = None
-    length: int | None = None
+    enforce_eager: bool = False
+    cudagraph_capture_sizes: tuple[int, ...] | None = None
+    max_cudagraph_capture_size: int | None = None
+    max_seq_len_to_capture: int | None = None
 
     @staticmethod
-    def of(config: int | Mapping[str, Any] | None, length: int | None, eager: bool) -> Capture:
+    def from_args(args: Mapping[str, Any]) -> CompilationConfig:
         """From --compilation-config (a level, or an object), --max-seq-len-to-capture and
         --enforce-eager. Raises ``bad_option``.
         """
+        config = args["compilation_config"]
         given = dict(config) if isinstance(config, Mapping) else {} if config is None else {"mode": config}
         older = {old: new for new, old in KEYS.items() if old}
         unknown = given.keys() - KEYS.keys() - older.keys()
@@ -59,11 +60,11 @@ class Capture:
         if most is not None and not _whole(most, 0):
             raise _bad(config, "a max_cudagraph_capture_size that is a number of sequences")
         none = mode == 0 or graphs is False or str(graphs).upper() == "NONE" or sizes == [] or most == 0
-        return Capture(
-            eager=eager or none,
-            sizes=tuple(sorted(set(sizes))) if sizes else None,
-            most=most,
-            length=length,
+        return CompilationConfig(
+            enforce_eager=args["enforce_eager"] or none,
+            cudagraph_capture_sizes=tuple(sorted(set(sizes))) if sizes else None,
+            max_cudagraph_capture_size=most,
+            max_seq_len_to_capture=args["max_seq_len_to_capture"],
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,25 @@ KV_DTYPES = DTYPES | {
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """Where the model runs, and in what arithmetic.
+
+    dtype         of everything not quantized.
+    dtype_reason  why ``auto`` picked it, for the start-up table.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    dtype_reason: str
+
+    @staticmethod
+    def from_args(args: Mapping[str, Any], raw: Mapping[str, Any]) -> DeviceConfig:
+        """From --device and --dtype; ``raw`` is config.json. Raises ``device``."""
+        device = pick_device(args["device"])
+        return DeviceConfig(device, *pick_dtype(args["dtype"], raw, device))
 
 
 def pick_device(name: str) -> torch.device:

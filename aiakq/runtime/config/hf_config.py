@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.checkpoint import read_json, resolve_model
+from aiakq.formats.hub import resolve_model
+from aiakq.formats.model_folder import read_json
 
 #: Architectures that look positions up in a table: nothing turns there.
 _LEARNED_POSITIONS = frozenset({"OPTForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM"})
@@ -101,9 +103,29 @@ def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in (found | over).items() if name in _GENERATION and value is not None}
 
 
-def default_sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that SamplingParams knows."""
-    return {name: generation[name] for name in _SAMPLING if name in generation}
+@dataclass(frozen=True)
+class GenerationConfig:
+    """What generation_config.json and the operator's arguments set for every request.
+
+    sampling        default values of SamplingParams.
+    max_new_tokens  limit of every answer; None: there is none.
+    """
+
+    eos_token_ids: tuple[int, ...]
+    sampling: Mapping[str, Any]
+    max_new_tokens: int | None
+
+    @staticmethod
+    def from_args(folder: Path, args: Mapping[str, Any], raw: Mapping[str, Any]) -> GenerationConfig:
+        """From the model folder, --generation-config and --override-generation-config; ``raw`` is config.json.
+
+        Raises ``bad_option`` and what reading the files raises.
+        """
+        values = generation_config(folder, args)
+        eos = values.get("eos_token_id", raw.get("eos_token_id"))
+        eos_token_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+        sampling = {name: values[name] for name in _SAMPLING if name in values}
+        return GenerationConfig(eos_token_ids, sampling, most_new_tokens(values))
 
 
 def most_new_tokens(generation: Mapping[str, Any]) -> int | None:

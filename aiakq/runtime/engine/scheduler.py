@@ -16,43 +16,23 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from dataclasses import dataclass
 from operator import attrgetter
 
+from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.sequence import Scheduled, Sequence
 
 _ORDER = attrgetter("order")
 
 
-@dataclass(frozen=True)
-class PromptRules:
-    """How prompts share the steps.
-
-    chunked       whether a prompt may be split over steps.
-    together      prompts that may be split at the same time; they share what answers leave of a step.
-    long_together of these, long ones; shorter prompts overtake the others.
-    long_prompt   a prompt with more tokens missing is long; 0: none is.
-    long_chunk    most tokens of a long prompt in a step; 0: no limit.
-    delay         waiting prompts gather for this many times as long as the last step with prompts took.
-    """
-
-    chunked: bool = True
-    together: int = 1
-    long_together: int = 1
-    long_prompt: int = 0
-    long_chunk: int = 0
-    delay: float = 0.0
-
-
 class Scheduler:
     """Waiting and running sequences over one page pool, each list in order."""
 
-    def __init__(self, pool: PagePool, max_num_seqs: int, max_num_batched_tokens: int, rules: PromptRules) -> None:
+    def __init__(self, pool: PagePool, config: SchedulerConfig) -> None:
         self.pool = pool
-        self.max_num_seqs = max_num_seqs
-        self.budget = max_num_batched_tokens
-        self.rules = rules
+        self.max_num_seqs = config.max_num_seqs
+        self.budget = config.max_num_batched_tokens
+        self.config = config
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -132,31 +112,31 @@ class Scheduler:
         if self._had_prompts and self.running:
             self._prompt_seconds = now - self._last_step
         self._last_step = now
-        if not (self.rules.delay and self.waiting and self.running):
+        if not (self.config.scheduler_delay_factor and self.waiting and self.running):
             return True
         earliest = min(sequence.times.arrived for sequence in self.waiting)
-        return now - earliest > self.rules.delay * self._prompt_seconds
+        return now - earliest > self.config.scheduler_delay_factor * self._prompt_seconds
 
     def _share(self, room: int) -> int:
         """The most tokens of a prompt in this step: a part of ``room`` where several run together."""
         prompts = sum(sequence.num_missing > 1 for sequence in self.running) + len(self.waiting)
-        return max(1, room // max(1, min(self.rules.together, prompts)))
+        return max(1, room // max(1, min(self.config.max_num_partial_prefills, prompts)))
 
     def _allowance(self, missing: int, room: int, share: int) -> int:
         """Tokens of a prompt that this step computes."""
-        rules = self.rules
-        if not rules.chunked:
+        config = self.config
+        if not config.enable_chunked_prefill:
             return missing if missing <= room else 0
-        if rules.long_chunk and self._is_long(missing):
-            share = min(share, rules.long_chunk)
+        if config.long_prefill_token_threshold and self._is_long(missing):
+            share = min(share, config.long_prefill_token_threshold)
         return max(0, min(missing, room, share))
 
     def _is_long(self, missing: int) -> bool:
-        return 0 < self.rules.long_prompt < missing
+        return 0 < self.config.long_prompt_tokens < missing
 
     def _admit(self, chosen: list[Scheduled], budget: int, share: int) -> None:
         """Start waiting sequences while budget, places and pages last."""
-        rules = self.rules
+        config = self.config
         split = sum(not item.completes for item in chosen)
         long = sum(self._is_long(sequence.num_missing) for sequence in self.running)
         index = 0
@@ -166,11 +146,11 @@ class Scheduler:
             cached = len(shared) * self.pool.page_size
             missing = len(sequence.token_ids) - cached
             is_long = self._is_long(missing)
-            if is_long and long >= rules.long_together < rules.together:
+            if is_long and long >= config.max_long_partial_prefills < config.max_num_partial_prefills:
                 index += 1
                 continue
             count = self._allowance(missing, budget, share)
-            if count == 0 or (count < missing and split >= rules.together):
+            if count == 0 or (count < missing and split >= config.max_num_partial_prefills):
                 return
             # The whole prompt must fit now: half a prompt that cannot go on only blocks others.
             needed = self._pages_for(len(sequence.token_ids)) - len(shared)

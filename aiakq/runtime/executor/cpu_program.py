@@ -15,9 +15,9 @@ from torch import Tensor
 from aiakq.kernels import triton
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.attention import StepTables
-from aiakq.kernels.cpu.recording import NotRecordable, Recording
+from aiakq.kernels.cpu.recording import Recording, RecordingError
 from aiakq.kernels.types import AttentionContext
-from aiakq.runtime.config.compilation import Capture
+from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.executor.cuda_graphs import DecodeGraphs, sizes
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
@@ -37,7 +37,7 @@ class Program:
     """The recorded step of one model over one cache."""
 
     def __init__(self, model: Decoder, caches: list[LayerCache], bounds: Bounds) -> None:
-        """Raises NotRecordable where torch has to compute something."""
+        """Raises RecordingError where torch has to compute something."""
         # Tokens and rows of logits are told apart by their number.
         most_rows = bounds.rows + (bounds.rows == bounds.tokens)
         self.bounds = bounds
@@ -50,12 +50,13 @@ class Program:
         context = AttentionContext(nothing, nothing, nothing, nothing, 0, [], [], {"native": self._tables})
         with Recording() as recording:
             self._logits = model.compute(ModelInput(token_ids, positions, context, logit_rows), caches)
-        self._call = recording.call()
+        self._op_list = recording.op_list()
         ops: list[Any] = recording.ops
-        self._token_ops = [op.op for op in ops if op.op.m == bounds.tokens]
-        self._row_ops = [op.op for op in ops if op.op.m == most_rows]
+        self._token_ops = [op for op in ops if op.m == bounds.tokens]
+        self._row_ops = [op for op in ops if op.m == most_rows]
         assert len(self._token_ops) + len(self._row_ops) == len(ops)
-        looking_up = [op for op in ops if op.op.kind == library.EMBEDDING]
+        embedding = library.load_library().kinds["embedding"]
+        looking_up = [op for op in ops if op.kind == embedding]
         self._readers = [
             [op for op in looking_up if op.ids == numbers.data_ptr()] for numbers in (token_ids, positions, logit_rows)
         ]
@@ -64,7 +65,7 @@ class Program:
 
     def __len__(self) -> int:
         """The number of operations."""
-        return len(self._call.ops)
+        return len(self._op_list.ops)
 
     def takes(self, step: ModelInput) -> bool:
         """Whether ``step`` is within the bounds."""
@@ -92,12 +93,12 @@ class Program:
                 op.ids = numbers.data_ptr()
         self._tables.fill(step.context)
         self._tables.turn(step.positions)
-        self._call()
+        self._op_list()
         return self._logits[:rows].float()
 
 
 def recorded(
-    model: Model, caches: list[LayerCache], bounds: Bounds, page_size: int, capture: Capture
+    model: Model, caches: list[LayerCache], bounds: Bounds, page_size: int, compilation: CompilationConfig
 ) -> Program | DecodeGraphs | str:
     """The step of ``model`` recorded, or why it cannot be: all of it on a CPU, decoding on a GPU."""
     if not isinstance(model, Decoder):
@@ -108,12 +109,12 @@ def recorded(
             return "experts are chosen on the host"
         if triton.trouble() is not None or model.embedding.dtype not in triton.DTYPES:
             return "attention is torch's"
-        length = min(bounds.length, capture.length or bounds.length)
-        return DecodeGraphs(model, caches, sizes(bounds.rows, capture), length, page_size, device)
+        length = min(bounds.length, compilation.max_seq_len_to_capture or bounds.length)
+        return DecodeGraphs(model, caches, sizes(bounds.rows, compilation), length, page_size, device)
     if library.unavailable() is not None:
         return "no native library"
     try:
         with torch.inference_mode():
             return Program(model, caches, bounds)
-    except NotRecordable as problem:
+    except RecordingError as problem:
         return str(problem)

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.types import AttentionContext
-from aiakq.runtime.config.compilation import Capture
+from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.models.decoder import Decoder, ModelInput
 
-NO_WISHES = Capture()
+_DEFAULT = CompilationConfig()
 
 
-def sizes(rows: int, capture: Capture = NO_WISHES) -> list[int]:
+def sizes(rows: int, compilation: CompilationConfig = _DEFAULT) -> list[int]:
     """Numbers of sequences that graphs are made for, ``rows`` at most: 1, 2, 4, multiples of 8 up to 64, then of 32."""
-    most = min(rows, capture.most or rows)
-    if capture.sizes is not None:
-        return [size for size in capture.sizes if size <= most] or [min(most, capture.sizes[0])]
+    most = min(rows, compilation.max_cudagraph_capture_size or rows)
+    if (chosen := compilation.cudagraph_capture_sizes) is not None:
+        return [size for size in chosen if size <= most] or [min(most, chosen[0])]
     wanted = [1, 2, 4, *range(8, 65, 8), *range(96, most + 32, 32)]
     return [size for size in wanted if size < most] + [most]
 

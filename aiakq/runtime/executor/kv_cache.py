@@ -23,23 +23,24 @@ def count_pages(config: EngineConfig, model: Model) -> int:
 
     Raises ``no_memory`` when not even one sequence of max_model_len tokens fits; of one page, if that may be lowered.
     """
-    if config.num_pages is not None:
-        return config.num_pages
-    per_sequence = -(-config.max_model_len // config.page_size)
-    wanted = config.max_num_seqs * per_sequence + 1
-    page_bytes = kv_bytes_per_page(model, config.page_size, config.kv_dtype)
-    free = free_memory(config.device)
+    cache, scheduler = config.cache, config.scheduler
+    if cache.num_gpu_blocks_override is not None:
+        return cache.num_gpu_blocks_override
+    per_sequence = -(-config.max_model_len // cache.block_size)
+    wanted = scheduler.max_num_seqs * per_sequence + 1
+    page_bytes = kv_bytes_per_page(model, cache.block_size, cache.dtype)
+    free = free_memory(config.device.device)
     # The weights are loaded already: the fraction applies to what is left, less room for one step's activations.
-    activations = config.max_num_batched_tokens * config.hf.intermediate_size * 16 + config.max_num_seqs * (
-        config.hf.vocab_size * 16
+    activations = scheduler.max_num_batched_tokens * config.model.intermediate_size * 16 + scheduler.max_num_seqs * (
+        config.model.vocab_size * 16
     )
-    fitting = int((free * config.memory_fraction - activations) // page_bytes)
+    fitting = int((free * cache.gpu_memory_utilization - activations) // page_bytes)
     if fitting < (1 if config.fit_model_len else per_sequence) + 1:
         raise error(
             "no_memory",
             available=f"{free / 2**30:.1f} GiB",
             needed=f"{(per_sequence + 1) * page_bytes / 2**30:.1f} GiB",
             max_model_len=config.max_model_len,
-            fits=max(0, (fitting - 1) * config.page_size),
+            fits=max(0, (fitting - 1) * cache.block_size),
         )
     return min(wanted, fitting)

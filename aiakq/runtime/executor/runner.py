@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aiakq.kernels.ops.attention import as_bytes, new_cache
 from aiakq.kernels.types import AttentionContext
-from aiakq.runtime.config.compilation import Capture
+from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.device_memory import release_memory
 from aiakq.runtime.engine.messages import TokenLogprobs
 from aiakq.runtime.engine.sequence import Scheduled, Sequence
@@ -92,9 +92,9 @@ class Runner:
         self._sampled = torch.empty(0, dtype=torch.int64, device=device)
         self._row_of: dict[Sequence, int] = {}
 
-    def record(self, bounds: Bounds, capture: Capture) -> str:
+    def record(self, bounds: Bounds, compilation: CompilationConfig) -> str:
         """Record the model's steps up to ``bounds``, where that can be done. Returns what came of it in words."""
-        self.program = recorded(self.model, self.caches, bounds, self.page_size, capture)
+        self.program = recorded(self.model, self.caches, bounds, self.page_size, compilation)
         if isinstance(self.program, str):
             return f"operation by operation ({self.program})"
         if isinstance(self.program, DecodeGraphs):

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.checkpoint import MANIFEST, Checkpoint, read_json, resolve_model
-from aiakq.formats.checks import derive_group_size
+from aiakq.formats import quantization_config
+from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import Difference, compare
+from aiakq.formats.model_folder import MANIFEST, read_json
 from aiakq.formats.safetensors_file import DTYPE_BYTES, TensorInfo
 from aiakq.kernels import explain
-from aiakq.kernels.types import SCHEME_BITS, LinearProblem
+from aiakq.kernels.types import LinearProblem
 from aiakq.spec import QuantSpec
 
 if TYPE_CHECKING:
@@ -164,8 +165,7 @@ def inspect_checkpoint(
     """
     from aiakq.runtime.config.model import first_architecture
 
-    folder = resolve_model(model, revision)
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = Checkpoint.fetch(model, revision)
     target = _target(checkpoint, device, dtype)
     linears = set(checkpoint.quantized_linears())
     if linears and checkpoint.spec is None:
@@ -181,7 +181,7 @@ def inspect_checkpoint(
         context = text.get("max_position_embeddings")
     architecture = first_architecture(checkpoint.config)
     return Inspection(
-        path=str(folder),
+        path=str(checkpoint.path),
         architecture=architecture,
         support=_support(architecture),
         writer=_writer(checkpoint),
@@ -232,7 +232,9 @@ def _target(checkpoint: Checkpoint, device: str, dtype: str) -> _Target:
 
     try:
         config = EngineConfig.from_args({"model": str(checkpoint.path), "device": device, "dtype": dtype})
-        return _Target(config.device, config.dtype, config.dtype_reason, open_weights(config).excluded)
+        return _Target(
+            config.device.device, config.device.dtype, config.device.dtype_reason, open_weights(config).excluded
+        )
     except AiakqError as problem:
         if problem.id != "model_malformed":
             raise
@@ -255,50 +257,23 @@ def _modules(inventory: Mapping[str, TensorInfo], linears: set[str]) -> dict[str
 
 def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo], target: _Target) -> Layer:
     spec = checkpoint.linear_spec(name)
-    n, k, bits, groups = _dimensions(name, infos, spec)
-    group_size = derive_group_size(k, groups, spec.group_size, "scales", name)
-    scheme = "w8a8" if spec.activation_bits else f"w{bits}a16"
+    found, group_size = checkpoint.dimensions(name)
+    scheme = "w8a8" if spec.activation_bits else f"w{found.bits}a16"
     problem = LinearProblem(
         scheme=scheme,
-        n=n,
-        k=k,
+        n=found.n,
+        k=found.k,
         group_size=group_size,
         has_zeros=not spec.symmetric,
-        has_perm=spec.desc_act or "weight_g_idx" in infos,
+        has_perm=found.has_perm,
         has_bias="bias" in infos,
-        static_input="input_scale" in infos,
+        static_input=found.static_input,
         dtype=target.dtype,
         device=target.device.type,
     )
     choice = explain(problem, target.excluded)
     nbytes = sum(info.nbytes for info in infos.values())
-    return Layer(name, "linear", scheme, n, k, group_size, nbytes, choice.name, choice.passed_over)
-
-
-def _dimensions(name: str, infos: Mapping[str, TensorInfo], spec: QuantSpec) -> tuple[int, int, int, int]:
-    """N, K, bits and groups of a quantized linear, from shapes (see the layouts in aiakq/formats)."""
-    try:
-        if "weight_packed" in infos:
-            n, words = infos["weight_packed"].shape
-            groups = 1 if len(infos["weight_scale"].shape) < 2 else infos["weight_scale"].shape[1]
-            # 3-bit words may have gaps, and end anywhere: whole groups say more than words do.
-            k = groups * spec.group_size if groups > 1 and spec.group_size > 0 else words * 32 // spec.bits
-            return n, k, words * 32 // k if words * 32 // k in SCHEME_BITS.values() else spec.bits, groups
-        if "weight" in infos:
-            n, k = infos["weight"].shape
-            return n, k, 8, 1 if len(infos["weight_scale"].shape) < 2 else infos["weight_scale"].shape[1]
-        rows, columns = infos["qweight"].shape
-        groups = infos["scales"].shape[0]
-        if spec.format == "awq":
-            return columns * 8, rows, 4, groups
-        if spec.format in ("awq_gemv", "awq_gemv_fast"):
-            n, k = (rows, columns * 8) if spec.format == "awq_gemv" else (rows * 4, columns)
-            return n, k, 4, k // spec.group_size if spec.group_size > 0 else 1
-        bits = infos["qzeros"].shape[1] * 32 // columns
-        k = infos["g_idx"].shape[0] if "g_idx" in infos else rows * 32 // bits
-        return columns, k, rows * 32 // k, groups
-    except (KeyError, ValueError, IndexError, ZeroDivisionError):
-        raise error("tensor_mismatch", path=name, reason=f"its tensors are not those of {spec.format}") from None
+    return Layer(name, "linear", scheme, found.n, found.k, group_size, nbytes, choice.name, choice.passed_over)
 
 
 def _plain(name: str, infos: Mapping[str, TensorInfo]) -> Layer:
@@ -334,13 +309,9 @@ def _writer(checkpoint: Checkpoint) -> str | None:
             return f"aiakq {read_json(checkpoint.path / MANIFEST, MANIFEST).get('aiakq', '')}".strip()
     except AiakqError:
         pass
-    quantization = checkpoint.config.get("quantization_config") or {}
-    meta = quantization.get("meta") or {}
-    quantizer = meta.get("quantizer") if isinstance(meta, dict) else None
-    if quantizer:
-        return ", ".join(map(str, quantizer)) if isinstance(quantizer, list) else str(quantizer)
-    if quantization.get("quant_method") == "compressed-tensors" and quantization.get("version"):
-        return f"compressed-tensors {quantization['version']}"
+    writer = quantization_config.writer(checkpoint.config.get("quantization_config") or {})
+    if writer is not None:
+        return writer
     version = checkpoint.config.get("transformers_version")
     return f"transformers {version}" if version else None
 

@@ -18,7 +18,7 @@ from aiakq.runtime.device_memory import release_memory
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.scheduler import PromptRules, Scheduler
+from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.kv_cache import count_pages, kv_bytes_per_page
 from aiakq.runtime.executor.runner import Runner
@@ -46,28 +46,28 @@ def load_model(config: EngineConfig) -> tuple[Model, str]:
 
     Raises AiakqError: model_unsupported, tensor_inventory, tensor_mismatch, not_finite, model_*.
     """
-    architecture = config.hf.architecture
+    architecture = config.model.architecture
     native = ARCHITECTURES.get(architecture)
-    if native is None and config.model_impl == "aiakq":
+    if native is None and config.load.model_impl == "aiakq":
         raise error(
             "model_unsupported",
             architecture=architecture,
             reason="aiakq has no model of its own for it",
             known=FAMILIES,
         )
-    if native is None or config.model_impl == "transformers":
+    if native is None or config.load.model_impl == "transformers":
         from aiakq.runtime.loader.transformers_fallback import load_transformers_model
 
         return load_transformers_model(config)
     weights: CheckpointWeights | DummyWeights
-    if config.load_format == "dummy":
+    if config.load.load_format == "dummy":
         weights = DummyWeights(config)
     else:
         weights = open_weights(config)
     if isinstance(weights, CheckpointWeights):
-        check_inventory(config.hf, weights.checkpoint)
-    model = importlib.import_module(native).build(config.hf, weights)
-    if config.device.type == "cpu" and weights.all_native:
+        check_inventory(config.model, weights.checkpoint)
+    model = importlib.import_module(native).build(config.model, weights)
+    if config.device.device.type == "cpu" and weights.all_native:
         model.row_multiple = 1
     remarks = weights.remarks if isinstance(weights, CheckpointWeights) else []
     return model, "; ".join([describe_kinds(weights.kinds), *remarks])
@@ -80,49 +80,42 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         model, kernels = load_model(config)
         release_memory()
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
-    on_phase(Phase("weights", time.monotonic() - started, f"{config.hf.architecture}, {method}"))
+    on_phase(Phase("weights", time.monotonic() - started, f"{config.model.architecture}, {method}"))
     started = time.monotonic()
     num_pages = count_pages(config, model)
     if config.fit_model_len:
-        config = replace(config, max_model_len=min(config.max_model_len, (num_pages - 1) * config.page_size))
-    runner = Runner(model, num_pages, config.page_size, config.kv_dtype, config.device)
-    bounds = Bounds(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
-    recorded = "operation by operation" if config.capture.eager else runner.record(bounds, config.capture)
-    pool = PagePool(num_pages, config.page_size, config.prefix_caching)
-    rules = PromptRules(
-        chunked=config.chunked_prefill,
-        together=config.partial_prefills,
-        long_together=config.long_prefills,
-        long_prompt=config.long_prompt,
-        long_chunk=config.long_chunk,
-        delay=config.delay_factor,
-    )
-    scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, rules)
-    tokens = pool.num_usable * config.page_size
-    size = num_pages * kv_bytes_per_page(model, config.page_size, config.kv_dtype)
-    pages = f"{pool.num_usable} of {config.page_size} tokens = {tokens} tokens, {size / 2**20:.0f} MiB"
+        config = replace(config, max_model_len=min(config.max_model_len, (num_pages - 1) * config.cache.block_size))
+    runner = Runner(model, num_pages, config.cache.block_size, config.cache.dtype, config.device.device)
+    bounds = Bounds(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs, config.max_model_len)
+    eager = config.compilation.enforce_eager
+    recorded = "operation by operation" if eager else runner.record(bounds, config.compilation)
+    pool = PagePool(num_pages, config.cache.block_size, config.cache.enable_prefix_caching)
+    scheduler = Scheduler(pool, config.scheduler)
+    tokens = pool.num_usable * config.cache.block_size
+    size = num_pages * kv_bytes_per_page(model, config.cache.block_size, config.cache.dtype)
+    pages = f"{pool.num_usable} of {config.cache.block_size} tokens = {tokens} tokens, {size / 2**20:.0f} MiB"
     on_phase(Phase("KV pages", time.monotonic() - started, pages))
     limits = ModelLimits(
         vocab_size=model.vocab_size,
         max_model_len=config.max_model_len,
         max_kv_tokens=tokens,
         max_logprobs=config.max_logprobs,
-        eos_token_ids=config.eos_token_ids,
-        max_new_tokens=config.max_new_tokens,
-        by_priority=config.by_priority,
+        eos_token_ids=config.generation.eos_token_ids,
+        max_new_tokens=config.generation.max_new_tokens,
+        by_priority=config.scheduler.scheduling_policy == "priority",
     )
-    dtype = str(config.dtype).removeprefix("torch.")
+    dtype = str(config.device.dtype).removeprefix("torch.")
     facts = {
-        "model": f"{config.hf.architecture}, {method}",
-        "device": device_name(config.device),
-        "dtype": f"{dtype} ({config.dtype_reason})",
+        "model": f"{config.model.architecture}, {method}",
+        "device": device_name(config.device.device),
+        "dtype": f"{dtype} ({config.device.dtype_reason})",
         "linear layers": kernels,
-        "attention": attention_name(runner.caches[0][0], config.dtype),
-        "step": recorded + ("; the next is prepared meanwhile" if config.async_scheduling else ""),
-        "KV pages": f"{pages}, {str(config.kv_dtype).removeprefix('torch.')}",
-        "batch": f"up to {config.max_num_seqs} sequences, {config.max_num_batched_tokens} tokens a step",
+        "attention": attention_name(runner.caches[0][0], config.device.dtype),
+        "step": recorded + ("; the next is prepared meanwhile" if config.scheduler.async_scheduling else ""),
+        "KV pages": f"{pages}, {str(config.cache.dtype).removeprefix('torch.')}",
+        "batch": f"up to {bounds.rows} sequences, {bounds.tokens} tokens a step",
     }
-    return Engine(runner, scheduler, limits, facts, config.async_scheduling)
+    return Engine(runner, scheduler, limits, facts, config.scheduler.async_scheduling)
 
 
 def attention_name(cache: Tensor, dtype: torch.dtype) -> str:

@@ -64,7 +64,7 @@ class TransformersModel:
     """A transformers causal language model as the runner wants it (see decoder.Model)."""
 
     def __init__(self, hf: Any, attention: _PagedAttention, config: EngineConfig) -> None:
-        text = config.hf
+        text = config.model
         self.hf = hf
         head = hf.get_output_embeddings()
         self.vocab_size = head.out_features if isinstance(head, _QuantizedModule) else head.weight.shape[0]
@@ -115,13 +115,13 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, str]:
         # transformers would hand the quantized layers to another library; we put our own in their place.
         del hf_config.quantization_config
     options: dict[str, Any] = {
-        "dtype": config.dtype,
+        "dtype": config.device.dtype,
         "attn_implementation": name,
-        "trust_remote_code": config.trust_remote_code,
+        "trust_remote_code": config.load.trust_remote_code,
     }
     try:
-        if config.load_format == "dummy":
-            torch.manual_seed(config.seed)
+        if config.load.load_format == "dummy":
+            torch.manual_seed(config.load.seed)
             hf: Any = AutoModelForCausalLM.from_config(hf_config, **options)
             differences: list[Difference] = []
         else:
@@ -133,24 +133,24 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, str]:
     if not _attention_replaceable(hf):
         raise _unsupported(config, "transformers offers no way to replace its attention")
     kinds = f"{sum(isinstance(m, nn.Linear) for m in hf.modules())} x w16: torch"
-    if config.spec is not None and config.load_format != "dummy":
+    if config.spec is not None and config.load.load_format != "dummy":
         kinds, replaced = _put_quantized(hf, config)
         differences = [each for each in differences if each.name not in replaced]
-    if problem := refusal(str(config.model), differences):
+    if problem := refusal(str(config.load.path), differences):
         raise problem
-    return TransformersModel(hf.to(config.device).eval(), attention, config), f"{kinds} (inside transformers)"
+    return TransformersModel(hf.to(config.device.device).eval(), attention, config), f"{kinds} (inside transformers)"
 
 
 def _hf_config(config: EngineConfig) -> Any:
     """The configuration as transformers' class of it, from what aiakq made of config.json (see overrides.py)."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    raw = dict(config.hf.raw)
-    if "auto_map" in raw and not config.trust_remote_code:
-        raise error("remote_code", path=config.model)
+    raw = dict(config.model.raw)
+    if "auto_map" in raw and not config.load.trust_remote_code:
+        raise error("remote_code", path=config.load.path)
     try:
         if "auto_map" in raw:
-            family: Any = type(AutoConfig.from_pretrained(config.model, trust_remote_code=True))
+            family: Any = type(AutoConfig.from_pretrained(config.load.path, trust_remote_code=True))
         else:
             family = CONFIG_MAPPING[str(raw.get("model_type"))]
         return family.from_dict(raw)
@@ -164,12 +164,14 @@ def _load(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tupl
     """The model and what transformers says of the loading. It reads safetensors itself; others aiakq reads for it."""
     from transformers import AutoModelForCausalLM
 
-    checkpoint = Checkpoint.open(config.model, config.load_format, config.ignore_patterns, config.hf.raw)
+    checkpoint = Checkpoint.open(
+        config.load.path, config.load.load_format, config.load.ignore_patterns, config.model.raw
+    )
     common = {"config": hf_config, "output_loading_info": True, "ignore_mismatched_sizes": True, **options}
     own = all(info.file.endswith(".safetensors") for info in checkpoint.inventory.values())
-    if own and not config.ignore_patterns:
+    if own and not config.load.ignore_patterns:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            config.model, local_files_only=True, use_safetensors=True, **common
+            config.load.path, local_files_only=True, use_safetensors=True, **common
         )
         return loaded
     with torch.device("meta"):
@@ -218,7 +220,7 @@ def _attention_replaceable(hf: Any) -> bool:
 
 
 def _unsupported(config: EngineConfig, reason: str) -> Exception:
-    return error("model_unsupported", architecture=config.hf.architecture, reason=reason.rstrip("."), known=FAMILIES)
+    return error("model_unsupported", architecture=config.model.architecture, reason=reason.rstrip("."), known=FAMILIES)
 
 
 def _put_quantized(hf: Any, config: EngineConfig) -> tuple[str, set[str]]:
@@ -239,5 +241,5 @@ def _put_quantized(hf: Any, config: EngineConfig) -> tuple[str, set[str]]:
             replaced |= {f"{name}.weight", f"{name}.bias"}
     if left:
         reason = f"there is no place for the quantized layer {min(left)}"
-        raise error("tensor_mismatch", path=config.model, reason=reason)
+        raise error("tensor_mismatch", path=config.load.path, reason=reason)
     return describe_kinds(weights.kinds), replaced

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from aiakq import formats
 from aiakq.errors import error
-from aiakq.formats import gptq
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import Wanted, compare, refusal
 from aiakq.kernels.types import QWeight
@@ -108,19 +108,10 @@ class CheckpointWeights(Binder):
                 path=self.checkpoint.path,
                 reason=f"{source} holds {weight.n} x {weight.k} weights, config.json says {n} x {k}",
             )
-        self._check_zeros(source, weight)
+        if not self.remarks:
+            remark = formats.remark(self.checkpoint.layout(source), weight, source)
+            self.remarks += [remark] if remark else []
         return weight
-
-    def _check_zeros(self, name: str, weight: QWeight) -> None:
-        """Remark on asymmetric GPTQ zero points that look off by one: their version may be mislabelled."""
-        if self.remarks or self.checkpoint.layout(name) not in ("gptq", "gptq_v2"):
-            return
-        shift = gptq.zero_shift(weight)
-        if abs(shift) > 0.5:
-            self.remarks.append(
-                f"the weights of {name} lie {shift:+.1f} steps off centre: its zero points may be of the other GPTQ "
-                "version than checkpoint_format says"
-            )
 
 
 class _Endless(Exception):
@@ -201,12 +192,14 @@ class DummyWeights(Binder):
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        excluded = NOT_WHEN_DEQUANTIZED if config.dequantize == "always" else frozenset({"dequantized"})
-        super().__init__(config.dtype, config.device, excluded, config.cpu_math == "exact")
+        excluded = NOT_WHEN_DEQUANTIZED if config.load.dequantize == "always" else frozenset({"dequantized"})
+        super().__init__(config.device.dtype, config.device.device, excluded, config.load.cpu_math == "exact")
         self.spec = config.spec
-        self.stored = DTYPES.get(str(config.hf.raw.get("dtype") or config.hf.raw.get("torch_dtype")), config.dtype)
-        self.generator = torch.Generator().manual_seed(config.seed)
-        self._codes = torch.Generator(config.device).manual_seed(config.seed)
+        self.stored = DTYPES.get(
+            str(config.model.raw.get("dtype") or config.model.raw.get("torch_dtype")), config.device.dtype
+        )
+        self.generator = torch.Generator().manual_seed(config.load.seed)
+        self._codes = torch.Generator(config.device.device).manual_seed(config.load.seed)
 
     def has(self, name: str) -> bool:
         return False  # what is asked for with tensor() there is, under the usual names
@@ -264,27 +257,27 @@ NOT_WHEN_DEQUANTIZED = frozenset({"cpu", "triton", "triton-w8a8"})
 
 def open_weights(config: EngineConfig) -> CheckpointWeights:
     """The checkpoint of ``config`` as a source of weights, with the implementations that memory allows."""
-    checkpoint = Checkpoint.open(config.model, config.load_format, config.ignore_patterns, config.hf.raw)
+    checkpoint = Checkpoint.open(
+        config.load.path, config.load.load_format, config.load.ignore_patterns, config.model.raw
+    )
     excluded = set() if _may_dequantize(config, checkpoint) else {"dequantized"}
-    if config.dequantize == "always":
+    if config.load.dequantize == "always":
         excluded = set(NOT_WHEN_DEQUANTIZED)
-    return CheckpointWeights(checkpoint, config.dtype, config.device, frozenset(excluded), config.cpu_math == "exact")
+    return CheckpointWeights(
+        checkpoint, config.device.dtype, config.device.device, frozenset(excluded), config.load.cpu_math == "exact"
+    )
 
 
 def _may_dequantize(config: EngineConfig, checkpoint: Checkpoint) -> bool:
-    if config.dequantize != "auto" or config.spec is None:
-        return config.dequantize != "never"
+    if config.load.dequantize != "auto" or config.spec is None:
+        return config.load.dequantize != "never"
     expanded = 0.0
     for prefix in checkpoint.quantized_linears():
-        # Packed bytes by the layer's own width; a config that lies about it makes this estimate rough, no more.
-        info = next(
-            checkpoint.inventory[name]
-            for suffix in ("qweight", "weight_packed", "weight")
-            if (name := f"{prefix}.{suffix}") in checkpoint.inventory
-        )
+        # The codes are the largest tensor. A config that is wrong about their width makes this estimate rough, no more.
+        info = max(checkpoint.linear_headers(prefix).values(), key=lambda info: info.nbytes)
         bits = 8 if info.dtype == "I8" else checkpoint.linear_spec(prefix).bits
-        expanded += info.nbytes * 8 / bits * config.dtype.itemsize
-    return expanded < 0.25 * free_memory(config.device)
+        expanded += info.nbytes * 8 / bits * config.device.dtype.itemsize
+    return expanded < 0.25 * free_memory(config.device.device)
 
 
 def describe_kinds(kinds: Kinds) -> str:

@@ -10,7 +10,8 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from aiakq.arguments.server import API_KEY_VARIABLE, engine_arguments
+from aiakq.arguments.engine import ENGINE_ARGUMENTS
+from aiakq.arguments.server import API_KEY_VARIABLE
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.messages import StepOutput
 from aiakq.server.process.ipc import (
@@ -72,7 +73,7 @@ class EngineClient:
             theirs.close()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         client = cls(process, reader, writer)
-        client.send(Start({row.name: arguments[row.name] for row in engine_arguments()}))
+        client.send(Start({row.name: arguments[row.name] for row in ENGINE_ARGUMENTS}))
         return client
 
     @property

@@ -105,10 +105,10 @@ def _load(link: EngineLink, start: Start) -> Engine:
     config = EngineConfig.from_args(start.arguments)
     link.send(
         Configured(
-            model=str(config.model),
+            model=str(config.load.path),
             tokenizer=config.tokenizer,
-            dtype=str(config.dtype).removeprefix("torch."),
-            sampling=dict(config.sampling),
+            dtype=str(config.device.dtype).removeprefix("torch."),
+            sampling=dict(config.generation.sampling),
         )
     )
 
@@ -119,7 +119,7 @@ def _load(link: EngineLink, start: Start) -> Engine:
     # What was made while loading lives as long as the process: keep the collector from walking it again and again.
     gc.collect()
     gc.freeze()
-    link.send(Ready(engine.limits, dict(engine.facts), _settings(config), config.max_num_seqs))
+    link.send(Ready(engine.limits, dict(engine.facts), _settings(config), config.scheduler.max_num_seqs))
     return engine
 
 
@@ -151,11 +151,11 @@ def _serve(link: EngineLink, engine: Engine) -> None:
 def _settings(config: EngineConfig) -> dict[str, str]:
     """The labels of the ``cache_config_info`` metric."""
     return {
-        "block_size": str(config.page_size),
-        "enable_prefix_caching": str(config.prefix_caching),
-        "gpu_memory_utilization": str(config.memory_fraction),
-        "max_num_batched_tokens": str(config.max_num_batched_tokens),
-        "max_num_seqs": str(config.max_num_seqs),
+        "block_size": str(config.cache.block_size),
+        "enable_prefix_caching": str(config.cache.enable_prefix_caching),
+        "gpu_memory_utilization": str(config.cache.gpu_memory_utilization),
+        "max_num_batched_tokens": str(config.scheduler.max_num_batched_tokens),
+        "max_num_seqs": str(config.scheduler.max_num_seqs),
     }
 
 

@@ -1,13 +1,14 @@
-// Causal attention over the paged cache: decoding and prefill, chunked or not, in one way.
+// Causal attention over the paged cache, for decoding and prefill alike, chunked or not.
 //
-// The work is cut into items: a tile of a sequence's query tokens with all heads that share one key-value head. Their
-// queries are the rows of a tile. Keys are walked in chunks of CHUNK positions, one position per lane: scored against
-// all rows, weighted with an online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) whose maximum and sum are
-// kept for a segment of SEGMENT positions. Segments are combined in their order. A tile of few rows reads the cache
-// where it is; for more rows a chunk is brought into floats first. The borders of chunks and segments are multiples of
-// their sizes, counted from the sequence's beginning, and a row's sums are made of exactly the positions it sees, in
-// their order: its result is the same bit for bit in whatever tile, batch or chunk of the prompt it comes, and whether
-// one thread goes through all segments or several share them.
+// An item of work is a tile of one sequence's query tokens with all query heads that share one key-value head; their
+// queries are the rows of the tile. Keys are read in chunks of CHUNK positions, one position per lane, scored against
+// all rows, and weighted with an online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867), whose maximum and sum
+// are kept for a segment of SEGMENT positions. The segments' results are combined in order. A tile of few rows reads
+// the cache in place; with more rows a chunk is first converted to floats.
+//
+// Chunks and segments begin at multiples of their size, counted from the beginning of the sequence, and a row's sums
+// hold exactly the positions that it attends to, in order: its result is bitwise the same in any tile, batch or chunk
+// of the prompt, and whether one thread computes all segments or several threads share them.
 
 #include "kernels.h"
 #include "paged.h"
@@ -16,71 +17,71 @@ namespace aiakq {
 namespace ISA {
 namespace {
 
-constexpr int SEGMENT = 1024;
-constexpr int TILE_ROWS = 96;
-// Up to so many rows a tile's chunks are read where they are: by every so many rows once.
-constexpr int FEW_ROWS = 8;
-// Below every score; multiplied by 0 it is 0, as infinity is not.
-constexpr float NOTHING = -3.0e38f;
+// Tiles of at most this many rows read the cache in place, once for each block of rows.
+constexpr int MAX_DIRECT_ROWS = 8;
+// Below every score, and finite: multiplied by 0 it is 0.
+constexpr float MIN_SCORE = -3.0e38f;
 
-// What follows from the shapes alone.
 struct Shape {
-  int64_t group, tokens, rows, width;  // heads per key-value head; tokens and rows of a tile; D rounded up to 16
-  int64_t part;                        // floats of a part
-  explicit Shape(const Attention& a)
-      : group(a.heads / a.kv_heads), tokens(most(1, TILE_ROWS / group)), rows(tokens * group),
-        width(rounded(a.head_size, 16)), part(rounded(rows, 16) * 2 + rows * width) {}
+  int64_t group;         // query heads per key-value head
+  int64_t tokens, rows;  // of a tile, at most
+  int64_t width;         // D rounded up to 16
+  int64_t partial;       // floats of a Partial
+  explicit Shape(const Attention& op)
+      : group(op.heads / op.kv_heads), tokens(max(1, TILE_ROWS / group)), rows(tokens * group),
+        width(round_up(op.head_size, 16)), partial(round_up(rows, 16) * 2 + rows * width) {}
 };
 
-// What is known of each row after some positions: highest score, sum of the weights, weighted sum of the values.
-struct Part {
+// The softmax of each row of a tile over some of its positions: the highest score, the sum of the weights, and the
+// weighted sum of the values.
+struct Partial {
   float *highest, *total, *sums;
-  Part(float* at, const Shape& shape)
-      : highest(at), total(at + rounded(shape.rows, 16)), sums(at + 2 * rounded(shape.rows, 16)) {}
+  Partial(float* at, const Shape& shape)
+      : highest(at), total(at + round_up(shape.rows, 16)), sums(at + 2 * round_up(shape.rows, 16)) {}
 };
 
-// A thread's own memory.
-struct Room {
-  float *queries, *weights;         // [rows, width], [rows, CHUNK]
-  float *keys, *values;             // of a chunk, in the same place: values are read after the scores
+// The memory of one thread.
+struct Workspace {
+  float *queries, *weights;          // [rows, width], [rows, CHUNK]
+  float *keys, *values;              // of a chunk, in the same memory: values are loaded when the scores are done
   float *key_scales, *value_scales;  // [CHUNK]
-  float *part, *whole;
+  float *partial, *whole;            // of a segment, and of all of them
   static int64_t floats(const Shape& s) {
-    return s.rows * s.width + CHUNK * s.width + s.rows * CHUNK + 2 * CHUNK + 2 * rounded(s.part, 16);
+    return s.rows * s.width + CHUNK * s.width + s.rows * CHUNK + 2 * CHUNK + 2 * round_up(s.partial, 16);
   }
-  Room(float* at, const Shape& s) {
+  Workspace(float* at, const Shape& s) {
     queries = at;
     keys = queries + s.rows * s.width;
     values = keys;
     weights = keys + CHUNK * s.width;
     key_scales = weights + s.rows * CHUNK;
     value_scales = key_scales + CHUNK;
-    part = value_scales + CHUNK;
-    whole = part + rounded(s.part, 16);
+    partial = value_scales + CHUNK;
+    whole = partial + round_up(s.partial, 16);
   }
 };
 
-// Goes through the tiles of a step in order.
+// Enumerates the tiles of a step.
 struct Tiles {
-  const Attention& a;
+  const Attention& op;
   const Shape& shape;
   int64_t sequence = 0, first = 0;
 
-  // The next tile; false after the last one.
+  // Fills in the next tile; false after the last one.
   bool next(Tile& tile) {
-    const Step& step = *a.step;
+    const Step& step = *op.step;
     for (; sequence < step.sequences; sequence++, first = 0) {
       const int64_t start = step.query_start[sequence], count = step.query_start[sequence + 1] - start;
       if (first >= count) continue;
-      const int64_t tokens = least(shape.tokens, count - first), length = step.kv_len[sequence];
+      const int64_t tokens = min(shape.tokens, count - first), length = step.kv_len[sequence];
       tile.sequence = sequence;
       tile.token = start + first;
       tile.rows = tokens * shape.group;
       tile.group = shape.group;
       tile.position = length - count + first;
-      tile.window = a.window > 0 ? a.window : length + 1;
-      tile.begin = most(0, tile.position - tile.window + 1);
-      tile.end = most(tile.begin, tile.position + tokens);
+      tile.window = op.window > 0 ? op.window : length + 1;
+      tile.begin = max(0, tile.position - tile.window + 1);
+      tile.end = max(tile.begin, tile.position + tokens);
       first += tokens;
       return true;
     }
@@ -94,29 +95,13 @@ INLINE int64_t segments(const Tile& tile) {
 
 // --- products ----------------------------------------------------------------------------------------------------
 
-template <int N> struct Count {
-  static constexpr int value = N;
-};
-
-// work(Count of rows, first row) until all rows have had their turn.
-template <class Work> INLINE void side_by_side(int64_t rows, Work work) {
-  int64_t row = 0;
-  if constexpr (MOST_ROWS >= 6)
-    for (; row + 6 <= rows; row += 6) work(Count<6>{}, row);
-  if constexpr (MOST_ROWS >= 4)
-    for (; row + 4 <= rows; row += 4) work(Count<4>{}, row);
-  if constexpr (MOST_ROWS >= 2)
-    for (; row + 2 <= rows; row += 2) work(Count<2>{}, row);
-  for (; row < rows; row++) work(Count<1>{}, row);
+// work(Int<vectors>, first element) for the blocks of vectors from element ``from`` to ``to``, multiples of 16.
+template <int MAX_VECTORS, class Work> INLINE void for_each_vector_block(int64_t from, int64_t to, Work work) {
+  Blocks<8, 4, 2, 1>::for_each<MAX_VECTORS>(
+      from / 16, to / 16, [&](auto count, int64_t vector) INLINE_LAMBDA { work(count, 16 * vector); });
 }
 
-// work(Count of vectors, first element) from ``from`` to ``to``, multiples of 16, V vectors at a time and then fewer.
-template <int V, class Work> INLINE void in_vectors(int64_t from, int64_t to, Work work) {
-  for (; from + 16 * V <= to; from += 16 * V) work(Count<V>{}, from);
-  if constexpr (V > 1) in_vectors<V / 2>(from, to, work);
-}
-
-// R rows against V vectors of keys from position ``at`` of the chunk on.
+// Scores of R rows for V vectors of positions from ``at`` of the chunk on.
 template <int TYPE, int R, int V>
 INLINE void score(const float* queries, int64_t width, int64_t size, const Chunk& chunk, int64_t at, float* scores) {
   F sums[R][V];
@@ -136,9 +121,10 @@ INLINE void score(const float* queries, int64_t width, int64_t size, const Chunk
     UNROLL for (int v = 0; v < V; v++) store(scores + r * CHUNK + at + 16 * v, sums[r][v]);
 }
 
-// Adds positions ``from`` to ``to``, weighted, to V vectors of R rows' sums from element d on.
+// Adds the weighted values of positions ``from`` to ``to`` to the sums of R rows, V vectors from element d on.
 template <int TYPE, int R, int V>
-INLINE void weigh(const float* weights, const Chunk& chunk, int64_t d, int64_t width, int from, int to, float* sums) {
+INLINE void accumulate(const float* weights, const Chunk& chunk, int64_t d, int64_t width, int from, int to,
+                       float* sums) {
   F held[R][V];
   sums += d;
   UNROLL for (int r = 0; r < R; r++)
@@ -155,146 +141,149 @@ INLINE void weigh(const float* weights, const Chunk& chunk, int64_t d, int64_t w
     UNROLL for (int v = 0; v < V; v++) store(sums + r * width + 16 * v, held[r][v]);
 }
 
+// The same for all elements.
 template <int TYPE, int R>
-INLINE void weigh_all(const float* weights, const Chunk& chunk, int64_t width, int from, int to, float* sums) {
+INLINE void accumulate_vectors(const float* weights, const Chunk& chunk, int64_t width, int from, int to, float* sums) {
   if (from >= to) return;
-  in_vectors<wide(R)>(0, width, [&](auto count, int64_t d) {
-    weigh<TYPE, R, decltype(count)::value>(weights, chunk, d, width, from, to, sums);
+  for_each_vector_block<max_vectors(R)>(0, width, [&](auto count, int64_t d) {
+    accumulate<TYPE, R, decltype(count)::value>(weights, chunk, d, width, from, to, sums);
   });
 }
 
-// Scores of positions ``from`` to ``to`` become weights; ``highest`` and ``total`` are brought up to date. Returns the
-// factor for what was summed up before. A score that is not finite makes the total not a number. Scales are those of
-// codes of 8 bits, or null.
-float soften(float* scores, const float* key_scales, const float* value_scales, int from, int to, float& highest,
-             float& total) {
-  const int start = from / 16 * 16, stop = (int)rounded(to, 16);
+// Turns the scores of positions ``from`` to ``to`` into weights and updates ``highest`` and ``total``. Returns the
+// factor by which earlier sums must be multiplied. A score that is not finite makes the total NaN. The scales are those
+// of an 8-bit cache, or null.
+float online_softmax(float* scores, const float* key_scales, const float* value_scales, int from, int to,
+                     float& highest, float& total) {
+  const int start = from / 16 * 16, stop = (int)round_up(to, 16);
   if (key_scales)
     for (int i = start; i < stop; i += 16) store(scores + i, load(scores + i) * load(key_scales + i));
-  for (int i = start; i < from; i++) scores[i] = NOTHING;
-  for (int i = to; i < stop; i++) scores[i] = NOTHING;
-  F best = splat(highest), broken = splat(0), added = splat(0);
+  for (int i = start; i < from; i++) scores[i] = MIN_SCORE;
+  for (int i = to; i < stop; i++) scores[i] = MIN_SCORE;
+  F best = splat(highest), not_finite = splat(0), added = splat(0);
   for (int i = start; i < stop; i += 16) {
     const F score = load(scores + i);
-    best = larger(best, score);
-    broken = fma(score, splat(0), broken);
+    best = max(best, score);
+    not_finite = fma(score, splat(0), not_finite);
   }
-  const float now = largest(best);
-  const F base = splat(now);
+  const float new_highest = reduce_max(best);
+  const F base = splat(new_highest);
   for (int i = start; i < stop; i += 16) {
     const F weight = exponential(load(scores + i) - base);
     store(scores + i, value_scales ? weight * load(value_scales + i) : weight);
     added = added + weight;
   }
   float factor = 1;
-  if (!(now == highest)) {
+  if (!(new_highest == highest)) {
     alignas(64) float lanes[16];
-    store(lanes, exponential(splat(highest - now)));
+    store(lanes, exponential(splat(highest - new_highest)));
     factor = lanes[0];
   }
-  highest = now;
-  total = total * factor + sum(added + broken);
+  highest = new_highest;
+  total = total * factor + reduce_add(added + not_finite);
   return factor;
 }
 
 template <int TYPE, int R>
-void score_rows(const Tile& tile, const Shape& s, int64_t size, const Room& room, const Chunk& chunk, int64_t row,
+void score_rows(const Tile& tile, const Shape& s, int64_t size, const Workspace& ws, const Chunk& chunk, int64_t row,
                 int64_t start) {
-  const int64_t from = tile.from(row, start) / 16 * 16, to = rounded(tile.to(row + R - 1, start), 16);
-  in_vectors<wide(R)>(from, to, [&](auto count, int64_t at) {
-    score<TYPE, R, decltype(count)::value>(room.queries + row * s.width, s.width, size, chunk, at,
-                                           room.weights + row * CHUNK);
+  const int64_t from = tile.from(row, start) / 16 * 16, to = round_up(tile.to(row + R - 1, start), 16);
+  for_each_vector_block<max_vectors(R)>(from, to, [&](auto count, int64_t at) {
+    score<TYPE, R, decltype(count)::value>(ws.queries + row * s.width, s.width, size, chunk, at,
+                                           ws.weights + row * CHUNK);
   });
 }
 
 template <int TYPE, int R>
-void weigh_rows(const Tile& tile, const Shape& s, const Room& room, const Chunk& chunk, float* sums, int64_t row,
-                int64_t start) {
-  const float* weights = room.weights + row * CHUNK;
+void accumulate_rows(const Tile& tile, const Shape& s, const Workspace& ws, const Chunk& chunk, float* sums,
+                     int64_t row, int64_t start) {
+  const float* weights = ws.weights + row * CHUNK;
   sums += row * s.width;
-  // What all rows see, side by side; before and after it each row by itself. A row's order stays that of positions.
+  // The positions that all R rows attend to are computed together, those before and after them row by row: every row
+  // adds up its positions in order.
   const int from = tile.from(row + R - 1, start), to = tile.to(row, start);
   const bool shared = R > 1 && from < to;
-  const auto alone = [&](int r, int first, int last) {
-    weigh_all<TYPE, 1>(weights + r * CHUNK, chunk, s.width, first, last, sums + r * s.width);
+  const auto single_row = [&](int r, int first, int last) {
+    accumulate_vectors<TYPE, 1>(weights + r * CHUNK, chunk, s.width, first, last, sums + r * s.width);
   };
-  for (int r = 0; r < R; r++) alone(r, tile.from(row + r, start), shared ? from : tile.to(row + r, start));
+  for (int r = 0; r < R; r++) single_row(r, tile.from(row + r, start), shared ? from : tile.to(row + r, start));
   if (!shared) return;
-  weigh_all<TYPE, R>(weights, chunk, s.width, from, to, sums);
-  for (int r = 0; r < R; r++) alone(r, to, tile.to(row + r, start));
+  accumulate_vectors<TYPE, R>(weights, chunk, s.width, from, to, sums);
+  for (int r = 0; r < R; r++) single_row(r, to, tile.to(row + r, start));
 }
 
 // --- tiles -------------------------------------------------------------------------------------------------------
 
-void load_queries(const Attention& a, const Shape& s, const Tile& tile, int64_t head, float* queries) {
+void load_queries(const Attention& op, const Shape& s, const Tile& tile, int64_t head, float* queries) {
   for (int64_t row = 0; row < tile.rows; row++) {
     const int64_t from =
-        (tile.token + row / s.group) * a.q_stride + (head * s.group + row % s.group) * a.head_size;
-    for (int64_t d = 0; d < a.head_size; d += 16)
-      store(queries + row * s.width + d, load_some(a.q, from + d, a.q_type, a.head_size - d) * splat(a.scale));
+        (tile.token + row / s.group) * op.q_stride + (head * s.group + row % s.group) * op.head_size;
+    for (int64_t d = 0; d < op.head_size; d += 16)
+      store(queries + row * s.width + d, load_partial(op.q, from + d, op.q_type, op.head_size - d) * splat(op.scale));
   }
 }
 
-void clear(const Part& part, const Shape& s, int64_t rows) {
+void clear(const Partial& partial, const Shape& s, int64_t rows) {
   for (int64_t row = 0; row < rows; row++) {
-    part.highest[row] = NOTHING;
-    part.total[row] = 0;
+    partial.highest[row] = MIN_SCORE;
+    partial.total[row] = 0;
   }
-  memset(part.sums, 0, rows * s.width * sizeof(float));
+  memset(partial.sums, 0, rows * s.width * sizeof(float));
 }
 
-// Scores, weights and weighted values of the chunk of positions from ``start`` on. ``load_values`` makes its values
-// ready: they may lie where its keys were.
+// Adds the chunk of positions from ``start`` on to ``partial``. ``load_values`` is called when the keys are no longer
+// needed, since its values may be in the same memory.
 template <int TYPE, class Load>
-INLINE void attend_chunk(const Attention& a, const Shape& s, const Tile& tile, const Room& room, const Chunk& chunk,
-                         int64_t start, const Part& part, Load load_values) {
-  side_by_side(tile.rows, [&](auto count, int64_t row) {
-    score_rows<TYPE, decltype(count)::value>(tile, s, a.head_size, room, chunk, row, start);
+INLINE void attend_chunk(const Attention& op, const Shape& s, const Tile& tile, const Workspace& ws, const Chunk& chunk,
+                         int64_t start, const Partial& partial, Load load_values) {
+  RowBlocks::for_each(0, tile.rows, [&](auto count, int64_t row) {
+    score_rows<TYPE, decltype(count)::value>(tile, s, op.head_size, ws, chunk, row, start);
   });
-  const float* key_scales = a.k_scales ? room.key_scales : nullptr;
-  const float* value_scales = a.v_scales ? room.value_scales : nullptr;
+  const float* key_scales = op.k_scales ? ws.key_scales : nullptr;
+  const float* value_scales = op.v_scales ? ws.value_scales : nullptr;
   for (int64_t row = 0; row < tile.rows; row++) {
     const int first = tile.from(row, start), last = tile.to(row, start);
     if (first >= last) continue;
-    const float factor = soften(room.weights + row * CHUNK, key_scales, value_scales, first, last, part.highest[row],
-                                part.total[row]);
+    const float factor = online_softmax(ws.weights + row * CHUNK, key_scales, value_scales, first, last,
+                                        partial.highest[row], partial.total[row]);
     if (factor == 1) continue;
-    float* sums = part.sums + row * s.width;
+    float* sums = partial.sums + row * s.width;
     for (int64_t d = 0; d < s.width; d += 16) store(sums + d, load(sums + d) * splat(factor));
   }
   load_values();
-  side_by_side(tile.rows, [&](auto count, int64_t row) {
-    weigh_rows<TYPE, decltype(count)::value>(tile, s, room, chunk, part.sums, row, start);
+  RowBlocks::for_each(0, tile.rows, [&](auto count, int64_t row) {
+    accumulate_rows<TYPE, decltype(count)::value>(tile, s, ws, chunk, partial.sums, row, start);
   });
 }
 
-// One segment of a tile, its queries loaded: what its rows see there becomes ``part``.
+// Computes ``partial`` of one segment for a tile whose queries are loaded.
 template <int TYPE>
-void attend(const Attention& a, const Shape& s, const Tile& tile, int64_t head, int64_t segment, const Room& room,
-            const Part& part) {
-  clear(part, s, tile.rows);
-  const bool direct = tile.rows <= FEW_ROWS && a.page_size % 16 == 0 && a.head_size % 16 == 0;
+void attend(const Attention& op, const Shape& s, const Tile& tile, int64_t head, int64_t segment,
+            const Workspace& ws, const Partial& partial) {
+  clear(partial, s, tile.rows);
+  const bool direct = tile.rows <= MAX_DIRECT_ROWS && op.page_size % 16 == 0 && op.head_size % 16 == 0;
   int64_t key[CHUNK], value[CHUNK];
   for (int i = 0; i < CHUNK && !direct; i++) {
-    key[i] = i * a.head_size;
+    key[i] = i * op.head_size;
     value[i] = i * s.width;
   }
-  const int64_t begin = most(tile.begin, segment * SEGMENT) / CHUNK * CHUNK;
-  const int64_t end = least(tile.end, (segment + 1) * SEGMENT);
+  const int64_t begin = max(tile.begin, segment * SEGMENT) / CHUNK * CHUNK;
+  const int64_t end = min(tile.end, (segment + 1) * SEGMENT);
   for (int64_t start = begin; start < end; start += CHUNK) {
-    const Places here(a, tile, head, start);
-    if (a.k_scales) {
-      load_scales(a, a.k_scales, here, room.key_scales);
-      load_scales(a, a.v_scales, here, room.value_scales);
+    const ChunkIndex index(op, tile, head, start);
+    if (op.k_scales) {
+      load_scales(op, op.k_scales, index, ws.key_scales);
+      load_scales(op, op.v_scales, index, ws.value_scales);
     }
     if (direct) {
-      const Chunk chunk{a.k_cache, a.v_cache, here.keys, here.values, a.page_size};
-      attend_chunk<TYPE>(a, s, tile, room, chunk, start, part, [] {});
+      const Chunk chunk{op.k_cache, op.v_cache, index.keys, index.values, op.page_size};
+      attend_chunk<TYPE>(op, s, tile, ws, chunk, start, partial, [] {});
       continue;
     }
-    load_keys<TYPE>(a, here, room.keys);
-    const Chunk chunk{room.keys, room.values, key, value, 16};
-    attend_chunk<FLOAT32>(a, s, tile, room, chunk, start, part, [&] { load_values<TYPE>(a, here, room.values); });
+    load_keys<TYPE>(op, index, ws.keys);
+    const Chunk chunk{ws.keys, ws.values, key, value, 16};
+    attend_chunk<FLOAT32>(op, s, tile, ws, chunk, start, partial,
+                          [&] { load_values<TYPE>(op, index, ws.values); });
   }
 }
 
@@ -307,110 +296,110 @@ decltype(&attend<FLOAT32>) attend_of(int32_t type) {
   }
 }
 
-// Adds the part of a later segment to the whole. Rows that saw nothing there are left as they are.
-void combine(const Shape& s, int64_t rows, const Part& whole, const Part& part) {
+// Adds the partial result of the next segment to the whole. Rows that attend to none of its positions do not change.
+void combine(const Shape& s, int64_t rows, const Partial& whole, const Partial& partial) {
   for (int64_t row = 0; row < rows; row++) {
-    if (part.total[row] == 0) continue;
+    if (partial.total[row] == 0) continue;
     float* sums = whole.sums + row * s.width;
-    const float* added = part.sums + row * s.width;
+    const float* added = partial.sums + row * s.width;
     if (whole.total[row] == 0) {
-      whole.highest[row] = part.highest[row];
-      whole.total[row] = part.total[row];
+      whole.highest[row] = partial.highest[row];
+      whole.total[row] = partial.total[row];
       memcpy(sums, added, s.width * sizeof(float));
       continue;
     }
-    const float now = whole.highest[row] > part.highest[row] ? whole.highest[row] : part.highest[row];
-    alignas(64) float lanes[16] = {whole.highest[row] - now, part.highest[row] - now};
+    const float now = whole.highest[row] > partial.highest[row] ? whole.highest[row] : partial.highest[row];
+    alignas(64) float lanes[16] = {whole.highest[row] - now, partial.highest[row] - now};
     store(lanes, exponential(load(lanes)));
     const F before = splat(lanes[0]), fresh = splat(lanes[1]);
     whole.highest[row] = now;
-    whole.total[row] = whole.total[row] * lanes[0] + part.total[row] * lanes[1];
+    whole.total[row] = whole.total[row] * lanes[0] + partial.total[row] * lanes[1];
     for (int64_t d = 0; d < s.width; d += 16) store(sums + d, fma(load(added + d), fresh, load(sums + d) * before));
   }
 }
 
-void write(const Attention& a, const Shape& s, const Tile& tile, int64_t head, const Part& whole) {
+void write(const Attention& op, const Shape& s, const Tile& tile, int64_t head, const Partial& whole) {
   for (int64_t row = 0; row < tile.rows; row++) {
-    const int64_t at = (tile.token + row / s.group) * a.out_stride + (head * s.group + row % s.group) * a.head_size;
+    const int64_t at = (tile.token + row / s.group) * op.out_stride + (head * s.group + row % s.group) * op.head_size;
     const float total = whole.total[row];
-    for (int64_t d = 0; d < a.head_size; d += 16) {
+    for (int64_t d = 0; d < op.head_size; d += 16) {
       const F value = total == 0 ? splat(0) : load(whole.sums + row * s.width + d) / splat(total);
-      store_some(a.out, at + d, a.out_type, value, a.head_size - d);
+      store_partial(op.out, at + d, op.out_type, value, op.head_size - d);
     }
   }
 }
 
-// Tokens after the last sequence's, which nobody looks at, but which go on through the model.
-void clear_padding(const Attention& a) {
-  const int64_t bytes = bytes_of(a.out_type);
-  for (int64_t token = a.step->query_start[a.step->sequences]; token < a.op.m; token++)
-    memset((uint8_t*)a.out + token * a.out_stride * bytes, 0, (int64_t)a.heads * a.head_size * bytes);
+// Padding: tokens after those of the last sequence, whose results are not used but pass through the rest of the model.
+void clear_padding(const Attention& op) {
+  const int64_t bytes = bytes_of(op.out_type);
+  for (int64_t token = op.step->query_start[op.step->sequences]; token < op.m; token++)
+    memset((uint8_t*)op.out + token * op.out_stride * bytes, 0, (int64_t)op.heads * op.head_size * bytes);
 }
 
 }  // namespace
 
-int64_t attention_scratch(const Attention& a) { return rounded(Room::floats(Shape(a)) * 4, 64); }
+int64_t scratch_bytes(const Attention& op) { return round_up(Workspace::floats(Shape(op)) * 4, 64); }
 
-void attention(const void* op, Team& team) {
-  const Attention& a = *(const Attention*)op;
-  const Step& step = *a.step;
-  const Shape s(a);
-  const int64_t own = attention_scratch(a);
-  const Room room((float*)((uint8_t*)a.scratch + team.rank * own), s);
-  // Threads that there is memory for; with enough of it for parts, too.
-  const int64_t workers = least(team.size, a.scratch_bytes / own);
-  float* const parts = (float*)((uint8_t*)a.scratch + workers * own);
+void attention(const Attention& op, Worker& worker) {
+  const Shape s(op);
+  const int64_t own = scratch_bytes(op);
+  const Workspace ws((float*)((uint8_t*)op.scratch + worker.rank * own), s);
+  const Partial partial(ws.partial, s), whole(ws.whole, s);
+  // Only as many threads help as there is memory for; what remains is for partial results.
+  const int64_t workers = min(worker.count, op.scratch_bytes / own);
+  const bool help = worker.rank < workers;
+  float* const partials = (float*)((uint8_t*)op.scratch + workers * own);
   int64_t items = 0, all_segments = 0;
   Tile tile;
-  for (Tiles tiles{a, s}; tiles.next(tile);) {
-    items += a.kv_heads;
-    all_segments += segments(tile) * a.kv_heads;
+  for (Tiles tiles{op, s}; tiles.next(tile);) {
+    items += op.kv_heads;
+    all_segments += segments(tile) * op.kv_heads;
   }
-  // Few items and long ones: segments are shared out too, and their parts combined afterwards.
-  const bool split = items < 4 * team.size && team.size > 1 && all_segments > items &&
-                     workers * own + all_segments * s.part * 4 <= a.scratch_bytes;
-  const Part part(room.part, s), whole(room.whole, s);
-  const auto attend_segment = attend_of(a.cache_type);
-  Tiles tiles{a, s};
-  const int64_t all = split ? all_segments : items;
-  int64_t before = 0, until = 0;
-  const auto item = [&](int64_t index) {
-    if (index == all) return clear_padding(a);
-    while (index >= until) {
+  // Where items are few and long, threads share their segments too, and combine the results afterwards.
+  const bool split = items < 4 * worker.count && worker.count > 1 && all_segments > items &&
+                     workers * own + all_segments * s.partial * 4 <= op.scratch_bytes;
+  const auto attend_segment = attend_of(op.cache_type);
+  // A thread's items ascend, so that it only goes forward through the tiles.
+  Tiles tiles{op, s};
+  const int64_t count = split ? all_segments : items;
+  int64_t tile_begin = 0, tile_end = 0;
+  const auto attend_item = [&](int64_t item) {
+    if (item == count) return clear_padding(op);
+    while (item >= tile_end) {
       tiles.next(tile);
-      before = until;
-      until += a.kv_heads * (split ? segments(tile) : 1);
+      tile_begin = tile_end;
+      tile_end += op.kv_heads * (split ? segments(tile) : 1);
     }
-    const int64_t count = segments(tile), first = tile.begin / SEGMENT;
-    const int64_t head = (index - before) / (split ? count : 1);
-    load_queries(a, s, tile, head, room.queries);
+    const int64_t per_head = segments(tile), first = tile.begin / SEGMENT;
+    const int64_t head = (item - tile_begin) / (split ? per_head : 1);
+    load_queries(op, s, tile, head, ws.queries);
     if (split)
-      return attend_segment(a, s, tile, head, first + (index - before) % count, room, Part(parts + index * s.part, s));
+      return attend_segment(op, s, tile, head, first + (item - tile_begin) % per_head, ws,
+                            Partial(partials + item * s.partial, s));
     clear(whole, s, tile.rows);
-    for (int64_t segment = first; segment < first + count; segment++) {
-      attend_segment(a, s, tile, head, segment, room, part);
-      combine(s, tile.rows, whole, part);
+    for (int64_t segment = first; segment < first + per_head; segment++) {
+      attend_segment(op, s, tile, head, segment, ws, partial);
+      combine(s, tile.rows, whole, partial);
     }
-    write(a, s, tile, head, whole);
+    write(op, s, tile, head, whole);
   };
-  const bool help = team.rank < workers;
-  share(team, all + 1, 1, item, help);
+  parallel_for(worker, count + 1, 1, attend_item, help);
   if (!split) return;
-  Tiles again{a, s};
-  int64_t passed = 0, from = 0, to = 0;
-  const auto combined = [&](int64_t index) {
-    for (; passed <= index; passed += a.kv_heads) {
-      again.next(tile);
-      from = to;
-      to += a.kv_heads * segments(tile);
+  Tiles combined_tiles{op, s};
+  int64_t item_end = 0, segment_begin = 0, segment_end = 0;
+  const auto combine_item = [&](int64_t item) {
+    for (; item_end <= item; item_end += op.kv_heads) {
+      combined_tiles.next(tile);
+      segment_begin = segment_end;
+      segment_end += op.kv_heads * segments(tile);
     }
-    const int64_t head = index - (passed - a.kv_heads), count = segments(tile);
+    const int64_t head = item - (item_end - op.kv_heads), per_head = segments(tile);
     clear(whole, s, tile.rows);
-    for (int64_t i = 0; i < count; i++)
-      combine(s, tile.rows, whole, Part(parts + (from + head * count + i) * s.part, s));
-    write(a, s, tile, head, whole);
+    for (int64_t i = 0; i < per_head; i++)
+      combine(s, tile.rows, whole, Partial(partials + (segment_begin + head * per_head + i) * s.partial, s));
+    write(op, s, tile, head, whole);
   };
-  share(team, items, 1, combined, help);
+  parallel_for(worker, items, 1, combine_item, help);
 }
 
 }  // namespace ISA

@@ -29,14 +29,14 @@ INLINE void store_as(void* base, int64_t index, int32_t type, F value) {
 }
 
 // The first ``count`` (1 to 16) of sixteen elements; the other lanes are 0.
-INLINE F load_some(const void* base, int64_t index, int32_t type, int64_t count) {
+INLINE F load_partial(const void* base, int64_t index, int32_t type, int64_t count) {
   if (count >= 16) return load_as_float(base, index, type);
   alignas(64) uint8_t held[64] = {};
   memcpy(held, (const uint8_t*)base + index * bytes_of(type), count * bytes_of(type));
   return load_as_float(held, 0, type);
 }
 
-INLINE void store_some(void* base, int64_t index, int32_t type, F value, int64_t count) {
+INLINE void store_partial(void* base, int64_t index, int32_t type, F value, int64_t count) {
   if (count >= 16) return store_as(base, index, type, value);
   alignas(64) uint8_t held[64];
   store_as(held, 0, type, value);
@@ -44,10 +44,10 @@ INLINE void store_some(void* base, int64_t index, int32_t type, F value, int64_t
 }
 
 // One element.
-INLINE float element(const void* base, int64_t index, int32_t type) {
+INLINE float load_element(const void* base, int64_t index, int32_t type) {
   if (type == FLOAT32) return ((const float*)base)[index];
   alignas(64) float lanes[16];
-  store(lanes, load_some(base, index, type, 1));
+  store(lanes, load_partial(base, index, type, 1));
   return lanes[0];
 }
 

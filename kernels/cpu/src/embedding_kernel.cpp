@@ -1,20 +1,18 @@
-// Rows of a table of floats, which may lie in the tiles of a product that uses the same weights.
+// Rows of a table of floats; the table may be the tiles of a dense product that uses the same weights.
 
 #include "elements.h"
 #include "kernels.h"
-#include "team.h"
+#include "parallel.h"
 
 namespace aiakq {
 namespace ISA {
 namespace {
 
-constexpr int64_t TILE = 32;
-
-// Sixteen values of a row of the tiles; see aiakq_pack_floats.
-INLINE F from_tile(const Embedding& a, int64_t id, int64_t i, int64_t count) {
-  const bool pairs = a.table_type == BFLOAT16;
-  const int64_t bytes = bytes_of(a.table_type), lane = id % TILE;
-  const uint8_t* tile = (const uint8_t*)a.table + id / TILE * TILE * (pairs ? a.d + a.d % 2 : a.d) * bytes;
+// ``count`` values of row ``id`` from element i on, of a table laid out by aiakq_pack_floats.
+INLINE F load_from_tile(const Embedding& op, int64_t id, int64_t i, int64_t count) {
+  const bool pairs = op.table_type == BFLOAT16;
+  const int64_t bytes = bytes_of(op.table_type), lane = id % TILE;
+  const uint8_t* tile = (const uint8_t*)op.table + id / TILE * TILE * (pairs ? round_up(op.d, 2) : op.d) * bytes;
   alignas(64) uint8_t held[64] = {};
   if (pairs) {
     for (int64_t at = 0; at < count; at += 2)
@@ -24,23 +22,22 @@ INLINE F from_tile(const Embedding& a, int64_t id, int64_t i, int64_t count) {
   } else {
     for (int64_t at = 0; at < count; at++) memcpy(held + 2 * at, tile + ((i + at) * TILE + lane) * 2, 2);
   }
-  return load_as_float(held, 0, a.table_type);
+  return load_as_float(held, 0, op.table_type);
 }
 
 }  // namespace
 
-void embedding(const void* op, Team& team) {
-  const Embedding& a = *(const Embedding*)op;
-  const int64_t d = a.d;
-  share(team, a.op.m, 1, [&](int64_t row) {
-    const int64_t id = a.ids[row];
-    const bool there = id >= 0 && id < a.vocabulary;
+void embedding(const Embedding& op, Worker& worker) {
+  const int64_t d = op.d;
+  parallel_for(worker, op.m, 1, [&](int64_t row) {
+    const int64_t id = op.ids[row];
+    const bool in_range = id >= 0 && id < op.vocabulary;
     for (int64_t i = 0; i < d; i += 16) {
-      const int64_t count = least(16, d - i);
+      const int64_t count = min(16, d - i);
       F value = splat(__builtin_nanf(""));
-      if (there)
-        value = a.tiled ? from_tile(a, id, i, count) : load_some(a.table, id * d + i, a.table_type, count);
-      store_some(a.y, row * a.y_stride + i, a.y_type, value, count);
+      if (in_range)
+        value = op.tiled ? load_from_tile(op, id, i, count) : load_partial(op.table, id * d + i, op.table_type, count);
+      store_partial(op.y, row * op.y_stride + i, op.y_type, value, count);
     }
   });
 }

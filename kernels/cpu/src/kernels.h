@@ -1,34 +1,17 @@
-// What each instruction set offers: the same operations, under a name of its own.
+// The kernels of ops.def, in the namespace of the instruction set that is compiled.
 
 #pragma once
 
-#include "ops.h"
-#include "team.h"
+#include "dispatch.h"
 
 namespace aiakq {
-
-struct Table {
-  const char* name;
-  Body bodies[KINDS];
-  int64_t (*linear_scratch)(const Linear&);
-  int64_t (*dense_scratch)(const Dense&);
-  int64_t (*attention_scratch)(const Attention&);
-};
-
 namespace ISA {
 
-void linear(const void* op, Team& team);
-void dense(const void* op, Team& team);
-void embedding(const void* op, Team& team);
-void norm(const void* op, Team& team);
-void gate(const void* op, Team& team);
-void sample(const void* op, Team& team);
-void rotary(const void* op, Team& team);
-void attention(const void* op, Team& team);
-void feedback(const void* op, Team& team);
-int64_t linear_scratch(const Linear& a);
-int64_t dense_scratch(const Dense& a);
-int64_t attention_scratch(const Attention& a);
+#define OP(name, Name) void name(const Name& op, Worker& worker);
+#define OP_WITH_SCRATCH(name, Name) \
+  OP(name, Name)                    \
+  int64_t scratch_bytes(const Name& op);
+#include "ops.def"
 
 }  // namespace ISA
 }  // namespace aiakq

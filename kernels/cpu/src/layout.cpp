@@ -1,31 +1,27 @@
-// Weights brought into the order in which linear.cpp and dense.cpp read them; once, at load.
+// Packs weights into the layouts that linear_kernel.cpp and dense_kernel.cpp read; once, at load.
+
+#include "layout.h"
 
 #include <cstdint>
 #include <cstring>
 
+#include "common.h"
 #include "ops.h"
 
 using namespace aiakq;
 
 namespace {
 
-constexpr int64_t TILE = 32, BLOCK = 32;
-
-int64_t pieces(int64_t whole, int64_t piece) { return (whole + piece - 1) / piece; }
-
-// From one vector of a half block to its next: those of the two halves alternate.
-constexpr int64_t NEXT = 128;
-
-// Code ``c`` of byte ``b`` of operand ``o``, for one output; ``half`` is where this half block begins.
+// Writes code ``c``, byte ``b`` of operand ``o`` of one output, whose half block begins at ``half``.
 void put(uint8_t* half, int bits, int lane, int o, int b, uint8_t c) {
   uint8_t* at = half + 4 * lane + b;
   switch (bits) {
-    case 8: at[NEXT * o] = c; break;
-    case 4: at[NEXT * (o / 2)] |= (uint8_t)(c << (o % 2 * 4)); break;
-    case 2: at[NEXT * (o / 4)] |= (uint8_t)(c << (o % 4 * 2)); break;
+    case 8: at[VECTOR_STRIDE * o] = c; break;
+    case 4: at[VECTOR_STRIDE * (o / 2)] |= (uint8_t)(c << (o % 2 * 4)); break;
+    case 2: at[VECTOR_STRIDE * (o / 4)] |= (uint8_t)(c << (o % 4 * 2)); break;
     default:
-      at[NEXT * (o / 4)] |= (uint8_t)((c & 3) << (o % 4 * 2));
-      at[NEXT * 2] |= (uint8_t)(c >> 2 << o);
+      at[VECTOR_STRIDE * (o / 4)] |= (uint8_t)((c & 3) << (o % 4 * 2));
+      at[VECTOR_STRIDE * 2] |= (uint8_t)(c >> 2 << o);
   }
 }
 
@@ -34,11 +30,11 @@ void put(uint8_t* half, int bits, int lane, int o, int b, uint8_t c) {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// codes [N, K] uint8 -> tiles, [ceil(N / 32), blocks, bits, 2, 64] bytes; ``columns`` [blocks * 32] says which column is
-// at each place, -1 for none.
+// codes [N, K] uint8 -> tiles [ceil(N / 32), blocks, bits, 2, 64] bytes. ``columns`` [blocks * 32] holds the column at each
+// place of a tile, -1 for padding.
 void aiakq_pack_codes(const uint8_t* codes, int64_t n, int64_t k, int32_t bits, const int32_t* columns, int64_t blocks,
                       uint8_t* tiles, int32_t threads) {
-  const int64_t block_bytes = NEXT * bits, count = pieces(n, TILE);
+  const int64_t block_bytes = VECTOR_STRIDE * bits, count = ceil_div(n, TILE);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t tile = 0; tile < count; tile++) {
     uint8_t* out = tiles + tile * blocks * block_bytes;
@@ -55,11 +51,11 @@ void aiakq_pack_codes(const uint8_t* codes, int64_t n, int64_t k, int32_t bits, 
   }
 }
 
-// weight [N, K] of 4 or 2 bytes each -> tiles of 32 outputs, [ceil(N / 32), K, 32], or in pairs of inputs,
-// [ceil(N / 32), ceil(K / 2), 32, 2]; missing outputs and inputs are 0.
+// weight [N, K], elements of 4 or 2 bytes -> tiles [ceil(N / 32), K, 32], or in pairs of inputs
+// [ceil(N / 32), ceil(K / 2), 32, 2]; padding is 0.
 void aiakq_pack_floats(const void* weight, int64_t n, int64_t k, int32_t size, bool pairs, void* tiles,
                        int32_t threads) {
-  const int64_t padded = pairs ? k + k % 2 : k, count = pieces(n, TILE);
+  const int64_t padded = pairs ? k + k % 2 : k, count = ceil_div(n, TILE);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t tile = 0; tile < count; tile++) {
     uint8_t* out = (uint8_t*)tiles + tile * padded * TILE * size;

@@ -1,8 +1,10 @@
-// The library's C interface: which instruction set is used, and running lists of operations.
+// The library's C interface: the description of its operations, the choice of an instruction set, running operations.
 
 #include <sched.h>
 
+#include <cstddef>
 #include <cstring>
+#include <string>
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -12,16 +14,13 @@
 #include <vector>
 #endif
 
-#include "ops.h"
-#define ISA portable
-#include "kernels.h"
-#undef ISA
+#include "dispatch.h"
 
 namespace aiakq {
 
-#define DECLARE(isa)          \
-  namespace isa {             \
-  extern const Table table;   \
+#define DECLARE(isa)                \
+  namespace isa {                   \
+  extern const KernelTable table;   \
   }
 DECLARE(portable)
 #if defined(__x86_64__)
@@ -30,19 +29,19 @@ DECLARE(avx512)
 DECLARE(vnni)
 #endif
 
-void let_others_run() { sched_yield(); }
+void yield_thread() { sched_yield(); }
 
 namespace {
 
 // Best first.
-const Table* const TABLES[] = {
+const KernelTable* const TABLES[] = {
 #if defined(__x86_64__)
     &vnni::table, &avx512::table, &avx2::table,
 #endif
     &portable::table,
 };
 
-bool runs_here(const Table* table) {
+bool is_supported(const KernelTable* table) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
@@ -55,36 +54,92 @@ bool runs_here(const Table* table) {
   return true;
 }
 
-const Table* best() {
-  for (const Table* table : TABLES)
-    if (runs_here(table)) return table;
+const KernelTable* best_table() {
+  for (const KernelTable* table : TABLES)
+    if (is_supported(table)) return table;
   return &portable::table;
 }
 
-const Table* used = best();
+const KernelTable* kernels = best_table();
 
-// work(rank, size) once on each of at most ``threads`` threads, all at the same time.
-template <class Work> void together(int32_t threads, Work work) {
+// work(rank, count) once on each of at most ``threads`` threads, all at the same time.
+template <class Work> void parallel(int32_t threads, Work work) {
   if (threads <= 1) return work(0, 1);
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(threads)
   work(omp_get_thread_num(), omp_get_num_threads());
 #else
-  // Without torch's OpenMP: threads of our own, which begin when it is known how many there are.
-  int32_t size = 0;
+  // Without torch's OpenMP: threads of our own, which start to work when it is known how many there are.
+  int32_t count = 0;
   auto wait_and_work = [&](int32_t rank) {
-    while (!__atomic_load_n(&size, __ATOMIC_ACQUIRE)) sched_yield();
-    work(rank, size);
+    while (!__atomic_load_n(&count, __ATOMIC_ACQUIRE)) sched_yield();
+    work(rank, count);
   };
   std::vector<std::thread> others;
   try {
     for (int32_t rank = 1; rank < threads; rank++) others.emplace_back(wait_and_work, rank);
-  } catch (const std::system_error&) {  // the machine gives no more
+  } catch (const std::system_error&) {  // the system gives no more
   }
-  __atomic_store_n(&size, (int32_t)others.size() + 1, __ATOMIC_RELEASE);
-  work(0, size);
+  __atomic_store_n(&count, (int32_t)others.size() + 1, __ATOMIC_RELEASE);
+  work(0, count);
   for (std::thread& other : others) other.join();
 #endif
+}
+
+template <class T> constexpr const char* TYPE = "pointer";
+template <> constexpr const char* TYPE<int32_t> = "int32";
+template <> constexpr const char* TYPE<int64_t> = "int64";
+template <> constexpr const char* TYPE<float> = "float";
+template <> constexpr const char* TYPE<double> = "double";
+
+// The description that aiakq_ops returns, as JSON.
+class Description {
+ public:
+  template <class T> void begin(const char* name, const char* kind) {
+    structs += separator(structs) + quoted(name) + ": {\"kind\": " + kind + ", \"size\": " + std::to_string(sizeof(T)) +
+               ", \"fields\": [";
+    in_struct = first = true;
+  }
+  template <class Field> void field(const char* name, size_t offset) {
+    structs += (first ? "[" : ", [") + quoted(name) + ", " + quoted(TYPE<Field>) + ", " + std::to_string(offset) + "]";
+    first = false;
+  }
+  void end() {
+    if (in_struct) structs += "]}";
+    in_struct = false;
+  }
+  void constant(const char* name, int64_t value) {
+    constants += separator(constants) + quoted(name) + ": " + std::to_string(value);
+  }
+  std::string text() const { return "{\"structs\": {" + structs + "}, \"constants\": {" + constants + "}}"; }
+
+ private:
+  std::string structs, constants;
+  bool in_struct = false, first = true;
+  static std::string quoted(const std::string& word) { return '"' + word + '"'; }
+  static std::string separator(const std::string& before) { return before.empty() ? "" : ", "; }
+};
+
+std::string describe() {
+  Description description;
+#define BEGIN(name, Name, kind)                \
+  {                                            \
+    using Struct = Name;                       \
+    description.begin<Struct>(name, kind);
+#define OP(name, Name)                                                   \
+  BEGIN(#name, Name, std::to_string(KIND_##name).c_str())                \
+    description.field<int32_t>("kind", offsetof(Struct, kind));          \
+    description.field<int32_t>("m", offsetof(Struct, m));
+#define STRUCT(Name) BEGIN(#Name, Name, "null")
+#define FIELD(type, name) description.field<type>(#name, offsetof(Struct, name));
+#define ENUM(name) {
+#define VALUE(name) description.constant(#name, name);
+#define CONSTANT(name, value) description.constant(#name, name);
+#define END          \
+  description.end(); \
+  }
+#include "ops.def"
+  return description.text();
 }
 
 }  // namespace
@@ -102,50 +157,35 @@ extern "C" {
 // Which interface this was built with: a hash by build.py, empty if built in another way.
 const char* aiakq_abi() { return AIAKQ_ABI; }
 
+// The structs and constants of ops.def as JSON: {"structs": {name: {"kind": number or null, "size": bytes, "fields":
+// [[name, type, offset], ...]}}, "constants": {name: value}}. Types are int32, int64, float, double and pointer.
+const char* aiakq_ops() {
+  static const std::string text = describe();
+  return text.c_str();
+}
+
 // The instruction set in use.
-const char* aiakq_isa() { return used->name; }
+const char* aiakq_isa() { return kernels->isa; }
 
 // Use the instruction set ``name``; false if this machine does not have it.
 bool aiakq_use_isa(const char* name) {
-  for (const Table* table : TABLES)
-    if (!strcmp(table->name, name) && runs_here(table)) {
-      used = table;
+  for (const KernelTable* table : TABLES)
+    if (!strcmp(table->isa, name) && is_supported(table)) {
+      kernels = table;
       return true;
     }
   return false;
 }
 
-int64_t aiakq_size(int32_t kind) {
-  switch (kind) {
-    case LINEAR: return sizeof(Linear);
-    case DENSE: return sizeof(Dense);
-    case EMBEDDING: return sizeof(Embedding);
-    case NORM: return sizeof(Norm);
-    case GATE: return sizeof(Gate);
-    case SAMPLE: return sizeof(Sample);
-    case ROTARY: return sizeof(Rotary);
-    case ATTENTION: return sizeof(Attention);
-    case FEEDBACK: return sizeof(Feedback);
-    default: return 0;
-  }
-}
+// Bytes of scratch for each row of an operation; for each thread if it is attention.
+int64_t aiakq_scratch(const void* op) { return kernels->scratch_bytes[*(const int32_t*)op](op); }
 
-// Bytes of scratch that each row of an operation needs; each thread for ATTENTION.
-int64_t aiakq_scratch(const Op* op) {
-  switch (op->kind) {
-    case LINEAR: return used->linear_scratch(*(const Linear*)op);
-    case DENSE: return used->dense_scratch(*(const Dense*)op);
-    case ATTENTION: return used->attention_scratch(*(const Attention*)op);
-    default: return 0;
-  }
-}
-
-// One operation after the other on ``threads`` threads.
-void aiakq_run(const Op* const* ops, int64_t count, int32_t threads) {
-  Shared shared = {};
-  together(threads, [&](int32_t rank, int32_t size) {
-    Team team = {rank, size, &shared, 0};
-    for (int64_t i = 0; i < count; i++) used->bodies[ops[i]->kind](ops[i], team);
+// Run operations one after the other on ``threads`` threads.
+void aiakq_run(const void* const* ops, int64_t count, int32_t threads) {
+  LoopState state = {};
+  parallel(threads, [&](int32_t rank, int32_t workers) {
+    Worker worker = {rank, workers, &state, 0};
+    for (int64_t i = 0; i < count; i++) kernels->run[*(const int32_t*)ops[i]](ops[i], worker);
   });
 }
 

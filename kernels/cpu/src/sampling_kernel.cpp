@@ -1,25 +1,25 @@
-// From logits to tokens without sorting the vocabulary.
+// Sampling from logits without sorting the vocabulary.
 //
-// Which token a uniform number draws is defined over the tokens in order of their scaled logits, best first and the
-// first of equal ones first: those that min-p, top-k and top-p leave share a cumulative distribution in float64, and
-// the token is the first whose cumulative weight exceeds the number times the total. Only tokens that may be left are
-// collected and sorted: one pass keeps those above a threshold, which rises whenever enough better ones were seen.
+// Tokens are ordered by their scaled logits, largest first, of equal ones the first token first. Over those that min-p,
+// top-k and top-p keep, weights are accumulated in float64, and the sampled token is the first whose cumulative weight
+// exceeds the uniform number times the total. Only tokens that may be kept are collected and sorted: one pass collects
+// those above a threshold, which rises whenever enough better ones were found.
 
 #include <math.h>
 
 #include "kernels.h"
+#include "parallel.h"
 #include "simd.h"
-#include "team.h"
 
 namespace aiakq {
 namespace ISA {
 namespace {
 
-constexpr float LOWEST = -3.402823466e38f;
-constexpr float EVERYTHING = -__builtin_inff();
-// Tokens collected before they are sorted for the first time.
+constexpr float MIN_FLOAT = -3.402823466e38f;
+constexpr float MINUS_INFINITY = -__builtin_inff();
+// Tokens that are collected before they are first sorted.
 constexpr int64_t FIRST_LIMIT = 2048;
-// Chunks of a row that is drawn from whole.
+// Chunks of a row from which all tokens may be sampled.
 constexpr int64_t CHUNKS = 256;
 
 INLINE uint32_t lanes_left(int64_t left) { return left >= 16 ? 0xffff : (1u << left) - 1; }
@@ -28,12 +28,12 @@ INLINE uint32_t lanes_left(int64_t left) { return left >= 16 ? 0xffff : (1u << l
 INLINE F read(const float* x, int64_t i, int64_t count) {
   if (i + 16 <= count) return load(x + i);
   alignas(64) float held[16];
-  for (int lane = 0; lane < 16; lane++) held[lane] = i + lane < count ? x[i + lane] : EVERYTHING;
+  for (int lane = 0; lane < 16; lane++) held[lane] = i + lane < count ? x[i + lane] : MINUS_INFINITY;
   return load(held);
 }
 
-// e^x of differences to the largest: what is not there, and what vanishes, weighs nothing.
-INLINE F weight_of(F x) { return where_at_least(x, splat(-87.0f), exponential(x)); }
+// e^x for x <= 0, and exactly 0 below -87: for masked tokens too.
+INLINE F weight_of(F x) { return select_ge(x, splat(-87.0f), exponential(x)); }
 
 // Logits divided by the temperature; -0 becomes 0, so that equal values have equal keys.
 INLINE F scaled(F x, F temperature) { return x / temperature + splat(0); }
@@ -52,21 +52,21 @@ INLINE float value_of(uint32_t key) {
 }
 INLINE float value_at(const uint64_t* keys, int64_t i) { return value_of((uint32_t)(keys[i] >> 32)); }
 
-// The largest of a row, NaN if one of it is.
-float best_of(const float* x, int64_t count) {
-  F best = splat(EVERYTHING);
+// The largest value, NaN if any is NaN.
+float max_of(const float* x, int64_t count) {
+  F best = splat(MINUS_INFINITY);
   uint32_t ordered = 0xffff;
   for (int64_t i = 0; i < count; i += 16) {
     const F value = read(x, i, count);
-    ordered &= at_least(value, splat(EVERYTHING));
-    best = larger(value, best);
+    ordered &= ge_mask(value, splat(MINUS_INFINITY));
+    best = max(value, best);
   }
-  return ordered == 0xffff ? largest(best) : __builtin_nanf("");
+  return ordered == 0xffff ? reduce_max(best) : __builtin_nanf("");
 }
 
 int64_t first_at_least(const float* x, int64_t count, float value) {
   for (int64_t i = 0; i < count; i += 16) {
-    const uint32_t found = at_least(read(x, i, count), splat(value)) & lanes_left(count - i);
+    const uint32_t found = ge_mask(read(x, i, count), splat(value)) & lanes_left(count - i);
     if (found) return i + __builtin_ctz(found);
   }
   return 0;
@@ -75,7 +75,7 @@ int64_t first_at_least(const float* x, int64_t count, float value) {
 int64_t count_above(const float* x, int64_t count, float value) {
   int64_t above = 0;
   for (int64_t i = 0; i < count; i += 16)
-    above += __builtin_popcount(~at_least(splat(value), read(x, i, count)) & lanes_left(count - i));
+    above += __builtin_popcount(~ge_mask(splat(value), read(x, i, count)) & lanes_left(count - i));
   return above;
 }
 
@@ -85,11 +85,11 @@ template <bool DIVIDED> double mass_of(const float* x, int64_t from, int64_t to,
   double total = 0;
   for (int64_t i = from; i < to; i += 128) {
     F sums = splat(0);
-    for (int64_t j = i; j < least(i + 128, to); j += 16) {
+    for (int64_t j = i; j < min(i + 128, to); j += 16) {
       const F value = read(x, j, to);
       sums = sums + weight_of((DIVIDED ? scaled(value, t) : value) - top);
     }
-    total += sum(sums);
+    total += reduce_add(sums);
   }
   return total;
 }
@@ -97,15 +97,15 @@ double mass(const float* x, int64_t from, int64_t to, float temperature, float b
   return temperature == 1 ? mass_of<false>(x, from, to, 1, best) : mass_of<true>(x, from, to, temperature, best);
 }
 
-// Tokens collected, and room for as many.
-struct Collected {
+// Candidates tokens: the key of the scaled logit in the upper half, the token in the lower.
+struct Candidates {
   uint64_t* keys;
-  uint64_t* room;
+  uint64_t* scratch;  // memory for as many
   int64_t count;
 };
 
-// Stable, by the upper half: equal values stay in the order in which they were collected, which is that of the tokens.
-void sort(Collected& c) {
+// Sorts by the upper half, stably: equal values stay in the order of the tokens, in which they were collected.
+void sort(Candidates& c) {
   if (c.count <= 48) {
     for (int64_t i = 1; i < c.count; i++) {
       const uint64_t key = c.keys[i];
@@ -127,42 +127,43 @@ void sort(Collected& c) {
       before += here;
     }
     for (int64_t i = 0; i < c.count; i++)
-      c.room[starts[digit][c.keys[i] >> (32 + 8 * digit) & 255]++] = c.keys[i];
-    uint64_t* sorted = c.room;
-    c.room = c.keys;
+      c.scratch[starts[digit][c.keys[i] >> (32 + 8 * digit) & 255]++] = c.keys[i];
+    uint64_t* sorted = c.scratch;
+    c.scratch = c.keys;
     c.keys = sorted;
   }
 }
 
-// What has to be collected: the ``most`` best; or, with ``enough`` above 0, the best until those before weigh that
-// much, a token of value ``best`` weighing 1.
-struct Wanted {
+// What to collect: the best ``max_tokens``, or if ``weight`` is not 0, the best tokens until they weigh that much
+// together, a token of value ``best`` weighing 1. Only values of at least ``threshold`` are collected.
+struct Selection {
   float threshold;
-  int64_t most;
-  double enough;
+  int64_t max_tokens;
+  double weight;
   float best;
 };
 
-// How many of the sorted tokens are wanted.
-int64_t needed(const Collected& c, const Wanted& wanted) {
-  if (wanted.enough <= 0) return least(c.count, wanted.most);
+// How many of the sorted tokens are selected.
+int64_t selected(const Candidates& c, const Selection& selection) {
+  if (selection.weight <= 0) return min(c.count, selection.max_tokens);
   double before = 0;
   for (int64_t i = 0; i < c.count; i++) {
-    if (before >= wanted.enough) return i;
-    before += exp((double)(value_at(c.keys, i) - wanted.best));
+    if (before >= selection.weight) return i;
+    before += exp((double)(value_at(c.keys, i) - selection.best));
   }
   return c.count;
 }
 
-// Collects and sorts at least the tokens that are wanted.
-void collect(const float* x, int64_t count, float temperature, const Wanted& wanted, Collected& c) {
+// Collects and sorts at least the selected tokens.
+void collect(const float* x, int64_t count, float temperature, const Selection& selection, Candidates& c) {
   const F t = splat(temperature);
-  F threshold = splat(wanted.threshold);
-  int64_t limit = wanted.most < count && wanted.most > FIRST_LIMIT / 2 ? 2 * wanted.most : FIRST_LIMIT;
+  F threshold = splat(selection.threshold);
+  const int64_t max_tokens = selection.max_tokens;
+  int64_t limit = max_tokens < count && max_tokens > FIRST_LIMIT / 2 ? 2 * max_tokens : FIRST_LIMIT;
   c.count = 0;
   for (int64_t i = 0; i < count; i += 16) {
     const F values = scaled(read(x, i, count), t);
-    uint32_t found = at_least(values, threshold) & lanes_left(count - i);
+    uint32_t found = ge_mask(values, threshold) & lanes_left(count - i);
     if (!found) continue;
     alignas(64) float lanes[16];
     store(lanes, values);
@@ -172,9 +173,9 @@ void collect(const float* x, int64_t count, float temperature, const Wanted& wan
     }
     if (c.count + 16 <= limit) continue;
     sort(c);
-    const int64_t kept = needed(c, wanted);
-    if (kept < c.count || kept == wanted.most) {
-      // Enough are there: another must be better than the last of them.
+    const int64_t kept = selected(c, selection);
+    if (kept < c.count || kept == max_tokens) {
+      // There are enough: another one must be better than the last of them.
       c.count = kept;
       threshold = splat(value_of((uint32_t)(c.keys[kept - 1] >> 32) - 1));
     }
@@ -183,24 +184,24 @@ void collect(const float* x, int64_t count, float temperature, const Wanted& wan
   sort(c);
 }
 
-// The first token whose cumulative weight exceeds ``uniform`` times the total, over all tokens as they come.
-int64_t draw_from_all(const Choice& a, int64_t count, float best) {
-  const int64_t chunk = pieces(pieces(count, CHUNKS), 128) * 128;
+// Samples from all tokens, in the order of the vocabulary.
+int64_t sample_from_all(const SampleRow& row, int64_t count, float best) {
+  const int64_t chunk = round_up(ceil_div(count, CHUNKS), 128);
   double sums[CHUNKS], total = 0;
   int64_t chunks = 0;
   for (int64_t from = 0; from < count; from += chunk, chunks++)
-    total += sums[chunks] = mass(a.logits, from, least(from + chunk, count), a.temperature, best);
-  const double target = a.uniform * total;
+    total += sums[chunks] = mass(row.logits, from, min(from + chunk, count), row.temperature, best);
+  const double target = row.uniform * total;
   double before = 0;
   int64_t at = 0;
   while (at + 1 < chunks && before + sums[at] <= target) before += sums[at++];
-  // Rounding may find the target past the last chunk that weighs anything.
+  // By rounding, the target may lie past the last chunk whose weight is not 0.
   while (at > 0 && sums[at] == 0) before -= sums[--at];
-  const F t = splat(a.temperature), top = splat(best);
+  const F t = splat(row.temperature), top = splat(best);
   int64_t last = -1;
-  for (int64_t i = at * chunk; i < least((at + 1) * chunk, count); i += 16) {
+  for (int64_t i = at * chunk; i < min((at + 1) * chunk, count); i += 16) {
     alignas(64) float weights[16];
-    store(weights, weight_of(scaled(read(a.logits, i, count), t) - top));
+    store(weights, weight_of(scaled(read(row.logits, i, count), t) - top));
     for (int lane = 0; lane < 16; lane++) {
       if (weights[lane] <= 0) continue;
       last = i + lane;
@@ -208,46 +209,46 @@ int64_t draw_from_all(const Choice& a, int64_t count, float best) {
       if (before > target) return last;
     }
   }
-  return most(last, 0);
+  return max(last, 0);
 }
 
-// The same over the tokens that min-p, top-k and top-p leave, best first.
-int64_t draw_from_best(const Choice& a, int64_t count, float best, Collected& c) {
-  const double total = mass(a.logits, 0, count, a.temperature, best);
-  // Weights are relative to all tokens; the logarithm of their sum is rounded as torch.logsumexp does.
+// Samples from the tokens that min-p, top-k and top-p keep, in descending order.
+int64_t sample_from_best(const SampleRow& row, int64_t count, float best, Candidates& c) {
+  const double total = mass(row.logits, 0, count, row.temperature, best);
+  // Weights are relative to all tokens. The logarithm of their sum is rounded to float, as by torch.logsumexp.
   const float normalizer = (float)((double)best + log(total));
   const double whole = total * exp((double)(best - normalizer));
-  const bool counted = a.top_k > 0 && a.top_k < count, ends = counted || a.min_p > 0;
-  // A threshold may be too low, never too high: some room for rounding.
-  const float room = 1e-3f + 1e-6f * fabsf(best);
-  Wanted wanted = {LOWEST, counted ? a.top_k : count, 0, best};
-  if (a.min_p > 0) wanted.threshold = fmaxf(LOWEST, best + (float)log(a.min_p) - room);
-  if (!ends && a.top_p < 1) {
-    wanted.enough = a.top_p * total * (1 + 1e-5);
-    // Were all tokens worth no more than this, together they would weigh less than what top-p leaves out.
-    wanted.threshold = fmaxf(LOWEST, best + (float)log((1 - a.top_p) * total / (double)count) - room);
+  const bool counted = row.top_k > 0 && row.top_k < count, ends = counted || row.min_p > 0;
+  // The threshold may be too low, never too high.
+  const float margin = 1e-3f + 1e-6f * fabsf(best);
+  Selection selection = {MIN_FLOAT, counted ? row.top_k : count, 0, best};
+  if (row.min_p > 0) selection.threshold = fmaxf(MIN_FLOAT, best + (float)log(row.min_p) - margin);
+  if (!ends && row.top_p < 1) {
+    selection.weight = row.top_p * total * (1 + 1e-5);
+    // Below it, all tokens together would weigh less than what top-p cuts off.
+    selection.threshold = fmaxf(MIN_FLOAT, best + (float)log((1 - row.top_p) * total / (double)count) - margin);
   }
-  collect(a.logits, count, a.temperature, wanted, c);
-  double* weights = (double*)c.room;
-  const int64_t limit = least(c.count, wanted.most);
+  collect(row.logits, count, row.temperature, selection, c);
+  double* weights = (double*)c.scratch;
+  const int64_t limit = min(c.count, selection.max_tokens);
   int64_t kept = 0;
   double all = 0;
   for (; kept < limit; kept++) {
     weights[kept] = exp((double)(value_at(c.keys, kept) - normalizer));
-    if (weights[kept] < a.min_p * weights[0]) break;
+    if (weights[kept] < row.min_p * weights[0]) break;
     all += weights[kept];
-    // Beyond this nothing is kept, and nothing counts in the total.
-    if (!ends && all - weights[kept] >= a.top_p * whole * (1 + 1e-5)) break;
+    // Later tokens are not kept and do not count in the total.
+    if (!ends && all - weights[kept] >= row.top_p * whole * (1 + 1e-5)) break;
   }
   if (!ends && kept < count) all = whole;
   double cumulative = 0;
   int64_t left = 0;
   for (; left < kept; left++) {
     const double next = cumulative + weights[left];
-    if (next - weights[left] >= a.top_p * all) break;
+    if (next - weights[left] >= row.top_p * all) break;
     cumulative = next;
   }
-  const double target = a.uniform * cumulative;
+  const double target = row.uniform * cumulative;
   double before = 0;
   int64_t at = 0;
   for (; at + 1 < left && weights[at + 1] > 0; at++) {
@@ -257,47 +258,46 @@ int64_t draw_from_best(const Choice& a, int64_t count, float best, Collected& c)
   return c.count ? (int64_t)(uint32_t)c.keys[at] : 0;
 }
 
-int64_t drawn(const Choice& a, int64_t count, float best, Collected& c) {
-  if (a.given >= 0) return a.given;
-  if (!(a.temperature > 0)) return first_at_least(a.logits, count, best);
-  const float top = best / a.temperature + 0.0f;
-  if (!(fabsf(top) <= -LOWEST)) return first_at_least(a.logits, count, best);
-  const bool cut = a.top_k > 0 || a.top_p < 1 || a.min_p > 0;
-  return cut ? draw_from_best(a, count, top, c) : draw_from_all(a, count, top);
+int64_t choose_token(const SampleRow& row, int64_t count, float best, Candidates& c) {
+  if (row.given >= 0) return row.given;
+  if (!(row.temperature > 0)) return first_at_least(row.logits, count, best);
+  const float top = best / row.temperature + 0.0f;
+  if (!(fabsf(top) <= -MIN_FLOAT)) return first_at_least(row.logits, count, best);
+  const bool cut = row.top_k > 0 || row.top_p < 1 || row.min_p > 0;
+  return cut ? sample_from_best(row, count, top, c) : sample_from_all(row, count, top);
 }
 
-void choose(Choice& a, int64_t count, Collected& c) {
-  const float best = best_of(a.raw, count);
-  const bool finite = fabsf(best) <= -LOWEST;
-  a.normalizer = finite ? (float)((double)best + log(mass(a.raw, 0, count, 1, best))) : best;
-  a.token = a.given >= 0 ? a.given : 0;
-  a.rank = 0;
-  a.log_probability = __builtin_nanf("");
-  for (int64_t i = 0; i < a.count; i++) {
-    a.top_ids[i] = (int32_t)i;
-    a.top_values[i] = a.log_probability;
+void sample_row(SampleRow& row, int64_t count, Candidates& c) {
+  const float best = max_of(row.raw, count);
+  const bool finite = fabsf(best) <= -MIN_FLOAT;
+  row.normalizer = finite ? (float)((double)best + log(mass(row.raw, 0, count, 1, best))) : best;
+  row.token = row.given >= 0 ? row.given : 0;
+  row.rank = 0;
+  row.log_probability = __builtin_nanf("");
+  for (int64_t i = 0; i < row.count; i++) {
+    row.top_ids[i] = (int32_t)i;
+    row.top_values[i] = row.log_probability;
   }
   if (!finite) return;
-  a.token = (int32_t)drawn(a, count, a.logits == a.raw ? best : best_of(a.logits, count), c);
-  a.log_probability = a.raw[a.token] - a.normalizer;
-  if (a.ranked) a.rank = (int32_t)count_above(a.raw, count, a.raw[a.token]) + 1;
-  if (!a.count) return;
-  collect(a.raw, count, 1, {EVERYTHING, a.count, 0, best}, c);
-  for (int64_t i = 0; i < least(a.count, c.count); i++) {
-    a.top_ids[i] = (int32_t)(uint32_t)c.keys[i];
-    a.top_values[i] = value_at(c.keys, i) - a.normalizer;
+  row.token = (int32_t)choose_token(row, count, row.logits == row.raw ? best : max_of(row.logits, count), c);
+  row.log_probability = row.raw[row.token] - row.normalizer;
+  if (row.ranked) row.rank = (int32_t)count_above(row.raw, count, row.raw[row.token]) + 1;
+  if (!row.count) return;
+  collect(row.raw, count, 1, {MINUS_INFINITY, row.count, 0, best}, c);
+  for (int64_t i = 0; i < min(row.count, c.count); i++) {
+    row.top_ids[i] = (int32_t)(uint32_t)c.keys[i];
+    row.top_values[i] = value_at(c.keys, i) - row.normalizer;
   }
 }
 
 }  // namespace
 
-void sample(const void* op, Team& team) {
-  const Sample& a = *(const Sample*)op;
-  const int64_t count = a.vocabulary, half = pieces(count, 8) * 8 + 64;
-  uint64_t* keys = (uint64_t*)a.scratch + team.rank * 2 * half;
-  share(team, a.op.m, 1, [&](int64_t row) {
-    Collected collected = {keys, keys + half, 0};
-    choose(a.choices[row], count, collected);
+void sample(const Sample& op, Worker& worker) {
+  const int64_t count = op.vocabulary, half = round_up(count, 8) + 64;
+  uint64_t* keys = (uint64_t*)op.scratch + worker.rank * 2 * half;
+  parallel_for(worker, op.m, 1, [&](int64_t row) {
+    Candidates candidates = {keys, keys + half, 0};
+    sample_row(op.rows[row], count, candidates);
   });
 }
 

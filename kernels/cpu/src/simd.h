@@ -1,14 +1,16 @@
-// Sixteen lanes of 32 bits, whatever the machine has for them: one 512-bit register, two 256-bit ones, or a vector type
-// of the compiler's (the portable version, and Arm's).
+// Vectors of sixteen 32-bit lanes: one 512-bit register, two 256-bit registers, or a vector type of the compiler (the
+// portable version, and Arm).
 //
 // Every file that includes this is compiled once per instruction set, with ISA naming it. All of it is in a namespace
-// of that name, so that the linker never takes one version's function for another's; for the same reason such files use
-// nothing of the C++ library that is a template.
+// of that name, so that the linker never takes one version's function for another's; for the same reason such files
+// use no templates of the C++ library.
 
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+
+#include "common.h"
 
 #ifndef ISA
 #error "compile with -DISA=portable, avx2, avx512 or vnni"
@@ -18,28 +20,19 @@
 #include <immintrin.h>
 #endif
 
-// No instruction multiplies bytes and adds up exactly: their products are those of pairs of 16 bits.
+// Without VNNI no instruction multiplies bytes and adds up exactly: bytes are widened and multiplied as pairs of 16
+// bits.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 #define PAIRS 1
 #else
 #define PAIRS 0
 #endif
 
-// Loops over sums that must stay in registers.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define UNROLL  // every load is followed by checks: written out, they would take the compiler half an hour
-#define INLINE [[maybe_unused]] static inline
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#define INLINE static inline __attribute__((always_inline))
-#endif
-
 namespace aiakq {
 namespace ISA {
 
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-INLINE int64_t pieces(int64_t whole, int64_t piece) { return (whole + piece - 1) / piece; }
+using aiakq::max;
+using aiakq::min;
 
 #if defined(__AVX512F__)
 
@@ -55,16 +48,16 @@ INLINE F operator*(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
 INLINE F operator/(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
 INLINE F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 INLINE F fnma(F a, F b, F c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
-INLINE F larger(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
-INLINE F smaller(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
-INLINE F magnitude(F a) { return {_mm512_abs_ps(a.v)}; }
-INLINE F nearest(F a) { return {_mm512_roundscale_ps(a.v, 0x08)}; }
-// Bit i: whether lane i of a is at least that of b; false if either is not a number.
-INLINE uint32_t at_least(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
-// x where a is at least b, else 0.
-INLINE F where_at_least(F a, F b, F x) { return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ), x.v)}; }
-INLINE float sum(F a) { return _mm512_reduce_add_ps(a.v); }
-INLINE float largest(F a) { return _mm512_reduce_max_ps(a.v); }
+INLINE F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
+INLINE F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
+INLINE F abs(F a) { return {_mm512_abs_ps(a.v)}; }
+INLINE F round_nearest(F a) { return {_mm512_roundscale_ps(a.v, 0x08)}; }
+// Bit i: a >= b in lane i; false if either is NaN.
+INLINE uint32_t ge_mask(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+// x where a >= b, else 0.
+INLINE F select_ge(F a, F b, F x) { return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ), x.v)}; }
+INLINE float reduce_add(F a) { return _mm512_reduce_add_ps(a.v); }
+INLINE float reduce_max(F a) { return _mm512_reduce_max_ps(a.v); }
 
 INLINE I isplat(int32_t x) { return {_mm512_set1_epi32(x)}; }
 INLINE I iload(const void* p) { return {_mm512_loadu_si512(p)}; }
@@ -72,8 +65,8 @@ INLINE void istore(void* p, I x) { _mm512_storeu_si512(p, x.v); }
 INLINE I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 INLINE I operator&(I a, I b) { return {_mm512_and_si512(a.v, b.v)}; }
 INLINE I operator|(I a, I b) { return {_mm512_or_si512(a.v, b.v)}; }
-template <int S> INLINE I right(I a) { return {_mm512_srli_epi32(a.v, S)}; }
-template <int S> INLINE I left(I a) { return {_mm512_slli_epi32(a.v, S)}; }
+template <int S> INLINE I shift_right(I a) { return {_mm512_srli_epi32(a.v, S)}; }
+template <int S> INLINE I shift_left(I a) { return {_mm512_slli_epi32(a.v, S)}; }
 INLINE F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 INLINE I to_int(F a) { return {_mm512_cvtps_epi32(a.v)}; }
 INLINE F bits_as_float(I a) { return {_mm512_castsi512_ps(a.v)}; }
@@ -95,22 +88,22 @@ INLINE void store_half(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
 }
 
-// Of the four bytes of a lane the even and the odd ones, as 16 bits; and acc + the two products of such pairs.
+// The even and the odd bytes of every lane as 16-bit integers; acc + the two products of such pairs in each lane.
 INLINE I even(I w) { return w & isplat(0x00ff00ff); }
 INLINE I odd(I w) { return {_mm512_srli_epi16(w.v, 8)}; }
 INLINE I dot2(I acc, I w, I x) { return acc + I{_mm512_madd_epi16(w.v, x.v)}; }
 
-// dot4: acc + the four products of unsigned bytes of w and signed bytes of x in each lane. Without an instruction for it
-// there are PAIRS (the one that multiplies bytes saturates). dot4_small: for bytes of w up to 15
-// and of x from -127 to 127, eight times at most; acc may hold sums of pairs in 16 bits, no more than 8 * 2 * 15 * 127,
-// which whole_of_small adds up.
+// dot4: acc + the four products of unsigned bytes of w and signed bytes of x in each lane. Without VNNI there is PAIRS
+// instead: the instruction that multiplies bytes saturates.
+// dot4_u4: the same for bytes of w up to 15 and of x from -127 to 127, at most eight times in a row. acc may then hold
+// sums of pairs in 16 bits, up to 8 * 2 * 15 * 127, which sum_pairs adds up.
 #if defined(__AVX512VNNI__)
 INLINE I dot4(I acc, I w, I x) { return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)}; }
-INLINE I dot4_small(I acc, I w, I x) { return dot4(acc, w, x); }
-INLINE I whole_of_small(I acc) { return acc; }
+INLINE I dot4_u4(I acc, I w, I x) { return dot4(acc, w, x); }
+INLINE I sum_pairs(I acc) { return acc; }
 #else
-INLINE I dot4_small(I acc, I w, I x) { return {_mm512_add_epi16(acc.v, _mm512_maddubs_epi16(w.v, x.v))}; }
-INLINE I whole_of_small(I acc) { return {_mm512_madd_epi16(acc.v, _mm512_set1_epi16(1))}; }
+INLINE I dot4_u4(I acc, I w, I x) { return {_mm512_add_epi16(acc.v, _mm512_maddubs_epi16(w.v, x.v))}; }
+INLINE I sum_pairs(I acc) { return {_mm512_madd_epi16(acc.v, _mm512_set1_epi16(1))}; }
 #endif
 
 #elif defined(__AVX2__)
@@ -130,28 +123,29 @@ INLINE F operator*(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.
 INLINE F operator/(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 INLINE F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 INLINE F fnma(F x, F y, F z) { return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)}; }
-INLINE F larger(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
-INLINE F smaller(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
-INLINE F magnitude(F x) {
+INLINE F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+INLINE F min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+INLINE F abs(F x) {
   const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
   return {_mm256_and_ps(x.a, mask), _mm256_and_ps(x.b, mask)};
 }
-INLINE F nearest(F x) { return {_mm256_round_ps(x.a, 0x08), _mm256_round_ps(x.b, 0x08)}; }
-INLINE uint32_t at_least(F x, F y) {
+INLINE F round_nearest(F x) { return {_mm256_round_ps(x.a, 0x08), _mm256_round_ps(x.b, 0x08)}; }
+INLINE uint32_t ge_mask(F x, F y) {
   return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)) |
          (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)) << 8;
 }
-INLINE F where_at_least(F x, F y, F z) {
-  return {_mm256_and_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), z.a), _mm256_and_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ), z.b)};
+INLINE F select_ge(F x, F y, F z) {
+  return {_mm256_and_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), z.a),
+          _mm256_and_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ), z.b)};
 }
-INLINE float sum(F x) {
+INLINE float reduce_add(F x) {
   float lanes[16], half[8];
   store(lanes, x);
   for (int i = 0; i < 8; i++) half[i] = lanes[i] + lanes[i + 8];
   for (int i = 0; i < 4; i++) half[i] += half[i + 4];
   return (half[0] + half[2]) + (half[1] + half[3]);
 }
-INLINE float largest(F x) {
+INLINE float reduce_max(F x) {
   float lanes[16];
   store(lanes, x);
   float best = lanes[0];
@@ -170,8 +164,8 @@ INLINE void istore(void* p, I x) {
 INLINE I operator+(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 INLINE I operator&(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 INLINE I operator|(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
-template <int S> INLINE I right(I x) { return {_mm256_srli_epi32(x.a, S), _mm256_srli_epi32(x.b, S)}; }
-template <int S> INLINE I left(I x) { return {_mm256_slli_epi32(x.a, S), _mm256_slli_epi32(x.b, S)}; }
+template <int S> INLINE I shift_right(I x) { return {_mm256_srli_epi32(x.a, S), _mm256_srli_epi32(x.b, S)}; }
+template <int S> INLINE I shift_left(I x) { return {_mm256_slli_epi32(x.a, S), _mm256_slli_epi32(x.b, S)}; }
 INLINE F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 INLINE I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 INLINE F bits_as_float(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
@@ -211,10 +205,11 @@ INLINE void store_half(uint16_t* p, F x) {
 INLINE I even(I w) { return w & isplat(0x00ff00ff); }
 INLINE I odd(I w) { return {_mm256_srli_epi16(w.a, 8), _mm256_srli_epi16(w.b, 8)}; }
 INLINE I dot2(I acc, I w, I x) { return acc + I{_mm256_madd_epi16(w.a, x.a), _mm256_madd_epi16(w.b, x.b)}; }
-INLINE I dot4_small(I acc, I w, I x) {
-  return {_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, x.a)), _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, x.b))};
+INLINE I dot4_u4(I acc, I w, I x) {
+  return {_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, x.a)),
+          _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, x.b))};
 }
-INLINE I whole_of_small(I acc) {
+INLINE I sum_pairs(I acc) {
   const __m256i one = _mm256_set1_epi16(1);
   return {_mm256_madd_epi16(acc.a, one), _mm256_madd_epi16(acc.b, one)};
 }
@@ -245,23 +240,23 @@ INLINE F operator*(F a, F b) { return {a.v * b.v}; }
 INLINE F operator/(F a, F b) { return {a.v / b.v}; }
 INLINE F fma(F a, F b, F c) { return {a.v * b.v + c.v}; }
 INLINE F fnma(F a, F b, F c) { return {c.v - a.v * b.v}; }
-// As the vector instructions do it: the second if either is not a number.
-INLINE F larger(F a, F b) { return {a.v > b.v ? a.v : b.v}; }
-INLINE F smaller(F a, F b) { return {a.v < b.v ? a.v : b.v}; }
-INLINE F magnitude(F a) { return {(Floats)((Words)a.v & 0x7fffffffu)}; }
-INLINE F nearest(F a) { MAKE(F, __builtin_rintf(a.v[i])); }
-INLINE uint32_t at_least(F a, F b) {
+// The second operand if either is NaN, as in the vector instructions.
+INLINE F max(F a, F b) { return {a.v > b.v ? a.v : b.v}; }
+INLINE F min(F a, F b) { return {a.v < b.v ? a.v : b.v}; }
+INLINE F abs(F a) { return {(Floats)((Words)a.v & 0x7fffffffu)}; }
+INLINE F round_nearest(F a) { MAKE(F, __builtin_rintf(a.v[i])); }
+INLINE uint32_t ge_mask(F a, F b) {
   uint32_t bits = 0;
   EACH bits |= (uint32_t)(a.v[i] >= b.v[i]) << i;
   return bits;
 }
-INLINE F where_at_least(F a, F b, F x) { return {(Floats)((Ints)x.v & (Ints)(a.v >= b.v))}; }
-INLINE float sum(F a) {
+INLINE F select_ge(F a, F b, F x) { return {(Floats)((Ints)x.v & (Ints)(a.v >= b.v))}; }
+INLINE float reduce_add(F a) {
   for (int half = 8; half; half /= 2)
     for (int i = 0; i < half; i++) a.v[i] += a.v[i + half];
   return a.v[0];
 }
-INLINE float largest(F a) {
+INLINE float reduce_max(F a) {
   float best = a.v[0];
   EACH best = a.v[i] > best ? a.v[i] : best;
   return best;
@@ -276,8 +271,8 @@ INLINE void istore(void* p, I x) { memcpy(p, &x.v, 64); }
 INLINE I operator+(I a, I b) { return {(Ints)((Words)a.v + (Words)b.v)}; }
 INLINE I operator&(I a, I b) { return {a.v & b.v}; }
 INLINE I operator|(I a, I b) { return {a.v | b.v}; }
-template <int S> INLINE I right(I a) { return {(Ints)((Words)a.v >> S)}; }
-template <int S> INLINE I left(I a) { return {(Ints)((Words)a.v << S)}; }
+template <int S> INLINE I shift_right(I a) { return {(Ints)((Words)a.v >> S)}; }
+template <int S> INLINE I shift_left(I a) { return {(Ints)((Words)a.v << S)}; }
 INLINE F to_float(I a) { return {__builtin_convertvector(a.v, Floats)}; }
 INLINE I to_int(F a) { MAKE(I, (int32_t)__builtin_rintf(a.v[i])); }
 INLINE F bits_as_float(I a) { return {(Floats)a.v}; }
@@ -334,25 +329,25 @@ INLINE I dot4(I acc, I w, I x) {
   total += (Ints)(u >> 16 & 255u) * ((Ints)((Words)s << 8) >> 24);
   return {total + (Ints)(u >> 24) * (s >> 24)};
 }
-INLINE I dot4_small(I acc, I w, I x) { return dot4(acc, w, x); }
-INLINE I whole_of_small(I acc) { return acc; }
+INLINE I dot4_u4(I acc, I w, I x) { return dot4(acc, w, x); }
+INLINE I sum_pairs(I acc) { return acc; }
 #undef MAKE
 #undef EACH
 
 #endif
 
-// --- what follows from the above ---------------------------------------------------------------------------------
+// --- for every instruction set ---------------------------------------------------------------------------------------
 
-// bfloat16 of the nearest value, ties to even; what is not a number stays so.
+// bfloat16, rounded to nearest, ties to even; NaN stays NaN.
 INLINE void store_bf16(uint16_t* p, F x) {
   I bits = bits_as_int(x);
-  store_low_halves(p, right<16>(bits + isplat(0x7fff) + (right<16>(bits) & isplat(1))));
+  store_low_halves(p, shift_right<16>(bits + isplat(0x7fff) + (shift_right<16>(bits) & isplat(1))));
 }
 
 // e^x for x <= 88, 0 below -87.3; relative error under 2e-7. By 2^n * 2^f with a polynomial for |f| <= 1/2.
 INLINE F exponential(F x) {
-  x = larger(x, splat(-87.33654f));
-  F n = nearest(x * splat(1.44269504f));
+  x = max(x, splat(-87.33654f));
+  F n = round_nearest(x * splat(1.44269504f));
   F f = fnma(n, splat(0.693359375f), x);
   f = fnma(n, splat(-2.12194440e-4f), f);
   F y = splat(1.9875691500e-4f);
@@ -362,7 +357,7 @@ INLINE F exponential(F x) {
   y = fma(y, f, splat(1.6666665459e-1f));
   y = fma(y, f, splat(5.0000001201e-1f));
   y = fma(y, f * f, f + splat(1.0f));
-  return y * bits_as_float(left<23>(to_int(n) + isplat(127)));
+  return y * bits_as_float(shift_left<23>(to_int(n) + isplat(127)));
 }
 
 }  // namespace ISA

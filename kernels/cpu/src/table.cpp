@@ -1,16 +1,38 @@
-// The operations of one instruction set.
+// The table of one instruction set's kernels.
 
 #include "kernels.h"
 
-#define TEXT_OF(word) #word
-#define TEXT(word) TEXT_OF(word)
+#define AS_STRING(word) #word
+#define STRING_OF(macro) AS_STRING(macro)
 
 namespace aiakq {
 namespace ISA {
+namespace {
 
-extern const Table table;
-const Table table = {TEXT(ISA), {linear, dense, embedding, norm, rotary, attention, gate, sample, feedback},
-                      linear_scratch, dense_scratch, attention_scratch};
+template <class Op, void (*KERNEL)(const Op&, Worker&)> void run(const void* op, Worker& worker) {
+  KERNEL(*(const Op*)op, worker);
+}
+
+template <class Op> int64_t scratch(const void* op) { return scratch_bytes(*(const Op*)op); }
+
+int64_t no_scratch(const void*) { return 0; }
+
+}  // namespace
+
+extern const KernelTable table;
+// constexpr: code that initialized it would run on machines without this instruction set.
+constexpr KernelTable table = {
+    STRING_OF(ISA),
+    {
+#define OP(name, Name) run<Name, name>,
+#include "ops.def"
+    },
+    {
+#define OP(name, Name) no_scratch,
+#define OP_WITH_SCRATCH(name, Name) scratch<Name>,
+#include "ops.def"
+    },
+};
 
 }  // namespace ISA
 }  // namespace aiakq

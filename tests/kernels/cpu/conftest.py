@@ -18,7 +18,7 @@ SETS = build.X86 if platform.machine().lower() in ("x86_64", "amd64") else build
 
 
 @pytest.fixture(scope="session")
-def native() -> library.Native:
+def native() -> library.NativeLibrary:
     """The library. Without a compiler there is none to test; with one, its absence is a failure."""
     reason = library.unavailable()
     if reason:
@@ -27,7 +27,7 @@ def native() -> library.Native:
         except build.BuildError:
             pytest.skip(reason)
         pytest.fail(reason)
-    return library.native()
+    return library.load_library()
 
 
 @pytest.fixture(params=SETS)
@@ -78,20 +78,17 @@ def make_weight() -> Callable[..., QWeight]:
 
 @pytest.fixture(scope="session")
 def apply() -> Callable[..., Tensor]:
-    """``apply(state, x, y, residual)`` runs a prepared layer into ``y``, rows of any stride, and returns it."""
+    """``apply(state, x, y)`` runs a prepared layer into ``y``, rows of any stride, and returns it."""
 
-    def run(state: Any, x: Tensor, y: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    def run(state: Any, x: Tensor, y: Tensor | None = None) -> Tensor:
         op, m = state.op, len(x)
         y = torch.full((m, op.n), float("nan"), dtype=x.dtype) if y is None else y
         assert x.stride(1) == 1 and y.stride(1) == 1
-        scratch = library.scratch_bytes(m * state.scratch_per_row)
-        op.op.m, op.x_type, op.y_type = m, library.TYPES[x.dtype], library.TYPES[y.dtype]
+        scratch = library.allocate_scratch(m * state.scratch_per_row)
+        op.m, op.x_type, op.y_type = m, library.TYPES[x.dtype], library.TYPES[y.dtype]
         op.x, op.y, op.scratch = x.data_ptr(), y.data_ptr(), scratch.data_ptr()
-        op.residual = library.address(residual)
         op.x_stride, op.y_stride = x.stride(0), y.stride(0)
-        op.residual_stride = 0 if residual is None else residual.stride(0)
-        library.Call(op)()
-        op.residual = None
+        library.OpList(op)()
         return y
 
     return run

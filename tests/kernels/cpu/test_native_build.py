@@ -29,10 +29,10 @@ def small(tmp_path, monkeypatch) -> Path:
     """A folder with one file per instruction set, one compiled once, and a header; the build works on these."""
     folder = tmp_path / "src"
     folder.mkdir()
-    (folder / "ops.h").write_text("#pragma once\n#define ANSWER 42\n")
-    (folder / "each.cpp").write_text('#include "ops.h"\nnamespace ISA {\nint answer() { return ANSWER; }\n}\n')
+    (folder / "ops.def").write_text("#pragma once\n#define ANSWER 42\n")
+    (folder / "each.cpp").write_text('#include "ops.def"\nnamespace ISA {\nint answer() { return ANSWER; }\n}\n')
     (folder / "once.cpp").write_text(
-        '#include "ops.h"\nnamespace portable { int answer(); }\n'
+        '#include "ops.def"\nnamespace portable { int answer(); }\n'
         '#define EXPORT extern "C" __attribute__((visibility("default")))\n'
         "EXPORT int answer() { return portable::answer(); }\n"
         "EXPORT const char* hash() { return AIAKQ_ABI; }\n"
@@ -53,7 +53,7 @@ def test_what_has_not_changed_is_not_compiled_again(small, tmp_path, compiler):
     with (small / "each.cpp").open("a") as file:
         file.write("// changed\n")
     assert build.build(target, objects) == sets
-    (small / "ops.h").write_text("#pragma once\n#define ANSWER 43\n")
+    (small / "ops.def").write_text("#pragma once\n#define ANSWER 43\n")
     assert build.build(target, objects) == sets + 1
     assert build.build(target, objects, flags=("-g1",)) == sets + 1
     assert len(list(objects.iterdir())) == sets + 1
@@ -122,5 +122,5 @@ def test_an_unknown_instruction_set_is_refused(native):
 
 
 def test_this_library_is_of_these_sources(native):
-    assert native.library.aiakq_abi().decode() == build.abi(), f"run '{build.COMMAND}'"
+    assert native.cdll.aiakq_abi().decode() == build.abi(), f"run '{build.COMMAND}'"
     assert library.unavailable() is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aiakq.kernels.cpu import dense, library
-from aiakq.kernels.cpu.recording import NotRecordable, Recording
+from aiakq.kernels.cpu.recording import Recording, RecordingError
 from aiakq.kernels.cpu.rows import NativeGate, NativeNorm, NativeSelection
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -43,7 +43,7 @@ class Stack:
 def recorded(stack, x):
     with Recording() as recording:
         y = stack(x)
-    return recording, recording.call(), y
+    return recording, recording.op_list(), y
 
 
 def test_the_same_bits_as_one_by_one_for_any_number_of_rows():
@@ -53,7 +53,7 @@ def test_the_same_bits_as_one_by_one_for_any_number_of_rows():
     for rows in (1, 2, 7, MOST, 3):
         given = torch.randn(rows, WIDTH)
         for op in recording.ops:
-            op.op.m = rows
+            op.m = rows
         x[:rows] = given
         y.fill_(float("nan"))
         call()
@@ -72,7 +72,7 @@ def test_nothing_is_computed_while_it_records():
 def test_memory_is_given_to_others_once_nobody_holds_it():
     recording, call, _ = recorded(Stack(), torch.empty(MOST, WIDTH))
     # A layer's products, gate, norm and scratch: those of the layer after take the same places.
-    assert len(call.kept) < 4 + 4
+    assert len(call.memory) < 4 + 4
     outputs = {op.y for op in recording.ops}
     assert len(outputs) < len(recording.ops)
 
@@ -85,7 +85,7 @@ def test_what_is_held_keeps_its_memory():
         view = first[:, :16]
         del first
         second = norm(x)
-    recording.call()()
+    recording.op_list()()
     assert view.data_ptr() != second.data_ptr()
     assert torch.equal(view, second[:, :16])
 
@@ -93,7 +93,7 @@ def test_what_is_held_keeps_its_memory():
 def test_torch_is_not_recorded():
     x = torch.randn(4, WIDTH)
     for compute in (lambda: x + 1, lambda: torch.zeros(3), lambda: x[torch.tensor([0])], lambda: x.sum().item()):
-        with pytest.raises(NotRecordable, match="torch computes aten"), Recording():
+        with pytest.raises(RecordingError, match="torch computes aten"), Recording():
             compute()
         assert library.recorder is None
     assert torch.equal(x + 0, x), "nothing is recorded any more"

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from aiakq.kernels.cpu import rows
-from aiakq.kernels.cpu.library import native as library
+from aiakq.kernels.cpu.library import load_library
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.norm import LayerNorm, RMSNorm
 
@@ -127,7 +127,7 @@ def test_embeddings_row_by_row_and_from_the_tiles_of_a_head(table, dtype, d):
     assert torch.equal(rows.NativeEmbedding(weight, 75, d, False, dtype)(ids), wanted)
     pairs = table == torch.bfloat16
     tiles = torch.empty(3, d + d % 2 if pairs else d, 32, dtype=table)
-    library().library.aiakq_pack_floats(weight.data_ptr(), 75, d, weight.element_size(), pairs, tiles.data_ptr(), 1)
+    load_library().cdll.aiakq_pack_floats(weight.data_ptr(), 75, d, weight.element_size(), pairs, tiles.data_ptr(), 1)
     tiled = rows.NativeEmbedding(tiles, 75, d, True, dtype)
     assert torch.equal(tiled(ids), wanted)
     outside = tiled(torch.tensor([-1, 75, 2]))

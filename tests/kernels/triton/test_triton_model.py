@@ -101,4 +101,4 @@ def test_quantized(method, settings, device, on_triton, tiny_model, tmp_path, mo
     # Norms and gates prepare their rows for the products behind them: only what attention returns is left, once a
     # layer, in three steps for integers, and in the two of few rows for weights whose scales come after the product.
     steps = {"smooth_quant": 3, "weight_only_int8": 2}.get(method, 0)
-    assert len(prepared) == steps * llm.config.hf.num_layers
+    assert len(prepared) == steps * llm.config.model.num_layers

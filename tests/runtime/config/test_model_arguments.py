@@ -69,9 +69,9 @@ def hub(tiny_model, tmp_path) -> Path:
 
 def test_a_hub_model_is_found_where_it_was_downloaded_to_and_by_revision(hub):
     cache = str(hub)
-    assert config("org/tiny", download_dir=cache).model.name == "1" * 40
+    assert config("org/tiny", download_dir=cache).load.path.name == "1" * 40
     second = config("org/tiny", download_dir=cache, revision="v2")
-    assert second.model.name == Path(second.tokenizer.folder).name == "2" * 40
+    assert second.load.path.name == Path(second.tokenizer.folder).name == "2" * 40
     assert refusal("org/tiny").id == "model_hub", "it is nowhere else"
     assert refusal("org/tiny", download_dir=cache, revision="v3").id == "model_hub"
 
@@ -81,7 +81,7 @@ def test_a_tokenizer_may_be_of_another_revision_or_another_model(hub, example_mo
     sizes = [len(LLM("org/tiny", **both, **more).get_tokenizer()) for more in ({}, {"tokenizer_revision": "v2"})]
     assert sizes[1] == sizes[0] + 1
     found = config("org/tiny", download_dir=str(hub), revision="v2", tokenizer_revision="main")
-    assert (found.model.name, Path(found.tokenizer.folder).name) == ("2" * 40, "1" * 40)
+    assert (found.load.path.name, Path(found.tokenizer.folder).name) == ("2" * 40, "1" * 40)
     other = LLM("org/tiny", tokenizer=str(example_model), **both)
     assert len(other.get_tokenizer()) > 1000
 
@@ -172,12 +172,12 @@ def test_a_scaled_context_is_longer_by_the_factor(edited, tiny_model):
     llama3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     assert config(folder, rope_scaling=llama3).max_model_len == 512, "which says nothing about the context"
     partial = edited("partial", rope_parameters={"rope_theta": 7.0, "partial_rotary_factor": 0.5, "rope_type": "yarn"})
-    kept = config(partial, rope_scaling={"rope_type": "linear", "factor": 2.0}).hf.rope
+    kept = config(partial, rope_scaling={"rope_type": "linear", "factor": 2.0}).model.rope
     assert (kept["rope_theta"], kept["partial_rotary_factor"], kept["rope_type"]) == (7.0, 0.5, "linear")
     older = edited("older", rope_parameters=None, rope_theta=5000.0)
     found = config(older, rope_scaling='{"type": "dynamic", "factor": 2.5}')
-    assert found.max_model_len == 1280 and found.hf.rope["rope_theta"] == 5000.0
-    assert found.hf.rope["rope_type"] == "dynamic"
+    assert found.max_model_len == 1280 and found.model.rope["rope_theta"] == 5000.0
+    assert found.model.rope["rope_type"] == "dynamic"
     assert len(tokens(folder, [9] * 600, rope_scaling={"rope_type": "dynamic", "factor": 2.0})) == 12
     assert refusal(folder, rope_scaling={"rope_type": "linear", "factor": 0}).id == "bad_option"
     assert refusal(folder, rope_theta=0).id == "bad_option"
@@ -200,7 +200,7 @@ def test_dynamic_scaling_is_that_of_transformers_at_full_length():
 def test_without_its_window_a_model_ends_where_the_window_does(tiny_model):
     folder = tiny_model("MistralForCausalLM")
     found = config(folder, disable_sliding_window=True)
-    assert found.max_model_len == 24 and set(found.hf.sliding_windows) == {None}
+    assert found.max_model_len == 24 and set(found.model.sliding_windows) == {None}
     assert "--disable-sliding-window" in str(refusal(folder, disable_sliding_window=True, max_model_len=25))
     assert config(folder).max_model_len == 512
     prompt = [5, 6, 7]
@@ -214,7 +214,7 @@ def test_the_longest_context_that_fits_into_memory(tiny_model):
         assert limits.max_model_len == 8 * 16
     assert LLM(folder, max_model_len="auto", num_gpu_blocks_override=90).engine.limits.max_model_len == 512
     assert config(folder, max_model_len="0.1k").max_model_len == 100
-    assert config(folder, max_num_batched_tokens="1K").max_num_batched_tokens == 1024
+    assert config(folder, max_num_batched_tokens="1K").scheduler.max_num_batched_tokens == 1024
 
 
 def test_where_default_sampling_values_come_from(edited, tmp_path):
@@ -224,13 +224,13 @@ def test_where_default_sampling_values_come_from(edited, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "generation_config.json").write_text(json.dumps({"top_p": 0.5, "max_new_tokens": 3}))
-    assert config(folder).sampling == {"temperature": 0.25, "top_k": 7}
+    assert config(folder).generation.sampling == {"temperature": 0.25, "top_k": 7}
     none = config(folder, generation_config="vllm")
-    assert none.sampling == {} and none.eos_token_ids == (1, 5)
+    assert none.generation.sampling == {} and none.generation.eos_token_ids == (1, 5)
     there = config(folder, generation_config=str(other))
-    assert there.sampling == {"top_p": 0.5} and there.max_new_tokens == 3
+    assert there.generation.sampling == {"top_p": 0.5} and there.generation.max_new_tokens == 3
     over = config(folder, override_generation_config={"temperature": 0.5, "min_p": 0.1})
-    assert over.sampling == {"temperature": 0.5, "top_k": 7, "min_p": 0.1}
+    assert over.generation.sampling == {"temperature": 0.5, "top_k": 7, "min_p": 0.1}
     assert LLM(str(folder), override_generation_config='{"top_k": 3}').get_default_sampling_params().top_k == 3
     assert "beams" in str(refusal(folder, override_generation_config={"beams": 4}))
     assert refusal(folder, generation_config=str(tmp_path / "nothing")).id == "bad_option"

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from aiakq import LLM, SamplingParams
 from aiakq.kernels.cpu import library
 from aiakq.kernels.ops import attention
-from aiakq.runtime.config import engine as config
+from aiakq.runtime.config import device as device_config
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.messages import Abort, RequestSpec, RequestTimes, ResetPrefixCache
 from aiakq.runtime.engine.sequence import Scheduled, Sequence
@@ -321,8 +321,8 @@ def test_numbers_are_on_their_way_when_asked_for():
 
 def test_one_step_ahead_by_default_on_a_gpu(example_model, monkeypatch):
     def ahead(**given):
-        return EngineConfig.from_args({"model": str(example_model), **given}).async_scheduling
+        return EngineConfig.from_args({"model": str(example_model), **given}).scheduler.async_scheduling
 
     assert not ahead(device="cpu") and ahead(device="cpu", async_scheduling=True)
-    monkeypatch.setattr(config, "pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(device_config, "pick_device", lambda name: torch.device("cuda"))
     assert ahead() and not ahead(async_scheduling=False)

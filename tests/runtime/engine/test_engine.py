@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from aiakq.errors import AiakqError
+from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.messages import NOTHING_LEFT, OUT_OF_MEMORY, Abort, ModelLimits, RequestSpec, ResetPrefixCache
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.scheduler import PromptRules, Scheduler
+from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.executor import runner, sampler
 from aiakq.runtime.executor.runner import Runner
 
@@ -55,7 +56,10 @@ def make_engine(num_pages=12, max_num_seqs=4, budget=16, chunked=True, caching=T
     model = CountingModel()
     runner = Runner(model, num_pages, PAGE, torch.float32, torch.device("cpu"))
     pool = PagePool(num_pages, PAGE, caching)
-    scheduler = Scheduler(pool, max_num_seqs, budget, PromptRules(chunked=chunked, **rules))
+    config = SchedulerConfig(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, enable_chunked_prefill=chunked, **rules
+    )
+    scheduler = Scheduler(pool, config)
     limits = ModelLimits(VOCAB, max_model_len=64, max_kv_tokens=pool.num_usable * PAGE, by_priority=True)
     return Engine(runner, scheduler, limits, {}, ahead)
 
@@ -82,10 +86,10 @@ def test_random_traffic_loses_and_mixes_nothing(seed, ahead):
         max_num_seqs=draw.choice([1, 3, 8]),
         budget=draw.choice([3, 16, 64]),
         caching=draw.random() < 0.7,
-        together=draw.choice([1, 1, 3]),
-        long_prompt=draw.choice([0, 6]),
-        long_chunk=draw.choice([0, 5]),
-        delay=draw.choice([0.0, 0.0, 0.5]),
+        max_num_partial_prefills=draw.choice([1, 1, 3]),
+        long_prompt_tokens=draw.choice([0, 6]),
+        long_prefill_token_threshold=draw.choice([0, 5]),
+        scheduler_delay_factor=draw.choice([0.0, 0.0, 0.5]),
         ahead=ahead,
     )
     by_priority = draw.random() < 0.5
@@ -322,7 +326,7 @@ def test_what_gives_up_its_pages_has_the_highest_priority_number():
 
 
 def test_a_long_prompt_gets_no_more_than_its_part_of_a_step():
-    engine = make_engine(num_pages=40, budget=32, long_prompt=8, long_chunk=8)
+    engine = make_engine(num_pages=40, budget=32, long_prompt_tokens=8, long_prefill_token_threshold=8)
     engine.step(0.0, [spec("long", [2] * 30, 1)])
     assert engine.stats.num_scheduled_tokens == 8
     engine.step(1.0, [spec("short", [1] * 5, 9)])
@@ -339,13 +343,15 @@ def test_prompts_run_together_and_short_ones_overtake_long_ones():
         return seen
 
     assert news_after(3) == set(), "one after the other: the first prompt takes four steps"
-    assert news_after(3, together=2, long_together=1, long_prompt=8) == {"short"}
-    assert news_after(3, together=2, long_together=2, long_prompt=8) == set(), "two long ones share every step"
+    assert news_after(3, max_num_partial_prefills=2, max_long_partial_prefills=1, long_prompt_tokens=8) == {"short"}
+    assert news_after(3, max_num_partial_prefills=2, max_long_partial_prefills=2, long_prompt_tokens=8) == set(), (
+        "two long ones share every step"
+    )
 
 
 def test_waiting_prompts_gather_for_a_multiple_of_the_last_prompts_time():
     def first_news(factor: float) -> float:
-        engine = make_engine(num_pages=40, delay=factor)
+        engine = make_engine(num_pages=40, scheduler_delay_factor=factor)
         engine.step(0.0, [spec("a", [1] * 4, 30)])
         engine.step(10.0, [])  # the step with the prompt took ten seconds
         for now in range(11, 40):
@@ -356,12 +362,12 @@ def test_waiting_prompts_gather_for_a_multiple_of_the_last_prompts_time():
 
     assert first_news(0.0) == 11
     assert first_news(0.5) == 17, "five seconds after it came, and no sooner"
-    engine = make_engine(num_pages=40, delay=0.5)
+    engine = make_engine(num_pages=40, scheduler_delay_factor=0.5)
     engine.step(0.0, [spec("a", [1] * 4, 1)])
     engine.step(1000.0, [spec("b", [2] * 4, 9)])  # idle meanwhile: no step took a thousand seconds
     engine.step(1001.0, [spec("c", [3] * 4, 9)])
     assert "c" in [news.request_id for news in engine.step(1002.0, []).outputs]
-    engine = make_engine(num_pages=40, delay=1e9)
+    engine = make_engine(num_pages=40, scheduler_delay_factor=1e9)
     assert engine.step(0.0, [spec("a", [1] * 4, 2)]).outputs, "nobody waits for nothing"
 
 

@@ -8,7 +8,7 @@ import torch
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.kernels.cpu import library
-from aiakq.runtime.config.compilation import Capture
+from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.executor import cuda_graphs as graphs
 from aiakq.runtime.executor.cuda_graphs import DecodeGraphs, sizes
@@ -61,36 +61,39 @@ def test_decoding_through_tensors_that_stay(tiny_model, monkeypatch):
 
 
 def test_what_is_asked_for_is_captured():
-    assert sizes(100, Capture(sizes=(1, 2, 64, 128))) == [1, 2, 64]
-    assert sizes(100, Capture(sizes=(200,))) == [100]
-    assert sizes(256, Capture(most=20)) == [1, 2, 4, 8, 16, 20]
+    assert sizes(100, CompilationConfig(cudagraph_capture_sizes=(1, 2, 64, 128))) == [1, 2, 64]
+    assert sizes(100, CompilationConfig(cudagraph_capture_sizes=(200,))) == [100]
+    assert sizes(256, CompilationConfig(max_cudagraph_capture_size=20)) == [1, 2, 4, 8, 16, 20]
 
 
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        (None, Capture()),
-        ("3", Capture()),
-        (0, Capture(eager=True)),
-        ("0", Capture(eager=True)),
-        ({"level": 0}, Capture(eager=True)),
-        ('{"cudagraph_capture_sizes": [8, 1, 8]}', Capture(sizes=(1, 8))),
-        ({"mode": 3, "max_cudagraph_capture_size": 64, "cudagraph_mode": "FULL"}, Capture(most=64)),
-        ({"cudagraph_mode": "none"}, Capture(eager=True)),
-        ({"use_cudagraph": False}, Capture(eager=True)),
-        ({"cudagraph_capture_sizes": []}, Capture(eager=True)),
+        (None, CompilationConfig()),
+        ("3", CompilationConfig()),
+        (0, CompilationConfig(enforce_eager=True)),
+        ("0", CompilationConfig(enforce_eager=True)),
+        ({"level": 0}, CompilationConfig(enforce_eager=True)),
+        ('{"cudagraph_capture_sizes": [8, 1, 8]}', CompilationConfig(cudagraph_capture_sizes=(1, 8))),
+        (
+            {"mode": 3, "max_cudagraph_capture_size": 64, "cudagraph_mode": "FULL"},
+            CompilationConfig(max_cudagraph_capture_size=64),
+        ),
+        ({"cudagraph_mode": "none"}, CompilationConfig(enforce_eager=True)),
+        ({"use_cudagraph": False}, CompilationConfig(enforce_eager=True)),
+        ({"cudagraph_capture_sizes": []}, CompilationConfig(enforce_eager=True)),
     ],
 )
 def test_the_compilation_config(given, wanted, example_model):
-    assert EngineConfig.from_args({"model": str(example_model), "compilation_config": given}).capture == wanted
+    assert EngineConfig.from_args({"model": str(example_model), "compilation_config": given}).compilation == wanted
 
 
 def test_options_that_ask_for_no_graphs(example_model):
     def capture(**given):
-        return EngineConfig.from_args({"model": str(example_model), **given}).capture
+        return EngineConfig.from_args({"model": str(example_model), **given}).compilation
 
-    assert capture(enforce_eager=True).eager
-    assert capture(max_seq_len_to_capture=100) == Capture(length=100)
+    assert capture(enforce_eager=True).enforce_eager
+    assert capture(max_seq_len_to_capture=100) == CompilationConfig(max_seq_len_to_capture=100)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import torch
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.kernels.ops import attention
-from aiakq.runtime.config import engine as config
+from aiakq.runtime.config import device as device_config
+from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.executor.kv_cache import kv_bytes_per_page
 
 #: How far log-probabilities may be off, and how the cache's dtype is called.
@@ -46,18 +47,18 @@ def test_keys_and_values_may_be_stored_in_fewer_bits(dtype, native_attention, ti
     assert 0 < max(gaps) < most
     of_page = [sum(t[0].numel() * t.element_size() for t in cache) for cache in llm.engine.runner.caches]
     model = llm.engine.runner.model
-    assert sum(of_page) == kv_bytes_per_page(model, 16, llm.config.kv_dtype)
+    assert sum(of_page) == kv_bytes_per_page(model, 16, llm.config.cache.dtype)
     assert llm.engine.facts["KV pages"].endswith(f", {name}")
 
 
 def test_a_gpu_without_eight_bit_floats_says_what_to_take(monkeypatch, tiny_model):
     folder = str(tiny_model("LlamaForCausalLM"))
-    monkeypatch.setattr(config, "pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(device_config, "pick_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     for name in ("fp8", "fp8_e5m2"):
         with pytest.raises(AiakqError, match="int8 takes as little"):
-            config.EngineConfig.from_args({"model": folder, "kv_cache_dtype": name})
-    assert config.EngineConfig.from_args({"model": folder, "kv_cache_dtype": "int8"}).kv_dtype == torch.int8
+            EngineConfig.from_args({"model": folder, "kv_cache_dtype": name})
+    assert EngineConfig.from_args({"model": folder, "kv_cache_dtype": "int8"}).cache.dtype == torch.int8
 
 
 def test_an_unknown_dtype_is_refused_with_those_that_are_known(tiny_model):

@@ -1,0 +1,134 @@
+"""What every command takes, and its values from the command line, the environment and a configuration file.
+
+The command line comes first, then the environment, then the file, then the default. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from aiakq.arguments.argument import Argument, checked_value, part_of, rows_of, split_list, value_of_text
+from aiakq.arguments.bench import KernelArguments, LatencyArguments, ServeArguments, ThroughputArguments
+from aiakq.arguments.checkpoint import EvalArguments, InspectArguments
+from aiakq.arguments.common import ConfigArguments, JsonArguments, ResultArguments
+from aiakq.arguments.engine import ENGINE_ARGUMENTS
+from aiakq.arguments.quantize import QuantizeArguments
+from aiakq.arguments.server import ARGUMENTS
+from aiakq.errors import error
+
+#: The option that names a configuration file; every command has it.
+(CONFIG,) = rows_of(ConfigArguments)
+
+
+@dataclass(frozen=True)
+class CommandArguments:
+    """What one command takes.
+
+    parts       dataclasses of the command's own options; it gets an instance of each.
+    engine      arguments of the engine and the server, of which it gets a mapping of those given.
+    model_help  help of a first word without a flag that names the engine's model; None: there is none.
+    external    whether it also runs without an engine of its own; the environment then sets none of ``engine``.
+    """
+
+    parts: tuple[type, ...] = ()
+    engine: tuple[Argument, ...] = ()
+    model_help: str | None = None
+    external: bool = False
+
+    @cached_property
+    def own_rows(self) -> tuple[Argument, ...]:
+        return tuple(row for part in self.parts for row in rows_of(part))
+
+    @cached_property
+    def engine_rows(self) -> tuple[Argument, ...]:
+        """Those of ``engine`` that the command has no option of the same name for."""
+        own = {row.key for row in self.own_rows}
+        return tuple(row for row in self.engine if row.key not in own)
+
+    @property
+    def rows(self) -> tuple[Argument, ...]:
+        return (*self.own_rows, *self.engine_rows)
+
+    def values(
+        self,
+        words: Mapping[str, Any],
+        environment: Mapping[str, str],
+        config: Mapping[str, Any],
+        model: str | None = None,
+    ) -> list[Any]:
+        """An instance of each part, then the mapping for the engine if there is one.
+
+        words        by ``name``: strings, booleans and lists of strings of the command line; None where not given.
+        environment  variables of the process.
+        config       by ``key``: values of a configuration file.
+        model        the word that names the engine's model.
+        Raises ``usage`` for unknown keys, ``bad_option``, and MissingArgument.
+        """
+        self._check_keys(config)
+        own = given_values(self.own_rows, words, environment, config)
+        for row in self.own_rows:
+            if row.required and row.name not in own:
+                raise MissingArgument(row)
+        found: list[Any] = [part(**part_of(part, own)) for part in self.parts]
+        if self.engine:
+            ambient = {} if self.external and model is None else environment
+            engine = given_values(self.engine_rows, words, ambient, config)
+            found.append(engine if model is None else engine | {"model": model})
+        return found
+
+    def _check_keys(self, config: Mapping[str, Any]) -> None:
+        known = {row.key for row in self.rows}
+        for key in config:
+            if key not in known:
+                kind = "engine argument" if self.engine else "option"
+                raise error("usage", reason=f"There is no {kind} {key!r}.", hint="See docs/arguments.md.")
+
+
+class MissingArgument(Exception):
+    """A required option was given nowhere."""
+
+    def __init__(self, row: Argument) -> None:
+        super().__init__(row.name)
+        self.row = row
+
+
+def given_values(
+    rows: tuple[Argument, ...], words: Mapping[str, Any], environment: Mapping[str, str], config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The checked values of the rows that were given anywhere, by ``name``. Raises ``bad_option``."""
+    found = {}
+    for row in rows:
+        word = words.get(row.name)
+        variable = environment.get(row.variable) if row.variable else None
+        if isinstance(word, list):
+            found[row.name] = checked_value(row, [part for text in word for part in split_list(row, text)])
+        elif isinstance(word, str):
+            found[row.name] = value_of_text(row, word)
+        elif word is not None:
+            found[row.name] = checked_value(row, word)
+        elif variable:
+            found[row.name] = value_of_text(row, variable, row.variable)
+        elif config.get(row.key) is not None:
+            found[row.name] = checked_value(row, config[row.key])
+    return found
+
+
+_MODEL = "The same as --model."
+COMMANDS: dict[str, CommandArguments] = {
+    "quantize": CommandArguments((QuantizeArguments, JsonArguments)),
+    "serve": CommandArguments(engine=ARGUMENTS, model_help=_MODEL),
+    "eval": CommandArguments((EvalArguments, JsonArguments, ResultArguments)),
+    "inspect": CommandArguments((InspectArguments, JsonArguments)),
+    "bench latency": CommandArguments((LatencyArguments, ResultArguments), ENGINE_ARGUMENTS, _MODEL),
+    "bench throughput": CommandArguments((ThroughputArguments, ResultArguments), ENGINE_ARGUMENTS, _MODEL),
+    "bench serve": CommandArguments(
+        (ServeArguments, ResultArguments),
+        ENGINE_ARGUMENTS,
+        "Folder or hub name of a model to start a server for.",
+        external=True,
+    ),
+    "bench kernels": CommandArguments((KernelArguments, ResultArguments)),
+}

@@ -1,0 +1,49 @@
+"""Options that several commands share. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiakq.arguments.argument import argument
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonArguments:
+    """A document on stdout."""
+
+    json: bool = argument(False, "Print one JSON document on stdout.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultArguments:
+    """What is done with a measured result."""
+
+    output: Path | None = argument(None, "Write the same JSON to this file, all or nothing.", metavar="FILE")
+    fail_if: tuple[str, ...] = argument(
+        (),
+        "Exit with 10 if this holds, like 'tpot_ms.p50>50': a key of the JSON result, an operator, a number.",
+        metavar="GATE",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigArguments:
+    """A file with values of the other options."""
+
+    config: Path | None = argument(
+        None,
+        "Options from a YAML file, like seed: 1.",
+        metavar="FILE",
+    )
+
+
+def device_argument() -> Any:
+    """The field of --device."""
+    return argument("auto", "auto: cuda if there is one, else cpu.", metavar="auto|cpu|cuda")
+
+
+def revision_argument() -> Any:
+    """The field of --revision."""
+    return argument(None, "Branch, tag or commit of a hub model.")

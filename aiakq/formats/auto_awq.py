@@ -1,0 +1,78 @@
+"""AutoAWQ's ``quantization_config``, shared by its three layouts; ``version`` tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiakq.errors import error
+from aiakq.formats.config_values import first_of, read_group_size, read_names, read_word, unsupported
+from aiakq.formats.readers import experts_note
+from aiakq.spec import QuantSpec
+
+#: GPTQModel exports AWQ's layouts under its own method name.
+QUANT_METHODS = ("awq", "gptq")
+
+
+def from_config(config: Mapping[str, Any], format: str, versions: Sequence[str]) -> QuantSpec | None:
+    """The spec of a config in the layout ``format``, or None if its version is not one of ``versions``.
+
+    Raises ``format_unsupported``.
+    """
+    if str(config.get("quant_method", "")).lower() == "gptq":
+        if config.get("is_marlin_format"):
+            return None
+        version = read_word(config, "checkpoint_format", "format", default="gptq")
+        symmetric = bool(config.get("sym", False))
+    else:
+        version = read_word(config, "version", "checkpoint_format", default="gemm")
+        symmetric = not config.get("zero_point", True)
+    if version not in versions:
+        return None
+    bits = first_of(config, "bits", "w_bit")
+    if bits != 4:
+        raise unsupported(f"AWQ version {version!r} with {bits!r:.40} bits")
+    listed = read_names(config.get("modules_to_not_convert"), "modules_to_not_convert") or ("lm_head",)
+    return QuantSpec(
+        method="awq",
+        format=format,
+        bits=4,
+        group_size=read_group_size(first_of(config, "group_size", "q_group_size", default=128)),
+        symmetric=symmetric,
+        # AutoAWQ skips every module whose name contains one of these.
+        ignore=tuple(name if name == "lm_head" else f"*{name}*" for name in listed),
+    )
+
+
+def to_config(spec: QuantSpec, version: str) -> dict[str, Any]:
+    """The ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
+    if spec.mixed:
+        raise error(
+            "option_conflict",
+            option="A width or group size for single layers",
+            other="the AWQ format",
+            reason="its files have one of each for all layers",
+            hint="Write compressed-tensors.",
+        )
+    skipped = [pattern for pattern, layer in spec.layers if layer is None]
+    return {
+        "quant_method": "awq",
+        "bits": spec.bits,
+        "group_size": spec.group_size,
+        "zero_point": not spec.symmetric,
+        "version": version,
+        # Readers look for these as parts of module names.
+        "modules_to_not_convert": [pattern.strip("*") for pattern in (*spec.ignore, *skipped)],
+    }
+
+
+def supports(spec: QuantSpec) -> str | None:
+    """Why AWQ files cannot hold ``spec``; None if they can."""
+    if spec.bits != 4 or spec.activation_bits or any(layer is not None for _, layer in spec.layers):
+        return "such files hold 4 bits for every layer"
+    return None
+
+
+def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
+    """What a user should know about other programs that read ``spec``; see ``aiakq.formats``."""
+    return [experts_note(spec.format)] if experts else []

@@ -1,0 +1,36 @@
+"""AutoRound's ``quantization_config``: a dialect, not a layout. The tensors are GPTQ's (without g_idx) or AWQ's.
+
+``packing_format`` says which, ``extra_config`` holds what differs for single layers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aiakq.formats import quantization_config
+from aiakq.formats.config_values import layer_override, read_object, read_word, unsupported
+from aiakq.spec import QuantSpec
+
+
+def from_config(config: Mapping[str, Any]) -> QuantSpec:
+    """The spec of a config, through the format whose tensors it describes. Raises ``format_unsupported``."""
+    spec = quantization_config.read(_translated(config))
+    layers = []
+    for key, values in read_object(config.get("extra_config"), "extra_config").items():
+        plain = re.fullmatch(r"[\w.-]+", key) is not None
+        layers.append((key if plain else f"re:.*(?:{key})", layer_override(values, spec.layer)))
+    return replace(spec, layers=tuple(layers))
+
+
+def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same in the words of the format that ``packing_format`` names."""
+    packing = read_word(config, "packing_format", "backend", default="auto_round:auto_gptq")
+    if "awq" in packing:
+        asymmetric = not config.get("sym", False)
+        return {"zero_point": asymmetric, **config, "quant_method": "awq", "version": "gemm"}
+    if "gptq" in packing or packing in ("auto", "auto_round", "auto_round:exllamav2", "auto_round:triton"):
+        return {**config, "quant_method": "gptq", "checkpoint_format": "gptq"}
+    raise unsupported(f"auto-round packing_format {packing!r:.40}")

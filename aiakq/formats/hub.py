@@ -1,0 +1,74 @@
+"""Models of the hub: their local folder, fetched if need be."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from aiakq.errors import error
+
+#: What is fetched besides weights: config, tokenizer, templates.
+_OTHER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
+#: Weights; torch's own files only for repositories without safetensors, or if asked for.
+_SAFETENSORS = ["*.safetensors"]
+_TORCH = ["pytorch_model*.bin"]
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def resolve_model(
+    name_or_path: str | Path,
+    revision: str | None = None,
+    cache: str | None = None,
+    weights: str = "auto",
+    ignore: Sequence[str] = (),
+) -> Path:
+    """The folder of a model: the local one, else a snapshot fetched from the hub.
+
+    cache    folder that is downloaded to; the hub's own if None.
+    weights  which kind to fetch, as for ``Checkpoint.open``, or none.
+    ignore   patterns of files that are not fetched.
+
+    Raises ``model_missing`` for something that looks like a path, ``model_hub`` when the hub could not deliver.
+    """
+    name = str(name_or_path)
+    path = Path(name_or_path).expanduser()
+    if name.strip() and os.path.isdir(path):  # which, other than the path's own method, minds no name however long
+        return path
+    if os.path.lexists(path) or not name.strip():
+        raise error("model_missing", path=name)
+    if not _NAME.fullmatch(name) or name.endswith((".", "-")) or ".." in name:
+        raise error("model_missing", path=name)
+    import huggingface_hub
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            name,
+            revision=revision,
+            cache_dir=cache,
+            allow_patterns=[*_weight_patterns(name, revision, weights), *_OTHER_FILES],
+            ignore_patterns=["*/*", *ignore],
+        )
+    except Exception as problem:
+        # The hub client raises many kinds (HTTP, offline, validation, disk); the first line says which.
+        lines = str(problem).strip().splitlines()
+        reason = (lines[0] if lines else type(problem).__name__).rstrip(".")
+        raise error("model_hub", name=name, reason=reason) from problem
+    return Path(folder)
+
+
+def _weight_patterns(name: str, revision: str | None, weights: str) -> list[str]:
+    """Which weights to fetch of a repository."""
+    known: dict[str, list[str]] = {"none": [], "safetensors": _SAFETENSORS, "pt": _TORCH}
+    if weights in known:
+        return known[weights]
+    import huggingface_hub
+
+    try:
+        siblings = huggingface_hub.HfApi().model_info(name, revision=revision).siblings or []
+    except Exception:
+        # Offline, or unreachable: what is in the cache is all there is, and the download says what is wrong.
+        return _SAFETENSORS + (_TORCH if huggingface_hub.constants.HF_HUB_OFFLINE else [])
+    files = [sibling.rfilename for sibling in siblings if "/" not in sibling.rfilename]
+    return _SAFETENSORS if any(file.endswith(".safetensors") for file in files) else _TORCH
