@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from aiakq.formats.publish import CheckpointWriter
-from aiakq.formats.steps import Step
+from aiakq.formats.checkpoint_writer import CheckpointWriter
+from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.block.decoder_block import BlockPlan, DecoderBlock, OriginalBlock
 from aiakq.quantizers.block.quantize import quantize_block
 from aiakq.quantizers.model.activations import Activations, HiddenStates, batched
 from aiakq.quantizers.model.passes import capture
 from aiakq.quantizers.model.smooth_mappings import BlockTrace
 from aiakq.quantizers.prepared import Prepared
-from aiakq.quantizers.progress import OnProgress, Progress
+from aiakq.quantizers.progress import OnProgress, StageProgress
 from aiakq.quantizers.writing import take_over, write_block
 from aiakq.runtime.device_memory import release_memory
 
@@ -35,7 +35,7 @@ class BlockLoop:
     plan: BlockPlan
     writer: CheckpointWriter
     progress: OnProgress
-    steps: list[Step] = field(default_factory=list)
+    steps: list[CommittedStep] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def run(self) -> None:
@@ -50,7 +50,7 @@ class BlockLoop:
         trace = BlockTrace(self.plan.heads, recipe.folds)
         for index, module in enumerate(model.blocks):
             prefix = model.block_prefix(index)
-            self.progress(Progress("quantize", index, count, prefix))
+            self.progress(StageProgress("quantize", index, count, prefix))
             model.load(module, prefix)
             groups, mappings = trace.trace(module, index, inputs)
             original = None
@@ -64,7 +64,7 @@ class BlockLoop:
             del block, original
             release_memory()  # blocks must not pile up
         self.warnings += trace.warnings()
-        self.progress(Progress("quantize", count, count))
+        self.progress(StageProgress("quantize", count, count))
 
     def _finish(self, block: DecoderBlock, resumed: bool, last: bool) -> None:
         """Quantize and write a block, or restore it from its step; its outputs become the next block's inputs."""
@@ -90,5 +90,5 @@ class BlockLoop:
         batches = batched(samples.samples, max(1, _BATCH_TOKENS // longest))
         total = len(batches)
         return capture(
-            self.prepared.model, batches, lambda done: self.progress(Progress("calibrate", done, total)), states
+            self.prepared.model, batches, lambda done: self.progress(StageProgress("calibrate", done, total)), states
         )

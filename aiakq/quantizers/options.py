@@ -15,11 +15,10 @@ from typing import Any, NoReturn
 from aiakq.arguments.argument import checked_value
 from aiakq.arguments.quantize import QUANTIZE_ARGUMENTS, QuantizeArguments
 from aiakq.errors import error
+from aiakq.formats import FORMATS
 from aiakq.quantizers import METHODS
 from aiakq.quantizers.recipe import Component, Method, Recipe, load_rounder, load_transform
 from aiakq.spec import QuantSpec, canonical_method
-
-FORMATS = ("gptq", "gptq_v2", "awq", "compressed-tensors")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """From a checkpoint to a quantized checkpoint: load, calibrate, quantize block by block, write, measure, publish.
 
-The source is never modified and never wholly in memory; the output appears in one step at the end (formats/publish.py).
+The source is never modified and never wholly in memory; the output appears in one step at the end (output_folder.py).
 Every finished block is on disk at once, so that an interrupted run can be resumed.
 """
 
@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 
 from aiakq.errors import AiakqError
-from aiakq.evaluation.metrics import Comparison
-from aiakq.formats.publish import CheckpointWriter
-from aiakq.formats.steps import Step
+from aiakq.evaluation.metrics import Comparison, LoadScorer
+from aiakq.formats.checkpoint_writer import CheckpointWriter
+from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.block_loop import BlockLoop
 from aiakq.quantizers.lm_head import head_tensors
 from aiakq.quantizers.model.source import cast
@@ -21,8 +21,8 @@ from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.planning.widths import quantize_with_chosen_widths
 from aiakq.quantizers.preparation import prepare
 from aiakq.quantizers.prepared import Prepared
-from aiakq.quantizers.progress import OnProgress, Progress, Rejected
-from aiakq.quantizers.quality_check import Evaluator, LoadScorer
+from aiakq.quantizers.progress import OnProgress, Rejected, StageProgress
+from aiakq.quantizers.quality import check_text, quality_check
 from aiakq.quantizers.report.records import QuantizeReport
 from aiakq.quantizers.run_report import build_report, write_report
 from aiakq.quantizers.writing import written_names
@@ -41,9 +41,10 @@ def quantize_checkpoint(
     """
     tell = progress or (lambda _: None)
     began = time.monotonic()
-    tell(Progress("load", 0, 1, options.input))
+    tell(StageProgress("load", 0, 1, options.input))
     prepared = prepare(options)
-    tell(Progress("load", 1, 1))
+    check_text(prepared)
+    tell(StageProgress("load", 1, 1))
     if options.target_bpw is None and options.max_kl is None:
         return _Run(prepared, prepared.spec, tell, load_scorer, began).run()
 
@@ -95,14 +96,14 @@ class _Run:
             report.seconds = round(time.monotonic() - self.began, 2)
             report.peak_memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             write_report(writer, report, prepared)
-            self.progress(Progress("publish", 0, 1, options.output))
+            self.progress(StageProgress("publish", 0, 1, options.output))
             writer.publish()
-        self.progress(Progress("publish", 1, 1, options.output))
+        self.progress(StageProgress("publish", 1, 1, options.output))
         return report
 
     # --- the rest of the folder -----------------------------------------------------------------------------------
 
-    def _copy_the_rest(self, writer: CheckpointWriter, blocks: list[Step]) -> None:
+    def _copy_the_rest(self, writer: CheckpointWriter, blocks: list[CommittedStep]) -> None:
         """Every tensor that was not quantized or folded, in the output's dtype; config and tokenizer files."""
         prepared, spec = self.prepared, self.plan.spec
         if len(writer.steps) == len(blocks):
@@ -121,19 +122,10 @@ class _Run:
 
     def _evaluate(self, writer: CheckpointWriter, report: QuantizeReport) -> None:
         """The output against the source before it is published. A failure costs the figures only."""
-        prepared = self.prepared
-        evaluator = Evaluator(
-            self.options,
-            prepared.source,
-            prepared.tokenizer,
-            prepared.max_positions,
-            prepared.device,
-            self.load_scorer,
-            prepared.activation_budget,
-        )
+        check = quality_check(self.prepared, self.load_scorer)
         folder = writer.seal()
         try:
-            found, name = evaluator.run(folder, writer.scratch, lambda *step: self.progress(Progress(*step)))
+            found, name = check.run(folder, writer.scratch, lambda *step: self.progress(StageProgress(*step)))
         except AiakqError as problem:
             if self.accept is not None:
                 raise

@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import aiakq
+from aiakq import formats
 from aiakq.arguments.quantize import DTYPES
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.publish import check_output
-from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer, read_documents
+from aiakq.formats.output_folder import check_output
+from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer
 from aiakq.quantizers.model.passes import head_name
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
@@ -51,7 +51,6 @@ def prepare(options: QuantizeOptions) -> Prepared:
     if quantized_head is not None:
         spec = fit_head(spec, quantized_head, model.model.get_output_embeddings().in_features)
     tokenizer = load_tokenizer(source, options.trust_remote_code)
-    _check_eval_text(options, tokenizer)
     warnings: list[str] = []
     positions = getattr(config, "max_position_embeddings", None)
     samples = _samples(options, tokenizer, config.vocab_size, positions, warnings)
@@ -146,40 +145,10 @@ def _samples(
     return samples
 
 
-def _check_eval_text(options: QuantizeOptions, tokenizer: Any) -> None:
-    """Refuse a text for evaluation that cannot be read before the work, not after. Raises ``evaluation_text``."""
-    if not options.evaluate or options.eval_text is None or tokenizer is None:
-        return
-    try:
-        read_documents(Path(options.eval_text), tokenizer)
-    except AiakqError as problem:
-        reason = problem.fields.get("reason", problem.message)
-        raise error("evaluation_text", reason=f"{options.eval_text}: {reason}") from None
-
-
 def _about(model: SourceModel, spec: QuantSpec) -> list[str]:
     """What the user should know about this model in this format."""
     notes = []
     share = model.unquantized_share()
     if share > 0.1:
         notes.append(f"{share:.0%} of the blocks' weights are not in linear layers and stay as they are.")
-    if model.experts.fused and (spec.format in ("gptq", "gptq_v2", "awq") or spec.activation_bits):
-        what = "refuses experts with quantized activations"
-        if not spec.activation_bits:
-            what = (
-                f"does not know experts in {spec.format} files and fills them with random numbers; it reads those of "
-            )
-            what += "--format compressed-tensors"
-        notes.append(f"aiakq reads this model, but transformers 5.23 {what}.")
-    if spec.format == "gptq_v2":
-        notes.append(
-            "Asymmetric GPTQ is written as gptq_v2, which aiakq and transformers read and vLLM refuses; "
-            "for vLLM use -quant_type awq."
-        )
-    stored = (spec.layer, *(layer for _, layer in spec.layers if layer is not None))
-    if spec.format == "compressed-tensors" and any(not layer.symmetric for layer in stored):
-        notes.append(
-            "Asymmetric weights in compressed-tensors are read by aiakq and vLLM, but not by transformers 5.23 without "
-            "dequantize=True."
-        )
-    return notes
+    return notes + formats.reader_notes(spec, bool(model.experts.fused))

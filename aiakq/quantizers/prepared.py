@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 import aiakq
-from aiakq.formats import quantization_config
+from aiakq import formats
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.publish import VERBATIM_FILES
+from aiakq.formats.output_folder import VERBATIM_FILES
 from aiakq.quantizers.block.decoder_block import BlockPlan
 from aiakq.quantizers.calibration.samples import Samples
 from aiakq.quantizers.model.groups import Heads
@@ -61,10 +61,7 @@ class Prepared:
 
     def plan(self, spec: QuantSpec) -> BlockPlan:
         """What all blocks have in common, for linears stored as ``spec`` says."""
-        if spec.format in ("gptq", "gptq_v2", "awq"):
-            scales = torch.float16
-        else:
-            scales = torch.float32 if spec.activation_bits else self.storage
+        scales = formats.load(spec.format).scale_dtype(spec, self.storage)
         return BlockPlan(spec, self.storage, scales, Heads.of(self.model.config))
 
     def expected_bytes(self, spec: QuantSpec) -> int:
@@ -115,7 +112,7 @@ class Prepared:
     def documents(self, spec: QuantSpec) -> dict[str, Any]:
         """The JSON files of the output, by name."""
         config = dict(self.checkpoint.config)
-        quantization = quantization_config.write(spec)
+        quantization = formats.load(spec.format).to_config(spec)
         word = DTYPE_WORDS[self.storage]
         config["dtype"] = word
         if "torch_dtype" in config:  # what transformers before 4.56 reads
@@ -125,10 +122,7 @@ class Prepared:
         config["quantization_config"] = quantization
         self.cut.write_widths(config)
         config["aiakq"] = {"version": aiakq.__version__, "method": self.options.method, **self.cut.record()}
-        documents = {"config.json": config}
-        if spec.format in ("gptq", "gptq_v2"):  # where AutoGPTQ and tools of its time look
-            documents["quantize_config.json"] = quantization
-        return documents
+        return {"config.json": config, **formats.config_files(spec)}
 
     def verbatim_files(self) -> list[Path]:
         """Files of the source that belong to the output as they are."""

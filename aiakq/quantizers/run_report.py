@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 
 import aiakq
-from aiakq.formats.publish import CheckpointWriter
-from aiakq.formats.steps import Step
+from aiakq.formats.checkpoint_writer import CheckpointWriter
+from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.model.experts import ExpertTokens, expert_warnings
 from aiakq.quantizers.prepared import DTYPE_WORDS, Prepared
 from aiakq.quantizers.recipe import Recipe
@@ -21,7 +21,12 @@ PAGE_FILE = "aiakq_report.html"
 
 
 def build_report(
-    prepared: Prepared, spec: QuantSpec, writer: CheckpointWriter, steps: list[Step], warnings: list[str], resumed: int
+    prepared: Prepared,
+    spec: QuantSpec,
+    writer: CheckpointWriter,
+    steps: list[CommittedStep],
+    warnings: list[str],
+    resumed: int,
 ) -> QuantizeReport:
     """The report before the evaluation. ``steps`` are those of the blocks, ``resumed`` of them from an earlier run."""
     warnings = [*warnings, *(line for step in steps for line in step.note["warnings"])]
@@ -81,7 +86,7 @@ def _smooth_alpha(recipe: Recipe) -> float | None:
     return alpha if isinstance(alpha, float) else None
 
 
-def quantized_size(steps: list[Step], head: str | None) -> tuple[int, int]:
+def quantized_size(steps: list[CommittedStep], head: str | None) -> tuple[int, int]:
     """Bytes of the quantized linears' tensors without biases, and how many weights they stand for."""
     size = weights = 0
     for step in steps:

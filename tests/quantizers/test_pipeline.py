@@ -21,7 +21,7 @@ from aiakq.quantizers import METHODS
 from aiakq.quantizers.numerics.rounding import Rounding, round_activations
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
-from aiakq.quantizers.progress import Progress
+from aiakq.quantizers.progress import StageProgress
 from aiakq.quantizers.run_report import REPORT_FILE
 
 FAMILIES = {"llama": "LlamaForCausalLM", "opt": "OPTForCausalLM"}
@@ -533,7 +533,7 @@ def test_kill_in_the_middle_then_again(tiny_model: Callable[..., Path], tmp_path
 
 
 def test_progress_and_evaluation(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[StageProgress] = []
     loaded: list[Path] = []
 
     def load(folder: Path) -> Dequantized:

@@ -11,10 +11,10 @@ import torch
 from aiakq.errors import error
 from aiakq.evaluation.metrics import Comparison
 from aiakq.quantizers.model.activations import batched
-from aiakq.quantizers.planning.layers import settle_format, with_layers
+from aiakq.quantizers.planning.layers import settle_format
 from aiakq.quantizers.planning.sensitivity import SAMPLE_TOKENS, Part, measure
 from aiakq.quantizers.prepared import Prepared
-from aiakq.quantizers.progress import OnProgress, Progress, Rejected
+from aiakq.quantizers.progress import OnProgress, Rejected, StageProgress
 from aiakq.quantizers.report.records import QuantizeReport
 from aiakq.spec import LayerSpec, QuantSpec
 
@@ -56,7 +56,7 @@ def quantize_with_chosen_widths(prepared: Prepared, attempt: Attempt, progress: 
         candidates,
         next(index for index, layer in enumerate(candidates) if layer.bits == 4),
         prepared.storage,
-        lambda done, total: progress(Progress("sensitivity", done, total)),
+        lambda done, total: progress(StageProgress("sensitivity", done, total)),
     )
     # What --skip names stays as it is.
     parts = [part for part in everything if prepared.spec.for_layer(part.names[0]) is not None]
@@ -199,4 +199,4 @@ def _spec(
     for name in prepared.spec.ignore:
         layers.pop(name, None)
     base = replace(prepared.spec, layers=(), **vars(common))
-    return settle_format(prepared.options, with_layers(base, layers))
+    return settle_format(prepared.options, base, layers)
