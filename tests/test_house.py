@@ -32,7 +32,7 @@ LAYERS = [
     {"aiakq.formats", "aiakq.data"},
     {"aiakq.registry"},
     {"aiakq.kernels"},
-    {"aiakq.arguments", "aiakq.spec"},
+    {"aiakq.arguments", "aiakq.spec", "aiakq.records"},
     {"aiakq.patterns"},
     {"aiakq.system", "aiakq.errors", "aiakq.__version__"},
 ]

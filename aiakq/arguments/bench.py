@@ -65,6 +65,9 @@ class WorkloadArguments:
     num_prompts: int | None = argument(None, "Requests; 100, or all of the dataset, if not given.", low=1)
     input_len: int = argument(256, "Tokens of every random prompt.", low=1)
     output_len: int = argument(128, "Tokens to generate.", low=1)
+    workload: str | None = argument(
+        None, "Where requests come from: random, dataset, or one that a package adds.", metavar="NAME"
+    )
     dataset: Path | None = argument(None, 'Prompts: a line of text or of JSON ({"prompt": ...}) each.', metavar="FILE")
     ignore_eos: bool | None = argument(None, "Always generate --output-len tokens; the default for random prompts.")
     seed: int | None = argument(None, "Repeat an earlier run. A new one each time if not given.", low=0)

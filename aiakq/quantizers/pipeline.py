@@ -17,7 +17,7 @@ import torch
 import aiakq
 from aiakq import quantizers
 from aiakq.errors import AiakqError
-from aiakq.evaluation.metrics import Comparison
+from aiakq.evaluation.metrics import Comparison, LoadScorer
 from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.block import BlockWork, Original
@@ -31,7 +31,7 @@ from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.planning.widths import quantize_with_chosen_widths
 from aiakq.quantizers.preparation import DTYPE_WORDS, Prepared, prepare
 from aiakq.quantizers.progress import OnProgress, Progress, Rejected
-from aiakq.quantizers.quality_check import Evaluator, LoadScorer
+from aiakq.quantizers.quality import check_text, quality_check
 from aiakq.quantizers.report.card import CARD_FILE
 from aiakq.quantizers.report.card import text as card_text
 from aiakq.quantizers.report.page import html_page
@@ -60,6 +60,7 @@ def quantize_checkpoint(
     began = time.monotonic()
     tell(Progress("load", 0, 1, options.input))
     prepared = prepare(options)
+    check_text(prepared)
     tell(Progress("load", 1, 1))
     if options.target_bpw is None and options.max_kl is None:
         return _Run(prepared, prepared.spec, tell, load_scorer, began).run()
@@ -236,19 +237,10 @@ class _Run:
 
     def _evaluate(self, writer: CheckpointWriter, report: QuantizeReport) -> None:
         """The output against the source before it is published. A failure costs the figures only."""
-        prepared = self.prepared
-        evaluator = Evaluator(
-            self.options,
-            prepared.source,
-            prepared.tokenizer,
-            prepared.max_positions,
-            prepared.device,
-            self.load_scorer,
-            prepared.activation_budget,
-        )
+        check = quality_check(self.prepared, self.load_scorer)
         folder = writer.seal()
         try:
-            found, name = evaluator.run(folder, writer.scratch, lambda *step: self.progress(Progress(*step)))
+            found, name = check.run(folder, writer.scratch, lambda *step: self.progress(Progress(*step)))
         except AiakqError as problem:
             if self.accept is not None:
                 raise

@@ -20,7 +20,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.output_folder import VERBATIM_FILES, check_output
 from aiakq.quantizers.block import Plan
-from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer, read_documents
+from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer
 from aiakq.quantizers.model.groups import Heads
 from aiakq.quantizers.model.passes import head_name
 from aiakq.quantizers.model.source import SourceModel
@@ -157,7 +157,6 @@ def prepare(options: QuantizeOptions) -> Prepared:
     if quantized_head is not None:
         spec = fit_head(spec, quantized_head, model.model.get_output_embeddings().in_features)
     tokenizer = load_tokenizer(source, options.trust_remote_code)
-    _check_eval_text(options, tokenizer)
     warnings: list[str] = []
     positions = getattr(config, "max_position_embeddings", None)
     samples = _samples(options, tokenizer, config.vocab_size, positions, warnings)
@@ -249,17 +248,6 @@ def _samples(
         samples.warnings.clear()
     warnings += samples.warnings
     return samples
-
-
-def _check_eval_text(options: QuantizeOptions, tokenizer: Any) -> None:
-    """Refuse a text for evaluation that cannot be read before the work, not after. Raises ``evaluation_text``."""
-    if not options.evaluate or options.eval_text is None or tokenizer is None:
-        return
-    try:
-        read_documents(Path(options.eval_text), tokenizer)
-    except AiakqError as problem:
-        reason = problem.fields.get("reason", problem.message)
-        raise error("evaluation_text", reason=f"{options.eval_text}: {reason}") from None
 
 
 def _about(model: SourceModel, spec: QuantSpec) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args, get_type_hints
 
 from aiakq.errors import error
 
@@ -16,94 +17,167 @@ GREEDY_BELOW = 1e-5
 #: Called with (ids generated so far, logits [V]) or (prompt's ids, those, logits); returns logits.
 LogitsProcessor = Callable[..., Any]
 
-# (name, smallest, largest, smallest is allowed, allowed in words)
-FLOAT_RANGES = (
-    ("presence_penalty", -2.0, 2.0, True, "-2 to 2"),
-    ("frequency_penalty", -2.0, 2.0, True, "-2 to 2"),
-    ("repetition_penalty", 0.0, 1e4, False, "above 0"),
-    ("temperature", 0.0, 1e4, True, "0 or more"),
-    ("top_p", 0.0, 1.0, False, "above 0, at most 1"),
-    ("min_p", 0.0, 1.0, True, "0 to 1"),
-)
-COUNT_RANGES = (
-    ("n", 1, 16, "1 to 16"),
-    ("best_of", 1, 16, "1 to 16"),
-    ("min_tokens", 0, 2**31, "0 or more"),
-    ("max_tokens", 0, 2**31, "0 or more"),
-    ("top_k", -1, 2**31, "-1 or 0 (off), or 1 and more"),
-    ("logprobs", -1, 2**31, "0 or more, or -1 for the whole vocabulary"),
-    ("prompt_logprobs", -1, 2**31, "0 or more, or -1 for the whole vocabulary"),
-    ("truncate_prompt_tokens", -1, 2**31, "1 or more, or -1 for what fits"),
-    ("seed", -(2**63), 2**63 - 1, "a 64-bit integer"),
-)
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
 #: A token id as a key of JSON: as it is written, so that no two keys name one token.
 TOKEN_KEY = re.compile(r"^(0|-?[1-9][0-9]{0,39})$")
-_OPTIONAL = frozenset({"max_tokens", "best_of", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "seed"})
 _GUIDED = "guided decoding is not built yet"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What is declared about one sampling parameter beside its type and default.
+
+    help           one sentence.
+    minimum        smallest number; ``exclusive`` if only larger ones are allowed.
+    maximum        largest number.
+    allowed        the bounds in words, for error messages.
+    schema         JSON Schema keywords for values that are not numbers, by JSON type.
+    limited_by     bounds that depend on the loaded model: "max_tokens", "logprobs" or "token_id".
+    only_local     whether only ``LLM`` takes it, not HTTP requests.
+    """
+
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    allowed: str = ""
+    exclusive: bool = False
+    schema: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    limited_by: str = ""
+    only_local: bool = False
+
+
+def _param(default: Any, help: str, **declared: Any) -> Any:
+    """A field of ``SamplingParams`` with its ``Parameter``."""
+    return field(default=default, metadata={"parameter": Parameter(help, **declared)})
+
+
+def _count(default: int | None, help: str, minimum: int, maximum: int, allowed: str, limited_by: str = "") -> Any:
+    return _param(default, help, minimum=minimum, maximum=maximum, allowed=allowed, limited_by=limited_by)
+
+
+_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+_LOGPROBS = (-1, 2**31, "0 or more, or -1 for the whole vocabulary", "logprobs")
 
 
 @dataclass
 class SamplingParams:
     """Sampling settings of one request; vLLM's names, defaults and meaning.
 
-    n                    sequences returned for the prompt.
-    best_of              sequences generated; the n with the highest cumulative log-probability are returned.
-    presence_penalty     subtracted once from the logit of every token already generated.
-    frequency_penalty    subtracted per occurrence of a token already generated.
-    repetition_penalty   divides (or multiplies, if negative) the logits of tokens in the prompt and output.
-    temperature          0 is greedy.
-    top_p, top_k, min_p  keep the smallest set reaching top_p; the top_k best; those above min_p of the best.
-    seed                 gives the same tokens whatever else is in the batch; None draws one per request.
-    stop                 strings that end the text; returned only with ``include_stop_str_in_output``.
-    stop_token_ids       ids that end the text.
-    ignore_eos           go on past the model's own end-of-sequence token.
-    max_tokens           None means: up to the end of the context. 0 only scores the prompt.
-    min_tokens           end tokens are masked until so many were generated.
-    logprobs             return this many most likely tokens per position, beside the chosen one.
-    prompt_logprobs      the same for the prompt; the first position has none.
-    logit_bias           token id -> value added to its logit, -100..100.
-    detokenize           whether there is text at all.
-    skip_special_tokens  whether special tokens are left out of the text.
-    spaces_between_special_tokens  where they are not; only tokenizers in Python know the difference.
-    allowed_token_ids    only these ids may be generated.
-    bad_words            texts whose tokens may not follow each other, with a space before them or without.
-    logits_processors    functions over the logits, see ``LogitsProcessor``; applied first. Only for ``LLM``.
-    truncate_prompt_tokens  keep so many tokens of the prompt's end; -1: as many as leave room for max_tokens.
-    guided_decoding, structured_outputs  refused.
+    The fields are the only declaration of these parameters: their checks, the fields of HTTP requests, the OpenAPI
+    document and docs/routes.md are derived from them.
     """
 
-    n: int = 1
-    best_of: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    detokenize: bool = True
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    logits_processors: list[LogitsProcessor] | None = None
-    truncate_prompt_tokens: int | None = None
-    guided_decoding: Any = None
-    structured_outputs: Any = None
+    n: int = _count(1, "Sequences returned for the prompt.", 1, 16, "1 to 16")
+    best_of: int | None = _count(
+        None,
+        "Sequences generated, of which the n with the highest cumulative log-probability are returned.",
+        1,
+        16,
+        "1 to 16",
+    )
+    presence_penalty: float = _param(
+        0.0,
+        "Subtracted once from the logit of every token already generated.",
+        minimum=-2.0,
+        maximum=2.0,
+        allowed="-2 to 2",
+    )
+    frequency_penalty: float = _param(
+        0.0,
+        "Subtracted from the logit of a token for each time it was generated.",
+        minimum=-2.0,
+        maximum=2.0,
+        allowed="-2 to 2",
+    )
+    repetition_penalty: float = _param(
+        1.0,
+        "Divides the logits of tokens in the prompt and the output; multiplies negative ones.",
+        minimum=0.0,
+        maximum=1e4,
+        exclusive=True,
+        allowed="above 0",
+    )
+    temperature: float = _param(1.0, "0 is greedy.", minimum=0.0, maximum=1e4, allowed="0 or more")
+    top_p: float = _param(
+        1.0,
+        "Keep the smallest set of tokens whose probability reaches this.",
+        minimum=0.0,
+        maximum=1.0,
+        exclusive=True,
+        allowed="above 0, at most 1",
+    )
+    top_k: int = _count(0, "Keep this many of the most likely tokens.", -1, 2**31, "-1 or 0 (off), or 1 and more")
+    min_p: float = _param(
+        0.0,
+        "Keep tokens whose probability is at least this fraction of the highest.",
+        minimum=0.0,
+        maximum=1.0,
+        allowed="0 to 1",
+    )
+    seed: int | None = _count(
+        None,
+        "Makes the output reproducible, whatever else is in the batch. Random if not given, or -1.",
+        -(2**63),
+        2**63 - 1,
+        "a 64-bit integer",
+    )
+    stop: str | list[str] | None = _param(
+        None,
+        "Strings that end the text. They are only returned with include_stop_str_in_output.",
+        schema={"string": _TEXT, "array": {"maxItems": MAX_STOP_STRINGS, "items": _TEXT}},
+    )
+    stop_token_ids: list[int] | None = _param(None, "Token ids that end the text.", limited_by="token_id")
+    include_stop_str_in_output: bool = _param(False, "Return the stop string that ended the text.")
+    ignore_eos: bool = _param(False, "Continue past the model's end-of-sequence token.")
+    max_tokens: int | None = _count(
+        16,
+        "Tokens to generate at most. None: up to the end of the context. 0: only score the prompt.",
+        0,
+        2**31,
+        "0 or more",
+        "max_tokens",
+    )
+    min_tokens: int = _count(0, "Tokens to generate before the text may end.", 0, 2**31, "0 or more")
+    logprobs: int | None = _count(
+        None, "Return this many of the most likely tokens per position, beside the chosen one.", *_LOGPROBS
+    )
+    prompt_logprobs: int | None = _count(
+        None, "The same for the positions of the prompt; the first has none.", *_LOGPROBS
+    )
+    detokenize: bool = _param(True, "Whether to generate text, not only token ids.", only_local=True)
+    skip_special_tokens: bool = _param(True, "Leave special tokens out of the text.")
+    spaces_between_special_tokens: bool = _param(
+        True, "Put spaces between special tokens; only for tokenizers written in Python."
+    )
+    logit_bias: dict[int, float] | None = _param(
+        None,
+        "Token id -> value added to its logit, clamped to -100..100.",
+        schema={"object": {"maxProperties": MAX_LOGIT_BIAS, "propertyNames": {"pattern": TOKEN_KEY.pattern}}},
+    )
+    allowed_token_ids: list[int] | None = _param(
+        None, "Only these token ids may be generated.", schema={"array": {"minItems": 1}}, limited_by="token_id"
+    )
+    bad_words: list[str] | None = _param(
+        None,
+        "Texts that may not be generated, at the beginning or after a space.",
+        schema={"array": {"maxItems": MAX_BAD_WORDS, "items": {**_TEXT, "pattern": r"\S"}}},
+    )
+    logits_processors: list[LogitsProcessor] | None = _param(
+        None, "Functions over the logits, see ``LogitsProcessor``; applied first.", only_local=True
+    )
+    truncate_prompt_tokens: int | None = _param(
+        None,
+        "Keep this many tokens of the end of the prompt; -1: as many as leave room for max_tokens.",
+        minimum=-1,
+        maximum=2**31,
+        allowed="1 or more, or -1 for what fits",
+        schema={"integer": {"not": {"const": 0}}},
+    )
+    guided_decoding: Any = _param(None, "Refused.", only_local=True)
+    structured_outputs: Any = _param(None, "Refused.", only_local=True)
     stop_strings: tuple[str, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
@@ -150,21 +224,20 @@ class SamplingParams:
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     def _check_numbers(self) -> None:
-        for name, low, high, closed, allowed in FLOAT_RANGES:
+        for name, parameter, expected, optional in _numbers():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise error("invalid_type", param=name, reason=f"a number is expected, not {value!r:.64}")
-            # Written so that NaN fails: every comparison with it is False.
-            if not ((low <= value if closed else low < value) and value <= high):
-                raise error("value_out_of_range", param=name, value=value, allowed=allowed)
-        for name, least, most, allowed in COUNT_RANGES:
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
+            if value is None and optional:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise error("invalid_type", param=name, reason=f"an integer is expected, not {value!r:.64}")
-            if not least <= value <= most:
-                raise error("value_out_of_range", param=name, value=value, allowed=allowed)
+            if isinstance(value, bool) or not isinstance(value, expected):
+                kind = "an integer" if expected is int else "a number"
+                raise error("invalid_type", param=name, reason=f"{kind} is expected, not {value!r:.64}")
+            assert parameter.minimum is not None and parameter.maximum is not None
+            above = value > parameter.minimum if parameter.exclusive else value >= parameter.minimum
+            # Every comparison with NaN is False.
+            if not (above and value <= parameter.maximum):
+                raise error("value_out_of_range", param=name, value=value, allowed=parameter.allowed)
+            if expected is not int:
+                setattr(self, name, float(value))
 
     def _check_stops(self) -> None:
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
@@ -220,3 +293,21 @@ def _checked_bias(bias: dict[Any, float]) -> dict[int, float]:
             raise error("invalid_type", param="logit_bias", reason=f"the value of {token} is no number")
         checked[token] = min(100.0, max(-100.0, float(value)))
     return checked
+
+
+def parameters() -> dict[str, tuple[Any, Parameter]]:
+    """Name -> (type, declaration) of every sampling parameter."""
+    types = get_type_hints(SamplingParams)
+    declared = [each for each in fields(SamplingParams) if "parameter" in each.metadata]
+    return {each.name: (types[each.name], each.metadata["parameter"]) for each in declared}
+
+
+@functools.cache
+def _numbers() -> tuple[tuple[str, Parameter, Any, bool], ...]:
+    """(name, declaration, expected type, whether None is allowed) of the parameters that are numbers; floats first."""
+    found = []
+    for name, (type_, parameter) in parameters().items():
+        if parameter.minimum is not None:
+            expected = (int, float) if type_ is float else int
+            found.append((name, parameter, expected, type(None) in get_args(type_)))
+    return tuple(sorted(found, key=lambda number: number[2] is int))

@@ -1,1 +1,9 @@
-"""The server: an OpenAI-compatible HTTP API in front of an engine in a process of its own."""
+"""The server: an OpenAI-compatible HTTP API in front of an engine in its own process.
+
+Imports inside the server go one way, and tests/test_house.py checks them:
+
+    background, launch  ->  api  ->  http, process  ->  telemetry, errors
+
+``http`` and ``process`` do not import each other: ``http`` knows nothing of engines and tokens, ``process`` nothing of
+HTTP. What they exchange is wired up in ``api`` and ``launch``.
+"""

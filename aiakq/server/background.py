@@ -1,4 +1,4 @@
-"""A server in a process of its own, for tests, the quickstart and benchmarks that start what they measure.
+"""A server in its own process, for tests, the quickstart, and benchmarks that start what they measure.
 
 with start_in_background({"model": "folder", "port": 0}) as server:
     httpx.get(server.url + "/v1/models")
@@ -22,21 +22,21 @@ import msgspec
 
 from aiakq.arguments.server import API_KEY_VARIABLE, checked
 from aiakq.errors import AiakqError, error
-from aiakq.server.process.ipc import Failed, failed, on_hangup, rebuilt
+from aiakq.server.process.ipc import Failed, call_on_hangup, decode_error, encode_error
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
 
 _COMMAND = ("-P", "-c", "from aiakq.server.background import main; main()")
 
 
-class _Told(msgspec.Struct):
-    """One line from the server's process: an event, or the failure that ended it."""
+class _Report(msgspec.Struct):
+    """One line from the server's process: an event, or the error that ended it."""
 
     event: ServerEvent | None = None
     failure: Failed | None = None
 
 
 class RunningServer:
-    """A started server. ``events`` grows as the server tells more; ``ready`` is the event that said where it is."""
+    """A started server. ``events`` are all events so far; ``ready`` is the one with its address."""
 
     def __init__(self, process: subprocess.Popen[bytes], ours: socket.socket, on_event: OnEvent | None) -> None:
         self.process = process
@@ -49,12 +49,12 @@ class RunningServer:
 
     @property
     def url(self) -> str:
-        """Where it answers, like http://127.0.0.1:41234."""
+        """Its address, like http://127.0.0.1:41234."""
         assert self.ready is not None, "the server is not ready"
         return self.ready.url
 
     def wait_ready(self, timeout: float) -> None:
-        """Wait until requests are answered. Raises what kept the server from starting."""
+        """Wait until the server is ready. Raises the error that kept it from starting."""
         try:
             failure = self._outcome.get(timeout=timeout)
         except queue.Empty:
@@ -66,7 +66,7 @@ class RunningServer:
             raise failure
 
     def stop(self, timeout: float = 60.0) -> int:
-        """End it in order, as SIGTERM does; returns its exit code."""
+        """Shut it down with SIGTERM; returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -76,7 +76,7 @@ class RunningServer:
             return self.process.wait()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         self.process.kill()
 
     def __enter__(self) -> RunningServer:
@@ -89,24 +89,24 @@ class RunningServer:
         self._socket.close()
 
     def _listen(self) -> None:
-        """Read what the server tells until it ends."""
-        told_outcome = False
+        """Read reports until the server ends."""
+        has_outcome = False
         with self._socket.makefile("rb") as lines:
             for line in lines:
-                told = msgspec.json.decode(line, type=_Told)
-                if told.event is not None:
-                    if told.event.kind == "ready":
-                        self.ready = told.event
-                    self.events.append(told.event)
+                report = msgspec.json.decode(line, type=_Report)
+                if report.event is not None:
+                    if report.event.kind == "ready":
+                        self.ready = report.event
+                    self.events.append(report.event)
                     if self._on_event is not None:
-                        self._on_event(told.event)
-                    if told.event.kind == "ready":
-                        told_outcome = True
+                        self._on_event(report.event)
+                    if report.event.kind == "ready":
+                        has_outcome = True
                         self._outcome.put(None)
-                elif told.failure is not None:
-                    told_outcome = True
-                    self._outcome.put(rebuilt(told.failure))
-        if not told_outcome:
+                elif report.failure is not None:
+                    has_outcome = True
+                    self._outcome.put(decode_error(report.failure))
+        if not has_outcome:
             hint = "Its own last lines are above."
             self._outcome.put(error("engine_start", reason="the server's process ended", hint=hint))
 
@@ -120,9 +120,9 @@ def start_in_background(
     on_event  is called in a thread with the server's events.
     Raises what ``launch.serve`` raises. The server ends when this process does.
     """
-    settled = checked({"port": 0} | dict(args), server=True)
+    checked_args = checked({"port": 0} | dict(args), server=True)
     ours, theirs = socket.socketpair()
-    # Whoever starts it uses it, too, and knows only the keys that ``args`` name.
+    # The caller, who uses the server too, knows only the keys in ``args``.
     environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
     with theirs:
         process = subprocess.Popen(
@@ -133,7 +133,7 @@ def start_in_background(
             stdout=2,
             process_group=0,
         )
-    ours.sendall(msgspec.json.encode(settled) + b"\n")
+    ours.sendall(msgspec.json.encode(checked_args) + b"\n")
     server = RunningServer(process, ours, on_event)
     server.wait_ready(timeout)
     return server
@@ -145,25 +145,25 @@ def main() -> None:
     peer = socket.socket(fileno=int(sys.argv[1]))
     with peer.makefile("rb") as lines:
         args = msgspec.json.decode(lines.readline())
-    on_hangup(peer, _follow_starter)
+    call_on_hangup(peer, _stop_with_parent)
     from aiakq.server.launch import serve
 
-    def tell(told: _Told) -> None:
+    def send(report: _Report) -> None:
         try:
-            peer.sendall(msgspec.json.encode(told) + b"\n")
-        except OSError:  # the starter is gone; the hang-up ends us
+            peer.sendall(msgspec.json.encode(report) + b"\n")
+        except OSError:  # the parent is gone; the hang-up ends this process
             pass
 
     try:
-        code = serve(args, lambda event: tell(_Told(event=event)))
+        code = serve(args, lambda event: send(_Report(event=event)))
     except AiakqError as failure:
-        tell(_Told(failure=failed(failure)))
+        send(_Report(failure=encode_error(failure)))
         code = failure.exit_code
     sys.exit(code)
 
 
-def _follow_starter() -> None:
-    """End in order, without making anybody wait for a drain."""
+def _stop_with_parent() -> None:
+    """Shut down in order; a second signal cuts the drain short."""
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(1.0)
     os.kill(os.getpid(), signal.SIGTERM)

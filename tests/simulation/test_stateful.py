@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from model import ENDS, VOCAB, Alone, Died, Fault, PagedModel
+from model import ENDS, VOCAB, Alone, Died, Fault, PagedExecutor
 from sizes import Setup
 from world import World
 
@@ -22,9 +22,9 @@ from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import OutputProcessor
 from aiakq.runtime.text.tokenizer import NoTokenizer
-from aiakq.server.api.request_manager import GenerationTable, QueueLimits
-from aiakq.server.api.request_stream import Generation, Prompt
 from aiakq.server.process.ipc import Cancel, Reset, Submit, ToEngine
+from aiakq.server.process.request_manager import QueueLimits, RequestManager
+from aiakq.server.process.request_stream import Prompt, RequestDeltas, RequestStream
 from aiakq.server.telemetry.metrics import Metrics
 
 #: A few tokens, so that prompts begin alike.
@@ -97,27 +97,29 @@ class EngineMachine(RuleBasedStateMachine):
 
 @dataclass(eq=False)
 class Reader:
-    """Who reads a generation, and what has arrived: per choice its tokens and how it ended."""
+    """The reader of a stream, and what it has received: per choice its tokens and how it ended."""
 
-    generation: Generation
-    news: object
+    stream: RequestStream
+    deltas: object
     got: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     ends: dict[tuple[int, int], str] = field(default_factory=dict)
     failure: AiakqError | None = None
     done: bool = False
 
 
-class TableMachine(RuleBasedStateMachine):
+class ManagerMachine(RuleBasedStateMachine):
     """The server's queue in front of an engine that dies and comes back: readers come, read, stall and leave."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.limits = ModelLimits(VOCAB, 24, 1 << 20, by_priority=True)
-        queue = QueueLimits(batch=4, sequences=6, tokens=60, wait_seconds=50, request_seconds=100)
+        queue = QueueLimits(
+            max_running=4, max_waiting=6, max_waiting_tokens=60, max_wait_seconds=50, max_request_seconds=100
+        )
         self.metrics = Metrics("m", 24, {"block_size": "4"})
         self.processor = OutputProcessor(NoTokenizer(), self.limits)
-        self.table = GenerationTable(self.processor, self.limits, self.metrics, queue)
+        self.manager = RequestManager(self.processor, self.limits, self.metrics, queue)
         self.readers: list[Reader] = []
         self.inbox: Inbox = []
         self.number = 0
@@ -143,18 +145,18 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.engine is None)
     @rule(ahead=st.booleans())
     def engine_starts(self, ahead=False):
-        self.model = PagedModel(14, 4)
+        self.model = PagedExecutor(14, 4)
         scheduler = Scheduler(PagePool(14, 4), SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16))
-        self.engine = Engine(self.model, scheduler, self.limits, {}, ahead)
+        self.engine = Engine(self.model, scheduler, self.limits, {}, 2 if ahead else 1)
         self.inbox = []
-        self.table.on_engine_ready(self.hear, self.limits)
+        self.manager.on_engine_ready(self.hear, self.limits)
 
     @precondition(lambda self: self.engine is not None)
     @rule(replay=st.sampled_from([True, True, True, False]), again=st.booleans())
     def engine_ends(self, replay, again=False):
         self.engine = None
         gone = error("engine_restarted", reason="it was ended by SIGKILL")
-        self.table.on_engine_end(gone, error("engine_restarting", reason="it was ended by SIGKILL"), replay=replay)
+        self.manager.on_engine_end(gone, error("engine_restarting", reason="it was ended by SIGKILL"), replay=replay)
         if again:
             self.engine_starts()
 
@@ -176,7 +178,7 @@ class TableMachine(RuleBasedStateMachine):
             self.engine_ends(True)
             return
         self.engine.check()
-        self.table.on_step(output)
+        self.manager.on_step(output)
 
     def hear(self, record: ToEngine) -> None:
         """As the engine's process takes what it is sent."""
@@ -203,11 +205,11 @@ class TableMachine(RuleBasedStateMachine):
         self.number += 1
         given = [Prompt(None, prompt) for prompt in prompts]
         try:
-            generation = self.table.start(f"q{self.number}", given, params, self.now, whole)
+            stream = self.manager.start(f"q{self.number}", given, params, self.now, final_only=whole)
         except AiakqError as refusal:
             assert refusal.id == ("overloaded" if self.engine is not None else "engine_restarting")
             return
-        self.readers.append(Reader(generation, aiter(generation)))
+        self.readers.append(Reader(stream, aiter(stream)))
 
     @precondition(lambda self: self.readers)
     @rule(data=st.data())
@@ -215,45 +217,44 @@ class TableMachine(RuleBasedStateMachine):
         self.read(data.draw(st.sampled_from(self.readers)))
 
     def read(self, reader: Reader) -> None:
-        """Take what has arrived for a reader."""
-        news = None
-        while not reader.done and news != []:
+        """Read everything that has arrived for a reader."""
+        deltas = None
+        while not reader.done and deltas != []:
             try:
-                news = self.loop.run_until_complete(self.next_of(reader))
+                deltas = self.loop.run_until_complete(self.next_of(reader))
             except StopAsyncIteration:
                 reader.done = True
             except AiakqError as failure:
                 reader.done, reader.failure = True, failure
             else:
-                self.take(reader, news)
+                self.take(reader, deltas)
                 continue
-            reader.generation.close()
+            reader.stream.close()
             self.check_answer(reader)
 
     async def next_of(self, reader: Reader) -> list:
-        """The next news; none if it was woken for what it does not want to see yet."""
-        task = asyncio.ensure_future(anext(reader.news))
+        """The next output; none if the stream was woken but has nothing to return yet."""
+        task = asyncio.ensure_future(anext(reader.deltas))
         for _ in range(3):
             await asyncio.sleep(0)
         if task.done():
             return task.result()
         task.cancel()
         await asyncio.wait([task])
-        reader.news = aiter(reader.generation)
+        reader.deltas = aiter(reader.stream)
         return []
 
-    def take(self, reader: Reader, news: list) -> None:
-        for prompt_index, delta in news:
+    def take(self, reader: Reader, deltas: RequestDeltas) -> None:
+        for prompt_index, delta in deltas:
             key = prompt_index, delta.index
-            assert key not in reader.ends, "news after the end"
+            assert key not in reader.ends, "output after the end"
             reader.got.setdefault(key, []).extend(delta.token_ids)
             if delta.finish_reason is not None:
                 reader.ends[key] = delta.finish_reason
 
     def check_answer(self, reader: Reader) -> None:
-        generation = reader.generation
-        params = generation.params
-        for prompt_index, prompt in enumerate(generation.prompts):
+        params = reader.stream.params
+        for prompt_index, prompt in enumerate(reader.stream.prompts):
             alone = [self.alone(prompt.token_ids, params, index) for index in range(params.num_sequences)]
             for index in range(params.n):
                 found = reader.got.get((prompt_index, index), [])
@@ -274,46 +275,46 @@ class TableMachine(RuleBasedStateMachine):
     def something_happens(self, data, what):
         if what == "leaves":
             reader = data.draw(st.sampled_from(self.readers))
-            reader.generation.close()
+            reader.stream.close()
             reader.done = True
         elif what == "operator":
             ids = data.draw(st.sampled_from([["q1"], ["q2", "q3"], ["unknown"]]))
-            self.table.abort(ids, error("aborted"))
-            self.table.reset_prefix_cache()
+            self.manager.abort(ids, error("aborted"))
+            self.manager.reset_prefix_cache()
         else:
             self.now += 60.0 if what == "much later" else 1.0
-            self.table.expire(self.now)
+            self.manager.expire(self.now)
 
     # --- what must hold
 
     @invariant()
     def counts_are_exact(self):
-        table = self.table
-        sequences = [one for part in table._parts.values() for one in part.sequences.values()]
-        assert table.busy == sum(not one.finished for one in sequences)
+        manager = self.manager
+        sequences = [one for part in manager._prompts.values() for one in part.sequences.values()]
+        assert manager.num_unfinished == sum(not one.finished for one in sequences)
         waiting = [one for one in sequences if not one.scheduled]
-        assert table._waiting == len(waiting)
-        assert table._waiting_tokens == sum(one.prompt_tokens for one in waiting)
-        assert table._part_of.keys() == {id for part in table._parts.values() for id in part.sequences}
-        unfinished = {id for part in table._parts.values() for id, one in part.sequences.items() if not one.finished}
+        assert manager._num_waiting == len(waiting)
+        assert manager._num_waiting_tokens == sum(one.num_prompt_tokens for one in waiting)
+        assert manager._prompt_of_sequence.keys() == {id for part in manager._prompts.values() for id in part.sequences}
+        unfinished = {
+            id for part in manager._prompts.values() for id, one in part.sequences.items() if not one.finished
+        }
         assert self.processor._streams.keys() == unfinished
         if self.engine is None:
-            assert not sequences, "who waits for an engine is in nobody's batch"
+            assert not sequences, "while there is no engine, no sequence is registered"
         else:
             sent = {one.request_id for one in self.inbox if not isinstance(one, (Abort, ResetPrefixCache))}
             stopped = {one.request_id for one in self.inbox if isinstance(one, Abort)}
             assert unfinished == (self.engine._sequences.keys() | sent) - stopped
-        generations = set(table._generations)
-        assert all(
-            reader.done or reader.generation in generations or reader.generation._failure for reader in self.readers
-        )
+        streams = set(manager._streams)
+        assert all(reader.done or reader.stream in streams or reader.stream.failure for reader in self.readers)
 
 
 @pytest.mark.parametrize("steps, complete", [(2, False), (9, True)])
 @pytest.mark.parametrize("whole", [False, True])
-def test_news_that_are_unread_when_the_engine_ends(steps, complete, whole):
-    """A reader that had been woken took the news that were taken back for an answer of no tokens."""
-    machine = TableMachine()
+def test_output_that_is_unread_when_the_engine_ends(steps, complete, whole):
+    """Regression: a reader that had been woken took output that was discarded for an empty answer."""
+    machine = ManagerMachine()
     machine.ask([[ENDS, ENDS + 1]], n=1, more=0, max_tokens=4, whole=whole)
     machine.steps(steps, None)
     machine.engine_ends(replay=True)
@@ -327,5 +328,5 @@ def test_news_that_are_unread_when_the_engine_ends(steps, complete, whole):
 # The same search in every run: what it finds, it finds for everybody.
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None, derandomize=True)
-TestTable = TableMachine.TestCase
-TestTable.settings = settings(max_examples=200, stateful_step_count=50, deadline=None, derandomize=True)
+TestManager = ManagerMachine.TestCase
+TestManager.settings = settings(max_examples=200, stateful_step_count=50, deadline=None, derandomize=True)

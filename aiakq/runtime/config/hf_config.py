@@ -38,11 +38,11 @@ def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     if args["hf_config_path"]:
         folder = resolve_model(args["hf_config_path"], None, args["download_dir"], weights="none")
     raw = read_config(folder, "config.json")
-    overrides = dict(args["hf_overrides"] or {})
+    replaced = dict(args["hf_overrides"] or {})
     # Configs of transformers 5 keep rotary settings elsewhere: these two have to find their place in either kind.
-    scaling = args["rope_scaling"] or overrides.pop("rope_scaling", None)
-    theta = args["rope_theta"] or overrides.pop("rope_theta", None)
-    raw |= overrides
+    scaling = args["rope_scaling"] or replaced.pop("rope_scaling", None)
+    theta = args["rope_theta"] or replaced.pop("rope_theta", None)
+    raw |= replaced
     if scaling is None and theta is None:
         return raw
     option, value = ("--rope-theta", theta) if scaling is None else ("--rope-scaling", scaling)

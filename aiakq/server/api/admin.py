@@ -1,31 +1,64 @@
-"""Routes for the operator, off unless --enable-admin-routes is given."""
+"""Routes for the operator, with --enable-admin-routes."""
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
+import msgspec
+from pydantic import Field
+from starlette.requests import Request
 from starlette.responses import Response
 
 from aiakq.errors import error
-from aiakq.server.api.parsing import parse
-from aiakq.server.api.protocol import AbortRequest
+from aiakq.server.api.request_model import FailFastList, RequestModel, parse_body
+from aiakq.server.api.routes import UNAVAILABLE, Route
 from aiakq.server.api.service import Service
 from aiakq.server.http.body import read_body
-from aiakq.server.http.streaming import JSONAnswer
+from aiakq.server.http.responses import JSONResponse
 
 
-def add_admin_routes(app: FastAPI, service: Service) -> None:
-    """Add them to ``app``."""
+class AbortRequest(RequestModel):
+    """The body of POST /abort_requests."""
 
-    @app.post("/abort_requests")
-    async def abort_requests(request: Request) -> Response:
-        """Stop the requests whose ids are given, or all; says how many there were. Their clients get an error."""
-        body = await read_body(request, service.body_limit)
-        asked = parse(AbortRequest, body) if body else AbortRequest()
-        return JSONAnswer({"aborted": service.table.abort(asked.request_ids, error("aborted"))})
+    request_ids: FailFastList[str] | None = Field(None, description="Ids of responses, like cmpl-...; all if absent.")
 
-    @app.post("/reset_prefix_cache")
-    async def reset_prefix_cache() -> Response:
-        """Let no later prompt reuse what was computed for earlier ones."""
-        service.check_open()
-        service.table.reset_prefix_cache()
-        return Response()
+
+class AbortResponse(msgspec.Struct):
+    """How many requests were aborted."""
+
+    aborted: int
+
+
+async def abort_requests(service: Service, request: Request) -> Response:
+    """Abort the requests with the given ids, or all; their clients get an error. Returns how many there were."""
+    body = await read_body(request, service.max_body_bytes)
+    given = parse_body(AbortRequest, body) if body else AbortRequest(request_ids=None)
+    return JSONResponse(AbortResponse(service.manager.abort(given.request_ids, error("aborted"))))
+
+
+async def reset_prefix_cache(service: Service, request: Request) -> Response:
+    """Empty the prefix cache: later prompts reuse nothing that was computed before."""
+    service.check_available()
+    service.manager.reset_prefix_cache()
+    return Response()
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/abort_requests",
+        abort_requests,
+        "admin",
+        request=(AbortRequest,),
+        body_required=False,
+        response=AbortResponse,
+        description="How many there were.",
+        enabled_by="enable_admin_routes",
+    ),
+    Route(
+        "POST",
+        "/reset_prefix_cache",
+        reset_prefix_cache,
+        "admin",
+        errors=UNAVAILABLE,
+        enabled_by="enable_admin_routes",
+    ),
+)

@@ -1,65 +1,219 @@
-"""The shape of /v1/chat/completions: messages, or pieces of them."""
+"""POST /v1/chat/completions."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
+import msgspec
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob
-from aiakq.server.api.protocol import ChatRequest
-from aiakq.server.api.responses import Answer, ChoiceState, by_rank, finite, plain_prompt_logprobs
+from aiakq.server.api.conversation import ConversationFields
+from aiakq.server.api.generation import generate
+from aiakq.server.api.openai import (
+    ChoiceState,
+    Chunk,
+    FinishReason,
+    GenerationRequest,
+    OpenAIResponseBuilder,
+    PromptLogprobs,
+    Response,
+    finite,
+    top_by_rank,
+)
+from aiakq.server.api.request_model import LIMITED_BY
+from aiakq.server.api.routes import GENERATION, TOKENIZATION, UNAVAILABLE, Route
+from aiakq.server.api.service import Service
+from aiakq.server.process.request_stream import Prompt
 
 
-class ChatAnswer(Answer):
-    """Answers of /v1/chat/completions."""
+class ChatCompletionRequest(GenerationRequest, ConversationFields):
+    """The body of POST /v1/chat/completions. ``logprobs`` and ``top_logprobs`` are OpenAI's form of ``logprobs``."""
+
+    logprobs: bool | None = Field(None, description="Return the log-probability of every token.")
+    top_logprobs: Annotated[int, Field(json_schema_extra={LIMITED_BY: "logprobs"})] | None = Field(
+        None, description="Return this many of the most likely tokens per position; needs logprobs=true."
+    )
+    max_completion_tokens: Annotated[int, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
+        None, description="The newer name of max_tokens, which it overrides."
+    )
+
+    def check_combinations(self) -> None:
+        super().check_combinations()
+        if self.top_logprobs is not None and self.top_logprobs != 0 and not self.logprobs:
+            raise error("unsupported_parameter", param="top_logprobs", reason="it needs logprobs=true")
+
+    def sampling_values(self) -> dict[str, Any]:
+        """Without a limit the text may fill the context, as chat clients expect."""
+        values = super().sampling_values()
+        values["max_tokens"] = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        values["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
+        return values
+
+    def rename_param(self, failure: AiakqError) -> AiakqError:
+        names = {"logprobs": "top_logprobs", "prompt": "messages"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        if failure.param not in names:
+            return failure
+        return error(failure.id, **failure.fields | {"param": names[failure.param]})
+
+    async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
+        # The template writes special tokens itself.
+        add_special_tokens = bool(self.add_special_tokens)
+        return [await service.tokenize_chat(self.conversation(), self.template_kwargs(), add_special_tokens)]
+
+
+class TopLogprob(msgspec.Struct):
+    """One of the most likely tokens at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    """A generated token and exactly ``top_logprobs`` alternatives."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """The log-probabilities of a message."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class ResponseMessage(msgspec.Struct):
+    """A generated message."""
+
+    role: str
+    content: str
+    refusal: None = None
+
+
+class MessageDelta(msgspec.Struct, kw_only=True):
+    """What was added to a message; ``role`` comes with the first chunk."""
+
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    content: str
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One generated message."""
+
+    index: int
+    message: ResponseMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | None | msgspec.UnsetType = msgspec.UNSET
+    sentence_length: int
+    cum_log_probs: float
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    """What was added to a message and its choice."""
+
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    sentence_length: int | msgspec.UnsetType = msgspec.UNSET
+    cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletionResponse(Response[ChatChoice], kw_only=True):
+    """The whole response."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class ChatCompletionChunk(Chunk[ChatChunkChoice], kw_only=True):
+    """One event of a stream."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class ChatResponseBuilder(OpenAIResponseBuilder):
+    """Builds responses of /v1/chat/completions."""
 
     id_prefix = "chatcmpl-"
-    object_name = "chat.completion"
-    chunk_name = "chat.completion.chunk"
-    request: ChatRequest
+    request: ChatCompletionRequest
+    response_type = ChatCompletionResponse
+    chunk_type = ChatCompletionChunk
 
-    def choice(self, state: ChoiceState, news: Delta) -> dict[str, Any]:
-        message = {"role": self.service.response_role, "content": news.text, "refusal": None}
-        entry = self._entry(state, news, "message", message)
-        if self.request.prompt_logprobs is not None:
-            entry["prompt_logprobs"] = plain_prompt_logprobs(news.prompt_logprobs)
-        return entry
+    def choice(self, state: ChoiceState, output: Delta, totals: Mapping[str, Any]) -> ChatChoice:
+        message = ResponseMessage(self.service.model.response_role, output.text)
+        fields = self._fields(state, output)
+        return ChatChoice(message=message, **fields, prompt_logprobs=self.prompt_logprobs(output), **totals)
 
-    def chunk_choices(self, state: ChoiceState, news: Delta) -> list[dict[str, Any]]:
-        entries = []
+    def chunk_choices(self, state: ChoiceState, delta: Delta, totals: Mapping[str, Any]) -> list[ChatChunkChoice]:
+        choices = []
         if not state.started:
-            opening = {"role": self.service.response_role, "content": ""}
-            entries.append({"index": state.index, "delta": opening, "logprobs": None, "finish_reason": None})
-        entries.append(self._entry(state, news, "delta", {"content": news.text}))
-        return entries
+            opening = MessageDelta(role=self.service.model.response_role, content="")
+            choices.append(ChatChunkChoice(index=state.index, delta=opening, logprobs=None, finish_reason=None))
+        fields = self._fields(state, delta)
+        return [*choices, ChatChunkChoice(delta=MessageDelta(content=delta.text), **fields, **totals)]
 
-    def _entry(self, state: ChoiceState, news: Delta, key: str, message: dict[str, Any]) -> dict[str, Any]:
+    def _fields(self, state: ChoiceState, delta: Delta) -> dict[str, Any]:
+        """What a choice and a chunk of one have in common."""
         first, state.started = not state.started, True
-        entry: dict[str, Any] = {
+        return {
             "index": state.index,
-            key: message,
-            "logprobs": self._logprobs(news),
-            "finish_reason": news.finish_reason,
-            "stop_reason": news.stop_reason,
+            "logprobs": self._logprobs(delta),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+            **self.token_ids(state, delta, first),
         }
-        if self.with_token_ids:
-            entry["token_ids"] = news.token_ids
-            if first:
-                entry["prompt_token_ids"] = state.prompt.token_ids
-        return entry
 
-    def _logprobs(self, news: Delta) -> dict[str, Any] | None:
-        """Per token its own log-probability and exactly ``top_logprobs`` alternatives; None unless asked for."""
+    def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
         if not self.request.logprobs:
             return None
         content = []
-        for token_id, position in zip(news.token_ids, news.logprobs or [], strict=True):
-            entry = self._token(token_id, position[token_id])
-            best = by_rank(position, self.request.top_logprobs or 0)
-            entry["top_logprobs"] = [self._token(token, logprob) for token, logprob in best]
-            content.append(entry)
-        return {"content": content, "refusal": None}
+        for token_id, position in zip(delta.token_ids, delta.logprobs or [], strict=True):
+            best = top_by_rank(position, self.request.top_logprobs or 0)
+            top_logprobs = [TopLogprob(*self._token(token, logprob)) for token, logprob in best]
+            content.append(TokenLogprob(*self._token(token_id, position[token_id]), top_logprobs))
+        return ChatLogprobs(content)
 
-    def _token(self, token_id: int, logprob: Logprob) -> dict[str, Any]:
+    def _token(self, token_id: int, logprob: Logprob) -> tuple[str, float, list[int]]:
+        """Text, log-probability and bytes of a token."""
         text = self.token_text(token_id, logprob)
-        return {"token": text, "logprob": finite(logprob.logprob), "bytes": list(text.encode())}
+        return text, finite(logprob.logprob), list(text.encode())
+
+
+async def chat_completions(service: Service, request: Request) -> HttpResponse:
+    """Answer a conversation, in the model's chat template. Messages hold text only."""
+    return await generate(service, request, ChatCompletionRequest, ChatResponseBuilder)
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        chat_completions,
+        "generation",
+        request=(ChatCompletionRequest,),
+        response=ChatCompletionResponse,
+        description="The messages; with stream=true as server-sent events, the last of which is [DONE].",
+        streams=True,
+        errors=(*TOKENIZATION, *UNAVAILABLE, *GENERATION),
+        generates=True,
+    ),
+)

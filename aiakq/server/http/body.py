@@ -1,7 +1,7 @@
-"""Request bodies before they are parsed: read with a limit, plain, JSON, and of a shape that is cheap to parse.
+"""Reads request bodies, with limits on size and structure, before they are parsed.
 
-JSON lets one object name a key twice, and readers differ in which they take: something in front of this server may
-have checked the other one. So such a body is refused.
+JSON allows an object to contain a key twice, and parsers differ in which value they use: a gateway in front of this
+server may have checked the other one. So such a body is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiakq.errors import error
 
 MAX_DEPTH = 64
 MAX_KEYS = 10_000
-#: A string, ended or not, so that it is gone through once: what is no JSON must not take longer.
+#: A string, terminated or not. Possessive quantifiers keep matching linear for malformed input, too.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.?+)*+(?:"|\Z)', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -27,8 +27,8 @@ _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body of a JSON request.
 
-    Raises request_too_large (before reading it, where its length is announced), unsupported_encoding,
-    unsupported_media_type, and what ``check_shape`` raises.
+    Raises request_too_large (before reading, if content-length says so), unsupported_encoding,
+    unsupported_media_type, and what ``check_structure`` raises.
     """
     if request.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
         raise error("unsupported_encoding")
@@ -39,46 +39,46 @@ async def read_body(request: Request, limit: int) -> bytes:
     if announced.isdecimal() and int(announced) > limit:
         raise error("request_too_large", limit=limit)
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
+    async for chunk in request.stream():
+        body += chunk
         if len(body) > limit:
             raise error("request_too_large", limit=limit)
-    check_shape(body)
+    check_structure(body)
     return bytes(body)
 
 
-def check_shape(body: bytes | bytearray) -> None:
-    """Raise ``invalid_json`` for too much depth, too many keys or lists; ``duplicate_key`` for a key named twice.
+def check_structure(body: bytes | bytearray) -> None:
+    """Raise ``invalid_json`` for too deep nesting or too many keys, ``duplicate_key`` for a key that occurs twice.
 
-    What is no JSON at all is left to the parser, which says more about it.
+    Malformed JSON is left to the parser, whose message is more precise.
     """
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         _check_brackets(_STRING.sub(b"", body).translate(None, _NOT_BRACKETS))
-    keys = 0
+    num_keys = 0
 
-    def unique(pairs: list[tuple[str, Any]]) -> None:
-        nonlocal keys
-        keys += len(pairs)
-        if keys > MAX_KEYS:
+    def check_keys(pairs: list[tuple[str, Any]]) -> None:
+        nonlocal num_keys
+        num_keys += len(pairs)
+        if num_keys > MAX_KEYS:
             raise error("invalid_json", reason=f"it has more than {MAX_KEYS} keys")
         if len(pairs) > 1 and len({key for key, _ in pairs}) < len(pairs):
-            name = _twice(key for key, _ in pairs)[:64]
+            name = _first_duplicate(key for key, _ in pairs)[:64]
             raise error("duplicate_key", param=name.encode(errors="replace").decode())
 
     try:
-        json.loads(body, object_pairs_hook=unique)
+        json.loads(body, object_pairs_hook=check_keys)
     except (ValueError, RecursionError):
         return
 
 
 def _check_brackets(brackets: bytes | bytearray) -> None:
-    """Raise ``invalid_json`` for too many or too deep ones; ``brackets`` are all that are in no string."""
+    """Raise ``invalid_json`` for too many or too deeply nested brackets; ``brackets`` are all outside strings."""
     if len(brackets) > 2 * MAX_KEYS:
         raise error("invalid_json", reason=f"it has more than {MAX_KEYS} lists and objects")
     if max(itertools.accumulate(_STEPS[bracket] for bracket in brackets), default=0) > MAX_DEPTH:
         raise error("invalid_json", reason=f"it is nested deeper than {MAX_DEPTH} levels")
 
 
-def _twice(names: Iterable[str]) -> str:
+def _first_duplicate(names: Iterable[str]) -> str:
     seen: set[str] = set()
     return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]

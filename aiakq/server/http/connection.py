@@ -1,7 +1,7 @@
-"""One connection: HTTP/1.1 by uvicorn and h11, with the bounds on size, number and time that neither of them has.
+"""One connection: HTTP/1.1 by uvicorn and h11, with limits on size, number and time that neither of them has.
 
-``GuardedConnection`` is the protocol class uvicorn makes for each connection; ``StrictParser`` is the h11 parser in it.
-Times are checked by ``sweep``, which the server calls five times per second.
+uvicorn creates a ``GuardedConnection`` per connection; its h11 parser is a ``StrictParser``. Timeouts are checked by
+``sweep``, which the server calls five times per second.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aiakq.errors import AiakqError, error
 
-#: Seconds a refused client gets to read the answer before the connection is cut.
+#: Seconds a refused client gets to read the response before the connection is closed.
 LINGER_SECONDS = 2.0
-#: Bytes that are still taken from it meanwhile.
+#: Bytes that are still read from it meanwhile.
 MAX_DISCARDED = 64 << 10
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
-#: A line end without its carriage return, or a header that goes on in the next line: servers differ in reading them.
+#: A bare line feed, or a header continued on the next line: servers differ in how they read these.
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
 
 
 @dataclass
 class Limits:
-    """What one connection may cost, and how many there may be. ``open`` counts them by address."""
+    """Limits per connection, and on the number of connections. ``open`` counts them by address."""
 
     connections: int
     per_address: int
@@ -46,7 +46,7 @@ class Limits:
     open: Counter[str] = field(default_factory=Counter)
 
     def refusal(self, address: str) -> AiakqError | None:
-        """Why one more connection from ``address`` cannot be had."""
+        """The error for one more connection from ``address``; None if it is allowed."""
         if self.open.total() >= self.connections:
             return error("too_many_connections", limit=self.connections, scope="are taken")
         if self.open[address] >= self.per_address:
@@ -55,11 +55,11 @@ class Limits:
 
 
 class StrictParser(h11.Connection):
-    """h11 with bounds on headers and chunks, and without leniency where servers disagree on where a request ends.
+    """h11 with limits on headers and chunks, and strict where servers disagree on where a request ends.
 
-    refusal   why ``next_event`` raised RemoteProtocolError.
-    requests  heads read so far.
-    state     what the next request finds in ``request.state``; ``arrived``, as of ``time.monotonic``, is put there.
+    refusal       why ``next_event`` raised RemoteProtocolError.
+    num_requests  request heads read so far.
+    state         becomes ``request.state`` of the next request. ``arrival_time``, on ``time.monotonic``, is set in it.
     """
 
     def __init__(self, limits: Limits, state: dict[str, Any]) -> None:
@@ -67,27 +67,27 @@ class StrictParser(h11.Connection):
         self.limits = limits
         self.state = state
         self.refusal: AiakqError | None = None
-        self.requests = 0
-        self._head = bytearray()  # what came since the last request, up to the end of the next one's head
-        self._chunks = 0
+        self.num_requests = 0
+        self._head = bytearray()  # bytes since the last request, up to the end of the next head
+        self._num_chunks = 0
 
     @property
-    def waits_for_head(self) -> bool:
+    def is_idle(self) -> bool:
         return self.their_state is h11.IDLE
 
     @property
-    def has_begun_head(self) -> bool:
-        return self.waits_for_head and bool(self._head)
+    def has_partial_head(self) -> bool:
+        return self.is_idle and bool(self._head)
 
     def receive_data(self, data: bytes) -> None:
-        if self.waits_for_head:
+        if self.is_idle:
             self._head += data
         super().receive_data(data)
 
     def start_next_cycle(self) -> None:
         super().start_next_cycle()
         self._head = bytearray(self.trailing_data[0])
-        self._chunks = 0
+        self._num_chunks = 0
 
     def next_event(self) -> Any:
         try:
@@ -96,12 +96,12 @@ class StrictParser(h11.Connection):
             self.refusal = self._too_large() if failure.error_status_hint == 431 else _invalid(str(failure))
             raise
         if isinstance(event, h11.Request):
-            self.requests += 1
-            self.state["arrived"] = time.monotonic()
+            self.num_requests += 1
+            self.state["arrival_time"] = time.monotonic()
             self._check_head(event)
         elif isinstance(event, h11.Data) and event.chunk_start:
-            self._chunks += 1
-            if self._chunks > self.limits.chunks:
+            self._num_chunks += 1
+            if self._num_chunks > self.limits.chunks:
                 self._refuse(_invalid(f"its body is cut into more than {self.limits.chunks} chunks"))
         return event
 
@@ -137,14 +137,14 @@ class GuardedConnection(H11Protocol):
         self.limits = limits
         self.conn = StrictParser(limits, self.app_state)
         self._address: str | None = None
-        self._lingers = False
+        self._lingering = False
         self._discarded = 0
         self._phase: tuple[str, int] = ("head", 0)
         self._since = self.loop.time()
         self._unsent = 0
-        self._progress = self._since
+        self._last_progress = self._since
 
-    # --- what asyncio and uvicorn call
+    # --- called by asyncio and uvicorn
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -162,12 +162,12 @@ class GuardedConnection(H11Protocol):
             if not self.limits.open[self._address]:
                 del self.limits.open[self._address]
             self._address = None
-        # uvicorn leaves its timer running when the client resets the connection, and with it all that hangs on it.
+        # When the client resets the connection, uvicorn leaves its timer running, and all it refers to stays alive.
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._lingers:
+        if self._lingering:
             self._discarded += len(data)
             if self._discarded > MAX_DISCARDED:
                 self.transport.pause_reading()
@@ -180,7 +180,7 @@ class GuardedConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         if self.conn.their_state is h11.SEND_BODY:
-            # Answered before the body was there: what is still to come would only be thrown away.
+            # The response was sent before the body had arrived; the rest of the body would only be discarded.
             self.server_state.total_requests += 1
             self._linger()
         else:
@@ -188,78 +188,78 @@ class GuardedConnection(H11Protocol):
             self._track()
 
     def resume_writing(self) -> None:
-        self._progress = self.loop.time()
+        self._last_progress = self.loop.time()
         super().resume_writing()
 
     def shutdown(self) -> None:
-        if self._lingers:
+        if self._lingering:
             self.transport.abort()
         else:
             super().shutdown()
 
-    # --- time
+    # --- timeouts
 
     def sweep(self, now: float, late: float = 0.0) -> None:
-        """End the connection if it has been waited for too long; ``now`` is on the event loop's clock.
+        """Close the connection if the client has exceeded a timeout; ``now`` is on the event loop's clock.
 
-        late  seconds for which the server did not look at anything: no client is to blame for those.
+        late  seconds for which the event loop was blocked; they do not count against the client.
         """
         self._since += late
-        self._progress += late
+        self._last_progress += late
         self._track()
         limits, waited = self.limits, now - self._since
         if self._is_stalled(now):
             self.transport.abort()
-        elif self._lingers:
+        elif self._lingering:
             if waited > LINGER_SECONDS:
                 self.transport.abort()
         elif self._phase[0] == "head" and waited > limits.header_seconds:
-            self._late("headers", limits.header_seconds, tell=self.conn.has_begun_head)
+            self._time_out("headers", limits.header_seconds, respond=self.conn.has_partial_head)
         elif self._phase[0] == "body" and waited > limits.body_seconds:
-            self._late("body", limits.body_seconds, tell=True)
+            self._time_out("body", limits.body_seconds, respond=True)
         elif self._phase[0] == "idle" and waited > limits.idle_seconds:
             self._linger()
 
     def _track(self) -> None:
-        """Note which part of a request is waited for, and since when."""
-        phase = (self._waits_for(), self.conn.requests)
+        """Update which part of a request the connection waits for, and since when."""
+        phase = (self._current_phase(), self.conn.num_requests)
         if phase != self._phase:
             self._phase, self._since = phase, self.loop.time()
 
-    def _waits_for(self) -> str:
-        if self._lingers:
+    def _current_phase(self) -> str:
+        if self._lingering:
             return "end"
-        if self.conn.waits_for_head:
-            return "idle" if self.conn.requests and not self.conn.has_begun_head else "head"
-        return "body" if self.conn.their_state is h11.SEND_BODY else "answer"
+        if self.conn.is_idle:
+            return "idle" if self.conn.num_requests and not self.conn.has_partial_head else "head"
+        return "body" if self.conn.their_state is h11.SEND_BODY else "response"
 
     def _is_stalled(self, now: float) -> bool:
-        """Whether what is written has not been taken for too long."""
+        """Whether the client has not read what was written for too long."""
         unsent = self.transport.get_write_buffer_size()
         if unsent == 0 or unsent < self._unsent or not (self.flow.write_paused or self.transport.is_closing()):
-            self._progress = now
+            self._last_progress = now
         self._unsent = unsent
-        return now - self._progress > self.limits.write_seconds
+        return now - self._last_progress > self.limits.write_seconds
 
-    # --- the end
+    # --- closing
 
-    def _late(self, part: str, limit: float, *, tell: bool) -> None:
-        if tell:
+    def _time_out(self, part: str, limit: float, *, respond: bool) -> None:
+        if respond:
             self._refuse(error("read_timeout", part=part, limit=limit))
         else:
             self._linger()
 
     def _refuse(self, refusal: AiakqError) -> None:
-        """Answer with an error where that is still possible, and end the connection."""
+        """Respond with an error, if no response has begun, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.write(answer_bytes(refusal))
+            self.transport.write(encode_refusal(refusal))
         self._linger()
 
     def _linger(self) -> None:
-        """Say that nothing more comes, and wait a moment: cutting at once would take the answer from the client."""
-        if self._lingers:
+        """Close the sending side and wait a moment: closing at once would discard the response before it is read."""
+        if self._lingering:
             return
-        self._lingers = True
+        self._lingering = True
         self._track()
         self._unset_keepalive_if_required()
         if self.cycle is not None and not self.cycle.response_complete:
@@ -271,12 +271,12 @@ class GuardedConnection(H11Protocol):
         self.flow.resume_reading()
         try:
             self.transport.write_eof()
-        except OSError:  # the client has cut it in this moment
+        except OSError:  # the client has just closed it
             self.transport.abort()
 
 
-def answer_bytes(refusal: AiakqError) -> bytes:
-    """A whole HTTP answer, for a connection that ends with it."""
+def encode_refusal(refusal: AiakqError) -> bytes:
+    """A complete HTTP response, after which the connection is closed."""
     body = msgspec.json.encode(refusal.body())
     head = [
         f"HTTP/1.1 {refusal.http_status} {HTTPStatus(refusal.http_status).phrase}",

@@ -1,4 +1,4 @@
-"""The HTTP server itself: uvicorn on a bound socket, with TLS, guarded connections, and checks before every route."""
+"""The HTTP server: uvicorn on a bound socket, with TLS, limits per connection, and access control before all routes."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aiakq.errors import AiakqError, error
-from aiakq.server.api.app import RequestIds
-from aiakq.server.http.auth import Keys, OnRefusal, protected
+from aiakq.server.http.auth import Keys, OnRefusal, add_access_control
 from aiakq.server.http.connection import GuardedConnection, Limits
 from aiakq.server.http.listener import BACKLOG
-from aiakq.server.http.streaming import error_answer
+from aiakq.server.http.request_ids import RequestIds
+from aiakq.server.http.responses import error_response, not_ready_response
 
-#: Seconds that answers already written get to leave the machine.
+#: Seconds for responses that are already written to be sent.
 FLUSH_SECONDS = 2
-#: Seconds between two looks at all connections from which on the server is late itself.
+#: If the sweep of all connections is later than this, the event loop was blocked.
 LATE_SECONDS = 0.5
 
 
-class Front:
-    """The application from the first moment on: says that the model is loading until ``app`` is there.
+class Gateway:
+    """The application from the start: answers 503 ``loading`` until ``app`` is set.
 
-    progress    how far loading is; told by /ready.
-    on_refusal  is told what the checks before the routes refuse.
+    progress    how far loading is, for /ready.
+    on_refusal  called with what access control refuses.
     """
 
     def __init__(self) -> None:
@@ -42,13 +42,16 @@ class Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self.app
         if app is None:
-            loading = self.progress() if scope["path"] == "/ready" else None
-            app = error_answer(error("loading"), loading=loading)
+            failure = error("loading")
+            if scope["path"] == "/ready":
+                app = not_ready_response(failure, self.progress())
+            else:
+                app = error_response(failure)
         await app(scope, receive, send)
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without signal handlers of its own: a signal must not close the door before the drain."""
+    """uvicorn without its signal handlers: connections must stay open until running requests are finished."""
 
     def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
         super().__init__(config)
@@ -60,7 +63,7 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on ``sockets``, as uvicorn does, but for a limit on the time of a TLS handshake."""
+        """Listen on ``sockets`` as uvicorn does, with a timeout for TLS handshakes."""
         config, loop = self.config, asyncio.get_running_loop()
 
         def connection() -> asyncio.Protocol:
@@ -77,7 +80,7 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times per second; every other time, end the connections that have been waited for too long."""
+        """Called ten times per second; every other time, close the connections that have timed out."""
         if counter % 2 == 0:
             now = asyncio.get_running_loop().time()
             late = max(0.0, now - self._swept - LATE_SECONDS)
@@ -88,9 +91,9 @@ class HttpServer(uvicorn.Server):
 
 
 def start_http(
-    front: Front, listener: socket.socket, args: Mapping[str, Any], keys: Keys
+    gateway: Gateway, listener: socket.socket, args: Mapping[str, Any], keys: Keys, keyless_paths: frozenset[str]
 ) -> tuple[HttpServer, asyncio.Task[None]]:
-    """Answer on ``listener``. Raises ``bad_option`` when the certificate cannot be used."""
+    """Serve ``gateway`` on ``listener``. Raises ``bad_option`` if the certificate cannot be used."""
     limits = Limits(
         connections=args["max_connections"],
         per_address=args["max_connections_per_address"],
@@ -100,8 +103,12 @@ def start_http(
         write_seconds=args["write_timeout"],
     )
     level = args["uvicorn_log_level"]
+
+    def on_refusal(scope: Scope, refusal: AiakqError) -> None:
+        gateway.on_refusal(scope, refusal)
+
     config = uvicorn.Config(
-        RequestIds(protected(front, args, keys, lambda scope, refusal: front.on_refusal(scope, refusal))),
+        RequestIds(add_access_control(gateway, args, keys, keyless_paths, on_refusal)),
         http=cast(Any, functools.partial(GuardedConnection, limits=limits)),
         ws="none",
         lifespan="off",
@@ -110,7 +117,7 @@ def start_http(
         access_log=level in ("info", "debug"),
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=24 * 3600,  # GuardedConnection has its own
+        timeout_keep_alive=24 * 3600,  # GuardedConnection has its own timeout
         timeout_graceful_shutdown=FLUSH_SECONDS,
         backlog=BACKLOG,
         ssl_keyfile=args["ssl_keyfile"],
@@ -127,7 +134,7 @@ def start_http(
 
 
 def check_tls(args: Mapping[str, Any]) -> None:
-    """Raise ``option_conflict`` for TLS options that would do nothing, or that nobody could connect with."""
+    """Raise ``option_conflict`` for TLS options without effect, or with which no client could connect."""
     hint = "Give --ssl-certfile FILE and --ssl-keyfile FILE."
     if not args["ssl_certfile"]:
         for option in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):

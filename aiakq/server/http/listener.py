@@ -1,4 +1,4 @@
-"""The address a server listens on."""
+"""The socket a server listens on."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _OPEN_FILES = 65536
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ``port_in_use``, or ``bad_option`` for a host that is not of this machine."""
+    """A listening socket. Raises ``port_in_use``, or ``bad_option`` for an address this machine does not have."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # A name like localhost may mean both; clients that try only one try IPv4.
+        # A name like localhost may resolve to both families; clients that try only one try IPv4.
         family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
         listener = socket.socket(family, kind, protocol)
     except OSError as failure:
@@ -25,7 +25,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        # Only listening claims the port against another server that has bound it but still loads.
+        # Binding alone does not claim the port against another server that is still loading; listening does.
         listener.listen(BACKLOG)
     except OSError as failure:
         listener.close()
@@ -62,8 +62,8 @@ def is_loopback(host: str) -> bool:
 
 
 def allow_many_connections() -> None:
-    """Raise the soft limit of open files, often 1024, as far as it may go."""
+    """Raise the soft limit of open files, often 1024, towards the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -1,11 +1,11 @@
-"""Answers that arrive in pieces, and clients that leave before the end."""
+"""Streamed responses, and clients that disconnect before the end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -13,146 +13,98 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.text.output_processor import Delta
-from aiakq.server.api.request_stream import Generation
-from aiakq.server.api.service import Ticket
-from aiakq.server.process.engine_client import as_failure
+from aiakq.server.errors import as_aiakq_error
+from aiakq.server.http.responses import ErrorBody
 
 logger = logging.getLogger("aiakq.server")
 
 Result = TypeVar("Result")
-News = Sequence[tuple[int, Delta]]
 
-#: Pieces must pass proxies at once.
+#: Proxies must pass each event on at once.
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-_DONE = b"data: [DONE]\n\n"
 
 
-class ClientGone(Exception):
-    """The client closed the connection; there is nobody to answer."""
+class ClientDisconnected(Exception):
+    """The client has closed the connection; nobody waits for a response."""
 
 
-class NoAnswer(Response):
-    """For a client that is gone."""
+async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Result:
+    """The result of ``work``, which is cancelled if the client disconnects. Raises ``ClientDisconnected``.
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        return
-
-
-class JSONAnswer(Response):
-    """A JSON body. Not-a-number cannot occur in it: it would be written as null."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return msgspec.json.encode(content)
-
-
-class Chunks(Protocol):
-    """What turns news into the JSON objects of a stream."""
-
-    def chunks(self, news: News) -> list[dict[str, Any]]: ...
-
-    def last_chunks(self) -> list[dict[str, Any]]: ...
-
-    @property
-    def reason(self) -> str: ...
-
-
-def error_answer(
-    failure: AiakqError, headers: Mapping[str, str] | None = None, loading: Mapping[str, Any] | None = None
-) -> JSONAnswer:
-    """The answer for an error; 503 says when to try again. ``loading`` stands beside the error, for /ready."""
-    headers = dict(headers or {})
-    if failure.retry_after is not None:
-        headers["retry-after"] = str(failure.retry_after)
-    body = failure.body() | ({"loading": dict(loading)} if loading is not None else {})
-    return JSONAnswer(body, status_code=failure.http_status, headers=headers)
-
-
-async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of ``work``, which is cancelled if the client leaves first. Raises ``ClientGone``.
-
-    The request's body must have been read.
+    The body of the request must have been read.
     """
     task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_gone(request.receive))
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(request.receive))
     try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientGone
+        raise ClientDisconnected
     finally:
-        await _cancelled(task, watch)
+        await _cancel(task, disconnect)
+
+
+def encode_events(objects: Iterable[Any]) -> bytes:
+    """Server-sent events with one JSON object each."""
+    return b"".join([b"data: " + msgspec.json.encode(each) + b"\n\n" for each in objects])
 
 
 class EventStream(Response):
-    """Server-sent events of one generation. It ends with ``[DONE]`` only if the answer is complete.
+    """A response of server-sent events.
 
-    ``first`` is the first news, already taken, so that everything that fails before it had its own HTTP status.
+    events      encoded events; an exception ends the stream with an event that describes it.
+    error_body  its shape.
+    on_end      called once with how the stream ended: "complete", "error", or "abort" if the client disconnected.
     """
 
     def __init__(
-        self,
-        generation: Generation,
-        first: News,
-        rest: AsyncIterator[News],
-        shaper: Chunks,
-        ticket: Ticket,
+        self, events: AsyncIterator[bytes], error_body: type[ErrorBody], on_end: Callable[[str], None]
     ) -> None:
         super().__init__()
-        self._generation = generation
-        self._first = first
-        self._rest = rest
-        self._shaper = shaper
-        self._ticket = ticket
+        self._events = events
+        self._error_body = error_body
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pump = asyncio.ensure_future(self._pump(send))
-        watch = asyncio.ensure_future(_gone(receive))
+        sender = asyncio.ensure_future(self._send_events(send))
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+        outcome = "error"
         try:
-            await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
-            self._ticket.close(pump.result() if pump.done() else "abort")
+            await asyncio.wait({sender, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            outcome = sender.result() if sender.done() else "abort"
         finally:
-            await _cancelled(pump, watch)
-            self._generation.close()
-            self._ticket.close("error")
+            await _cancel(sender, disconnect)
+            self._on_end(outcome)
 
-    async def _pump(self, send: Send) -> str:
-        """Send everything; returns why the request ended."""
+    async def _send_events(self, send: Send) -> str:
+        """Send all events; returns "complete" or "error"."""
         await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
-        reason = "error"
+        outcome = "error"
         try:
-            await self._send(send, self._shaper.chunks(self._first))
-            async for news in self._rest:
-                await self._send(send, self._shaper.chunks(news))
-            await self._send(send, self._shaper.last_chunks(), _DONE)
-            reason = self._shaper.reason
+            async for body in self._events:
+                if body:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            outcome = "complete"
         except Exception as failure:
             if not isinstance(failure, AiakqError):
                 logger.exception("a stream failed")
-            await self._send(send, [as_failure(failure).body()])
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-        return reason
-
-    async def _send(self, send: Send, chunks: Sequence[Mapping[str, Any]], end: bytes = b"") -> None:
-        body = b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks) + end
-        if body:
+            body = encode_events([self._error_body.from_error(as_aiakq_error(failure))])
             await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return outcome
 
 
-async def _gone(receive: Receive) -> None:
-    """Return when the client has closed the connection."""
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _cancelled(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel what still runs and wait for it; failures of cancelled work are of no interest."""
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel ``tasks`` and wait for them; results and exceptions are ignored."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

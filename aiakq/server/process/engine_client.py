@@ -1,4 +1,4 @@
-"""The HTTP side of the engine process: start it, talk to it, notice when it ends."""
+"""The HTTP process's side of the engine process: start it, exchange records, detect its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
 from aiakq.arguments.server import API_KEY_VARIABLE
-from aiakq.errors import AiakqError, error
+from aiakq.errors import error
 from aiakq.runtime.engine.messages import StepOutput
 from aiakq.server.process.ipc import (
     Configured,
@@ -23,14 +23,14 @@ from aiakq.server.process.ipc import (
     Start,
     Stepped,
     ToEngine,
+    decode_error,
     decode_from_engine,
     frame,
-    rebuilt,
     split,
 )
 from aiakq.system.threads import spin_briefly
 
-#: ``-P`` keeps the current folder off the child's import path: a file there must not stand in for a library.
+#: ``-P`` keeps the current folder off the child's import path, so that no file there can shadow a library.
 _COMMAND = ("-P", "-c", "from aiakq.server.process.engine_process import main; main()")
 _STDERR = 2
 
@@ -51,7 +51,7 @@ class EngineClient:
 
     @classmethod
     async def start(cls, arguments: Mapping[str, Any]) -> EngineClient:
-        """Start the process and send it the engine's arguments. Raises ``engine_start`` if it cannot be started."""
+        """Start the process and send it the engine's arguments. Raises ``engine_start`` if that fails."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
         spin_briefly(environment)
@@ -63,8 +63,8 @@ class EngineClient:
                 pass_fds=(theirs.fileno(),),
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=_STDERR,  # what a library prints there must not mix with our own standard output
-                process_group=0,  # a terminal's Ctrl-C reaches only us; the child follows when the socket closes
+                stdout=_STDERR,  # output of libraries must not mix with our own standard output
+                process_group=0,  # Ctrl-C reaches only the parent; the child ends when the socket closes
             )
         except OSError as failure:
             ours.close()
@@ -81,7 +81,7 @@ class EngineClient:
         return self.process.pid
 
     def send(self, record: ToEngine) -> None:
-        """Queue one record for the engine; nothing happens if the engine is gone."""
+        """Queue one record for the engine. Does nothing if the engine is gone."""
         if not self._writer.is_closing():
             self._writer.write(frame(record))
 
@@ -95,30 +95,30 @@ class EngineClient:
             elif isinstance(record, Ready):
                 return record
             elif isinstance(record, Failed):
-                raise rebuilt(record)
-        reason = await self._how_it_ended()
+                raise decode_error(record)
+        reason = await self._exit_reason()
         raise error("engine_start", reason=reason, hint="Its own last lines are above; often it is too little memory.")
 
     async def steps(self) -> AsyncIterator[StepOutput]:
-        """The output of every step, until the process ends. Then raises ``engine_dead``."""
+        """The output of every step. Raises the engine's error, or ``engine_dead``, when the process ends."""
         async for record in self._records():
             if isinstance(record, Stepped):
                 yield record.output
             elif isinstance(record, Failed):
-                raise rebuilt(record)
-        raise error("engine_dead", reason=await self._how_it_ended())
+                raise decode_error(record)
+        raise error("engine_dead", reason=await self._exit_reason())
 
-    async def stop(self, patience: float = 3.0) -> None:
-        """End the process: close the socket, wait ``patience`` seconds, then kill it."""
+    async def stop(self, timeout: float = 3.0) -> None:
+        """End the process: close the socket, wait ``timeout`` seconds, then kill it."""
         self._writer.close()
         try:
-            await asyncio.wait_for(self.process.wait(), patience)
+            await asyncio.wait_for(self.process.wait(), timeout)
         except TimeoutError:
             self.kill()
             await self.process.wait()
 
     async def abort(self) -> None:
-        """End a process that hangs: it writes the stacks of its threads to standard error first, if it still can."""
+        """End a process that hangs. If it still can, it first writes the stacks of its threads to standard error."""
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGABRT)
         try:
@@ -127,12 +127,12 @@ class EngineClient:
             self.kill()
 
     def kill(self) -> None:
-        """Kill the process at once; nothing happens if it has ended."""
+        """Kill the process. Does nothing if it has ended."""
         if self.process.returncode is None:
             self.process.kill()
 
     async def _records(self) -> AsyncIterator[FromEngine]:
-        """Everything the engine says, until it closes its end."""
+        """All records from the engine, until it closes its end."""
         while True:
             for body in split(self._buffer):
                 yield decode_from_engine(body)
@@ -144,7 +144,7 @@ class EngineClient:
                 return
             self._buffer += data
 
-    async def _how_it_ended(self) -> str:
+    async def _exit_reason(self) -> str:
         try:
             code = await asyncio.wait_for(self.process.wait(), 5.0)
         except TimeoutError:
@@ -156,15 +156,3 @@ class EngineClient:
         except ValueError:
             name = f"signal {-code}"
         return f"it was ended by {name}"
-
-
-def again(failure: AiakqError) -> AiakqError:
-    """A fresh copy to raise: one instance raised for every request would drag all their tracebacks along."""
-    return error(failure.id, **failure.fields)
-
-
-def as_failure(failure: BaseException) -> AiakqError:
-    """Any exception as an AiakqError: itself, or ``request_failed`` without its details."""
-    if isinstance(failure, AiakqError):
-        return failure
-    return error("request_failed", reason="an internal error")

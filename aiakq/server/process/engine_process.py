@@ -1,7 +1,7 @@
-"""The engine's own process: load, then step for as long as the HTTP process lives.
+"""The engine process: load the model, then run steps as long as the HTTP process lives.
 
-Started by ``engine_client`` with the number of an inherited socket as its only argument. The HTTP process coordinates
-everything: signals are ignored here, and a closed socket is the order to end.
+Started by ``engine_client`` with the number of an inherited socket as its only argument. Signals are ignored: the
+process ends when the HTTP process closes the socket.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from aiakq.errors import WORKER, AiakqError, error
+from aiakq.runtime.engine.loop import run
 from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache
 from aiakq.server.process.ipc import (
     Cancel,
@@ -29,8 +30,8 @@ from aiakq.server.process.ipc import (
     Start,
     Stepped,
     Submit,
-    failed,
-    on_hangup,
+    call_on_hangup,
+    encode_error,
 )
 
 if TYPE_CHECKING:
@@ -44,13 +45,13 @@ LAST_STEP_SECONDS = 5.0
 
 def main() -> None:
     """Entry point of the child process; never returns."""
-    # A terminal's Ctrl-C and a service manager's TERM reach this process too; only the parent acts on them.
+    # Ctrl-C in a terminal and a service manager's TERM also reach this process; only the parent acts on them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     peer = socket.socket(fileno=int(sys.argv[1]))
-    # The main thread may be deep in loading or in a step when the HTTP process goes.
-    on_hangup(peer, _end_soon)
+    # The main thread may be loading or in a step when the HTTP process ends.
+    call_on_hangup(peer, _end_soon)
     link = EngineLink(peer)
     try:
         code = _run(link)
@@ -67,7 +68,7 @@ def _end_soon() -> None:
 
 
 def _run(link: EngineLink) -> int:
-    """Load and serve; the exit code."""
+    """Load and serve; returns the exit code."""
     first = link.receive(wait=True)
     if first is None:
         return 0
@@ -75,7 +76,7 @@ def _run(link: EngineLink) -> int:
     try:
         engine = _load(link, first[0])
     except AiakqError as failure:
-        link.send(failed(failure))
+        link.send(encode_error(failure))
         return failure.exit_code
     except BaseException as failure:
         traceback.print_exc()
@@ -86,17 +87,17 @@ def _run(link: EngineLink) -> int:
     except ConnectionError:
         return 0
     except AiakqError as failure:
-        link.send(failed(failure))
+        link.send(encode_error(failure))
         return failure.exit_code
     except BaseException as failure:
         traceback.print_exc()
-        link.send(failed(error("engine_dead", reason=_one_line(failure))))
+        link.send(encode_error(error("engine_dead", reason=_one_line(failure))))
         return WORKER
     return 0
 
 
 def _load(link: EngineLink, start: Start) -> Engine:
-    """Build the engine, telling the HTTP process about every phase."""
+    """Build the engine, reporting every phase to the HTTP process."""
     began = time.monotonic()
     from aiakq.runtime.config.engine import EngineConfig
     from aiakq.runtime.loader.loading import load_engine
@@ -116,7 +117,7 @@ def _load(link: EngineLink, start: Start) -> Engine:
         link.send(Loading(phase.name, phase.seconds, phase.detail))
 
     engine = load_engine(config, on_phase)
-    # What was made while loading lives as long as the process: keep the collector from walking it again and again.
+    # Objects made while loading live as long as the process: exclude them from garbage collection.
     gc.collect()
     gc.freeze()
     link.send(Ready(engine.limits, dict(engine.facts), _settings(config), config.scheduler.max_num_seqs))
@@ -124,14 +125,12 @@ def _load(link: EngineLink, start: Start) -> Engine:
 
 
 def _serve(link: EngineLink, engine: Engine) -> None:
-    """Step while there is work, sleep in ``receive`` while there is none; returns when the other side is gone."""
-    while True:
-        busy = engine.has_work()
-        # Cheap enough for always: an idle engine that misses a page starts afresh instead of running dry.
-        assert busy or engine.stats.num_free_pages == engine.stats.num_pages, "a page is lost"
-        records = link.receive(wait=not busy)
+    """Run the engine on what the HTTP process sends, until that is gone."""
+
+    def receive(idle: bool) -> Inbox | None:
+        records = link.receive(wait=idle)
         if records is None:
-            return
+            return None
         inbox: Inbox = []
         for record in records:
             if isinstance(record, Submit):
@@ -140,12 +139,9 @@ def _serve(link: EngineLink, engine: Engine) -> None:
                 inbox.extend(Abort(request_id) for request_id in record.request_ids)
             elif isinstance(record, Reset):
                 inbox.append(ResetPrefixCache())
-        if busy or inbox:
-            # Every step is told, also those without a token: the gauges and the histogram of step sizes stay exact.
-            began = time.monotonic()
-            output = engine.step(began, inbox)
-            output.date(began, time.monotonic())
-            link.send(Stepped(output))
+        return inbox
+
+    run(engine, receive, lambda output: link.send(Stepped(output)))
 
 
 def _settings(config: EngineConfig) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""What the HTTP process and the engine process say to each other: length-prefixed MessagePack frames on a socketpair.
+"""Messages between the HTTP process and the engine process: length-prefixed MessagePack frames on a socket pair.
 
-A frame is four bytes of length, big-endian, then one record of ``ToEngine`` or ``FromEngine``. Nothing is pickled:
-a record can only become one of the types below, whoever wrote the bytes.
+A frame is a 4-byte big-endian length followed by one record of ``ToEngine`` or ``FromEngine``. Nothing is pickled:
+decoding can only produce one of the types below, whatever bytes arrive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, StepOutput
 from aiakq.runtime.text.tokenizer import TokenizerSource
 
 _LENGTH = struct.Struct(">I")
-#: Far above any real frame; a larger length means the two sides have lost each other.
+#: Far above any real frame; a larger length means that the stream is out of step.
 MAX_FRAME = 1 << 30
 
 
@@ -37,17 +37,17 @@ class Submit(msgspec.Struct, tag="submit"):
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
-    """Sequences nobody waits for any more."""
+    """Sequences to abort."""
 
     request_ids: list[str]
 
 
 class Reset(msgspec.Struct, tag="reset"):
-    """Forget what later prompts could reuse."""
+    """Empty the prefix cache."""
 
 
 class Configured(msgspec.Struct, tag="configured"):
-    """The arguments were understood; what the HTTP side can prepare while weights load.
+    """The arguments are valid. What the HTTP process needs to prepare itself while weights load.
 
     sampling  default sampling values of the model's generation_config.json.
     """
@@ -59,7 +59,7 @@ class Configured(msgspec.Struct, tag="configured"):
 
 
 class Loading(msgspec.Struct, tag="loading"):
-    """One phase of loading ended."""
+    """One phase of loading has finished."""
 
     name: str
     seconds: float
@@ -67,7 +67,7 @@ class Loading(msgspec.Struct, tag="loading"):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The engine takes requests. ``facts`` and ``settings`` are for people: the start-up table and the metrics."""
+    """The engine takes requests. ``facts`` are for the start-up table, ``settings`` for the metrics."""
 
     limits: ModelLimits
     facts: dict[str, str]
@@ -76,14 +76,14 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The engine ends because of this: an entry of the error registry and its fields."""
+    """The error the engine ends with: an entry of the error registry and its fields."""
 
     id: str
     fields: dict[str, Any]
 
 
 class Stepped(msgspec.Struct, tag="stepped"):
-    """One step was run."""
+    """The output of one step."""
 
     output: StepOutput
 
@@ -120,32 +120,32 @@ def split(buffer: bytearray) -> list[bytes]:
     return bodies
 
 
-def failed(failure: AiakqError) -> Failed:
-    """The frame for an error; fields that MessagePack does not know become text."""
+def encode_error(failure: AiakqError) -> Failed:
+    """The record for an error. Fields that MessagePack cannot hold become text."""
     plain = (str, int, float, bool, type(None))
     fields = {name: value if isinstance(value, plain) else str(value) for name, value in failure.fields.items()}
     return Failed(failure.id, fields)
 
 
-def rebuilt(record: Failed) -> AiakqError:
-    """The error a ``Failed`` frame stands for."""
+def decode_error(record: Failed) -> AiakqError:
+    """The error of a ``Failed`` record."""
     return error(record.id, **record.fields)
 
 
-def on_hangup(sock: socket.socket, call: Callable[[], None]) -> None:
-    """Call ``call`` in a thread of its own once the other end of ``sock`` is closed, also by the death of its owner."""
+def call_on_hangup(sock: socket.socket, callback: Callable[[], None]) -> None:
+    """Call ``callback`` in a thread once the other end of ``sock`` is closed, also if its process was killed."""
 
     def wait() -> None:
         poll = select.poll()
         poll.register(sock, 0)  # hang-up and error are always reported
         poll.poll()
-        call()
+        callback()
 
     threading.Thread(target=wait, name="hangup", daemon=True).start()
 
 
 class EngineLink:
-    """The engine's end of the socketpair: blocking sends, and receives that wait only when told to."""
+    """The engine's end of the socket pair: sends block, receives block on request."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -153,11 +153,11 @@ class EngineLink:
         self._buffer = bytearray()
 
     def send(self, record: FromEngine) -> None:
-        """Send one record; waits while the HTTP process has not read the ones before it."""
+        """Send one record. Blocks while the socket's buffer is full."""
         self.socket.sendall(frame(record))
 
     def receive(self, *, wait: bool) -> list[ToEngine] | None:
-        """Every complete record that has arrived; with ``wait``, at least one. None: the other side is gone."""
+        """All complete records that have arrived; with ``wait``, block for at least one. None if the peer is gone."""
         bodies: list[bytes] = []
         while True:
             flags = 0 if wait and not bodies else socket.MSG_DONTWAIT

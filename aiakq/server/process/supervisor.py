@@ -1,4 +1,4 @@
-"""Keeps an engine running: starts its process, passes on what it says, and starts it again when it ends or hangs."""
+"""Keeps an engine running: starts its process, passes on its output, and restarts it when it ends or hangs."""
 
 from __future__ import annotations
 
@@ -10,152 +10,148 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.server.api.request_manager import GenerationTable
 from aiakq.server.process.engine_client import EngineClient
 from aiakq.server.process.ipc import Configured, Loading, Ready
-from aiakq.server.telemetry.events import OnEvent, ServerEvent
+from aiakq.server.process.request_manager import RequestManager
+from aiakq.server.telemetry.events import OnEvent, ServerEvent, phase_event
 
 logger = logging.getLogger("aiakq.server")
 
-#: Restarts are counted over this many seconds; the pause before each after the first.
-WINDOW = 600.0
+#: Restarts are limited per this many seconds. Before each restart but the first there is a pause.
+RESTART_WINDOW_SECONDS = 600.0
 _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
 
 
-class Progress:
+class LoadingProgress:
     """How far loading is, for /ready."""
 
     def __init__(self) -> None:
-        self.began = time.monotonic()
+        self._start_time = time.monotonic()
         self.phases: list[str] = []
 
     def as_dict(self) -> dict[str, Any]:
-        return {"seconds": round(time.monotonic() - self.began, 1), "done": list(self.phases)}
+        return {"seconds": round(time.monotonic() - self._start_time, 1), "done": list(self.phases)}
 
 
 class Supervisor:
-    """The engine of one server, whichever process it is in.
+    """The engine of one server, across restarts of its process.
 
-    engine    the process now.
+    engine    the current process.
     progress  of loading it.
-    closing   set to leave an engine that ends where it is.
+    closing   set at shutdown: an engine that ends is not restarted.
     """
 
     engine: EngineClient
 
     def __init__(self, args: Mapping[str, Any], on_event: OnEvent) -> None:
-        self.progress = Progress()
+        self.progress = LoadingProgress()
         self.closing = False
         self._args = args
         self._on_event = on_event
-        self._restarts: deque[float] = deque()
-        self._last = 0.0  # when a step ended, or there was nothing to do
+        self._restart_times: deque[float] = deque()
+        self._last_active = 0.0  # when a step ended, or there was no work
         self._has_stepped = False
-        self._hung: AiakqError | None = None
+        self._timeout_error: AiakqError | None = None
 
     async def start(self) -> None:
-        """Start a process. Raises ``engine_start`` if there is none to be had."""
-        self.progress = Progress()
+        """Start a process. Raises ``engine_start`` if that fails."""
+        self.progress = LoadingProgress()
         self.engine = await EngineClient.start(self._args)
 
     async def load(
-        self, on_configured: Callable[[Configured], None] = lambda settled: None, *, tell: bool = True
+        self, on_configured: Callable[[Configured], None] = lambda configured: None, *, report: bool = True
     ) -> Ready:
-        """Wait until the process is ready. Raises what kept it from loading."""
+        """Wait until the process is ready. Raises the error that kept it from loading."""
         progress = self.progress
 
         def on_phase(phase: Loading) -> None:
             progress.phases.append(phase.name)
-            if tell:
+            if report:
                 self._on_event(phase_event(phase.name, phase.seconds, phase.detail))
 
         return await self.engine.load(on_configured, on_phase)
 
-    async def run(self, table: GenerationTable, ready: Ready) -> AiakqError:
-        """Serve ``table`` with the loaded engine and those after it. Returns why there is none any more."""
+    async def run(self, manager: RequestManager, ready: Ready) -> AiakqError:
+        """Serve ``manager`` with the loaded engine and its successors. Returns the error that ended the last one."""
         while True:
-            table.on_engine_ready(self.engine.send, ready.limits)
-            failure = await self._follow(table)
-            ended = time.monotonic()
+            manager.on_engine_ready(self.engine.send, ready.limits)
+            failure = await self._follow(manager)
+            end_time = time.monotonic()
             self._on_event(ServerEvent("engine_dead", str(failure)))
             while True:
-                again = self._may_restart(ended)
-                _tell(table, failure, again)
-                if not again:
+                restart = self._may_restart(end_time)
+                _notify(manager, failure, restart)
+                if not restart:
                     self.engine.kill()
                     return failure
                 try:
                     ready = await self._restart()
-                except AiakqError as reason:
-                    failure = reason
+                except AiakqError as load_failure:
+                    failure = load_failure
                     self.engine.kill()
                     self._on_event(ServerEvent("engine_dead", str(failure)))
                 else:
                     break
-            seconds = time.monotonic() - ended
+            seconds = time.monotonic() - end_time
             text = f"The engine is ready again after {seconds:.1f} s."
             self._on_event(ServerEvent("engine_ready", text, seconds=seconds, engine_pid=self.engine.pid))
 
     def _may_restart(self, now: float) -> bool:
-        while self._restarts and now - self._restarts[0] > WINDOW:
-            self._restarts.popleft()
-        return not self.closing and len(self._restarts) < self._args["max_engine_restarts"]
+        while self._restart_times and now - self._restart_times[0] > RESTART_WINDOW_SECONDS:
+            self._restart_times.popleft()
+        return not self.closing and len(self._restart_times) < self._args["max_engine_restarts"]
 
     async def _restart(self) -> Ready:
-        pause = _PAUSES[min(len(self._restarts), len(_PAUSES) - 1)]
-        self._restarts.append(time.monotonic())
+        pause = _PAUSES[min(len(self._restart_times), len(_PAUSES) - 1)]
+        self._restart_times.append(time.monotonic())
         await asyncio.sleep(pause)
-        await self.engine.stop(patience=0)
+        await self.engine.stop(timeout=0)
         await self.start()
-        return await self.load(tell=False)
+        return await self.load(report=False)
 
-    async def _follow(self, table: GenerationTable) -> AiakqError:
-        """Pass on what the engine says until it ends; returns how it did."""
-        self._last, self._has_stepped, self._hung = time.monotonic(), False, None
-        watch = asyncio.create_task(self._watch(table))
+    async def _follow(self, manager: RequestManager) -> AiakqError:
+        """Pass on the engine's output until it ends; returns the error it ended with."""
+        self._last_active, self._has_stepped, self._timeout_error = time.monotonic(), False, None
+        watchdog = asyncio.create_task(self._watch(manager))
         try:
             async for output in self.engine.steps():
-                self._last = time.monotonic()
+                self._last_active = time.monotonic()
                 self._has_stepped |= output.stats.num_scheduled_tokens > 0
-                table.on_step(output)
+                manager.on_step(output)
             raise AssertionError("an engine ends with an error")
         except AiakqError as failure:
-            return self._hung or failure
+            return self._timeout_error or failure
         except Exception:
             logger.exception("following the engine failed")
             self.engine.kill()
             return error("engine_dead", reason="its messages could not be read")
         finally:
-            watch.cancel()
+            watchdog.cancel()
 
-    async def _watch(self, table: GenerationTable) -> None:
-        """End the engine when it has work and finishes no step for too long."""
-        times = {False: self._args["first_step_timeout"], True: self._args["step_timeout"]}
-        pause = min(1.0, *(limit / 4 for limit in times.values()))
+    async def _watch(self, manager: RequestManager) -> None:
+        """Abort the engine when it has work but finishes no step within the step timeout."""
+        timeouts = {False: self._args["first_step_timeout"], True: self._args["step_timeout"]}
+        interval = min(1.0, *(timeout / 4 for timeout in timeouts.values()))
         while True:
-            slept = time.monotonic()
-            await asyncio.sleep(pause)
+            slept_at = time.monotonic()
+            await asyncio.sleep(interval)
             now = time.monotonic()
-            if not table.busy or now - slept > pause + 1.0:  # or it is this process that was stopped
-                self._last = now
-            limit = times[self._has_stepped]
-            if now - self._last > limit:
-                self._hung = error("engine_timeout", limit=limit)
+            # A sleep that took much longer than asked for means that this process itself was stopped.
+            if not manager.num_unfinished or now - slept_at > interval + 1.0:
+                self._last_active = now
+            timeout = timeouts[self._has_stepped]
+            if now - self._last_active > timeout:
+                self._timeout_error = error("engine_timeout", limit=timeout)
                 await self.engine.abort()
                 return
 
 
-def _tell(table: GenerationTable, failure: AiakqError, again: bool) -> None:
-    """Tell those who wait and those who come that the engine is gone."""
+def _notify(manager: RequestManager, failure: AiakqError, restart: bool) -> None:
+    """Tell ``manager`` that the engine has ended with ``failure``."""
     reason = failure.fields.get("reason") or str(failure.message).rstrip(".")
-    if again:
-        told = failure if failure.id == "engine_timeout" else error("engine_restarted", reason=reason)
-        table.on_engine_end(told, error("engine_restarting", reason=reason), replay=True)
+    if restart:
+        running_error = failure if failure.id == "engine_timeout" else error("engine_restarted", reason=reason)
+        manager.on_engine_end(running_error, error("engine_restarting", reason=reason), replay=True)
     else:
         dead = error("engine_dead", reason=reason)
-        table.on_engine_end(dead, dead, replay=False)
-
-
-def phase_event(name: str, seconds: float, detail: str) -> ServerEvent:
-    """One phase of loading, told."""
-    return ServerEvent("phase", f"{name}: {seconds:.1f} s, {detail}", name=name, seconds=seconds, detail=detail)
+        manager.on_engine_end(dead, dead, replay=False)

@@ -1,4 +1,4 @@
-"""What a server tells the one who started it: one flat record per event, rendered by the command line.
+"""Events a server reports to its caller: one flat record each, rendered by the command line.
 
 Standard library only, so that the command line can import it before anything heavy.
 """
@@ -16,18 +16,18 @@ EventKind = Literal[
 
 @dataclass(frozen=True)
 class ServerEvent:
-    """One piece of news. ``message`` is always a complete line; the other fields are for tables.
+    """One event. ``message`` is always a complete line; the other fields are for tables.
 
-    listening    the port is bound, loading begins; url.
-    phase        one phase of loading ended; name, seconds, detail.
-    ready        requests are answered from now on; url, curl, facts, seconds since the start, engine_pid.
-    warning      something the operator should know; nothing failed.
-    stats        the line of statistics every ten seconds while requests run.
-    log          a line of the HTTP server's or our own log; detail is the level, like "warning".
-    draining     a signal came; running requests are finished, new ones refused.
-    engine_dead  the engine process ended by itself, or hung and was ended; requests are refused until engine_ready.
-    engine_ready it is; seconds since it ended, engine_pid.
-    stopped      the server ended in order.
+    listening     the port is bound and loading begins; url.
+    phase         one phase of loading has finished; name, seconds, detail.
+    ready         the server answers requests; url, curl, facts, seconds since the start, engine_pid.
+    warning       something the operator should know; nothing has failed.
+    stats         statistics, every ten seconds while requests are running.
+    log           a line of the server's own log; detail is the level, such as "warning".
+    draining      a signal was received: running requests are finished, new ones refused.
+    engine_dead   the engine process ended by itself, or hung and was killed; requests are refused until engine_ready.
+    engine_ready  an engine is running again; seconds since the last one ended, engine_pid.
+    stopped       the server has shut down.
     """
 
     kind: EventKind
@@ -42,3 +42,8 @@ class ServerEvent:
 
 
 OnEvent = Callable[[ServerEvent], None]
+
+
+def phase_event(name: str, seconds: float, detail: str) -> ServerEvent:
+    """The event for one finished phase of loading."""
+    return ServerEvent("phase", f"{name}: {seconds:.1f} s, {detail}", name=name, seconds=seconds, detail=detail)

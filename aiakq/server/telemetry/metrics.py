@@ -1,4 +1,4 @@
-"""What ``/metrics`` shows: vLLM's names, the names of the AIAK reference page, and their aliases.
+"""The metrics exported at ``/metrics``: vLLM's names, the names of the AIAK reference page, and their aliases.
 
 Units. A *request* is one HTTP request that asks to generate; a *sequence* is one of the (prompts x n) texts it asks
 for. With one prompt and n=1, the usual case, they are the same. Counted per request: request_total (every one that
@@ -32,18 +32,18 @@ _BETWEEN_TOKENS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SMALL_COUNTS = (1, 2, 5, 10, 20)
 
-#: Why a request ended; every value is present from the start, so that dashboards show 0 instead of nothing.
-REASONS = ("stop", "length", "abort", "error")
-#: Why a request was not taken: too much was waiting, it waited too long, there was no engine.
-REFUSALS = ("queue_full", "queue_timeout", "unavailable")
+#: Why a request ended. Every value is exported from the start, so that dashboards show 0 instead of no data.
+FINISH_REASONS = ("stop", "length", "abort", "error")
+#: Why a request was rejected: the queue was full, it waited too long, there was no engine.
+REJECTION_REASONS = ("queue_full", "queue_timeout", "unavailable")
 
 
-def _one_two_five(most: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50 ... up to ``most``."""
+def _one_two_five(maximum: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 ... up to ``maximum``."""
     values: list[int] = []
     scale = 1
-    while scale <= most:
-        values += [mantissa * scale for mantissa in (1, 2, 5) if mantissa * scale <= most]
+    while scale <= maximum:
+        values += [mantissa * scale for mantissa in (1, 2, 5) if mantissa * scale <= maximum]
         scale *= 10
     return tuple(values)
 
@@ -55,12 +55,16 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         self._stats = EngineStats()
-        tokens = _one_two_five(max_model_len)
+        token_counts = _one_two_five(max_model_len)
+        self._add_engine_metrics(settings)
+        self._add_request_metrics()
+        self._add_sequence_metrics(token_counts)
 
-        # --- the engine, from its statistics after each step
-        self.running = self._gauge("num_requests_running", "Sequences in the engine's current batch.")
-        self.waiting = self._gauge("num_requests_waiting", "Sequences waiting for a place in the batch.")
-        self.cache_usage = [
+    def _add_engine_metrics(self, settings: Mapping[str, str]) -> None:
+        """Gauges and counters taken from the engine's statistics after each step."""
+        self.num_running = self._gauge("num_requests_running", "Sequences in the engine's current batch.")
+        self.num_waiting = self._gauge("num_requests_waiting", "Sequences waiting for a place in the batch.")
+        self.kv_cache_usage = [
             self._gauge("kv_cache_usage_perc", "Part of the KV pages in use, 0 to 1."),
             self._gauge("gpu_cache_usage_perc", "Older name of kv_cache_usage_perc."),
         ]
@@ -74,111 +78,119 @@ class Metrics:
             "vllm:cache_config_info", "Settings of the cache, as labels.", list(settings), registry=self.registry
         )
         info.labels(**settings).set(1)
-
-        self.restarts = self._counter(
+        self.engine_restarts = self._counter(
             "engine_restarts_total", "Engines started again after they ended or hung.", prefix="aiakq"
         )
 
-        # --- requests
+    def _add_request_metrics(self) -> None:
+        """What is counted once per HTTP request."""
         self.received = self._counter("request_total", "Requests received, those refused included.")
         self.succeeded = self._counter("request_process_success_total", "Requests answered completely.")
         self.failed = self._counter("request_process_fail_total", "Requests refused, failed or abandoned.")
-        ended = Counter(
-            "vllm:request_success_total",
-            "Requests ended, by reason.",
-            [*self._labels, "finished_reason"],
-            registry=self.registry,
+        self.finished = self._counters(
+            "request_success_total", "Requests ended, by reason.", "finished_reason", FINISH_REASONS
         )
-        self.ended = {reason: ended.labels(**self._labels, finished_reason=reason) for reason in REASONS}
         self.latency = self._histogram("e2e_request_latency_seconds", "Arrival to end of a request.", _LATENCY)
         self.params_n = self._histogram("request_params_n", "The parameter n of requests.", _SMALL_COUNTS)
-
         for name, text in (("lora_count", "Requests to an adapter."), ("lora_time_e2e_requests", "Seconds they took.")):
             # Gauges, because a counter's name would end in _total. Without adapters there is one, of no name.
             gauge = Gauge(f"vllm:{name}", text, [*self._labels, "lora_name"], registry=self.registry)
             gauge.labels(**self._labels, lora_name="").set(0)
-        refused = Counter(
-            "vllm:admission_rejections_total",
+        self.rejections = self._counters(
+            "admission_rejections_total",
             "Requests refused because too much was waiting.",
-            [*self._labels, "reason"],
-            registry=self.registry,
+            "reason",
+            REJECTION_REASONS,
         )
-        self.refused = {reason: refused.labels(**self._labels, reason=reason) for reason in REFUSALS}
 
-        # --- sequences
+    def _add_sequence_metrics(self, token_counts: tuple[int, ...]) -> None:
+        """What is counted once per sequence, or per token."""
         self.prompt_tokens = self._counter("prompt_tokens_total", "Prompt tokens of sequences that got a first token.")
-        self.cached_tokens = self._counter("prompt_tokens_cached_total", "Those of them taken from the prefix cache.")
+        self.prompt_tokens_cached = self._counter(
+            "prompt_tokens_cached_total", "Those of them taken from the prefix cache."
+        )
         self.generation_tokens = self._counter("generation_tokens_total", "Tokens generated.")
-        self.first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN)
-        self.gap = self._histogram("inter_token_latency_seconds", "Time between two tokens.", _BETWEEN_TOKENS)
-        self.per_token = [
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN
+        )
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency_seconds", "Time between two tokens.", _BETWEEN_TOKENS
+        )
+        self.time_per_output_token = [
             self._histogram(name, "Mean time per token after the first, of a sequence.", _BETWEEN_TOKENS)
             for name in ("time_per_output_token_seconds", "request_time_per_output_token_seconds")
         ]
-        self.queue = self._histogram("request_queue_time_seconds", "Waiting for the first step.", _LATENCY)
-        self.prefill = self._histogram("request_prefill_time_seconds", "First step to first token.", _LATENCY)
-        self.decode = self._histogram("request_decode_time_seconds", "First token to last token.", _LATENCY)
-        self.inference = [
+        self.queue_time = self._histogram("request_queue_time_seconds", "Waiting for the first step.", _LATENCY)
+        self.prefill_time = self._histogram("request_prefill_time_seconds", "First step to first token.", _LATENCY)
+        self.decode_time = self._histogram("request_decode_time_seconds", "First token to last token.", _LATENCY)
+        self.inference_time = [
             self._histogram(name, "First step to last token.", _LATENCY)
             for name in ("inference_compute_infer_duration", "request_inference_time_seconds")
         ]
-        self.prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a sequence.", tokens)
-        self.output_length = self._histogram("request_generation_tokens", "Tokens generated for a sequence.", tokens)
-        self.longest_output = self._histogram(
-            "request_max_num_generation_tokens", "Tokens of a request's longest sequence.", tokens
+        self.num_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a sequence.", token_counts)
+        self.num_generation_tokens = self._histogram(
+            "request_generation_tokens", "Tokens generated for a sequence.", token_counts
         )
-        self.max_tokens = self._histogram("request_params_max_tokens", "The parameter max_tokens.", tokens)
-        self.sequence_preemptions = self._histogram(
+        self.max_num_generation_tokens = self._histogram(
+            "request_max_num_generation_tokens", "Tokens of a request's longest sequence.", token_counts
+        )
+        self.params_max_tokens = self._histogram("request_params_max_tokens", "The parameter max_tokens.", token_counts)
+        self.num_preemptions = self._histogram(
             "request_num_preemptions", "Times a sequence gave its KV pages back.", (0, *_SMALL_COUNTS)
         )
 
     def step(self, stats: EngineStats) -> None:
-        """Take over the engine's statistics; its counters only grow."""
-        before, self._stats = self._stats, stats
-        self.running.set(stats.num_running)
-        self.waiting.set(stats.num_waiting)
-        for gauge in self.cache_usage:
+        """Update from the engine's statistics, whose counters only grow."""
+        previous, self._stats = self._stats, stats
+        self.num_running.set(stats.num_running)
+        self.num_waiting.set(stats.num_waiting)
+        for gauge in self.kv_cache_usage:
             gauge.set(stats.kv_usage)
-        self.preemptions.inc(stats.preemptions - before.preemptions)
-        self.prefix_queries.inc(stats.prefix_queries - before.prefix_queries)
-        self.prefix_hits.inc(stats.prefix_hits - before.prefix_hits)
+        self.preemptions.inc(stats.preemptions - previous.preemptions)
+        self.prefix_queries.inc(stats.prefix_queries - previous.prefix_queries)
+        self.prefix_hits.inc(stats.prefix_hits - previous.prefix_hits)
         if stats.num_scheduled_tokens:
             self.step_tokens.observe(stats.num_scheduled_tokens)
 
     def engine_ended(self) -> None:
-        """Nothing runs any more; the next engine counts from zero."""
+        """Reset the gauges; the counters of the next engine start at zero."""
         self._stats = EngineStats()
-        for gauge in (self.running, self.waiting, *self.cache_usage):
+        for gauge in (self.num_running, self.num_waiting, *self.kv_cache_usage):
             gauge.set(0)
 
     def request_ended(self, reason: str, seconds: float) -> None:
-        """One request is over; ``reason`` is one of ``REASONS``."""
-        self.ended[reason].inc()
+        """Count a request that ended; ``reason`` is one of ``FINISH_REASONS``."""
+        self.finished[reason].inc()
         (self.succeeded if reason in ("stop", "length") else self.failed).inc()
         self.latency.observe(seconds)
 
     def request_refused(self, failure: AiakqError) -> None:
-        """A request ended with ``failure``; those that were not taken for want of room are counted apart."""
+        """Count a request refused with ``failure``, if it is one for lack of room or of an engine."""
         if failure.http_status == 503:
             reasons = {"overloaded": "queue_full", "queue_timeout": "queue_timeout"}
-            self.refused[reasons.get(failure.id, "unavailable")].inc()
+            self.rejections[reasons.get(failure.id, "unavailable")].inc()
 
     def sequence_ended(
-        self, prompt_tokens: int, generated: int, max_tokens: int, preemptions: int, times: RequestTimes | None
+        self,
+        num_prompt_tokens: int,
+        num_generated: int,
+        max_tokens: int,
+        num_preemptions: int,
+        times: RequestTimes | None,
     ) -> None:
-        """One sequence is over."""
-        self.prompt_length.observe(prompt_tokens)
-        self.output_length.observe(generated)
-        self.max_tokens.observe(max_tokens)
-        self.sequence_preemptions.observe(preemptions)
+        """Record the lengths and times of a finished sequence."""
+        self.num_prompt_tokens.observe(num_prompt_tokens)
+        self.num_generation_tokens.observe(num_generated)
+        self.params_max_tokens.observe(max_tokens)
+        self.num_preemptions.observe(num_preemptions)
         if times is None or times.scheduled is None:
             return
-        self.queue.observe(times.scheduled - times.arrived)
+        self.queue_time.observe(times.scheduled - times.arrived)
         if times.first_token is None or times.last_token is None:
             return
-        self.prefill.observe(times.first_token - times.scheduled)
-        self.decode.observe(times.last_token - times.first_token)
-        for histogram in self.inference:
+        self.prefill_time.observe(times.first_token - times.scheduled)
+        self.decode_time.observe(times.last_token - times.first_token)
+        for histogram in self.inference_time:
             histogram.observe(times.last_token - times.scheduled)
 
     def render(self) -> bytes:
@@ -194,3 +206,8 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         metric = Histogram(f"vllm:{name}", text, list(self._labels), buckets=buckets, registry=self.registry)
         return metric.labels(**self._labels)
+
+    def _counters(self, name: str, text: str, label: str, values: tuple[str, ...]) -> dict[str, Counter]:
+        """One counter per value of ``label``."""
+        counter = Counter(f"vllm:{name}", text, [*self._labels, label], registry=self.registry)
+        return {value: counter.labels(**self._labels, **{label: value}) for value in values}

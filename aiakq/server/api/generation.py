@@ -1,0 +1,191 @@
+"""The path of every request that generates: admit it, run it, and return its output as JSON or as a stream of events.
+
+A route that generates supplies two classes: a request model that satisfies ``GenerationInput``, and a
+``ResponseBuilder``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from aiakq.errors import AiakqError
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.text.output_processor import Delta
+from aiakq.server.api.request_model import parse_body
+from aiakq.server.api.service import RequestTracker, Service
+from aiakq.server.http.body import read_body
+from aiakq.server.http.responses import ErrorBody, ErrorResponse, JSONResponse
+from aiakq.server.http.streaming import ClientDisconnected, EventStream, cancel_on_disconnect, encode_events
+from aiakq.server.process.request_stream import Prompt, RequestDeltas, RequestStream, merge_deltas
+
+
+class GenerationInput(Protocol):
+    """A request model for ``generate``."""
+
+    model: str | None
+    stream: bool | None
+    priority: int | None
+    cache_salt: str | None
+
+    def check_combinations(self) -> None:
+        """Raise ``unsupported_parameter`` or ``value_out_of_range`` for values that exclude each other."""
+
+    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """The request's own values over ``defaults``, which come from the model."""
+
+    async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
+        """The tokenized prompts."""
+
+    def rename_param(self, failure: AiakqError) -> AiakqError:
+        """``failure`` with the client's name of the parameter it is about, if ours is another."""
+
+
+class ResponseBuilder:
+    """Builds the response to one request, whole or as chunks of a stream. Subclasses define its shape.
+
+    id             of the request, as the client sees it.
+    error_body     the shape of an error that ends a stream.
+    end_of_stream  what follows the last chunk of a complete stream.
+    """
+
+    id_prefix = ""
+    error_body: type[ErrorBody] = ErrorResponse
+    end_of_stream = b""
+
+    def __init__(
+        self, service: Service, request: Any, request_id: str, prompts: Sequence[Prompt], params: SamplingParams
+    ) -> None:
+        self.service = service
+        self.request = request
+        self.prompts = prompts
+        self.params = params
+        self.id = self.id_prefix + request_id
+
+    @property
+    def finish_reason(self) -> str:
+        """How the request ended, for the metrics: "stop" or "length"."""
+        raise NotImplementedError
+
+    def response(self, outputs: Sequence[Delta]) -> msgspec.Struct:
+        """The whole response; ``outputs`` are the complete sequences, those of each prompt together."""
+        raise NotImplementedError
+
+    def chunks(self, deltas: RequestDeltas) -> Sequence[msgspec.Struct]:
+        """The chunks for new output."""
+        raise NotImplementedError
+
+    def final_chunks(self) -> Sequence[msgspec.Struct]:
+        """The chunks after the last output."""
+        return []
+
+
+async def generate(service: Service, request: Request, model: type[Any], builder: type[ResponseBuilder]) -> Response:
+    """Run a request to generate. ``model`` satisfies ``GenerationInput``; ``builder`` shapes the response."""
+    tracker = RequestTracker(service, request.state.arrival_time)
+    try:
+        service.check_available()
+        body = await read_body(request, service.max_body_bytes)
+        return await cancel_on_disconnect(request, _run(service, request, body, model, builder, tracker))
+    except (ClientDisconnected, ClientDisconnect):
+        tracker.finish("abort")
+        raise
+    except BaseException as failure:
+        tracker.finish("error")
+        if isinstance(failure, AiakqError):
+            service.metrics.request_refused(failure)
+        raise
+
+
+async def _run(
+    service: Service,
+    request: Request,
+    body: bytes,
+    model: type[Any],
+    builder_type: type[ResponseBuilder],
+    tracker: RequestTracker,
+) -> Response:
+    given, prompts, params = await read_generation_request(service, body, model)
+    service.check_available()  # tokenization took a while
+    builder = builder_type(service, given, request.state.request_id, prompts, params)
+    service.log_request(builder.id, prompts, params)
+    try:
+        stream = service.manager.start(
+            builder.id,
+            prompts,
+            params,
+            tracker.arrival_time,
+            final_only=not given.stream,
+            priority=given.priority or 0,
+            cache_salt=_cache_salt(getattr(request.state, "owner", ""), given.cache_salt),
+        )
+    except AiakqError as failure:
+        raise given.rename_param(failure) from None
+    deltas = aiter(stream)
+    try:
+        if given.stream:
+            # An error before the first output gets its own HTTP status.
+            return _event_stream(builder, stream, await anext(deltas), deltas, tracker)
+        outputs = await _collect(deltas, params.n)
+        response = builder.response([outputs[index] for index in range(len(prompts) * params.n)])
+    except BaseException:
+        stream.close()
+        raise
+    stream.close()
+    tracker.finish(builder.finish_reason)
+    return JSONResponse(response)
+
+
+async def read_generation_request(
+    service: Service, body: bytes, model: type[Any]
+) -> tuple[GenerationInput, list[Prompt], SamplingParams]:
+    """Parse a body as ``model`` and prepare it: checks, sampling parameters, tokenized prompts."""
+    given: GenerationInput = parse_body(model, body)
+    service.model.check_name(given.model)
+    given.check_combinations()
+    try:
+        params = given.sampling_params(service.model.default_sampling)
+    except AiakqError as failure:
+        raise given.rename_param(failure) from None
+    prompts = await given.tokenize(service, params)
+    return given, service.truncate_prompts(prompts, params), params
+
+
+async def _collect(deltas: AsyncIterator[RequestDeltas], n: int) -> dict[int, Delta]:
+    """The complete output, by index of the choice: ``n`` for every prompt."""
+    outputs: dict[int, Delta] = {}
+    async for batch in deltas:
+        for prompt_index, delta in batch:
+            index = prompt_index * n + delta.index
+            outputs[index] = merge_deltas(outputs[index], delta) if index in outputs else delta
+    return outputs
+
+
+def _event_stream(
+    builder: ResponseBuilder,
+    stream: RequestStream,
+    first: RequestDeltas,
+    rest: AsyncIterator[RequestDeltas],
+    tracker: RequestTracker,
+) -> EventStream:
+    async def events() -> AsyncIterator[bytes]:
+        yield encode_events(builder.chunks(first))
+        async for deltas in rest:
+            yield encode_events(builder.chunks(deltas))
+        yield encode_events(builder.final_chunks()) + builder.end_of_stream
+
+    def on_end(outcome: str) -> None:
+        stream.close()
+        tracker.finish(builder.finish_reason if outcome == "complete" else outcome)
+
+    return EventStream(events(), builder.error_body, on_end)
+
+
+def _cache_salt(owner: str, salt: str | None) -> str:
+    """Requests share cached pages only if they have the same API key and name the same salt."""
+    return hashlib.sha256(f"{owner} {salt or ''}".encode()).hexdigest()[:32] if owner or salt else ""

@@ -1,0 +1,71 @@
+"""GET /v1/models."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aiakq.server.api.routes import Route
+from aiakq.server.api.service import Service
+from aiakq.server.http.responses import JSONResponse
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """One served name; with the limits of the model and the default sampling values."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["aiakq"] = "aiakq"
+    root: str
+    parent: None = None
+    max_model_len: int
+    vocab_size: int
+    default_sampling: dict[str, Any]
+
+
+class ModelList(msgspec.Struct):
+    """The served names."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+async def list_models(service: Service, request: Request) -> Response:
+    """The served model, once per name."""
+    return JSONResponse(ModelList([_model_card(service, name) for name in service.model.names]))
+
+
+async def get_model(service: Service, request: Request) -> Response:
+    """One served name."""
+    name = request.path_params["name"]
+    service.model.check_name(name)
+    return JSONResponse(_model_card(service, name))
+
+
+def _model_card(service: Service, name: str) -> ModelCard:
+    return ModelCard(
+        id=name,
+        created=service.created,
+        root=service.model.path,
+        max_model_len=service.model.limits.max_model_len,
+        vocab_size=service.model.limits.vocab_size,
+        default_sampling=dict(service.model.default_sampling),
+    )
+
+
+ROUTES = (
+    Route("GET", "/v1/models", list_models, "models", response=ModelList, description="The model, once per name."),
+    Route(
+        "GET",
+        "/v1/models/{name:path}",
+        get_model,
+        "models",
+        response=ModelCard,
+        description="The model.",
+        errors=("unknown_model",),
+    ),
+)

@@ -1,0 +1,328 @@
+"""What completions and chat completions of the OpenAI API share: request fields, choices, usage, log-probabilities.
+
+Two fields go beyond OpenAI's. Every choice carries ``sentence_length``, the characters of its generated text, and
+``cum_log_probs``, the sum of the log-probabilities of its generated tokens before temperature and penalties. With a
+single choice both are also beside ``choices``. In a stream they come with the chunk that carries the finish_reason.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+
+import msgspec
+from pydantic import Field
+
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.text.output_processor import Delta
+from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
+from aiakq.server.api.generation import ResponseBuilder
+from aiakq.server.api.request_model import LIMITED_BY, RequestModel
+from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields
+from aiakq.server.api.service import Service
+from aiakq.server.api.unsupported_fields import IGNORED_STREAM_OPTIONS
+from aiakq.server.process.request_stream import Prompt, RequestDeltas
+
+#: JSON has no infinity; OpenAI's value for tokens that are as good as impossible.
+LOWEST_LOGPROB = -9999.0
+
+ModelName = Annotated[str, Field(json_schema_extra={LIMITED_BY: "model"})]
+FinishReason = Literal["stop", "length"]
+
+
+# --- requests
+
+
+class StreamOptions(RequestModel):
+    """include_usage: one last chunk with token counts. continuous_usage_stats: counts on every chunk."""
+
+    ignored_fields = IGNORED_STREAM_OPTIONS
+    unsupported_fields: ClassVar = {}
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(SamplingFields):
+    """The fields of completions and chat; names and meaning as in the OpenAI API and vLLM."""
+
+    model: ModelName | None = Field(None, description="A served name; the first one if not given.")
+    stream: bool | None = Field(None, description="Return the text as server-sent events while it is generated.")
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
+        None, description="Lower ones are scheduled first, with --scheduling-policy priority."
+    )
+    cache_salt: Annotated[str, Field(json_schema_extra={"minLength": 1})] | None = Field(
+        None, description="Cached prefixes are only shared between requests with the same salt."
+    )
+    add_special_tokens: bool | None = Field(None, description="Whether tokenization adds special tokens.")
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Call tokens token_id:N in lists of log-probabilities."
+    )
+    return_token_ids: bool | None = Field(None, description="Return the token ids of the prompt and the text.")
+
+    def check_combinations(self) -> None:
+        """Raise ``unsupported_parameter`` or ``value_out_of_range`` for values that exclude each other."""
+        if self.cache_salt == "":
+            raise error("value_out_of_range", param="cache_salt", value="", allowed="a text that is not empty")
+        if self.stream and self.best_of is not None and self.best_of != (self.n or 1):
+            raise error(
+                "unsupported_parameter", param="best_of", reason="it needs stream=false: the best are known last"
+            )
+        if self.stream_options is not None and not self.stream:
+            raise error("unsupported_parameter", param="stream_options", reason="it needs stream=true")
+        if self.stream and self.prompt_logprobs is not None:
+            raise error("unsupported_parameter", param="prompt_logprobs", reason="it needs stream=false")
+
+    def sampling_values(self) -> dict[str, Any]:
+        """The sampling parameters this request sets."""
+        values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """The request's own values over ``defaults`` (of the model) over those of ``SamplingParams``."""
+        return SamplingParams(**{**defaults, **self.sampling_values()})
+
+    def rename_param(self, failure: AiakqError) -> AiakqError:
+        """``failure`` with the client's name of the parameter it is about, if ours is another."""
+        return failure
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+# --- responses
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """``cached_tokens`` were taken from the prefix cache."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct):
+    """``reasoning_tokens`` is 0: reasoning is not told apart from other text."""
+
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Token counts. A prompt counts once, whatever ``n``."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class PromptLogprob(msgspec.Struct):
+    """A token at a position of the prompt, as in vLLM."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+#: Per position of the prompt, token id -> log-probability; the first position has none.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+Choice = TypeVar("Choice")
+
+
+class Response(msgspec.Struct, Generic[Choice], kw_only=True):
+    """A whole response. ``sentence_length`` and ``cum_log_probs`` are those of the choice, if there is only one."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Choice]
+    usage: Usage
+    sentence_length: int | msgspec.UnsetType = msgspec.UNSET
+    cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
+
+
+class Chunk(msgspec.Struct, Generic[Choice], kw_only=True):
+    """One event of a stream. ``usage`` is there with include_usage: null but for the last chunk."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Choice]
+    usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
+    sentence_length: int | msgspec.UnsetType = msgspec.UNSET
+    cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
+
+
+@dataclass
+class ChoiceState:
+    """One choice so far. ``text_offset`` is where its next token begins, counting an echoed prompt too."""
+
+    index: int
+    prompt: Prompt
+    started: bool = False
+    finish_reason: str | None = None
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+    text_length: int = 0
+    text_offset: int = 0
+
+
+class OpenAIResponseBuilder(ResponseBuilder):
+    """Builds responses of many choices with usage. Completions and chat supply the choices."""
+
+    end_of_stream = b"data: [DONE]\n\n"
+    request: GenerationRequest
+    response_type: type[Response[Any]]
+    chunk_type: type[Chunk[Any]]
+
+    def __init__(
+        self,
+        service: Service,
+        request: GenerationRequest,
+        request_id: str,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+    ) -> None:
+        super().__init__(service, request, request_id, prompts, params)
+        # Without a tokenizer there are only ids.
+        self.return_token_ids = bool(request.return_token_ids) or not service.tokenizer.has_text
+        self.tokens_as_ids = bool(request.return_tokens_as_token_ids) or not service.tokenizer.has_text
+        self.created = int(time.time())
+        self.states = [ChoiceState(index, prompts[index // params.n]) for index in range(len(prompts) * params.n)]
+
+    # --- supplied by subclasses
+
+    def choice(self, state: ChoiceState, output: Delta, totals: Mapping[str, Any]) -> Any:
+        """One entry of ``choices`` in a whole response."""
+        raise NotImplementedError
+
+    def chunk_choices(self, state: ChoiceState, delta: Delta, totals: Mapping[str, Any]) -> list[Any]:
+        """Entries of ``choices`` in a stream, each in a chunk of its own. ``totals`` is empty before the last delta."""
+        raise NotImplementedError
+
+    # --- whole responses and streams
+
+    def response(self, outputs: Sequence[Delta]) -> msgspec.Struct:
+        choices = []
+        for state, output in zip(self.states, outputs, strict=True):
+            self._update(state, output)
+            choices.append(self.choice(state, output, self._totals(state, output)))
+        totals = self._totals(self.states[0], outputs[0]) if len(choices) == 1 else {}
+        return self.response_type(**self._head(), choices=choices, usage=self.usage(), **totals)
+
+    def chunks(self, deltas: RequestDeltas) -> Sequence[msgspec.Struct]:
+        chunks = []
+        for prompt_index, delta in deltas:
+            state = self.states[prompt_index * self.params.n + delta.index]
+            self._update(state, delta)
+            totals = self._totals(state, delta) if delta.finish_reason is not None else {}
+            choices = self.chunk_choices(state, delta, totals)
+            for choice in choices:
+                usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
+                if self.request.continuous_usage:
+                    usage = self.usage()
+                elif self.request.include_usage:
+                    usage = None
+                chunk_totals = totals if len(self.states) == 1 and choice is choices[-1] else {}
+                chunks.append(self.chunk_type(**self._head(), choices=[choice], usage=usage, **chunk_totals))
+        return chunks
+
+    def final_chunks(self) -> Sequence[msgspec.Struct]:
+        """The chunk with the token counts, if requested."""
+        if not self.request.include_usage:
+            return []
+        return [self.chunk_type(**self._head(), choices=[], usage=self.usage())]
+
+    # --- parts
+
+    @property
+    def finish_reason(self) -> str:
+        """ "length" if any choice was cut off by its limit."""
+        return "length" if any(state.finish_reason == "length" for state in self.states) else "stop"
+
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        prompt = sum(len(prompt.token_ids) for prompt in self.prompts)
+        completion = sum(state.num_tokens for state in self.states)
+        cached = sum(state.num_cached_tokens for state in self.states[:: self.params.n])
+        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), CompletionTokensDetails(0))
+
+    def token_text(self, token_id: int, entry: Logprob | None = None) -> str:
+        """A token as lists of log-probabilities call it."""
+        if self.tokens_as_ids:
+            return f"token_id:{token_id}"
+        if entry is not None and entry.decoded_token is not None:
+            return entry.decoded_token
+        return self.service.token_text(token_id)
+
+    def token_ids(self, state: ChoiceState, delta: Delta, first: bool) -> dict[str, Any]:
+        """The fields with token ids, if requested; those of the prompt with the first chunk of a choice."""
+        if not self.return_token_ids:
+            return {}
+        fields = {"token_ids": delta.token_ids}
+        return {**fields, "prompt_token_ids": state.prompt.token_ids} if first else fields
+
+    def prompt_logprobs(self, output: Delta) -> PromptLogprobs | None | msgspec.UnsetType:
+        """The field ``prompt_logprobs`` of a choice, if requested."""
+        if self.request.prompt_logprobs is None:
+            return msgspec.UNSET
+        return format_prompt_logprobs(output.prompt_logprobs)
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "created": self.created,
+            "model": self.service.model.names[0],
+            "system_fingerprint": self.service.fingerprint,
+        }
+
+    def _update(self, state: ChoiceState, delta: Delta) -> None:
+        state.num_tokens += len(delta.token_ids)
+        state.num_cached_tokens = max(state.num_cached_tokens, delta.num_cached_tokens)
+        state.text_length += len(delta.text)
+        state.finish_reason = delta.finish_reason or state.finish_reason
+
+    def _totals(self, state: ChoiceState, delta: Delta) -> dict[str, Any]:
+        """The two fields beyond OpenAI's."""
+        return {"sentence_length": state.text_length, "cum_log_probs": finite(delta.cumulative_logprob)}
+
+
+def finite(logprob: float) -> float:
+    """``logprob``, or ``LOWEST_LOGPROB`` if JSON cannot represent it."""
+    return logprob if math.isfinite(logprob) else LOWEST_LOGPROB
+
+
+def top_by_rank(position: PositionLogprobs, count: int) -> list[tuple[int, Logprob]]:
+    """The ``count`` most likely tokens of a position, best first."""
+    ranked = [(token, entry) for token, entry in position.items() if entry.rank is not None and entry.rank <= count]
+    return sorted(ranked, key=lambda item: item[1].rank or 0)
+
+
+def format_prompt_logprobs(positions: list[PositionLogprobs | None] | None) -> PromptLogprobs | None:
+    """The field ``prompt_logprobs``."""
+    if positions is None:
+        return None
+    return [
+        None
+        if position is None
+        else {
+            str(token): PromptLogprob(finite(entry.logprob), entry.rank, entry.decoded_token)
+            for token, entry in position.items()
+        }
+        for position in positions
+    ]

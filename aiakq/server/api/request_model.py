@@ -1,0 +1,112 @@
+"""Strict request models: raw bytes into a pydantic model, every complaint into an entry of the error registry.
+
+Bodies are parsed from raw bytes, so that "1" is not a number, true is not a count and NaN is not a temperature. Fields
+beyond the declared ones are checked against unsupported_fields.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
+from pydantic_core import CoreSchema
+
+from aiakq.errors import AiakqError, error
+from aiakq.server.api.unsupported_fields import IGNORED_FIELDS, UNSUPPORTED_FIELDS, UnsupportedField
+
+Entry = TypeVar("Entry")
+#: Validation stops at the first wrong entry: a million complaints would cost more than the request.
+FailFastList = Annotated[list[Entry], Field(fail_fast=True)]
+
+#: In a JSON schema, the bounds that depend on the loaded model; openapi.py puts numbers in its place.
+LIMITED_BY = "x-limited-by"
+
+
+class RequestModel(BaseModel):
+    """A JSON object of a request. No coercion, no NaN.
+
+    ignored_fields      undeclared fields that are accepted without effect.
+    unsupported_fields  undeclared fields that are refused unless they ask for nothing.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, hide_input_in_errors=True)
+
+    ignored_fields: ClassVar[frozenset[str]] = IGNORED_FIELDS
+    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_FIELDS
+
+    def check_extra_fields(self, path: str = "") -> None:
+        """Raise ``unknown_field`` or ``unsupported_parameter`` for undeclared fields of the object at ``path``."""
+        for name, value in (self.model_extra or {}).items():
+            param = f"{path}.{name:.64}" if path else f"{name:.64}"
+            if name in self.ignored_fields:
+                continue
+            if name not in self.unsupported_fields:
+                raise error("unknown_field", param=param)
+            unsupported = self.unsupported_fields[name]
+            if not unsupported.accepts(value):
+                raise error("unsupported_parameter", param=param, reason=unsupported.reason)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The schema with nothing allowed beyond the declared fields, but for what is ignored or asks for nothing."""
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        schema["additionalProperties"] = False
+        properties = schema.setdefault("properties", {})
+        for name in sorted(cls.ignored_fields):
+            properties.setdefault(name, {"description": "Without effect."})
+        for name, unsupported in cls.unsupported_fields.items():
+            description = f"Nothing else: {unsupported.reason}."
+            properties.setdefault(name, {"enum": [*unsupported.neutral, None], "description": description})
+        return reference
+
+
+Model = TypeVar("Model", bound=RequestModel)
+
+
+def parse_body(model: type[Model], body: bytes) -> Model:
+    """A request body as ``model``.
+
+    Raises invalid_json, missing_field, invalid_type, value_out_of_range, unknown_field or unsupported_parameter. The
+    error names the field and repeats nothing the client sent except field names.
+    """
+    try:
+        request = model.model_validate_json(body)
+    except ValidationError as failure:
+        raise _to_aiakq_error(failure) from None
+    request.check_extra_fields()
+    options = getattr(request, "stream_options", None)
+    if options is not None:
+        options.check_extra_fields("stream_options")
+    return request
+
+
+def _to_aiakq_error(failure: ValidationError) -> AiakqError:
+    """The first complaint of pydantic as an entry of the error registry."""
+    first = failure.errors(include_url=False, include_context=False, include_input=False)[0]
+    kind, location, text = first["type"], first["loc"], first["msg"]
+    text = text[:1].lower() + text[1:]
+    if not location:
+        reason = "an object is expected" if kind != "json_invalid" else text.removeprefix("invalid JSON: ")
+        return error("invalid_json", reason=reason)
+    param = _format_location(location)
+    if kind == "missing":
+        return error("missing_field", param=param)
+    if kind == "finite_number":
+        return error("value_out_of_range", param=param, value="not finite", allowed="a finite number")
+    if kind == "too_short":
+        return error("value_out_of_range", param=param, value="empty", allowed="at least one entry")
+    if location[0] == "stop":  # a union: pydantic complains once per branch
+        text = "a string or a list of strings is expected"
+    return error("invalid_type", param=param, reason=text)
+
+
+def _format_location(location: tuple[int | str, ...]) -> str:
+    """A location of pydantic like ``messages[0].content``. Keys chosen by the client are cut to 64 characters."""
+    if location[0] == "stop":
+        return "stop"
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part:.64}"
+    return text.lstrip(".")

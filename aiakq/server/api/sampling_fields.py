@@ -1,0 +1,68 @@
+"""The sampling fields of requests, derived from the declaration of ``SamplingParams``.
+
+A parameter added there is a field of every request that generates, with its bounds and its description.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import Field, create_model
+
+from aiakq.runtime.sampling_params import Parameter, parameters
+from aiakq.server.api.request_model import LIMITED_BY, RequestModel
+
+
+def _json_type(type_: Any) -> Any:
+    """``type_`` as it arrives in JSON: keys of objects are strings, and lists are validated up to the first error."""
+    origin: Any = get_origin(type_)
+    if origin in (Union, UnionType):
+        return functools.reduce(operator.or_, map(_json_type, get_args(type_)))
+    if origin is dict:
+        _, value = get_args(type_)
+        return origin[str, value]
+    if origin is list:
+        return Annotated[type_, Field(fail_fast=True)]
+    return type_
+
+
+def _keywords(parameter: Parameter, json_type: str) -> dict[str, Any]:
+    """The JSON Schema keywords of ``parameter`` for values of ``json_type``."""
+    keywords = dict(parameter.schema.get(json_type, {}))
+    if json_type in ("integer", "number"):
+        if parameter.minimum is not None:
+            keywords["exclusiveMinimum" if parameter.exclusive else "minimum"] = parameter.minimum
+        if parameter.maximum is not None:
+            keywords["maximum"] = parameter.maximum
+        if parameter.limited_by:
+            keywords[LIMITED_BY] = parameter.limited_by
+    if json_type == "array" and parameter.limited_by:
+        keywords["items"] = {"type": "integer", LIMITED_BY: parameter.limited_by}
+    return keywords
+
+
+def _field(type_: Any, parameter: Parameter) -> Any:
+    """A pydantic field whose JSON schema states the bounds. ``SamplingParams`` checks them, for all its users alike."""
+
+    def add_bounds(schema: dict[str, Any]) -> None:
+        for branch in schema.get("anyOf", [schema]):
+            branch.update(_keywords(parameter, branch.get("type", "")))
+
+    optional = _json_type(type_) | None
+    return optional, Field(default=None, description=parameter.help, json_schema_extra=add_bounds)
+
+
+_DECLARED = {name: declared for name, declared in parameters().items() if not declared[1].only_local}
+
+#: The names of the fields.
+SAMPLING_FIELDS = tuple(_DECLARED)
+
+#: The base of requests that generate: every field is optional, absent means the default.
+SamplingFields: Any = create_model(
+    "SamplingFields",
+    __base__=RequestModel,
+    **{name: _field(type_, parameter) for name, (type_, parameter) in _DECLARED.items()},
+)

@@ -1,0 +1,102 @@
+"""The state of the server: /health, /ready, /ping, /load, /version and /metrics."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+import aiakq
+from aiakq.errors import AiakqError
+from aiakq.server.api.routes import UNAVAILABLE, Route
+from aiakq.server.api.service import Service
+from aiakq.server.http.responses import JSONResponse, NotReadyResponse, not_ready_response
+from aiakq.server.telemetry.metrics import CONTENT_TYPE
+
+
+class ReadyResponse(msgspec.Struct):
+    """The model is loaded."""
+
+    ready: Literal[True] = True
+
+
+class LoadResponse(msgspec.Struct):
+    """How much work there is."""
+
+    server_load: int
+    num_requests_running: int
+    num_requests_waiting: int
+    kv_cache_usage_perc: float
+
+
+class VersionResponse(msgspec.Struct):
+    """The version of aiakq."""
+
+    version: str
+
+
+async def health(service: Service, request: Request) -> Response:
+    """200 while requests are answered, else 503 with the reason."""
+    service.check_available()
+    return Response()
+
+
+async def ready(service: Service, request: Request) -> Response:
+    """200 once the model is loaded. Until then, and while an engine is restarted, 503 with the progress of loading."""
+    try:
+        service.check_available()
+    except AiakqError as failure:
+        return not_ready_response(failure, service.progress())
+    return JSONResponse(ReadyResponse())
+
+
+async def ping(service: Service, request: Request) -> Response:
+    """The same as /health, under the name that some platforms use."""
+    service.check_available()
+    return Response()
+
+
+async def load(service: Service, request: Request) -> Response:
+    """How much work there is: unanswered requests, running and waiting sequences, KV pages in use."""
+    stats = service.manager.stats
+    return JSONResponse(LoadResponse(service.num_in_flight, stats.num_running, stats.num_waiting, stats.kv_usage))
+
+
+async def version(service: Service, request: Request) -> Response:
+    """The version of aiakq."""
+    return JSONResponse(VersionResponse(aiakq.__version__))
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    """Prometheus metrics."""
+    return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+ROUTES = (
+    Route("GET", "/health", health, "status", errors=UNAVAILABLE, needs_key=False),
+    Route(
+        "GET",
+        "/ready",
+        ready,
+        "status",
+        response=ReadyResponse,
+        description="The model is loaded.",
+        errors=UNAVAILABLE,
+        error_body=NotReadyResponse,
+        needs_key=False,
+    ),
+    Route(("GET", "POST"), "/ping", ping, "status", errors=UNAVAILABLE, needs_key=False),
+    Route("GET", "/load", load, "status", response=LoadResponse, description="How much work there is."),
+    Route("GET", "/version", version, "status", response=VersionResponse, description="The version.", needs_key=False),
+    Route(
+        "GET",
+        "/metrics",
+        metrics,
+        "status",
+        response="text/plain",
+        description="Prometheus metrics.",
+        needs_key="metrics_without_key",
+    ),
+)

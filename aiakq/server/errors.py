@@ -1,0 +1,17 @@
+"""Errors on their way to clients: copies to raise again, and exceptions that are bugs."""
+
+from __future__ import annotations
+
+from aiakq.errors import AiakqError, error
+
+
+def copy_error(failure: AiakqError) -> AiakqError:
+    """A new instance to raise. One instance raised for many requests would collect all of their tracebacks."""
+    return error(failure.id, **failure.fields)
+
+
+def as_aiakq_error(exception: BaseException) -> AiakqError:
+    """``exception`` itself if it is an AiakqError, else ``request_failed`` without details."""
+    if isinstance(exception, AiakqError):
+        return exception
+    return error("request_failed", reason="an internal error")

@@ -1,0 +1,111 @@
+"""Loads a model to serve: the engine in its process, the tokenizer meanwhile, and the service over both."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aiakq.errors import error
+from aiakq.runtime.text.output_processor import OutputProcessor
+from aiakq.runtime.text.tokenizer import Tokenizer
+from aiakq.server.api.service import ModelInfo, Service
+from aiakq.server.process.ipc import Configured, Ready
+from aiakq.server.process.request_manager import QueueLimits, RequestManager
+from aiakq.server.process.supervisor import Supervisor
+from aiakq.server.telemetry.events import OnEvent, ServerEvent, phase_event
+from aiakq.server.telemetry.logs import request_logger
+from aiakq.server.telemetry.metrics import Metrics
+
+
+async def load_service(supervisor: Supervisor, args: Mapping[str, Any], on_event: OnEvent) -> tuple[Service, Ready]:
+    """Wait until the engine is ready and build the service. Also returns the engine's own report."""
+    chat_template = read_chat_template(args["chat_template"])
+    ready, configured, tokenizer = await _load_engine_and_tokenizer(supervisor, on_event)
+    names = args["served_model_name"] or [args["model"]]
+    metrics = Metrics(names[0], ready.limits.max_model_len, ready.settings)
+    queue = QueueLimits(
+        max_running=ready.max_num_seqs,
+        max_waiting=args["max_num_queued_reqs"],
+        max_waiting_tokens=args["max_num_queued_tokens"] or 4 * ready.limits.max_kv_tokens,
+        max_wait_seconds=args["max_queue_seconds"],
+        max_request_seconds=args["max_request_seconds"],
+    )
+    service = Service(
+        ModelInfo(
+            names=tuple(names),
+            path=args["model"],
+            dtype=configured.dtype,
+            limits=ready.limits,
+            default_sampling=configured.sampling,
+            response_role=args["response_role"],
+        ),
+        tokenizer,
+        RequestManager(OutputProcessor(tokenizer, ready.limits), ready.limits, metrics, queue),
+        metrics,
+        chat_template=chat_template,
+        max_body_bytes=args["max_body_bytes"],
+        progress=lambda: supervisor.progress.as_dict(),
+        log_prompts=_enable_request_log(args),
+    )
+    if tokenizer.has_text and not service.templates.available:
+        text = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
+        on_event(ServerEvent("warning", text))
+    return service, ready
+
+
+async def _load_engine_and_tokenizer(supervisor: Supervisor, on_event: OnEvent) -> tuple[Ready, Configured, Tokenizer]:
+    """Load the tokenizer in a thread while the engine loads weights. Raises the first failure of either."""
+    configured: asyncio.Future[Configured] = asyncio.get_running_loop().create_future()
+
+    async def load_tokenizer() -> Tokenizer:
+        source = (await configured).tokenizer
+        start_time = time.monotonic()
+        tokenizer = await asyncio.to_thread(source.load)
+        on_event(phase_event("tokenizer", time.monotonic() - start_time, tokenizer.describe()))
+        return tokenizer
+
+    engine_task = asyncio.create_task(supervisor.load(configured.set_result))
+    tokenizer_task = asyncio.create_task(load_tokenizer())
+    tasks: tuple[asyncio.Task[Any], ...] = (engine_task, tokenizer_task)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done():
+                task.result()
+        return engine_task.result(), configured.result(), tokenizer_task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def read_chat_template(value: str | None) -> str | None:
+    """The template of --chat-template: the content of a file, or the text itself. Raises ``bad_option``."""
+    if value is None or "{" in value:
+        return value
+    try:
+        return Path(value).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        expected = "a readable file or a template (which would hold a brace)"
+        hint = "Give the path of a Jinja file."
+        raise error("bad_option", option="--chat-template", value=value, expected=expected, hint=hint) from None
+
+
+def startup_facts(service: Service, ready: Ready) -> dict[str, str]:
+    """What the start-up table shows beside the phases."""
+    sampling = service.model.default_sampling
+    if not sampling:
+        return dict(ready.facts)
+    return {**ready.facts, "default sampling": ", ".join(f"{name} {value}" for name, value in sampling.items())}
+
+
+def _enable_request_log(args: Mapping[str, Any]) -> float | None:
+    """Show lines about requests, with --enable-log-requests; returns how much of a prompt to log, see ``Service``."""
+    if not args["enable_log_requests"]:
+        return None
+    request_logger.setLevel(logging.INFO)
+    return math.inf if args["max_log_len"] is None else args["max_log_len"]

@@ -1,0 +1,43 @@
+"""Periodic tasks of a running server: timeouts of requests, and the line of statistics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from aiakq.server.api.service import Service
+from aiakq.server.process.request_manager import RequestManager
+from aiakq.server.telemetry.events import OnEvent, ServerEvent
+
+STATS_SECONDS = 10.0
+
+
+async def expire_requests(manager: RequestManager) -> None:
+    """Twice per second, fail requests that have waited or run for too long."""
+    while True:
+        await asyncio.sleep(0.5)
+        manager.expire(time.monotonic())
+
+
+async def report_stats(service: Service, on_event: OnEvent) -> None:
+    """Every ten seconds, one line of statistics, if anything was generated."""
+    while True:
+        before = _counters(service.manager)
+        await asyncio.sleep(STATS_SECONDS)
+        after = _counters(service.manager)
+        prompt, output, queries, hits = (new - old for new, old in zip(after, before, strict=True))
+        if not (prompt or output or service.num_in_flight):
+            continue
+        stats = service.manager.stats
+        text = (
+            f"running {stats.num_running}, waiting {stats.num_waiting}, "
+            f"prompt {prompt / STATS_SECONDS:.1f} tokens/s, output {output / STATS_SECONDS:.1f} tokens/s, "
+            f"KV pages {stats.kv_usage:.1%} used, prefix cache {hits / queries if queries else 0.0:.1%} hits"
+        )
+        on_event(ServerEvent("stats", text))
+
+
+def _counters(manager: RequestManager) -> tuple[int, int, int, int]:
+    """Prompt tokens, generated tokens, prefix cache queries and hits since the start."""
+    stats = manager.stats
+    return manager.num_prompt_tokens, manager.num_generation_tokens, stats.prefix_queries, stats.prefix_hits

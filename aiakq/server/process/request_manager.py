@@ -1,0 +1,369 @@
+"""The requests of one server: the bounded queue in front of the engine, and the routing of its output to readers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.engine.messages import NOTHING_LEFT, OUT_OF_MEMORY, EngineStats, ModelLimits, RequestSpec, StepOutput
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.text.output_processor import Delta, OutputProcessor
+from aiakq.server.errors import copy_error
+from aiakq.server.process.ipc import Cancel, Reset, Submit, ToEngine
+from aiakq.server.process.request_stream import (
+    Prompt,
+    RequestStream,
+    SequenceState,
+    check_sequence_count,
+    merge_deltas,
+)
+from aiakq.server.telemetry.metrics import Metrics
+
+logger = logging.getLogger("aiakq.server")
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """How many requests may wait, and for how long.
+
+    max_running          sequences the engine runs at a time.
+    max_waiting          sequences that may wait beside them.
+    max_waiting_tokens   prompt tokens of all waiting sequences.
+    max_wait_seconds     from the arrival of a request to its first step.
+    max_request_seconds  from the arrival of a request to its end.
+    """
+
+    max_running: int
+    max_waiting: int
+    max_waiting_tokens: int
+    max_wait_seconds: float
+    max_request_seconds: float
+
+
+@dataclass
+class _PromptState:
+    """The sequences generated for one prompt, by their ids in the engine.
+
+    num_returned  how many of them the client gets: the best, if more are generated.
+    candidates    their output so far, if only the best are returned.
+    """
+
+    stream: RequestStream
+    index: int
+    sequences: dict[str, SequenceState]
+    num_unfinished: int
+    num_returned: int
+    candidates: dict[int, Delta] = field(default_factory=dict)
+
+
+class RequestManager:
+    """All requests of one server. The only place that sends sequences to the engine.
+
+    stats           the engine's statistics after its last step.
+    failure         why nothing can be generated now; None while the engine is running.
+    num_unfinished  sequences the engine has not finished. While there are any, the engine has to make steps.
+    """
+
+    def __init__(self, processor: OutputProcessor, limits: ModelLimits, metrics: Metrics, queue: QueueLimits) -> None:
+        self.stats = EngineStats(num_pages=0)
+        self.num_prompt_tokens = 0
+        self.num_generation_tokens = 0
+        self.failure: AiakqError | None = error("loading")
+        self.num_unfinished = 0
+        self._processor = processor
+        self._limits = limits
+        self._metrics = metrics
+        self._queue = queue
+        self._send: Callable[[ToEngine], None] = _discard
+        self._streams: dict[RequestStream, None] = {}  # in order of arrival
+        self._prompts: dict[str, _PromptState] = {}
+        self._prompt_of_sequence: dict[str, _PromptState] = {}
+        self._num_waiting = 0
+        self._num_waiting_tokens = 0
+        self._had_engine = False
+
+    # --- requests
+
+    def start(
+        self,
+        request_id: str,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        arrival_time: float,
+        *,
+        final_only: bool = False,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestStream:
+        """Admit an HTTP request and send its sequences to the engine.
+
+        Raises too_many_prompts, overloaded, ``failure``, and everything ``messages.admit`` raises. If it raises,
+        no part of the request was started.
+        """
+        if self.failure is not None:
+            raise copy_error(self.failure)
+        check_sequence_count(len(prompts), params)
+        self._check_queue(prompts, params)
+        stream = RequestStream(
+            request_id,
+            prompts,
+            params,
+            arrival_time,
+            self._on_close,
+            final_only=final_only,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        specs = self._add(stream)
+        self._streams[stream] = None
+        self._metrics.params_n.observe(params.n)
+        self._send(Submit(specs))
+        return stream
+
+    def expire(self, now: float) -> None:
+        """Fail requests that have waited or run for too long; ``now`` is on ``time.monotonic``."""
+        queue = self._queue
+        for stream in list(self._streams):
+            age = now - stream.arrival_time
+            if age > queue.max_request_seconds:
+                stream.fail(error("time_limit", limit=queue.max_request_seconds))
+            elif age > queue.max_wait_seconds and stream.is_waiting:
+                stream.fail(error("queue_timeout", limit=queue.max_wait_seconds))
+
+    def fail_all(self, failure: AiakqError) -> None:
+        """Fail every running request."""
+        for stream in list(self._streams):
+            stream.fail(failure)
+
+    def abort(self, ids: Sequence[str] | None, failure: AiakqError) -> int:
+        """Fail the running requests with these ids, or all of them for None. Returns how many there were."""
+        found = [stream for stream in self._streams if ids is None or stream.id in ids]
+        for stream in found:
+            stream.fail(failure)
+        return len(found)
+
+    def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache: later prompts reuse nothing computed for earlier ones."""
+        self._send(Reset())
+
+    def _on_close(self, stream: RequestStream) -> None:
+        """A request ended; cancel its unfinished sequences."""
+        self._streams.pop(stream, None)
+        self._metrics.max_num_generation_tokens.observe(stream.max_generated)
+        unfinished = self._remove(stream)
+        if unfinished:
+            self._send(Cancel(unfinished))
+
+    def _check_queue(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+        """Raise ``overloaded`` if the queue has no room for the request."""
+        queue, n = self._queue, params.num_sequences
+        if self.num_unfinished + len(prompts) * n > queue.max_running + queue.max_waiting:
+            flag, limit = "--max-num-queued-reqs", queue.max_waiting
+            raise error("overloaded", waiting=self._num_waiting, what="sequences", limit=limit, flag=flag)
+        num_tokens = n * sum(len(prompt.token_ids) for prompt in prompts)
+        if self._num_waiting and self._num_waiting_tokens + num_tokens > queue.max_waiting_tokens:
+            flag, limit = "--max-num-queued-tokens", queue.max_waiting_tokens
+            raise error("overloaded", waiting=self._num_waiting_tokens, what="prompt tokens", limit=limit, flag=flag)
+
+    def _add(self, stream: RequestStream) -> list[RequestSpec]:
+        """Register the sequences of ``stream``; returns what to send to the engine."""
+        specs: list[RequestSpec] = []
+        try:
+            for index, (prompt_id, prompt) in enumerate(zip(stream.prompt_ids, stream.prompts, strict=True)):
+                prompt_specs = self._processor.add(
+                    prompt_id, prompt.token_ids, stream.params, stream.priority, stream.cache_salt
+                )
+                states = stream.sequences[index]
+                if not states:
+                    states += [SequenceState(len(prompt.token_ids), spec.max_tokens) for spec in prompt_specs]
+                sequences = {spec.request_id: state for spec, state in zip(prompt_specs, states, strict=True)}
+                entry = _PromptState(stream, index, sequences, len(prompt_specs), stream.params.n)
+                self._prompts[prompt_id] = entry
+                self._prompt_of_sequence.update(dict.fromkeys(sequences, entry))
+                stream.num_unfinished += len(prompt_specs)
+                stream.restarting = False
+                self.num_unfinished += len(prompt_specs)
+                self._num_waiting += len(prompt_specs)
+                self._num_waiting_tokens += len(prompt.token_ids) * len(prompt_specs)
+                specs += prompt_specs
+        except AiakqError:
+            self._remove(stream)
+            raise
+        return specs
+
+    def _remove(self, stream: RequestStream) -> list[str]:
+        """Unregister the sequences of ``stream``; returns the engine's ids of those that are unfinished."""
+        unfinished: list[str] = []
+        for prompt_id in stream.prompt_ids:
+            entry = self._remove_prompt(prompt_id)
+            if entry is not None:
+                for sequence in entry.sequences.values():
+                    self._on_scheduled(sequence)
+                    self.num_unfinished -= not sequence.finished
+                unfinished += self._processor.cancel(prompt_id)
+        return unfinished
+
+    def _remove_prompt(self, prompt_id: str) -> _PromptState | None:
+        entry = self._prompts.pop(prompt_id, None)
+        for sequence_id in entry.sequences if entry else ():
+            del self._prompt_of_sequence[sequence_id]
+        return entry
+
+    def _on_scheduled(self, sequence: SequenceState) -> None:
+        """``sequence`` has left the queue."""
+        if not sequence.scheduled:
+            sequence.scheduled = True
+            self._num_waiting -= 1
+            self._num_waiting_tokens -= sequence.num_prompt_tokens
+
+    # --- the engine
+
+    def on_engine_ready(self, send: Callable[[ToEngine], None], limits: ModelLimits) -> None:
+        """A new engine takes requests. It is sent those that the one before it left unfinished."""
+        if self._had_engine:
+            self._metrics.engine_restarts.inc()
+        self._had_engine = True
+        self.failure = None
+        self._send = send
+        self._limits = self._processor.limits = limits
+        for stream in list(self._streams):
+            if stream.is_complete:
+                continue
+            try:
+                specs = self._add(stream)
+            except AiakqError as failure:  # a smaller page pool than before
+                stream.fail(failure)
+            else:
+                send(Submit(specs))
+
+    def on_engine_end(self, running_error: AiakqError, new_request_error: AiakqError, *, replay: bool) -> None:
+        """The engine has ended.
+
+        running_error      fails running requests that cannot be replayed.
+        new_request_error  fails new requests until ``on_engine_ready``.
+        replay             keep requests whose readers have received nothing for the next engine. A request that was
+                           running in two engines that ended may be the cause, and is not given to a third.
+        """
+        self.failure = new_request_error
+        self._send = _discard
+        self._metrics.engine_ended()
+        self.stats = EngineStats(num_pages=0)
+        for stream in list(self._streams):
+            if stream.is_complete:  # it only has to be read
+                continue
+            stream.num_engine_ends += not stream.is_waiting
+            if replay and not stream.consumed and stream.num_engine_ends < 2:
+                self._remove(stream)
+                stream.restart()
+            else:
+                quarantined = stream.num_engine_ends >= 2 and not stream.consumed
+                stream.fail(error("request_quarantined") if quarantined else running_error)
+
+    def on_step(self, output: StepOutput) -> None:
+        """Route the output of one engine step to the requests it belongs to."""
+        now = time.monotonic()
+        self.stats = output.stats
+        self._metrics.step(output.stats)
+        for sequence_id in output.started:
+            entry = self._prompt_of_sequence.get(sequence_id)
+            if entry is not None:
+                self._on_scheduled(entry.sequences[sequence_id])
+        stopped: list[str] = []
+        for token_output in output.outputs:
+            try:
+                deltas, to_abort = self._processor.process(token_output)
+            except BaseException as failure:  # panics of the Rust tokenizer do not derive from Exception
+                logger.exception("detokenizing %s failed", token_output.request_id, exc_info=failure)
+                self._fail_sequence(token_output.request_id)
+                continue
+            stopped += to_abort
+            for delta in deltas:
+                self._deliver(token_output.request_id, delta, now)
+        if stopped:
+            self._send(Cancel(stopped))
+
+    def _fail_sequence(self, sequence_id: str) -> None:
+        """The text of one sequence could not be made: fail its request, and no other."""
+        entry = self._prompt_of_sequence.get(sequence_id)
+        if entry is not None:
+            entry.stream.fail(error("request_failed", reason="its tokens could not be turned into text"))
+
+    def _deliver(self, sequence_id: str, delta: Delta, now: float) -> None:
+        """Pass ``delta`` on to its stream; with best_of, only once all sequences of the prompt are finished."""
+        entry = self._prompt_of_sequence.get(sequence_id)
+        if entry is None:  # its request was closed while this was on its way
+            return
+        sequence = entry.sequences[sequence_id]
+        self._observe(entry.stream, sequence, delta, now)
+        if delta.finish_reason == "error":
+            entry.stream.fail(_sequence_error(delta.error or "no reason is known"))
+            return
+        if delta.finish_reason == "abort":
+            entry.stream.fail(error("request_failed", reason="the engine stopped it"))
+            return
+        if delta.finish_reason is not None:
+            sequence.finished = True
+            self.num_unfinished -= 1
+            entry.num_unfinished -= 1
+            entry.stream.num_unfinished -= 1
+            if entry.num_unfinished == 0:
+                self._remove_prompt(delta.request_id)
+        if len(entry.sequences) == entry.num_returned:
+            entry.stream.put(entry.index, delta)
+            return
+        candidate = entry.candidates.get(delta.index)
+        entry.candidates[delta.index] = delta if candidate is None else merge_deltas(candidate, delta)
+        if entry.num_unfinished == 0:
+            ranked = sorted(entry.candidates.values(), key=lambda candidate: -candidate.cumulative_logprob)
+            for index, best in enumerate(ranked[: entry.num_returned]):
+                entry.stream.put(entry.index, replace(best, index=index))
+
+    def _observe(self, stream: RequestStream, sequence: SequenceState, delta: Delta, now: float) -> None:
+        """Update the metrics with one delta."""
+        metrics = self._metrics
+        sequence.num_generated += len(delta.token_ids)
+        num_new = sequence.num_generated - sequence.num_counted
+        if not sequence.first_token_time:
+            self.num_prompt_tokens += sequence.num_prompt_tokens
+            metrics.prompt_tokens.inc(sequence.num_prompt_tokens)
+            metrics.prompt_tokens_cached.inc(delta.num_cached_tokens)
+            if delta.token_ids:
+                metrics.time_to_first_token.observe(now - stream.arrival_time)
+            sequence.first_token_time = sequence.last_token_time = now
+        elif num_new > 0:
+            metrics.inter_token_latency.observe(now - sequence.last_token_time)
+        if num_new > 0:
+            sequence.last_token_time = now
+            sequence.num_counted = sequence.num_generated
+            self.num_generation_tokens += num_new
+            metrics.generation_tokens.inc(num_new)
+        stream.max_generated = max(stream.max_generated, sequence.num_generated)
+        if delta.finish_reason is None:
+            return
+        if sequence.num_generated > 1:
+            seconds = sequence.last_token_time - sequence.first_token_time
+            for histogram in metrics.time_per_output_token:
+                histogram.observe(seconds / (sequence.num_generated - 1))
+        metrics.sequence_ended(
+            sequence.num_prompt_tokens,
+            sequence.num_generated,
+            sequence.max_tokens,
+            delta.num_preemptions,
+            delta.times,
+        )
+
+
+def _sequence_error(reason: str) -> AiakqError:
+    """The error for a sequence that the engine finished with ``reason``."""
+    if reason == NOTHING_LEFT:
+        return error("nothing_left", reason=reason)
+    if reason == OUT_OF_MEMORY:
+        return error("request_memory")
+    return error("numerical_error", reason=reason.rstrip("."))
+
+
+def _discard(record: ToEngine) -> None:
+    """Drop a record: there is no engine to send it to."""

@@ -1,0 +1,195 @@
+"""One HTTP request that generates: its prompts, the state of its sequences, and the output waiting for its reader."""
+
+from __future__ import annotations
+
+from asyncio import Event
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.text.output_processor import Delta
+from aiakq.server.errors import copy_error
+
+#: Limits of one HTTP request.
+MAX_PROMPTS = 32
+MAX_SEQUENCES = 64
+#: Bytes of output that may wait for a slow reader before its request is aborted; estimated by ``estimate_size``.
+MAX_UNREAD_BYTES = 1 << 20
+_TOKEN_BYTES, _LOGPROB_BYTES = 16, 64
+
+#: New output of one request: pairs of (index of the prompt, what was added to one of its sequences).
+RequestDeltas = list[tuple[int, Delta]]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One tokenized prompt. ``text`` is None when the client sent token ids."""
+
+    text: str | None
+    token_ids: list[int]
+
+
+@dataclass
+class SequenceState:
+    """One sequence, for the queue and the metrics. Times are on the HTTP process's monotonic clock.
+
+    num_counted  tokens already counted by the metrics. Tokens that a restarted engine generates again are not counted
+                 again.
+    """
+
+    num_prompt_tokens: int
+    max_tokens: int
+    scheduled: bool = False
+    finished: bool = False
+    num_generated: int = 0
+    num_counted: int = 0
+    first_token_time: float = 0.0
+    last_token_time: float = 0.0
+
+    def reset(self) -> None:
+        """Start over on a new engine."""
+        self.scheduled = self.finished = False
+        self.num_generated = 0
+
+
+def check_sequence_count(num_prompts: int, params: SamplingParams) -> None:
+    """Raise ``too_many_prompts`` if a request exceeds ``MAX_PROMPTS`` or ``MAX_SEQUENCES``."""
+    if num_prompts > MAX_PROMPTS:
+        raise error("too_many_prompts", param="prompt", value=num_prompts, limit=MAX_PROMPTS)
+    num_sequences = num_prompts * params.num_sequences
+    if num_sequences > MAX_SEQUENCES:
+        param = "n" if params.num_sequences == params.n else "best_of"
+        raise error("too_many_prompts", param=param, value=num_sequences, limit=MAX_SEQUENCES)
+
+
+class RequestStream:
+    """The output of one HTTP request. Iterate over it once, and always ``close`` it.
+
+    final_only       the reader wants the complete output only, not increments.
+    on_close         called once, when the request is finished, failed or abandoned.
+    consumed         whether the reader has received any output. Until then the request can be restarted.
+    num_engine_ends  engines that ended while the request was running.
+    restarting       whether the request waits for a new engine, to start over.
+
+    Output that arrives faster than it is read is merged per sequence. If more than ``MAX_UNREAD_BYTES`` accumulate, the
+    request is aborted, so that a slow reader costs others neither memory nor pages.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        arrival_time: float,
+        on_close: Callable[[RequestStream], None],
+        *,
+        final_only: bool = False,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> None:
+        self.id = id
+        self.prompts = prompts
+        self.params = params
+        self.arrival_time = arrival_time
+        self.final_only = final_only
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self.sequences: list[list[SequenceState]] = [[] for _ in prompts]
+        self.num_unfinished = 0
+        self.max_generated = 0
+        self.consumed = False
+        self.num_engine_ends = 0
+        self.restarting = False
+        self.failure: AiakqError | None = None
+        self._on_close = on_close
+        self._unread: dict[tuple[int, int], Delta] = {}
+        self._num_unread_bytes = 0
+        self._wake = Event()
+        self._closed = False
+
+    @property
+    def prompt_ids(self) -> list[str]:
+        """The ids of the prompts in the output processor."""
+        return [f"{self.id}-{index}" for index in range(len(self.prompts))]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether none of its sequences has been scheduled yet."""
+        return not any(sequence.scheduled for group in self.sequences for sequence in group)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sequence is finished, read or not."""
+        return self.num_unfinished == 0 and not self.restarting
+
+    async def __aiter__(self) -> AsyncIterator[RequestDeltas]:
+        """New output, until every sequence is finished. Raises the error the request failed with."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            unread, self._unread, self._num_unread_bytes = self._unread, {}, 0
+            failure, complete = self.failure, self.is_complete
+            if unread and (complete or not self.final_only):
+                self.consumed = True
+                yield [(prompt_index, delta) for (prompt_index, _), delta in unread.items()]
+            # Output that came before the failure is delivered before it.
+            if failure is not None:
+                raise copy_error(failure)
+            if complete:
+                return
+
+    def put(self, prompt_index: int, delta: Delta) -> None:
+        """Add output from the engine."""
+        key = (prompt_index, delta.index)
+        waiting = self._unread.get(key)
+        self._unread[key] = delta if waiting is None else merge_deltas(waiting, delta)
+        if not self.final_only or self.is_complete:
+            self._wake.set()
+        if not self.final_only:
+            self._num_unread_bytes += estimate_size(delta)
+            if self._num_unread_bytes > MAX_UNREAD_BYTES:
+                self.fail(error("slow_reader", limit=MAX_UNREAD_BYTES))
+
+    def fail(self, failure: AiakqError) -> None:
+        """Abort the request; the reader gets ``failure``."""
+        self.failure = failure
+        self._wake.set()
+        self.close()
+
+    def restart(self) -> None:
+        """Discard all output: a new engine starts over. Only possible while the reader has received nothing."""
+        assert not self.consumed
+        self._unread.clear()
+        self.num_unfinished = 0
+        self.restarting = True
+        for group in self.sequences:
+            for sequence in group:
+                sequence.reset()
+
+    def close(self) -> None:
+        """Abort whatever is still running for this request. Later calls do nothing."""
+        if not self._closed:
+            self._closed = True
+            self._on_close(self)
+
+
+def estimate_size(delta: Delta) -> int:
+    """About how many bytes ``delta`` takes in a response."""
+    num_logprobs = sum(map(len, delta.logprobs or ()))
+    return len(delta.text) + _TOKEN_BYTES * len(delta.token_ids) + _LOGPROB_BYTES * num_logprobs
+
+
+def merge_deltas(earlier: Delta, later: Delta) -> Delta:
+    """Two consecutive deltas of one sequence as one. ``earlier`` is modified and returned."""
+    earlier.text += later.text
+    earlier.token_ids += later.token_ids
+    if later.logprobs is not None:
+        earlier.logprobs = earlier.logprobs or []
+        earlier.logprobs += later.logprobs
+    if later.prompt_logprobs is not None:
+        earlier.prompt_logprobs = later.prompt_logprobs
+    for name in ("cumulative_logprob", "finish_reason", "stop_reason", "times", "num_preemptions", "error"):
+        setattr(earlier, name, getattr(later, name))
+    earlier.num_cached_tokens = max(earlier.num_cached_tokens, later.num_cached_tokens)
+    return earlier

@@ -1,0 +1,60 @@
+"""The orderly end of a server: signals, and the draining of running requests."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from typing import Any
+
+from aiakq.errors import error
+from aiakq.server.api.service import Service
+from aiakq.server.http.http_server import FLUSH_SECONDS
+from aiakq.server.telemetry.events import OnEvent, ServerEvent
+
+
+class Signals:
+    """INT and TERM, recorded in ``received`` instead of acted on. Use as a context manager on the event loop."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._first = asyncio.Event()
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, int(number))
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    async def wait_or(self, *tasks: asyncio.Task[Any]) -> bool:
+        """Wait for the first signal or for one of ``tasks``. Returns whether a task has finished."""
+        first = asyncio.create_task(self._first.wait())
+        await asyncio.wait({*tasks, first}, return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+        return any(task.done() for task in tasks)
+
+    def _on_signal(self, number: int) -> None:
+        self.received.append(number)
+        self._first.set()
+
+
+async def drain(service: Service, timeout: float, signals: Signals, on_event: OnEvent) -> bool:
+    """Refuse new requests and wait for the running ones. Returns whether a second signal interrupted that."""
+    service.closing = error("shutting_down")
+    running = service.num_in_flight
+    text = f"Shutting down: {running} running requests are finished first, for at most {timeout:g} s."
+    on_event(ServerEvent("draining", text if running else "Shutting down."))
+    deadline = time.monotonic() + timeout
+    while service.num_in_flight and len(signals.received) < 2 and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+    interrupted = service.num_in_flight > 0 and len(signals.received) > 1
+    num_cut = service.num_in_flight
+    service.manager.fail_all(service.closing)
+    deadline = time.monotonic() + FLUSH_SECONDS
+    while service.num_in_flight and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+    on_event(ServerEvent("stopped", f"Stopped; {num_cut} requests were cut short." if num_cut else "Stopped."))
+    return interrupted

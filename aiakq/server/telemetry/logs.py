@@ -1,0 +1,60 @@
+"""Log records as events: while a server runs, its logs go to the caller instead of to standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from aiakq.server.telemetry.events import OnEvent, ServerEvent
+
+#: Lines about single requests, with --enable-log-requests; a logger of its own, so that it has its own level.
+request_logger = logging.getLogger("aiakq.requests")
+
+#: At most ``MAX_LINES`` records with the same message are shown per ``WINDOW_SECONDS``.
+MAX_LINES, WINDOW_SECONDS = 5, 10.0
+
+
+class EventLogHandler(logging.Handler):
+    """Turns log records into events, with a limit per kind of message: some can be caused by clients at any rate.
+
+    Lines about single requests are not limited. They are only logged on request.
+    """
+
+    def __init__(self, on_event: OnEvent) -> None:
+        super().__init__()
+        self._on_event = on_event
+        self._window_start = 0.0
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now = time.monotonic()
+        if now - self._window_start > WINDOW_SECONDS:
+            self._window_start = now
+            left_out = sum(max(0, count - MAX_LINES) for count in self._counts.values())
+            self._counts.clear()
+            if left_out:
+                self._on_event(ServerEvent("log", f"{left_out} more lines like these were left out.", detail="warning"))
+        kind = (record.name, str(record.msg)[:64])
+        self._counts[kind] += 1
+        if self._counts[kind] <= MAX_LINES or record.name in ("uvicorn.access", request_logger.name):
+            self._on_event(ServerEvent("log", self.format(record), name=record.name, detail=record.levelname.lower()))
+
+
+@contextlib.contextmanager
+def logging_as_events(on_event: OnEvent) -> Iterator[None]:
+    """Within the context, the logs of uvicorn and aiakq go to ``on_event`` and nowhere else."""
+    handler = EventLogHandler(on_event)
+    loggers = [logging.getLogger(name) for name in ("uvicorn", "aiakq")]
+    propagated = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger, propagate in zip(loggers, propagated, strict=True):
+            logger.removeHandler(handler)
+            logger.propagate = propagate

@@ -1,0 +1,181 @@
+"""Native quantized linear layers against float64, on every instruction set of this machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aiakq.kernels.cpu import linear
+from aiakq.kernels.ops import linear_reference as reference
+
+CPU = torch.device("cpu")
+#: (N, K, G): every kind of group, sizes that divide nothing, one output, one input more than a block.
+SHAPES = [
+    (64, 128, 128),
+    (33, 96, 32),
+    (100, 80, 16),
+    (48, 72, 24),
+    (17, 200, 200),
+    (64, 64, 8),
+    (5, 130, 130),
+    (96, 100, 48),
+    (31, 300, 96),
+    (1, 33, 8),
+    (40, 70, 20),
+    (65, 257, 128),
+    (32, 1, 1),
+]
+EXTRAS = [(None, False, False), ("codes", False, True), ("floats", True, True)]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}
+ROWS = 7
+
+
+def rounded(x, weight):
+    """What ``fast`` makes of the activations [M, K], in the order of the codes: 8 bits and a scale per block of 32.
+
+    Blocks begin anew with every group, but for groups of 8 and 16, of which one block holds several.
+    """
+    x = x.float() if weight.perm is None else x.float()[:, weight.perm]
+    size = 32 if weight.group_size in (8, 16) else weight.group_size
+    out = torch.empty_like(x)
+    for group in range(0, x.shape[1], size):
+        for start in range(group, min(group + size, x.shape[1]), 32):
+            block = slice(start, min(start + 32, group + size))
+            highest = x[:, block].abs().amax(dim=1, keepdim=True)
+            steps = torch.where(highest > 1e-30, 127.0 / highest, 0.0)
+            out[:, block] = (x[:, block] * steps).round() * (highest / 127.0)
+    return out
+
+
+def in_order(weight):
+    """The weight in float64, columns in the order of the codes."""
+    natural = reference.dequantize(weight).double()
+    return natural if weight.perm is None else natural[:, weight.perm]
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_weight_only_products_match_float64(isa, bits, make_weight):
+    for n, k, group in SHAPES:
+        for zeros, perm, bias in EXTRAS:
+            weight = make_weight(n, k, bits, group, zeros, perm, bias)
+            dense, added = in_order(weight), weight.bias.double() if bias else 0.0
+            for dtype, tolerance in TOLERANCE.items():
+                x = torch.randn(ROWS, k, generator=torch.Generator().manual_seed(k)).to(dtype)
+                ordered = x if weight.perm is None else x[:, weight.perm]
+                for exact in (True, False):
+                    seen = ordered.double() if exact else rounded(x, weight).double()
+                    y = linear.run(x, linear.prepare(weight, weight.problem(dtype, CPU, exact=exact)))
+                    assert y.shape == (ROWS, n) and y.dtype == dtype
+                    # One output alone can come out near 0: measured against the size of what was added up.
+                    wanted = seen @ dense.T + added
+                    scale = (seen.abs() @ dense.abs().T).norm(dim=1) / k**0.5 + wanted.norm(dim=1)
+                    error = (y.double() - wanted).norm(dim=1) / scale
+                    assert (error <= tolerance).all(), (n, k, group, zeros, perm, dtype, exact, error)
+
+
+def test_rounding_activations_to_8_bits_adds_a_small_error(isa, make_weight, worst_row):
+    for bits in (2, 3, 4, 8):
+        weight = make_weight(96, 512, bits, 128, "codes")
+        x = torch.randn(ROWS, 512, generator=torch.Generator().manual_seed(1))
+        y = linear.run(x, linear.prepare(weight, weight.problem(torch.float32, CPU, exact=False)))
+        assert worst_row(y, x.double() @ in_order(weight).T) < 0.012
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+def test_w8a8_equals_the_reference_bit_for_bit(isa, make_weight, static):
+    for n, k in ((64, 128), (33, 100), (5, 64), (96, 4096), (31, 31)):
+        weight = make_weight(n, k, 8, k, bias=True, w8a8=True)
+        weight.input_scale = torch.tensor(0.011) if static else None  # small enough that some are clamped
+        for dtype in TOLERANCE:
+            weight.bias = weight.bias.to(dtype)
+            x = torch.randn(ROWS, k, generator=torch.Generator().manual_seed(n)).to(dtype)
+            x[1] = 0.0
+            problem = weight.problem(dtype, CPU)
+            wanted = reference.run(x, reference.prepare(weight, problem))
+            assert torch.equal(linear.run(x, linear.prepare(weight, problem)), wanted), (n, k, dtype)
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
+def test_a_row_does_not_depend_on_the_other_rows(isa, make_weight, exact):
+    random = torch.Generator().manual_seed(3)
+    for bits, group, w8a8 in (
+        (2, 8, False),
+        (3, 16, False),
+        (4, 32, False),
+        (4, 48, False),
+        (8, 96, False),
+        (8, 96, True),
+    ):
+        weight = make_weight(70, 96, bits, group, None if w8a8 else "codes", w8a8=w8a8)
+        state = linear.prepare(weight, weight.problem(torch.float32, CPU, exact=exact))
+        x = torch.randn(29, 96, generator=random)
+        together = linear.run(x, state)
+        for count in (1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 24):
+            rows = torch.randperm(29, generator=random)[:count]
+            assert torch.equal(linear.run(x[rows].contiguous(), state), together[rows]), (bits, group, count)
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
+def test_non_finite_values_stay_in_their_row(isa, make_weight, exact, value):
+    for bits, group, w8a8 in (
+        (2, 8, False),
+        (3, 16, False),
+        (4, 24, False),
+        (4, 64, False),
+        (8, 96, False),
+        (8, 96, True),
+    ):
+        for zeros in (None,) if w8a8 else (None, "codes", "floats"):
+            weight = make_weight(40, 96, bits, group, zeros, w8a8=w8a8)
+            state = linear.prepare(weight, weight.problem(torch.float32, CPU, exact=exact))
+            x = torch.randn(8, 96, generator=torch.Generator().manual_seed(5))
+            clean = linear.run(x, state)
+            x[3, 70] = value
+            y = linear.run(x, state)
+            others = [0, 1, 2, 4, 5, 6, 7]
+            assert torch.equal(y[others], clean[others])
+            assert y[3].isnan().all(), (bits, group, zeros, w8a8)
+
+
+def test_a_row_of_zeros_gives_the_bias(isa, make_weight):
+    for exact in (True, False):
+        weight = make_weight(50, 64, 4, 32, "codes", bias=True)
+        state = linear.prepare(weight, weight.problem(torch.float32, CPU, exact=exact))
+        assert torch.equal(linear.run(torch.zeros(3, 64), state), weight.bias.expand(3, -1))
+        # And the smallest numbers there are do no harm.
+        assert torch.allclose(linear.run(torch.full((3, 64), 1e-40), state), weight.bias.expand(3, -1))
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
+def test_rows_of_any_stride_and_nothing_written_outside_the_output(isa, make_weight, apply, exact):
+    for n, dtype in ((33, torch.float32), (5, torch.bfloat16), (50, torch.float16), (64, torch.float32)):
+        weight = make_weight(n, 72, 4, 24, "codes", bias=True)
+        state = linear.prepare(weight, weight.problem(dtype, CPU, exact=exact))
+        random = torch.Generator().manual_seed(n)
+        x = torch.randn(7, 72, generator=random).to(dtype)
+        wide = torch.full((7, 80), float("nan"), dtype=dtype)
+        wide[:, 3:75] = x
+        plain = apply(state, x.float(), torch.empty(7, n))  # before it is rounded to dtype
+        canvas = torch.full((9, n + 5), 77.0, dtype=dtype)
+        apply(state, wide[:, 3:75], canvas[1:8, 2 : n + 2])
+        assert torch.equal(canvas[1:8, 2 : n + 2], plain.to(dtype))
+        canvas[1:8, 2 : n + 2] = 77.0
+        assert (canvas == 77.0).all(), "written outside the output"
+
+
+def test_any_number_of_threads_gives_the_same_bits(isa, make_weight, threads):
+    weight = make_weight(500, 192, 4, 64, "codes", bias=True)
+    x = torch.randn(19, 192, generator=torch.Generator().manual_seed(9))
+    found = []
+    for count in (1, 2, 3, 4):
+        threads(count)
+        for exact in (True, False):
+            found.append(linear.run(x, linear.prepare(weight, weight.problem(torch.float32, CPU, exact=exact))))
+    assert all(torch.equal(one, found[i % 2]) for i, one in enumerate(found))
+
+
+def test_zero_rows_give_an_empty_result(isa, make_weight):
+    weight = make_weight(33, 64, 4, 32)
+    state = linear.prepare(weight, weight.problem(torch.float32, CPU))
+    assert linear.run(torch.empty(0, 64), state).shape == (0, 33)

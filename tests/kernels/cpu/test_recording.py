@@ -1,0 +1,110 @@
+"""Recorded operations give in one call what they give one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aiakq.kernels.cpu import dense, library
+from aiakq.kernels.cpu.recording import Recording, RecordingError
+from aiakq.kernels.cpu.rows import NativeGate, NativeNorm, NativeSelection
+
+pytestmark = pytest.mark.usefixtures("native")
+
+WIDTH, LAYERS, MOST = 96, 5, 40
+
+
+class Stack:
+    """Layers of norm, product, gate and product, whose results go on, with a residual."""
+
+    def __init__(self) -> None:
+        random = torch.Generator().manual_seed(0)
+
+        def weight(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=random) / 8
+
+        self.layers = [
+            (
+                NativeNorm(weight(WIDTH), None, 1e-5, centered=False),
+                dense.prepare(weight(4 * WIDTH, WIDTH), None, torch.float32),
+                NativeGate("silu"),
+                dense.prepare(weight(WIDTH, 2 * WIDTH), None, torch.float32),
+            )
+            for _ in range(LAYERS)
+        ]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        added = None
+        for norm, first, gate, second in self.layers:
+            added = second(gate.halves(first(norm(x, added))))
+        return added
+
+
+def recorded(stack, x):
+    with Recording() as recording:
+        y = stack(x)
+    return recording, recording.op_list(), y
+
+
+def test_replaying_gives_the_same_bits_as_running_for_any_number_of_rows():
+    stack, x = Stack(), torch.empty(MOST, WIDTH)
+    recording, call, y = recorded(stack, x)
+    assert len(recording.ops) == 4 * LAYERS
+    for rows in (1, 2, 7, MOST, 3):
+        given = torch.randn(rows, WIDTH)
+        for op in recording.ops:
+            op.m = rows
+        x[:rows] = given
+        y.fill_(float("nan"))
+        call()
+        assert torch.equal(y[:rows], stack(given.clone())), rows
+        assert y[rows:].isnan().all(), "rows that nobody asked for are not written"
+
+
+def test_nothing_is_computed_while_recording():
+    x = torch.full((MOST, WIDTH), float("nan"))
+    stack = Stack()
+    recorded(stack, x)
+    assert library.recorder is None
+    assert stack(torch.ones(2, WIDTH)).isfinite().all()
+
+
+def test_memory_of_freed_tensors_is_reused():
+    recording, call, _ = recorded(Stack(), torch.empty(MOST, WIDTH))
+    # A layer's products, gate, norm and scratch: those of the layer after take the same places.
+    assert len(call.memory) < 4 + 4
+    outputs = {op.y for op in recording.ops}
+    assert len(outputs) < len(recording.ops)
+
+
+def test_memory_of_live_views_is_not_reused():
+    norm = NativeNorm(torch.ones(WIDTH), None, 1e-5, centered=False)
+    x = torch.randn(MOST, WIDTH)
+    with Recording() as recording:
+        first = norm(x)
+        view = first[:, :16]
+        del first
+        second = norm(x)
+    recording.op_list()()
+    assert view.data_ptr() != second.data_ptr()
+    assert torch.equal(view, second[:, :16])
+
+
+def test_operations_of_torch_are_refused():
+    x = torch.randn(4, WIDTH)
+    for compute in (lambda: x + 1, lambda: torch.zeros(3), lambda: x[torch.tensor([0])], lambda: x.sum().item()):
+        with pytest.raises(RecordingError, match="torch computes aten"), Recording():
+            compute()
+        assert library.recorder is None
+    assert torch.equal(x + 0, x), "nothing is recorded any more"
+
+
+def test_selecting_rows_equals_indexing():
+    x = torch.randn(9, WIDTH)
+    select = NativeSelection()
+    numbers = torch.tensor([3, 0, 8, 3])
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert torch.equal(select(x.to(dtype), numbers), x.to(dtype)[numbers])
+    assert torch.equal(select(x[:, 5:21], numbers), x[numbers, 5:21])
+    assert select(x, torch.tensor([9])).isnan().all()
+    assert select(x, numbers[:0]).shape == (0, WIDTH)

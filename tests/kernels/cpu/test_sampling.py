@@ -1,0 +1,167 @@
+"""Native sampling gives the same tokens as torch with a full sort, on every instruction set."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from aiakq.kernels.cpu import sampling as native
+from aiakq.runtime.engine.messages import ModelLimits, admit
+from aiakq.runtime.engine.records import NewSequence, SampledToken
+from aiakq.runtime.executor import sampler
+from aiakq.runtime.executor.sampler import SamplerRow
+from aiakq.runtime.executor.sequences import SequenceState
+from aiakq.runtime.sampling_params import SamplingParams
+
+
+def sampler_row(vocab: int, seed: int = 0, outputs=(), **params) -> SamplerRow:
+    limits = ModelLimits(vocab, 10**6, 10**6, max_logprobs=vocab)
+    spec = admit("r", [0], SamplingParams(seed=seed, **params), limits)
+    return SamplerRow(SequenceState(NewSequence(0, spec, list(outputs))), 1 + len(outputs))
+
+
+def sample(logits: torch.Tensor, sequences: list[SamplerRow]) -> list[SampledToken]:
+    return sampler.sample(logits, sequences).collect()
+
+
+def both(logits: torch.Tensor, sequences: list[SamplerRow], monkeypatch) -> tuple[list, list]:
+    ours = sample(logits, sequences)
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler, "_is_native", lambda _: False)
+        patch.setattr(sampler, "CANDIDATES", 10**9)  # all tokens, in order
+        return ours, sample(logits, sequences)
+
+
+def some_logits(kind: str, rows: int, vocab: int) -> torch.Tensor:
+    logits = torch.randn(rows, vocab) * {"flat": 0.1, "peaked": 4, "ties": 2, "far": 3, "lower": 1}[kind]
+    if kind == "ties":
+        logits = logits.round()
+    if kind == "far":
+        logits += 1e4
+    if kind == "lower":
+        logits = logits.bfloat16().float() - 50
+    return logits
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "far", "lower"])
+@pytest.mark.parametrize("vocab", [1, 5, 16, 300, 5003])
+def test_tokens_equal_those_of_a_full_sort(isa, kind, vocab, monkeypatch):
+    torch.manual_seed(vocab)
+    draw = random.Random(vocab)
+    rows = 120
+    logits = some_logits(kind, rows, vocab)
+    sequences = [
+        sampler_row(
+            vocab,
+            seed=row,
+            temperature=draw.choice([0, 0.3, 0.7, 1.0, 1.9]),
+            top_p=draw.choice([1.0, 1.0, 0.01, 0.5, 0.9, 0.999]),
+            top_k=draw.choice([0, 0, 1, 3, 50, vocab, vocab + 7, 1500]),
+            min_p=draw.choice([0.0, 0.0, 1e-9, 0.02, 0.3, 1.0]),
+        )
+        for row in range(rows)
+    ]
+    ours, oracle = both(logits, sequences, monkeypatch)
+    for row, (mine, theirs) in enumerate(zip(ours, oracle, strict=True)):
+        assert mine.token == theirs.token, sequences[row].sampling
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=2e-6 + 1e-7 * abs(logits[row]).max().item())
+
+
+@pytest.mark.parametrize("params", [{"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05}, {}, {"top_k": 3000}])
+@pytest.mark.parametrize("order", ["rising", "falling", "equal"])
+def test_vocabulary_orders_that_are_hard_for_a_rising_threshold(isa, params, order, monkeypatch):
+    vocab = 9000
+    row = torch.linspace(-3, 3, vocab)
+    row = {"rising": row, "falling": row.flip(0), "equal": torch.full((vocab,), 1.5)}[order]
+    sequences = [sampler_row(vocab, seed=seed, **params) for seed in range(40)]
+    ours, oracle = both(row.repeat(40, 1), sequences, monkeypatch)
+    different = [(a.token, b.token) for a, b in zip(ours, oracle, strict=True) if a.token != b.token]
+    # Where all weights are equal, the last bit of a sum decides which of two neighbours it is.
+    assert not different or (order == "equal" and all(abs(a - b) <= 1 for a, b in different)), different
+
+
+def test_greedy_takes_the_first_of_equal_logits(isa):
+    logits = torch.zeros(3, 777)
+    logits[0, [5, 300, 776]] = 2.0
+    logits[1, 776] = 1.0
+    tokens = [s.token for s in sample(logits, [sampler_row(777, temperature=0)] * 3)]
+    assert tokens == [5, 776, 0]
+
+
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
+def test_masked_tokens_are_never_sampled(isa, params):
+    vocab, allowed = 700, [3, 450, 699]
+    sequences = [sampler_row(vocab, seed=seed, allowed_token_ids=allowed, **params) for seed in range(60)]
+    tokens = {s.token for s in sample(torch.randn(60, vocab), sequences)}
+    assert tokens <= set(allowed) and len(tokens) > 1
+
+
+def test_uniform_numbers_at_the_ends_of_their_range(isa):
+    logits = torch.full((4, 100), float("-inf"))
+    logits[:, [20, 60]] = 1.0
+    asked = native.choices(4)
+    for row, choice in enumerate(asked):
+        choice.logits = choice.raw = logits[row].data_ptr()
+        choice.given, choice.temperature, choice.top_p = -1, 1.0, 1.0
+        choice.uniform = (0.0, 1 - 2**-53)[row % 2]
+        choice.top_k = 0 if row < 2 else 90
+    native.choose(asked, 100)
+    assert [choice.token for choice in asked] == [20, 60, 20, 60]
+
+
+@pytest.mark.parametrize("vocab", [9, 64, 3001])
+def test_log_probabilities_ranks_and_top_tokens_match_torch(isa, vocab, monkeypatch):
+    torch.manual_seed(vocab)
+    logits = torch.randn(6, vocab) * 3
+    logits[1] = logits[1].round()
+    counts = [0, 1, 5, 8, -1, 3]
+    sequences = [sampler_row(vocab, seed=i, logprobs=count, top_p=0.9) for i, count in enumerate(counts)]
+    ours, oracle = both(logits, sequences, monkeypatch)
+    exact = logits.double().log_softmax(-1)
+    for row, (mine, theirs) in enumerate(zip(ours, oracle, strict=True)):
+        assert mine.token == theirs.token
+        assert mine.logprobs.chosen_rank == theirs.logprobs.chosen_rank
+        ids = mine.logprobs.token_ids
+        count = vocab if counts[row] == -1 else counts[row]
+        assert ids == [mine.token, *logits[row].sort(descending=True, stable=True).indices[:count].tolist()]
+        assert torch.allclose(torch.tensor(mine.logprobs.logprobs).double(), exact[row, ids], atol=3e-6)
+    prompt = sampler.prompt_logprobs(logits, [0, 1, 2, 3, 4, 5], 4)()
+    for row, found in enumerate(prompt):
+        assert found.token_ids[0] == row and found.logprobs[0] == pytest.approx(exact[row, row].item(), abs=3e-6)
+        assert found.chosen_rank == int((logits[row] > logits[row, row]).sum()) + 1
+        assert found.token_ids[1:] == logits[row].sort(descending=True, stable=True).indices[:4].tolist()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 17, 99])
+def test_a_non_finite_row_is_reported_and_others_are_unaffected(isa, bad, place):
+    logits = torch.randn(3, 100)
+    sequences = [sampler_row(100, seed=i, top_k=10, logprobs=4) for i in range(3)]
+    expected = sample(logits.clone(), sequences)
+    logits[1, place] = bad
+    found = sample(logits, sequences)
+    assert found[1].error
+    assert [found[0], found[2]] == [expected[0], expected[2]]
+    values = sampler.prompt_logprobs(logits, [1, 2, 3], 4)()[1].logprobs
+    assert not any(math.isfinite(value) for value in values)
+    logits[1] = float("-inf")
+    assert sample(logits, sequences)[1].error
+
+
+def test_a_row_samples_the_same_token_in_any_batch_and_on_any_number_of_threads(isa, threads):
+    logits = torch.randn(33, 4099)
+    sequences = [sampler_row(4099, seed=i, temperature=0.8, top_p=0.95) for i in range(33)]
+    crowd = sample(logits, sequences)
+    alone = [sample(logits[i : i + 1], [sequences[i]])[0] for i in range(33)]
+    threads(3)
+    assert sample(logits, sequences) == crowd == alone
+
+
+def test_sampling_does_not_modify_the_logits(isa):
+    logits = torch.randn(2, 500)
+    kept = logits.clone()
+    sample(logits, [sampler_row(500, outputs=(4, 4), repetition_penalty=1.3, logit_bias={"7": 9}), sampler_row(500)])
+    assert torch.equal(logits, kept)

@@ -1,0 +1,15 @@
+"""What completions and chat completions share."""
+
+from __future__ import annotations
+
+import math
+
+from aiakq.runtime.text.outputs import Logprob
+from aiakq.server.api.openai import LOWEST_LOGPROB, finite, top_by_rank
+
+
+def test_infinite_logprobs_can_be_encoded_as_json():
+    assert finite(-math.inf) == finite(math.nan) == LOWEST_LOGPROB and finite(-3.0) == -3.0
+    position = {9: Logprob(-5.0, 30), 1: Logprob(-0.5, 1), 2: Logprob(-0.7, 2)}
+    assert [token for token, _ in top_by_rank(position, 2)] == [1, 2]
+    assert top_by_rank(position, 0) == []

@@ -1,0 +1,117 @@
+"""/openapi.json tells the truth: its bounds are the server's, and its answers have the shapes it names.
+
+schemathesis goes further, by tests/server/api_description.py; this is what needs nothing beside the package.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "api_description.py"
+
+
+@pytest.fixture(scope="module")
+def description(server):
+    import httpx
+
+    return httpx.get(f"{server.url}/openapi.json", trust_env=False).json()
+
+
+def body_of(description, path: str) -> dict:
+    return description["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+
+
+def branch(schema: dict, kind: str) -> dict:
+    return next(one for one in schema.get("anyOf", [schema]) if one.get("type") == kind)
+
+
+GOOD = {
+    "/v1/completions": {"prompt": "Once", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
+}
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_bounds_of_numbers_are_the_servers(http, description, path):
+    """A value at each bound is not out of range, the next one is."""
+    bounded, good = 0, GOOD[path] | ({"logprobs": True} if "chat" in path else {})
+    for name, schema in body_of(description, path)["properties"].items():
+        for kind, step in (("integer", 1), ("number", 1e-3)):
+            found = [one for one in schema.get("anyOf", [schema]) if one.get("type") == kind and "maximum" in one]
+            for one in found:
+                low = one.get("minimum", one.get("exclusiveMinimum"))
+                bounded += 1
+                for value in (low - step, one["maximum"] + step):
+                    failure = http.post(path, json=good | {name: value}).json()["error"]
+                    assert failure["param"] == name, (name, value, failure)
+                    assert failure["code"] in ("value_out_of_range", "context_length_exceeded"), (name, value, failure)
+    assert bounded >= 12
+
+
+@pytest.mark.parametrize("path", [*GOOD, "/tokenize", "/detokenize"])
+def test_no_field_is_missing_and_none_is_too_many(http, description, path):
+    """A field that the description does not name is refused as unknown; one that it names is not."""
+    schema = body_of(description, path)
+    for one in schema.get("anyOf", [schema]):
+        assert one["additionalProperties"] is False
+        for name in one["properties"]:
+            answer = http.post(path, json={"no_such_field": 1, name: None})
+            assert answer.json()["error"]["param"] != name or answer.json()["error"]["code"] != "unknown_field", name
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_what_asks_for_nothing_is_allowed_and_the_rest_is_not(http, description, path):
+    for name, schema in body_of(description, path)["properties"].items():
+        if "enum" in schema and schema.get("description", "").startswith("Nothing else"):
+            for value in schema["enum"]:
+                assert http.post(path, json=GOOD[path] | {name: value}).status_code == 200, (name, value)
+            failure = http.post(path, json=GOOD[path] | {name: "something"}).json()["error"]
+            assert (failure["code"], failure["param"]) == ("unsupported_parameter", name)
+
+
+def test_true_is_not_one(http):
+    """Values that ask for nothing are compared with their types."""
+    for field in ({"length_penalty": True}, {"use_beam_search": 0}):
+        answer = http.post("/v1/completions", json=GOOD["/v1/completions"] | field)
+        assert answer.json()["error"]["code"] == "unsupported_parameter", field
+
+
+def test_a_token_has_one_name(http):
+    """Keys of logit_bias are token ids as they are written, so that no two of them name one token."""
+    for key in ("05", "+5", " 5", "5_0", "\u0665", "5.0", ""):
+        answer = http.post("/v1/completions", json=GOOD["/v1/completions"] | {"logit_bias": {key: 1}})
+        assert answer.json()["error"]["code"] == "invalid_type", key
+    assert http.post("/v1/completions", json=GOOD["/v1/completions"] | {"logit_bias": {"5": 1, "0": -1}}).is_success
+
+
+def test_every_route_says_which_errors_it_has(description):
+    for path, operations in description["paths"].items():
+        for operation in operations.values():
+            assert {"200", "400", "403", "408", "421", "431", "500", "503"} <= set(operation["responses"]), path
+            assert not operation.get("security"), "this server asks for no key"
+            if "requestBody" in operation:
+                assert {"404", "413", "415"} <= set(operation["responses"]), path
+    names = [one["operationId"] for operations in description["paths"].values() for one in operations.values()]
+    assert len(set(names)) == len(names) and all(re.fullmatch(r"[a-z0-9_]+", name) for name in names)
+
+
+def test_a_server_with_keys_says_so(start_server):
+    import httpx
+
+    with start_server(api_key=["k"]) as server:
+        answer = httpx.get(f"{server.url}/openapi.json", headers={"authorization": "Bearer k"}, trust_env=False)
+        paths = answer.json()["paths"]
+        assert answer.json()["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+        assert paths["/v1/completions"]["post"]["security"] and "401" in paths["/v1/completions"]["post"]["responses"]
+        assert "security" not in paths["/health"]["get"] and "401" not in paths["/health"]["get"]["responses"]
+
+
+def test_without_schemathesis_one_line_says_so():
+    words = [sys.executable, str(SCRIPT), "--schemathesis", "no-such-program"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0 and len(done.stderr.splitlines()) == 1

@@ -1,0 +1,108 @@
+"""Frames between the HTTP process and the engine process."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+
+import msgspec
+import pytest
+
+from aiakq.errors import error
+from aiakq.runtime.engine.messages import (
+    EngineStats,
+    ModelLimits,
+    RequestSpec,
+    RequestTimes,
+    StepOutput,
+    TokenLogprobs,
+    TokenOutput,
+)
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.text.tokenizer import TokenizerSource
+from aiakq.server.process import ipc
+
+SPEC = RequestSpec("r/0", [1, 2], SamplingParams(logit_bias={7: -1.5}, stop_token_ids=[3]), 5, 2**63 - 1)
+OUTPUT = TokenOutput(
+    "r/0",
+    [4],
+    [-0.5],
+    logprobs=[TokenLogprobs([4, 5], [-0.5, -math.inf], 1)],
+    prompt_logprobs=[None, TokenLogprobs([2], [-1.0], 3)],
+    finish_reason="stop",
+    times=RequestTimes(1.0, 2.0),
+)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ipc.Start({"model": "m", "seed": 0, "names": ["a"]}),
+        ipc.Submit([SPEC]),
+        ipc.Cancel(["r/0", "r/1"]),
+        ipc.Reset(),
+    ],
+    ids=lambda record: type(record).__name__,
+)
+def test_frames_to_the_engine_come_back_equal(record):
+    (body,) = ipc.split(bytearray(ipc.frame(record)))
+    assert ipc.decode_to_engine(body) == record
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ipc.Loading("weights", 0.5, "x"),
+        ipc.Configured("m", TokenizerSource("folder", mode="slow"), "float32", {"top_k": 5}),
+        ipc.Ready(ModelLimits(10, 20, 30, eos_token_ids=(1, 2)), {"a": "b"}, {}, 128),
+        ipc.Failed("model_missing", {"path": "x"}),
+        ipc.Stepped(StepOutput([OUTPUT], EngineStats(num_running=1))),
+    ],
+    ids=lambda record: type(record).__name__,
+)
+def test_frames_from_the_engine_come_back_equal(record):
+    (body,) = ipc.split(bytearray(ipc.frame(record)))
+    assert ipc.decode_from_engine(body) == record
+
+
+def test_frames_are_split_however_the_stream_is_cut():
+    records = [ipc.Cancel(["x" * size]) for size in (0, 1, 300, 70000)]
+    stream = b"".join(map(ipc.frame, records))
+    for step in (1, 3, 1000, len(stream)):
+        buffer, bodies = bytearray(), []
+        for at in range(0, len(stream), step):
+            buffer += stream[at : at + step]
+            bodies += ipc.split(buffer)
+        assert [ipc.decode_to_engine(body) for body in bodies] == records and not buffer
+
+
+def test_unknown_records_are_refused():
+    for unknown in ({"type": "exec", "code": "x"}, {"type": "submit", "requests": [{"request_id": 5}]}, [1]):
+        with pytest.raises(msgspec.ValidationError):
+            ipc.decode_to_engine(msgspec.msgpack.encode(unknown))
+
+
+def test_receive_blocks_only_with_wait():
+    ours, theirs = socket.socketpair()
+    gone = threading.Event()
+    with ours, theirs:
+        link = ipc.EngineLink(theirs)
+        assert link.receive(wait=False) == []
+        frame = ipc.frame(ipc.Cancel(["a"]))
+        ours.sendall(frame + frame[:3])
+        assert link.receive(wait=True) == [ipc.Cancel(["a"])]
+        assert link.receive(wait=False) == []
+        threading.Timer(0.05, ours.sendall, [frame[3:]]).start()
+        assert link.receive(wait=True) == [ipc.Cancel(["a"])]
+        ipc.call_on_hangup(theirs, gone.set)
+        assert not gone.wait(0.05)
+        ours.close()
+        assert link.receive(wait=True) is None
+        assert gone.wait(5)
+
+
+def test_errors_keep_id_text_and_exit_code():
+    failure = error("no_memory", available="1 GiB", needed="2 GiB", max_model_len=9, fits=4)
+    decoded = ipc.decode_error(ipc.encode_error(failure))
+    assert (decoded.id, str(decoded), decoded.exit_code) == (failure.id, str(failure), failure.exit_code)

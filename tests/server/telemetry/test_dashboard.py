@@ -1,0 +1,63 @@
+"""docs/grafana.json: every query asks for what the exporter shows, by names, labels and label values that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+BOARD = json.loads((Path(__file__).parents[3] / "docs" / "grafana.json").read_text(encoding="utf-8"))
+QUERIES = [(panel["title"], target["expr"]) for panel in BOARD["panels"] for target in panel["targets"]]
+VARIABLES = {variable["name"]: variable for variable in BOARD["templating"]["list"]}
+_SERIES = re.compile(r"(\w+:\w+)(?:\{([^}]*)\})?")
+_MATCHER = re.compile(r'(\w+)(=~|=|!=|!~)"([^"]*)"')
+
+
+@pytest.fixture(scope="module")
+def exported(server) -> dict[str, dict[str, set[str]]]:
+    """Sample name -> label -> values, of a server's /metrics."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for family in text_string_to_metric_families(httpx.get(f"{server.url}/metrics", trust_env=False).text):
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                found[sample.name][label].add(value)
+    return found
+
+
+@pytest.mark.parametrize(("title", "query"), QUERIES, ids=[f"{title}: {at}" for at, (title, _) in enumerate(QUERIES)])
+def test_a_query(exported, title, query):
+    asked = _SERIES.findall(query)
+    assert asked and query.count("(") == query.count(")")
+    for name, selector in asked:
+        assert name in exported, f"{title} asks for {name}"
+        matchers = _MATCHER.findall(selector)
+        assert ",".join(f'{label}{sign}"{value}"' for label, sign, value in matchers) == selector
+        for label, sign, value in matchers:
+            assert label in exported[name], f"{title}: {name} has no label {label}"
+            if value.startswith("$"):
+                assert value[1:] in VARIABLES and sign == "=~"
+            else:
+                assert value in exported[name][label], f"{title}: {name} has no {label}={value}"
+    for grouped in re.findall(r"by \(([^)]*)\)", query):
+        for label in re.split(r",\s*", grouped):
+            assert all(label in exported[name] for name, _ in asked), f"{title} groups by {label}"
+    for name, _ in asked:  # rates are of what only grows, quantiles of buckets
+        if name.endswith("_bucket"):
+            assert "histogram_quantile(" in query and "le" in exported[name]
+
+
+def test_variables_are_filled(exported):
+    name, label = re.fullmatch(r"label_values\((\S+), (\w+)\)", VARIABLES["model"]["query"]).groups()
+    assert exported[name][label] == {"tinybooks"}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(BOARD))) - {"__rate_interval", "__all"}
+    assert used == set(VARIABLES)
+
+
+def test_panels_do_not_overlap():
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in BOARD["panels"]]
+    assert len(set(places)) == len(places) and len({panel["id"] for panel in BOARD["panels"]}) == len(places)
