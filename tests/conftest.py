@@ -80,6 +80,8 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    # The family that the example plugin adds (tests/plugins).
+    "ArceeForCausalLM": ("arcee", {**_LLAMA_LIKE, "tie_word_embeddings": False}),
     "GPTNeoXForCausalLM": (
         "gpt_neox",
         {

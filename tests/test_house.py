@@ -32,7 +32,7 @@ LAYERS = [
     {"aiakq.formats", "aiakq.data"},
     {"aiakq.registry"},
     {"aiakq.kernels"},
-    {"aiakq.arguments", "aiakq.spec"},
+    {"aiakq.arguments", "aiakq.spec", "aiakq.records"},
     {"aiakq.patterns"},
     {"aiakq.system", "aiakq.errors", "aiakq.__version__"},
 ]
@@ -299,7 +299,7 @@ def public_tensor_functions_state_their_shapes() -> Iterator[str]:
         for name, function in functions(path):
             arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
             annotations = [argument.annotation for argument in arguments] + [function.returns]
-            takes_tensors = any("Tensor" in ast.unparse(annotation) for annotation in annotations if annotation)
+            takes_tensors = any(re.search(r"\bTensor\b", ast.unparse(each)) for each in annotations if each)
             private = any(part.startswith("_") for part in name.split("."))
             if takes_tensors and not private and not re.search(r"\[.+?\]", ast.get_docstring(function) or ""):
                 yield f"{module} {name}"

@@ -13,7 +13,7 @@ from aiakq.bench.offline import Progress
 from aiakq.bench.problem import Problem, Product, products_of_model, sequences
 from aiakq.bench.summary import geometric_mean
 from aiakq.errors import error
-from aiakq.evaluation.records import Record, environment
+from aiakq.records import Record, environment
 from aiakq.spec import LayerSpec
 
 if TYPE_CHECKING:

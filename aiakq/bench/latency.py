@@ -11,7 +11,7 @@ from aiakq.arguments.bench import LatencyArguments
 from aiakq.bench import workload
 from aiakq.bench.offline import Engine, Progress
 from aiakq.bench.summary import milliseconds, rate, summarize
-from aiakq.evaluation.records import Record
+from aiakq.records import Record
 from aiakq.runtime.text.outputs import RequestOutput
 
 

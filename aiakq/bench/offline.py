@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiakq.bench import workload
 from aiakq.bench.workload import Request
-from aiakq.evaluation.records import environment
+from aiakq.records import environment
 
 if TYPE_CHECKING:
     from aiakq.runtime.llm import LLM

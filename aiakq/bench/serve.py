@@ -22,7 +22,7 @@ from aiakq.bench.client import ServedModel, Timing
 from aiakq.bench.summary import milliseconds, rate
 from aiakq.bench.workload import Request
 from aiakq.errors import error
-from aiakq.evaluation.records import Record, environment
+from aiakq.records import Record, environment
 
 #: Called with finished requests, all requests and failed requests.
 Progress = Callable[[int, int, int], None]

@@ -12,7 +12,7 @@ from aiakq.bench import workload
 from aiakq.bench.latency import token_times
 from aiakq.bench.offline import Engine, Progress
 from aiakq.bench.summary import milliseconds, rate
-from aiakq.evaluation.records import Record
+from aiakq.records import Record
 from aiakq.runtime.text.outputs import RequestOutput
 
 #: Prompts of a run on random ones, if not given.

@@ -4,47 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from aiakq.arguments.checkpoint import EvalArguments
 from aiakq.errors import error
-from aiakq.evaluation.records import Record, environment
+from aiakq.evaluation.text import WINDOW, load_windows
+from aiakq.records import Record, environment
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from aiakq.evaluation.scoring import ScoringModel
 
-#: Called with what is going on, steps done, steps in all, and what the step is about.
-Progress = Callable[[str, int, int, str], None]
+#: ``(stage, done, total, detail)``
+OnProgress = Callable[[str, int, int, str], None]
 
-#: The window where the model's context allows it, and the tokens of text used: those of the report of ``quantize``.
-WINDOW = 512
-LIMIT = 64 * WINDOW
 _KEYS = ("perplexity", "perplexity_original", "perplexity_ratio", "kl", "top1_agreement", "tokens", "duration")
 
 
-@dataclass(frozen=True)
-class QualityOptions:
-    """What to evaluate.
-
-    original  model to compare with; None measures perplexity only.
-    text      UTF-8 text, .jsonl with ``text`` or .json list of strings; None takes the bundled held-out prose.
-    seqlen    tokens per window; None: 512, or the model's context where that is shorter.
-    limit     most tokens of text to use.
-    """
-
-    model: str
-    original: str | None = None
-    text: Path | None = None
-    seqlen: int | None = None
-    limit: int = LIMIT
-    dtype: str = "float32"
-    device: str = "auto"
-
-
-def run(options: QualityOptions, progress: Progress) -> Record:
+def run(options: EvalArguments, progress: OnProgress) -> Record:
     """Evaluate. Raises ``evaluation_text``, ``bad_option``, ``option_conflict`` and all that loading a model raises."""
     import torch
 
@@ -84,12 +63,8 @@ def run(options: QualityOptions, progress: Progress) -> Record:
     return Record("eval", 0, config, metrics, where)
 
 
-def _windows(options: QualityOptions, model: ScoringModel) -> tuple[Tensor, str]:
-    """The text as windows [W, T] of token ids, and its name. Documents follow each other without special tokens."""
-    import aiakq.data
-    from aiakq.evaluation.metrics import windows
-    from aiakq.quantizers.calibration.samples import read_documents, tokenize
-
+def _windows(options: EvalArguments, model: ScoringModel) -> tuple[Tensor, str]:
+    """The text as windows [W, T] of token ids, and its name."""
     longest = model.config.max_model_len
     if options.seqlen is not None and options.seqlen > longest:
         raise error(
@@ -97,21 +72,16 @@ def _windows(options: QualityOptions, model: ScoringModel) -> tuple[Tensor, str]
             option="--seqlen",
             value=options.seqlen,
             expected=f"at most {longest}, the context of the model",
-            hint="Leave it away for a length that fits.",
+            hint="Leave it out for a length that fits.",
         )
-    if options.text is None:
-        documents, name = [aiakq.data.text("heldout")], "the bundled held-out text"
-    elif options.text.is_file():
-        documents, name = read_documents(options.text), str(options.text)
-    else:
+    if options.text is not None and not options.text.is_file():
         raise error("evaluation_text", reason=f"there is no file {options.text}")
-    tokenizer = model.config.tokenizer.load()
-    ids = [token for document in tokenize(documents, tokenizer.hf) for token in document]
-    length = options.seqlen or min(WINDOW, longest)
-    return windows(ids, length, max(1, options.limit // length)), name
+    tokenizer = model.config.tokenizer.load().hf
+    windows, name = load_windows(options.text, tokenizer, options.seqlen or min(WINDOW, longest), options.limit)
+    return windows, name if options.text is None else str(options.text)
 
 
-def _check_pair(options: QualityOptions, model: ScoringModel, original: ScoringModel) -> None:
+def _check_pair(options: EvalArguments, model: ScoringModel, original: ScoringModel) -> None:
     if model.model.vocab_size != original.model.vocab_size:
         raise error(
             "option_conflict",
@@ -123,5 +93,5 @@ def _check_pair(options: QualityOptions, model: ScoringModel, original: ScoringM
 
 
 def template() -> dict[str, Any]:
-    """The document of a run without text: every key that a gate may name."""
+    """The document of a run that measured nothing: every key that a gate may name."""
     return Record("eval", 0, {}, dict.fromkeys(_KEYS), {}).document()

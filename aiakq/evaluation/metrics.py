@@ -1,7 +1,6 @@
-"""How good a model is on a text: perplexity, and how far a quantized model's predictions moved from the original's.
+"""Metrics of a model on a text: perplexity, and how far a quantized model's predictions are from the original's.
 
-A model here is anything with ``logits(ids)``: ids [B, T] int64 -> [B, T, V] float32. Windows do not overlap; each
-window predicts all of its tokens but the first.
+A model is a ``Scorer``. Windows do not overlap; all tokens of a window but the first are predicted.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -28,7 +28,13 @@ OnWindow = Callable[[int, int], None]
 class Scorer(Protocol):
     """What evaluation needs of a model."""
 
-    def logits(self, ids: Tensor) -> Tensor: ...
+    def logits(self, ids: Tensor) -> Tensor:
+        """ids [B, T] int64 -> logits [B, T, V] float32; every row is a sequence of its own."""
+        ...
+
+
+#: Loads a model folder.
+LoadScorer = Callable[[Path], Scorer]
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Comparison:
     """A model against its original on the same windows.
 
     kl              mean over predictions of KL(original || model), in nats.
-    top1_agreement  part of predictions whose most likely token is the same.
+    top1_agreement  share of predictions whose most likely token is the same.
     """
 
     perplexity: float
@@ -56,7 +62,7 @@ class Comparison:
 
 
 def windows(token_ids: Sequence[int] | Tensor, length: int, limit: int | None = None) -> Tensor:
-    """Cut token ids into windows [W, length] int64, at most ``limit``; the rest at the end is left out.
+    """Cut token ids into at most ``limit`` windows, [W, length] int64; what remains at the end is left out.
 
     A text shorter than one window gives one shorter window. Raises ``evaluation_text`` below two tokens.
     """
@@ -110,7 +116,7 @@ def compare(model: Scorer, original: Scorer, windows: Tensor, on_window: OnWindo
 
 
 def _exp(value: float) -> float:
-    """exp that answers infinity or NaN where math.exp raises."""
+    """exp, with infinity or NaN where math.exp raises."""
     return math.exp(value) if value < 700 else value * math.inf
 
 
@@ -126,7 +132,7 @@ class _Batch:
 
 
 def _batches(windows: Tensor, model: Scorer, on_window: OnWindow | None) -> Any:
-    """Windows with their logits. The first goes alone and shows the vocabulary, which bounds the rest."""
+    """Windows with their logits. The first window is a batch alone; the size of its logits bounds the other batches."""
     done, total, size = 0, len(windows), 1
     while done < total:
         ids = windows[done : done + size]

@@ -26,6 +26,7 @@ A module of a format must offer
     shape_problem(spec, n, k) -> None | reason         why a linear of N x K cannot be written
     word_shape(spec) -> (inputs, outputs)              that share words and cannot be cut apart
     reader_notes(spec, experts) -> [sentence]          what users should know about other programs that read ``spec``
+    readers(format, schemes, experts) -> Readers       how other programs read the files, for the model card
     remark(weight, name) -> None | sentence            what looks wrong about a weight that was read
     writer(config) -> None | name                      the program that wrote a config
 
@@ -36,9 +37,11 @@ the tree, by an entry point in the group ``aiakq.formats``.
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from aiakq.formats.compatibility import Readers
 from aiakq.registry import Registry
 from aiakq.spec import QuantSpec
 
@@ -159,6 +162,12 @@ def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
     """What a user should know about other programs that read ``spec``; ``experts`` if the model has fused experts."""
     notes: list[str] = _optional(spec.format, "reader_notes", lambda *_: [])(spec, experts)
     return notes
+
+
+def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
+    """How other programs read a model in this format, whose quantized layers have ``schemes``; see ``Readers``."""
+    found: Readers | None = _optional(format, "readers", lambda *_: None)(format, schemes, experts)
+    return found or Readers()
 
 
 def _optional(name: str, attribute: str, default: Any) -> Any:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.formats.compatibility import experts_note
 from aiakq.formats.config_values import first_of, read_group_size, read_names, read_word, unsupported
-from aiakq.formats.readers import experts_note
 from aiakq.spec import QuantSpec
 
 #: GPTQModel exports AWQ's layouts under its own method name.

@@ -12,7 +12,7 @@ Field i of word c holds output ``8*c + ORDER[i]``. ``W[n, k] = (q[k, n] - zero[g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from aiakq.formats import auto_awq
 from aiakq.formats.checks import check_scales, derive_group_size, finite, mismatch, need, read_bias, shaped
+from aiakq.formats.compatibility import EXPERTS_NOT_FOUND, Readers
 from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, matrix, stored_size
 from aiakq.kernels.packing import pack, unpack
 from aiakq.kernels.types import QWeight
@@ -84,6 +85,11 @@ def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
 def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
     """What a user should know about other programs that read ``spec``."""
     return auto_awq.reader_notes(spec, experts)
+
+
+def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
+    """How other programs read a model with these schemes, and ``experts`` if it has some."""
+    return Readers("gptqmodel", EXPERTS_NOT_FOUND if experts else "", vllm=True, vllm_note="")
 
 
 def from_config(config: Mapping[str, Any]) -> QuantSpec | None:

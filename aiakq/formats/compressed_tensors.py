@@ -19,13 +19,13 @@ they say the width as well, whatever the config says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from aiakq.errors import error
+from aiakq.formats import compressed_tensors_config
 from aiakq.formats.checks import (
     check_scales,
     derive_group_size,
@@ -36,12 +36,11 @@ from aiakq.formats.checks import (
     read_bias,
     shaped,
 )
-from aiakq.formats.config_values import read_bits, read_group_size, read_names, read_object, unsupported
+from aiakq.formats.compatibility import Readers
 from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, present, stored_size
 from aiakq.kernels.packing import SUPPORTED_BITS, pack, unpack, words_for
 from aiakq.kernels.types import SCHEME_BITS, QWeight
-from aiakq.patterns import glob_to_regex, is_plain
-from aiakq.spec import LayerSpec, QuantSpec
+from aiakq.spec import QuantSpec
 
 SUFFIXES = (
     "weight_packed",
@@ -57,6 +56,9 @@ SUFFIXES = (
 QUANT_METHODS = ("compressed-tensors",)
 #: The config does not say which method chose the numbers, so ``QuantSpec.method`` is a guess.
 RECORDS_METHOD = False
+from_config = compressed_tensors_config.from_config
+to_config = compressed_tensors_config.to_config
+writer = compressed_tensors_config.writer
 WIDTH_MULTIPLE = 4
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -153,130 +155,12 @@ def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
     return notes
 
 
-# --- quantization_config ----------------------------------------------------------------------------------------------
-
-
-def from_config(config: Mapping[str, Any]) -> QuantSpec:
-    """The spec of a config. Names win over regular expressions (in alphabetical order), those over ``Linear``.
-
-    Raises ``format_unsupported``.
-    """
-    transforms = read_object(config.get("transform_config"), "transform_config")
-    if transforms.get("config_groups"):
-        raise unsupported("compressed-tensors with rotations of its activations (transform_config)")
-    sparsity = read_object(config.get("sparsity_config"), "sparsity_config").get("format", "dense")
-    if sparsity != "dense":
-        raise unsupported(f"compressed-tensors with sparse weights ({sparsity!r:.40})")
-    groups = [
-        read_object(group, "a config group") for group in read_object(config.get("config_groups"), "groups").values()
-    ]
-    listed: dict[str, LayerSpec] = {}
-    for group in groups:
-        layer = _read_group(group, config.get("format"))
-        for target in read_names(group.get("targets"), "targets"):
-            listed.setdefault(target, layer)
-    base = listed.pop("Linear", None)
-    layers: list[tuple[str, LayerSpec | None]] = [(name, listed[name]) for name in sorted(listed, key=_specificity)]
-    if base is None:
-        if not layers or layers[0][1] is None:
-            raise unsupported(f"compressed-tensors with {len(groups)} config groups and no target")
-        base = layers[0][1]
-        layers.append(("*", None))
-    method = "weight_only_int8" if base.bits == 8 else "gptq"
-    return QuantSpec(
-        method="smooth_quant" if base.activation_bits else method,
-        format="compressed-tensors",
-        **vars(base),
-        ignore=read_names(config.get("ignore"), "ignore"),
-        layers=tuple(layers),
-    )
-
-
-def _specificity(target: str) -> tuple[bool, str]:
-    return target.startswith("re:"), target
-
-
-def _read_group(group: Mapping[str, Any], shared_format: Any) -> LayerSpec:
-    """One entry of ``config_groups``; ``shared_format`` counts where it has no format of its own."""
-    weights = read_object(group.get("weights"), "weights")
-    inputs = read_object(group.get("input_activations"), "input_activations")
-    layout = group.get("format") or shared_format
-    if weights.get("type") != "int":
-        raise unsupported(f"compressed-tensors weights of type {weights.get('type')!r:.40}")
-    if layout not in ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision"):
-        raise unsupported(f"compressed-tensors format {layout!r:.40}")
-    if weights.get("strategy") not in (None, "tensor", "channel", "group"):
-        raise unsupported(f"compressed-tensors weights with strategy {weights['strategy']!r:.40}")
-    if inputs and (inputs.get("num_bits") != 8 or inputs.get("type") != "int" or not inputs.get("symmetric", True)):
-        raise unsupported("activations other than symmetric 8-bit integers")
-    return LayerSpec(
-        bits=read_bits(weights.get("num_bits"), "compressed-tensors"),
-        group_size=read_group_size(weights.get("group_size")),
-        symmetric=bool(weights.get("symmetric", True)),
-        activation_bits=8 if inputs else None,
-        static_input=bool(inputs) and not inputs.get("dynamic", False),
-    )
-
-
-def to_config(spec: QuantSpec) -> dict[str, Any]:
-    """The ``quantization_config`` of ``spec``: groups with names first, then every other Linear.
-
-    Each group states its own format too.
-    """
-    targets: dict[LayerSpec, list[str]] = {}
-    ignore = [_target(pattern) for pattern in spec.ignore]
-    for pattern, layer in spec.layers:
-        name = _target(pattern)
-        if layer is None:
-            ignore.append(name)
-        elif layer != spec.layer:
-            targets.setdefault(layer, []).append(name)
-    groups = [_group(layer, names) for layer, names in targets.items()]
-    groups.append(_group(spec.layer, ["Linear"]))
-    formats = {group["format"] for group in groups}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
-        "quantization_status": "compressed",
-        "ignore": ignore,
-        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
-    }
-
-
-def _target(pattern: str) -> str:
-    return pattern if is_plain(pattern) or pattern.startswith("re:") else "re:" + glob_to_regex(pattern)
-
-
-def _group(layer: LayerSpec, targets: list[str]) -> dict[str, Any]:
-    """One entry of ``config_groups``."""
-    weights: dict[str, Any] = {
-        "num_bits": layer.bits,
-        "type": "int",
-        "symmetric": layer.symmetric,
-        "strategy": "channel" if layer.group_size == -1 else "group",
-        "dynamic": False,
-    }
-    if layer.group_size != -1:
-        weights["group_size"] = layer.group_size
-    group: dict[str, Any] = {
-        "targets": targets,
-        "weights": weights,
-        "format": "int-quantized" if layer.activation_bits else "pack-quantized",
-    }
-    if layer.activation_bits:
-        group["input_activations"] = {
-            "num_bits": layer.activation_bits,
-            "type": "int",
-            "symmetric": True,
-            "strategy": "tensor" if layer.static_input else "token",
-            "dynamic": not layer.static_input,
-        }
-    return group
-
-
-def writer(config: Mapping[str, Any]) -> str | None:
-    """The program that wrote a config, if it says so."""
-    return f"compressed-tensors {config['version']}" if config.get("version") else None
+def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
+    """How other programs read a model with these schemes, and ``experts`` if it has some."""
+    note = ""
+    if set(schemes) == {"w8a16"}:
+        note = "On an NVIDIA GPU; vLLM has no kernel for 8-bit weights alone on a CPU."
+    return Readers("compressed-tensors", vllm=True, vllm_note=note)
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------

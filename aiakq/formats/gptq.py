@@ -15,7 +15,7 @@ write layers whose width differs from the config's.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from aiakq.formats.checks import (
     read_bias,
     shaped,
 )
+from aiakq.formats.compatibility import EXPERTS_NOT_FOUND, Readers, experts_note
 from aiakq.formats.config_values import (
     first_of,
     layer_override,
@@ -42,7 +43,6 @@ from aiakq.formats.config_values import (
     unsupported,
 )
 from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, matrix, present, stored_size
-from aiakq.formats.readers import experts_note
 from aiakq.kernels.packing import SUPPORTED_BITS, pack, unpack
 from aiakq.kernels.types import QWeight
 from aiakq.patterns import glob_to_regex, is_plain
@@ -143,6 +143,16 @@ def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
             "for vLLM use -quant_type awq."
         )
     return notes
+
+
+def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
+    """How other programs read a model with these schemes, and ``experts`` if it has some."""
+    note = EXPERTS_NOT_FOUND if experts else ""
+    if format == "gptq_v2":
+        reason = "vLLM does not read this format (GPTQ version 2, asymmetric)."
+        return Readers("gptqmodel optimum", note, vllm=False, vllm_note=reason)
+    fast = set(schemes) <= {"w4a16", "w8a16"}
+    return Readers("gptqmodel optimum", note, True, "" if fast else "vLLM's fast kernels take 4 and 8 bits only.")
 
 
 # --- quantization_config ----------------------------------------------------------------------------------------------

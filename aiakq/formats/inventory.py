@@ -19,7 +19,7 @@ _FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 @dataclass
-class Wanted:
+class RequiredTensors:
     """What a model needs.
 
     tensors   name -> shape of everything that is not a linear layer.
@@ -46,12 +46,12 @@ class Difference:
         return "missing" if self.found == "-" else "extra" if self.expected == "-" else "shape"
 
 
-def compare(checkpoint: Checkpoint, wanted: Wanted) -> list[Difference]:
+def compare(checkpoint: Checkpoint, required: RequiredTensors) -> list[Difference]:
     """Every tensor that is missing, extra or of another shape; from headers alone.
 
     Names may lack the outermost ``model.`` in the file, or have one more. Raises ``format_unsupported``.
     """
-    return _Comparison(checkpoint, wanted).run()
+    return _Comparison(checkpoint, required).run()
 
 
 def refusal(path: str, differences: Sequence[Difference]) -> AiakqError | None:
@@ -82,21 +82,21 @@ def table(differences: Sequence[Difference], rows: int = MAX_ROWS) -> str:
 
 
 class _Comparison:
-    def __init__(self, checkpoint: Checkpoint, wanted: Wanted) -> None:
+    def __init__(self, checkpoint: Checkpoint, required: RequiredTensors) -> None:
         self.checkpoint = checkpoint
-        self.wanted = wanted
+        self.required = required
         self.inventory = checkpoint.inventory
         self.quantized = set(checkpoint.quantized_linears())
         self.used: set[str] = set()
         self.found: list[Difference] = []
 
     def run(self) -> list[Difference]:
-        for name, shape in self.wanted.tensors.items():
+        for name, shape in self.required.tensors.items():
             self._tensor(name, shape)
-        for name, (n, k, bias) in self.wanted.linears.items():
+        for name, (n, k, bias) in self.required.linears.items():
             self._linear(name, n, k, bias)
         for name, info in self.inventory.items():
-            if name in self.used or name.endswith((*COMPUTED, *self.wanted.optional)):
+            if name in self.used or name.endswith((*COMPUTED, *self.required.optional)):
                 continue
             self.found.append(Difference(name, _shape(info.shape), "-"))
         return self.found

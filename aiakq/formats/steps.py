@@ -20,8 +20,13 @@ STEP_PREFIX = "step-"
 
 
 @dataclass(frozen=True)
-class Step:
-    """A committed step: its file of tensors inside the partial folder, and the note that was committed with it."""
+class CommittedStep:
+    """A committed step of a checkpoint that is being written.
+
+    file     the safetensors file inside the partial folder.
+    tensors  the names of its tensors; ``sizes`` their bytes.
+    note     JSON values that were committed with it.
+    """
 
     name: str
     file: Path
@@ -30,8 +35,8 @@ class Step:
     note: dict[str, Any]
 
 
-class Mapped(Mapping[str, Tensor]):
-    """Tensors by name, each read from its step's file when asked for and kept by nobody."""
+class LazyTensors(Mapping[str, Tensor]):
+    """Tensors by name, each read from its step's file on access and not kept."""
 
     def __init__(self, sources: Mapping[str, Path]) -> None:
         self.sources = sources
@@ -47,7 +52,7 @@ class Mapped(Mapping[str, Tensor]):
         return len(self.sources)
 
 
-def whole_steps(folder: Path, fingerprint: str) -> Iterator[Step]:
+def whole_steps(folder: Path, fingerprint: str) -> Iterator[CommittedStep]:
     """The steps in ``folder`` up to the first that is missing, damaged or of other work."""
     for number in range(100_000):
         file = folder / f"{STEP_PREFIX}{number:05d}.safetensors"
@@ -58,13 +63,14 @@ def whole_steps(folder: Path, fingerprint: str) -> Iterator[Step]:
             if entry["fingerprint"] != fingerprint or entry["sha256"] != digest:
                 return
             tensors = entry["tensors"]
-            step = Step(entry["name"], file, tuple(tensors), tuple(tensors.values()), entry["note"])
+            step = CommittedStep(entry["name"], file, tuple(tensors), tuple(tensors.values()), entry["note"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return
         yield step
 
 
 def write_synced(path: Path, data: bytes) -> None:
+    """Write a file and sync it to disk. Raises OSError."""
     with open(path, "wb") as stream:
         stream.write(data)
         stream.flush()

@@ -1,7 +1,7 @@
 """QuantizeOptions: the options of ``aiakq quantize``, checked in one place.
 
 Refused here is what no model could satisfy; what one model cannot is refused by tensor_parallel.py, before any
-calibration. Standard library only: the command line builds the options before anything heavy is imported.
+calibration. The command line builds the options before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 from aiakq.arguments.argument import checked_value
 from aiakq.arguments.quantize import QUANTIZE_ARGUMENTS, QuantizeArguments
 from aiakq.errors import error
+from aiakq.formats import FORMATS
 from aiakq.spec import QuantSpec, canonical_method
-
-FORMATS = ("gptq", "gptq_v2", "awq", "compressed-tensors")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """From a checkpoint to a quantized checkpoint: load, calibrate, quantize block by block, write, measure, publish.
 
-The source is never modified and never wholly in memory; the output appears in one step at the end (formats/publish.py).
+The source is never modified and never wholly in memory; the output appears in one step at the end (output_folder.py).
 Every finished block is on disk at once, so that an interrupted run can be resumed.
 """
 
@@ -17,9 +17,9 @@ import torch
 import aiakq
 from aiakq import quantizers
 from aiakq.errors import AiakqError
-from aiakq.evaluation.metrics import Comparison
-from aiakq.formats.publish import CheckpointWriter
-from aiakq.formats.steps import Step
+from aiakq.evaluation.metrics import Comparison, LoadScorer
+from aiakq.formats.checkpoint_writer import CheckpointWriter
+from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.block import BlockWork, Original
 from aiakq.quantizers.lm_head import head_tensors
 from aiakq.quantizers.model.activations import Activations, HiddenStates, batched
@@ -31,7 +31,7 @@ from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.planning.widths import quantize_with_chosen_widths
 from aiakq.quantizers.preparation import DTYPE_WORDS, Prepared, prepare
 from aiakq.quantizers.progress import OnProgress, Progress, Rejected
-from aiakq.quantizers.quality_check import Evaluator, LoadScorer
+from aiakq.quantizers.quality import check_text, quality_check
 from aiakq.quantizers.report.card import CARD_FILE
 from aiakq.quantizers.report.card import text as card_text
 from aiakq.quantizers.report.page import html_page
@@ -60,6 +60,7 @@ def quantize_checkpoint(
     began = time.monotonic()
     tell(Progress("load", 0, 1, options.input))
     prepared = prepare(options)
+    check_text(prepared)
     tell(Progress("load", 1, 1))
     if options.target_bpw is None and options.max_kl is None:
         return _Run(prepared, prepared.spec, tell, load_scorer, began).run()
@@ -123,7 +124,7 @@ class _Run:
 
     def _quantize_blocks(self, writer: CheckpointWriter) -> None:
         count = len(self.model.blocks)
-        self.blocks: list[Step] = writer.steps[:count]
+        self.blocks: list[CommittedStep] = writer.steps[:count]
         if self.resumed > count:  # only the measuring was left
             return
         method = quantizers.load(self.options.method)
@@ -236,19 +237,10 @@ class _Run:
 
     def _evaluate(self, writer: CheckpointWriter, report: QuantizeReport) -> None:
         """The output against the source before it is published. A failure costs the figures only."""
-        prepared = self.prepared
-        evaluator = Evaluator(
-            self.options,
-            prepared.source,
-            prepared.tokenizer,
-            prepared.max_positions,
-            prepared.device,
-            self.load_scorer,
-            prepared.activation_budget,
-        )
+        check = quality_check(self.prepared, self.load_scorer)
         folder = writer.seal()
         try:
-            found, name = evaluator.run(folder, writer.scratch, lambda *step: self.progress(Progress(*step)))
+            found, name = check.run(folder, writer.scratch, lambda *step: self.progress(Progress(*step)))
         except AiakqError as problem:
             if self.accept is not None:
                 raise
@@ -262,7 +254,7 @@ class _Run:
             raise Rejected(found)
 
 
-def quantized_size(steps: list[Step], head: str | None) -> tuple[int, int]:
+def quantized_size(steps: list[CommittedStep], head: str | None) -> tuple[int, int]:
     """Bytes of the quantized linears' tensors without biases, and how many weights they stand for."""
     size = weights = 0
     for step in steps:

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 import aiakq
+from aiakq import formats
 from aiakq.arguments.quantize import DTYPES
 from aiakq.errors import AiakqError, error
-from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.publish import VERBATIM_FILES, check_output
+from aiakq.formats.output_folder import VERBATIM_FILES, check_output
 from aiakq.quantizers.block import Plan
-from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer, read_documents
+from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer
 from aiakq.quantizers.model.groups import Heads
 from aiakq.quantizers.model.passes import head_name
 from aiakq.quantizers.model.source import SourceModel
@@ -68,10 +68,7 @@ class Prepared:
     def plan(self, spec: QuantSpec) -> Plan:
         """What every block is told, for linears stored as ``spec`` says."""
         options, config = self.options, self.model.config
-        if spec.format in ("gptq", "gptq_v2", "awq"):
-            scales = torch.float16
-        else:
-            scales = torch.float32 if spec.activation_bits else self.storage
+        scales = formats.load(spec.format).scale_dtype(spec, self.storage)
         return Plan(options, spec, self.storage, scales, Heads.of(config), alpha=options.alpha(config.model_type))
 
     def expected_bytes(self, spec: QuantSpec) -> int:
@@ -121,7 +118,7 @@ class Prepared:
     def documents(self, spec: QuantSpec) -> dict[str, Any]:
         """The JSON files of the output, by name."""
         config = dict(self.checkpoint.config)
-        quantization = quantization_config.write(spec)
+        quantization = formats.load(spec.format).to_config(spec)
         word = DTYPE_WORDS[self.storage]
         config["dtype"] = word
         if "torch_dtype" in config:  # what transformers before 4.56 reads
@@ -131,10 +128,7 @@ class Prepared:
         config["quantization_config"] = quantization
         self.cut.write_widths(config)
         config["aiakq"] = {"version": aiakq.__version__, "method": self.options.method, **self.cut.record()}
-        documents = {"config.json": config}
-        if spec.format in ("gptq", "gptq_v2"):  # where AutoGPTQ and tools of its time look
-            documents["quantize_config.json"] = quantization
-        return documents
+        return {"config.json": config, **formats.config_files(spec)}
 
     def verbatim_files(self) -> list[Path]:
         """Files of the source that belong to the output as they are."""
@@ -163,7 +157,6 @@ def prepare(options: QuantizeOptions) -> Prepared:
     if quantized_head is not None:
         spec = fit_head(spec, quantized_head, model.model.get_output_embeddings().in_features)
     tokenizer = load_tokenizer(source, options.trust_remote_code)
-    _check_eval_text(options, tokenizer)
     warnings: list[str] = []
     positions = getattr(config, "max_position_embeddings", None)
     samples = _samples(options, tokenizer, config.vocab_size, positions, warnings)
@@ -257,40 +250,10 @@ def _samples(
     return samples
 
 
-def _check_eval_text(options: QuantizeOptions, tokenizer: Any) -> None:
-    """Refuse a text for evaluation that cannot be read before the work, not after. Raises ``evaluation_text``."""
-    if not options.evaluate or options.eval_text is None or tokenizer is None:
-        return
-    try:
-        read_documents(Path(options.eval_text), tokenizer)
-    except AiakqError as problem:
-        reason = problem.fields.get("reason", problem.message)
-        raise error("evaluation_text", reason=f"{options.eval_text}: {reason}") from None
-
-
 def _about(model: SourceModel, spec: QuantSpec) -> list[str]:
     """What the user should know about this model in this format."""
     notes = []
     share = model.unquantized_share()
     if share > 0.1:
         notes.append(f"{share:.0%} of the blocks' weights are not in linear layers and stay as they are.")
-    if model.experts.fused and (spec.format in ("gptq", "gptq_v2", "awq") or spec.activation_bits):
-        what = "refuses experts with quantized activations"
-        if not spec.activation_bits:
-            what = (
-                f"does not know experts in {spec.format} files and fills them with random numbers; it reads those of "
-            )
-            what += "--format compressed-tensors"
-        notes.append(f"aiakq reads this model, but transformers 5.23 {what}.")
-    if spec.format == "gptq_v2":
-        notes.append(
-            "Asymmetric GPTQ is written as gptq_v2, which aiakq and transformers read and vLLM refuses; "
-            "for vLLM use -quant_type awq."
-        )
-    stored = (spec.layer, *(layer for _, layer in spec.layers if layer is not None))
-    if spec.format == "compressed-tensors" and any(not layer.symmetric for layer in stored):
-        notes.append(
-            "Asymmetric weights in compressed-tensors are read by aiakq and vLLM, but not by transformers 5.23 without "
-            "dequantize=True."
-        )
-    return notes
+    return notes + formats.reader_notes(spec, bool(model.experts.fused))

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from aiakq import formats
 from aiakq.errors import error
-from aiakq.formats.publish import CheckpointWriter
-from aiakq.formats.steps import Step
+from aiakq.formats.checkpoint_writer import CheckpointWriter
+from aiakq.formats.steps import CommittedStep
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.block import BlockWork
@@ -20,7 +20,7 @@ from aiakq.quantizers.report.records import LayerResult
 from aiakq.spec import QuantSpec
 
 
-def write_block(writer: CheckpointWriter, work: BlockWork) -> Step:
+def write_block(writer: CheckpointWriter, work: BlockWork) -> CommittedStep:
     """Commit what the block became, with its errors and warnings, and make sure that it reads back bit for bit."""
     spec, storage = work.plan.spec, work.plan.storage
     linears: dict[str, QWeight] = {f"{work.prefix}.{name}": weight for name, weight in work.finished.items()}
@@ -72,7 +72,7 @@ def decode(name: str, spec: QuantSpec, written: dict[str, Tensor]) -> QWeight:
     return module.read(tensors, own, name)
 
 
-def take_over(work: BlockWork, step: Step, written: dict[str, Tensor]) -> None:
+def take_over(work: BlockWork, step: CommittedStep, written: dict[str, Tensor]) -> None:
     """Make the block what an earlier run made of it. ``written`` are the tensors of its ``step``."""
     spec = work.plan.spec
     for name in step.note["linears"]:
@@ -108,12 +108,12 @@ def results_of(work: BlockWork) -> list[LayerResult]:
     return results
 
 
-def layers_of(step: Step) -> list[LayerResult]:
+def layers_of(step: CommittedStep) -> list[LayerResult]:
     """The layers' part of the report that was committed with a block."""
     return [LayerResult(**entry) for entry in step.note["layers"]]
 
 
-def written_names(step: Step) -> set[str]:
+def written_names(step: CommittedStep) -> set[str]:
     """The model's tensors that need not be copied any more, because this step holds them or what became of them."""
     linears: dict[str, Any] = step.note.get("linears", {})
     return {*step.tensors, *(f"{name}.{last}" for name in linears for last in ("weight", "bias"))}

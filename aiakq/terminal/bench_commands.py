@@ -18,7 +18,7 @@ from aiakq.terminal.options import with_arguments
 
 if TYPE_CHECKING:
     from aiakq.bench.serve import ServeOptions
-    from aiakq.evaluation.records import Record
+    from aiakq.records import Record
 
 bench = typer.Typer(name="bench", cls=Group, help="Measure: a table on stderr, one JSON document on stdout.")
 
@@ -38,7 +38,7 @@ def measure(
     Raises ``bad_gate``, ``output_failed``, ``bench_failed`` when a request failed, ``gate_failed``.
     """
     from aiakq.bench import gates
-    from aiakq.evaluation.records import write_json
+    from aiakq.records import write_json
 
     conditions = gates.parse(result.fail_if)
     gates.check_keys(conditions, template)

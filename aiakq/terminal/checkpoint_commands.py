@@ -12,7 +12,7 @@ from aiakq.terminal.bench_commands import measure
 from aiakq.terminal.options import with_arguments
 
 if TYPE_CHECKING:
-    from aiakq.evaluation.records import Record
+    from aiakq.records import Record
 
 
 @with_arguments("eval")
@@ -22,11 +22,10 @@ def evaluate(arguments: EvalArguments, shown: JsonArguments, result: ResultArgum
 
     # The engine's rows know what dtypes and devices there are.
     checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)
-    options = quality.QualityOptions(**vars(arguments))
 
     def run() -> Record:
         with console.Progress("eval") as bars:
-            return quality.run(options, bars.update)
+            return quality.run(arguments, bars.update)
 
     measure(quality.template(), result, run, tables.quality_result, emit=shown.json)
 

@@ -111,7 +111,7 @@ def note(text: str) -> None:
 
 def emit(document: Mapping[str, Any]) -> None:
     """One JSON document on stdout. Raises ClosedOutput when its reader went away, ``output_failed`` otherwise."""
-    from aiakq.evaluation.records import finite, to_json
+    from aiakq.records import finite, to_json
 
     text = to_json(finite(document))
     if sys.stdout is None:

@@ -66,7 +66,7 @@ def check(original: Path, folders: dict[str, Path], scratch: Path) -> list[dict[
 
 def prompts_for(model: Path) -> list[list[int]]:
     """Pieces of the held-out book as token ids, evenly spread."""
-    from aiakq.quantizers.calibration.samples import read_documents, tokenize
+    from aiakq.data.tokens import read_documents, tokenize
     from aiakq.runtime.text.tokenizer import Tokenizer
 
     ids = [token for piece in tokenize(read_documents(TEXT), Tokenizer.load(str(model)).hf) for token in piece]

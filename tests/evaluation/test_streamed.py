@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from aiakq.evaluation.scoring import load_for_scoring
+from aiakq.evaluation.streamed import StreamedScorer
 from aiakq.quantizers.model.activations import HiddenStates
-from aiakq.quantizers.model.streamed import StreamedScorer
+from aiakq.quantizers.model.blockwise import BlockwiseCheckpoint
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 
@@ -50,7 +51,8 @@ def test_block_by_block_gives_the_runtimes_logits(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     for folder in folders:
-        scorer = StreamedScorer(folder, torch.device("cpu"), False, HiddenStates((), 10_000, scratch))
+        states = HiddenStates((), 10_000, scratch)
+        scorer = StreamedScorer(BlockwiseCheckpoint(folder, torch.device("cpu"), False, states))
         scorer.prepare(windows, lambda done, total: None)
         found = torch.cat([scorer.logits(part) for part in windows.split([1, 4, 4])])
         wanted = load_for_scoring(folder, device="cpu").logits(windows)
@@ -62,14 +64,14 @@ def test_little_memory_gives_the_same_bytes(
     tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No hidden state in memory, models scored block by block: the same output and the same figures."""
-    from aiakq.quantizers import quality_check as evaluation
+    from aiakq.evaluation import quality_check
 
     text = tmp_path / "text.txt"
     text.write_text("A short text to evaluate on. " * 40)
     reports = []
     for name, memory in (("much", None), ("little", 0.0)):
         if name == "little":
-            monkeypatch.setattr(evaluation, "free_memory", lambda device: 0)
+            monkeypatch.setattr(quality_check, "free_memory", lambda device: 0)
         options = QuantizeOptions(
             str(tiny_model("LlamaForCausalLM")), str(tmp_path / name), "gptq", group_size=32, samples=8, seqlen=64,
             eval_text=text, activation_memory=memory, device="cpu",

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.inventory import Difference, Wanted, compare, refusal, table
+from aiakq.formats.inventory import Difference, RequiredTensors, compare, refusal, table
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.loader.inspection import collapse_differences, inspect_checkpoint
@@ -159,7 +159,9 @@ def test_any_names_and_shapes_can_be_asked_for():
     """What a caller without a model of its own uses."""
     checkpoint = Checkpoint.open(FIXTURES / "gq-w3")
     shapes = {"model.norm.weight": (256,), "norm.weight": (256,), "model.other": (3, 4)}
-    found = compare(checkpoint, Wanted(tensors=shapes, linears={"model.layers.0.mlp.up_proj": (512, 256, False)}))
+    found = compare(
+        checkpoint, RequiredTensors(tensors=shapes, linears={"model.layers.0.mlp.up_proj": (512, 256, False)})
+    )
     assert [each.name for each in found if each.kind == "missing"] == ["model.other"]
     assert not [each for each in found if each.kind == "shape"] and refusal("x", []) is None
 

@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 import statistics
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.data import chat
 from aiakq.data.documents import HINT, Document, bad, read_dataset, read_file, read_text
+from aiakq.data.tokens import render_documents, tokenize
 from aiakq.errors import error
 from aiakq.quantizers.options import QuantizeOptions
 
 _HINT_IDS = "One sample per line: token ids separated by commas or spaces; or a JSON list of lists of ids."
 _SPLIT = re.compile(r"[,\s]+")
-#: Text is tokenized in pieces of about this many characters, so that one huge line cannot stall the tokenizer.
-_PIECE = 8192
 #: Characters taken per token asked for; a token is about four, so that there is something to choose from.
 _CHARACTERS = 16
 
@@ -212,7 +209,9 @@ def _from_texts(name: str | None, options: QuantizeOptions, tokenizer: Any, voca
     # Rendered in their own order, so that a complaint names the first line it is about.
     inside = sorted(enough)
     title = "text" if name is None else title_of(name)
-    rendered = dict(zip(inside, _rendered([documents[number] for number in inside], tokenizer, title), strict=True))
+    rendered = dict(
+        zip(inside, render_documents([documents[number] for number in inside], tokenizer, title), strict=True)
+    )
     texts = [rendered[number] for number in enough]
     # The template writes what begins a text, and so does every window.
     again = getattr(tokenizer, "bos_token", None) or "" if start else ""
@@ -235,49 +234,9 @@ def _documents(name: str | None, characters: int, seed: int) -> list[Document]:
     return list(read_dataset(name, characters, seed))
 
 
-def _rendered(documents: Iterable[Document], tokenizer: Any, source: str) -> list[str]:
-    """The text of each document; conversations go through the chat template."""
-    given = list(documents)
-    talks = [(document.where, list(document.messages)) for document in given if document.text is None]
-    rendered = iter(chat.render(talks, tokenizer, source))
-    return [next(rendered) if document.text is None else document.text for document in given]
-
-
 def _rank(content: str, seed: int) -> bytes:
     """Where a document stands among the others: as good as random, and the same in whatever order they came."""
     return hashlib.sha256(f"{seed} {content}".encode("utf-8", "surrogatepass")).digest()
-
-
-def read_documents(path: Path, tokenizer: Any = None) -> list[str]:
-    """The texts of a file that documents.py reads, in its order. Conversations need a ``tokenizer`` with a template."""
-    return _rendered(read_file(path), tokenizer, path.name)
-
-
-def tokenize(documents: list[str], tokenizer: Any) -> list[list[int]]:
-    """Token ids of each document, without special tokens. Long documents are tokenized in pieces at line ends."""
-    result = []
-    for document in documents:
-        ids: list[int] = []
-        pieces = list(_pieces(document))
-        for start in range(0, len(pieces), 64):
-            encoded = tokenizer(pieces[start : start + 64], add_special_tokens=False, verbose=False)
-            for part in encoded["input_ids"]:
-                ids.extend(part)
-        result.append(ids)
-    return result
-
-
-def _pieces(document: str) -> Iterator[str]:
-    """The document in pieces of at least _PIECE characters where it has line ends, and at most four times that."""
-    piece = ""
-    for line in document.splitlines(keepends=True):
-        for start in range(0, len(line), 4 * _PIECE):
-            piece += line[start : start + 4 * _PIECE]
-            if len(piece) >= _PIECE:
-                yield piece
-                piece = ""
-    if piece:
-        yield piece
 
 
 def _bos(tokenizer: Any) -> list[int]:

@@ -2,7 +2,7 @@
 
 A layer override is ``GLOB=HOW``: a glob over full module names (``*`` crosses dots), and settings separated by commas:
 ``bits:8``, ``group:64`` (``-1`` for whole rows), ``sym``, ``asym``, ``skip``. The first override whose glob matches
-counts. Standard library only, so that mistakes show before anything heavy loads.
+counts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.quantizers.options import METHOD_DEFAULTS, QuantizeOptions
 from aiakq.spec import LayerSpec, QuantSpec
@@ -56,10 +57,9 @@ def plan_layers(options: QuantizeOptions, base: QuantSpec, names: Iterable[str],
             )
         ignore = tuple(name for name in ignore if name != head)
         layers[head] = LayerSpec(options.lm_head, -1 if options.lm_head == 8 else 128)
-    # transformers reads experts of compressed-tensors files, but fills those of GPTQ files with random numbers.
-    if base.format == "gptq" and options.format is None and any(".experts." in name for name in linears):
-        base = replace(base, format="compressed-tensors")
-    return settle_format(options, with_layers(replace(base, ignore=ignore), layers))
+    experts = any(".experts." in name for name in linears)
+    quantized_head = head if options.lm_head is not None else None
+    return settle_format(options, replace(base, ignore=ignore), layers, quantized_head, experts)
 
 
 def fit_head(spec: QuantSpec, head: str, k: int) -> QuantSpec:
@@ -79,36 +79,34 @@ def with_layers(spec: QuantSpec, layers: Mapping[str, LayerSpec | None]) -> Quan
     return replace(spec, ignore=(*spec.ignore, *skipped), layers=differing)
 
 
-def settle_format(options: QuantizeOptions, spec: QuantSpec) -> QuantSpec:
-    """``spec`` in the format that the options name, else in the one that most readers know for it.
+def settle_format(
+    options: QuantizeOptions,
+    base: QuantSpec,
+    layers: Mapping[str, LayerSpec | None],
+    head: str | None = None,
+    experts: bool = False,
+) -> QuantSpec:
+    """``base`` with its ``layers``, in the format that the options name, else in the one that most programs read.
 
-    GPTQ and AWQ files have one width for all layers (GPTQ can say otherwise only in a way that transformers does not
-    read), so everything mixed is written as compressed-tensors. Raises ``option_conflict``.
+    ``head`` is the output layer, if it is quantized; ``experts`` says that the model has some. Raises
+    ``option_conflict`` for a format that cannot hold the result.
     """
-    wanted = options.format
-    uniform = not spec.mixed and options.lm_head is None
-    chosen = wanted or spec.format
-    if wanted is None and spec.format in ("gptq", "gptq_v2", "awq"):
-        fits = uniform and not (spec.format == "awq" and spec.bits != 4)
-        # Readers of GPTQ files have no list of linears that were left out.
-        if not fits or (options.skip and spec.format != "awq"):
-            chosen = "compressed-tensors"
-    reason = None
-    if chosen in ("gptq", "gptq_v2") and spec.activation_bits:
-        reason = "such files hold no quantized activations"
-    elif chosen == "awq" and (spec.bits != 4 or not uniform or spec.activation_bits):
-        reason = "such files hold 4 bits for every layer"
-    elif chosen == "gptq" and not spec.symmetric:
-        reason = "readers disagree about zero points in version 1"
-    if reason:
-        raise error(
-            "option_conflict",
-            option=f"--format {chosen}",
-            other="the other options",
-            reason=reason,
-            hint="Leave --format away: aiakq takes the layout that fits.",
-        )
-    return replace(spec, format=chosen)
+    exceptions = tuple((name, layer) for name, layer in layers.items() if layer != base.layer or name == head)
+    whole = replace(base, layers=exceptions)
+    chosen = options.format
+    if chosen is None:
+        chosen = formats.choose(whole, experts)
+    else:
+        reason = formats.load(chosen).supports(replace(whole, format=chosen))
+        if reason is not None:
+            raise error(
+                "option_conflict",
+                option=f"--format {chosen}",
+                other="the other options",
+                reason=reason,
+                hint="Leave --format away: aiakq takes the layout that fits.",
+            )
+    return replace(with_layers(base, layers), format=chosen)
 
 
 def parse_override(text: str, base: LayerSpec, bits: tuple[int, ...]) -> tuple[str, LayerSpec | None]:

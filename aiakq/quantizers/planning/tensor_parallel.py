@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.quantizers.options import METHOD_DEFAULTS, QuantizeOptions
 from aiakq.spec import QuantSpec
@@ -173,7 +174,7 @@ class _Planner:
             width = self.config.get(key)
             if not isinstance(width, int) or isinstance(width, bool):
                 continue
-            unit = tp * (32 if spec.format != "compressed-tensors" else 4)
+            unit = tp * formats.width_multiple(spec)
             for linear in self.linears:
                 own = spec.for_layer(linear.name)
                 if _inside(linear, width) and linear.row_parallel and own is not None and own.group_size != -1:
@@ -210,13 +211,8 @@ def _with_groups(spec: QuantSpec, group_size: int) -> QuantSpec:
 
 def _layout_problem(spec: QuantSpec, linear: LinearShape) -> AiakqError | None:
     """What the words on disk cannot hold."""
-    reason = None
-    if spec.for_layer(linear.name) is None:
-        return None
-    if spec.format.startswith("gptq") and (linear.k % 32 or linear.n % 32):
-        reason = "GPTQ files hold multiples of 32 inputs and outputs"
-    elif spec.format == "awq" and linear.n % 8:
-        reason = "AWQ files hold multiples of 8 outputs"
+    own = spec.for_layer(linear.name)
+    reason = None if own is None else formats.shape_problem(own, linear.n, linear.k)
     return error("layer_shape", layer=linear.name, n=linear.n, k=linear.k, reason=reason) if reason else None
 
 
@@ -237,7 +233,7 @@ def _why_not_cut(tp: int, heads: int, kv_heads: int, spec: QuantSpec, linears: l
         return f"{kv_heads} key-value heads"
     for linear in linears:
         own = spec.for_layer(linear.name)
-        in_word, out_word = _words(own)
+        in_word, out_word = (1, 1) if own is None else formats.word_shape(own)
         if linear.row_parallel:
             share, rest = divmod(linear.k, tp)
             if rest:
@@ -251,17 +247,6 @@ def _why_not_cut(tp: int, heads: int, kv_heads: int, spec: QuantSpec, linears: l
             if not _copied(tp, kv_heads, linear):
                 return f"{linear.n} outputs of {linear.name}"
     return None
-
-
-def _words(own: QuantSpec | None) -> tuple[int, int]:
-    """Inputs and outputs that share a word of the file, and so must stay together."""
-    if own is None:
-        return 1, 1
-    if own.format.startswith("gptq"):
-        return 32, 32
-    if own.format == "awq":
-        return 1, 8
-    return (1 if own.activation_bits else 32 // own.bits), 1
 
 
 def _copied(tp: int, kv_heads: int, linear: LinearShape) -> bool:

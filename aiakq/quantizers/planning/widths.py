@@ -11,7 +11,7 @@ import torch
 from aiakq.errors import error
 from aiakq.evaluation.metrics import Comparison
 from aiakq.quantizers.model.activations import batched
-from aiakq.quantizers.planning.layers import settle_format, with_layers
+from aiakq.quantizers.planning.layers import settle_format
 from aiakq.quantizers.planning.sensitivity import SAMPLE_TOKENS, Part, measure
 from aiakq.quantizers.preparation import Prepared
 from aiakq.quantizers.progress import OnProgress, Progress, Rejected
@@ -199,4 +199,4 @@ def _spec(
     for name in prepared.spec.ignore:
         layers.pop(name, None)
     base = replace(prepared.spec, layers=(), **vars(common))
-    return settle_format(prepared.options, with_layers(base, layers))
+    return settle_format(prepared.options, base, layers)

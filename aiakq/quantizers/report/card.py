@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from aiakq import formats
+from aiakq.formats.compatibility import Readers
 from aiakq.quantizers.calibration.samples import sources, title_of
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.report.page import percent, size
@@ -27,13 +29,6 @@ _METHODS = {
     "can be 8-bit integers.",
     "awq": "Inputs that matter were protected by scaling them up before rounding (AWQ, arXiv:2306.00978).",
     "gptq": "Columns were rounded one after another, the rest making up for the error (GPTQ, arXiv:2210.17323).",
-}
-#: format -> packages that transformers needs to load it.
-_PACKAGES = {
-    "gptq": "gptqmodel optimum",
-    "gptq_v2": "gptqmodel optimum",
-    "awq": "gptqmodel",
-    "compressed-tensors": "compressed-tensors",
 }
 
 
@@ -146,16 +141,11 @@ def _making(report: QuantizeReport, options: QuantizeOptions, source: str) -> st
 def _loading(report: QuantizeReport, bits: list[int]) -> str:
     """How each program loads it, as far as it does."""
     parallel = f" --tensor-parallel-size {report.tp}" if report.tp > 1 else ""
-    vllm = f"```\nvllm serve path/to/this/folder{parallel}\n```"
-    if report.format == "gptq_v2":
-        vllm = "vLLM does not read this format (GPTQ version 2, asymmetric)."
-    elif report.format == "gptq" and not set(bits) <= {4, 8}:
-        vllm += "\n\nvLLM's fast kernels take 4 and 8 bits only."
-    elif report.format == "compressed-tensors" and report.method == "weight_only_int8":
-        vllm += "\n\nOn an NVIDIA GPU; vLLM has no kernel for 8-bit weights alone on a CPU."
-    fused = ""
-    if report.experts and report.format != "compressed-tensors":
-        fused = "\ntransformers 5.23 does not find the experts in such files; use aiakq or vLLM.\n"
+    activations = report.scheme.partition("a")[2]
+    schemes = {f"w{width}a{activations}" for width in bits} or {report.scheme}
+    readers = formats.readers(report.format, schemes, bool(report.experts))
+    command = f"```\nvllm serve path/to/this/folder{parallel}\n```" if readers.vllm else ""
+    vllm = "\n\n".join(filter(None, (command, readers.vllm_note)))
     return f"""\
 ## Loading it
 
@@ -165,7 +155,19 @@ With aiakq, on a GPU or a CPU:
 aiakq serve path/to/this/folder
 ```
 
-With transformers (`pip install {_PACKAGES[report.format]}`):
+{_transformers(readers)}With vLLM:
+
+{vllm}
+"""
+
+
+def _transformers(readers: Readers) -> str:
+    """How transformers loads it; nothing if it does not."""
+    if readers.packages is None:
+        return ""
+    note = f"\n{readers.transformers_note}\n" if readers.transformers_note else ""
+    return f"""\
+With transformers (`pip install {readers.packages}`):
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -173,8 +175,5 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
 tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
 ```
-{fused}
-With vLLM:
-
-{vllm}
+{note}
 """

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from aiakq import formats
 from aiakq.quantizers.report.plots import KINDS, Block, Mark, bars, pairs
 from aiakq.quantizers.report.records import LayerResult, QuantizeReport
 
@@ -357,7 +358,7 @@ def _serving(report: QuantizeReport) -> str:
     folder = shlex.quote(report.output)
     more = f" --tensor-parallel-size {report.tp}" if report.tp > 1 else ""
     lines = [f"aiakq serve {folder}", f"aiakq inspect {folder}"]
-    if not (report.format == "gptq_v2"):
+    if formats.readers(report.format, {report.scheme}, bool(report.experts)).vllm:
         lines.append(f"vllm serve {folder}{more}")
     return (
         f"<h2>Serving it</h2><pre>{escape(chr(10).join(lines))}</pre>"

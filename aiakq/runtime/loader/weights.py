@@ -12,7 +12,7 @@ from torch import Tensor
 from aiakq import formats
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.inventory import Wanted, compare, refusal
+from aiakq.formats.inventory import RequiredTensors, compare, refusal
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.config.device import DTYPES
 from aiakq.runtime.config.engine import EngineConfig
@@ -129,7 +129,7 @@ class WantedWeights:
     limit: int
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("meta")
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: RequiredTensors = field(default_factory=RequiredTensors)
 
     def has(self, name: str) -> bool:
         return self.checkpoint.locate(name) is not None
@@ -163,7 +163,7 @@ class WantedWeights:
             raise _Endless
 
 
-def wanted_tensors(config: ModelConfig, checkpoint: Checkpoint) -> Wanted:
+def wanted_tensors(config: ModelConfig, checkpoint: Checkpoint) -> RequiredTensors:
     """What the native family of ``config`` needs, by building it without weights. Raises ``model_*``."""
     # Room for what a truncated file lacks, and no more: a config may claim a billion layers.
     weights = WantedWeights(checkpoint, limit=4 * len(checkpoint.inventory) + 1000)

@@ -145,7 +145,7 @@ INLINE void accumulate(const float* weights, const Chunk& chunk, int64_t d, int6
 template <int TYPE, int R>
 INLINE void accumulate_vectors(const float* weights, const Chunk& chunk, int64_t width, int from, int to, float* sums) {
   if (from >= to) return;
-  for_each_vector_block<max_vectors(R)>(0, width, [&](auto count, int64_t d) {
+  for_each_vector_block<max_vectors(R)>(0, width, [&](auto count, int64_t d) INLINE_LAMBDA {
     accumulate<TYPE, R, decltype(count)::value>(weights, chunk, d, width, from, to, sums);
   });
 }
@@ -188,7 +188,7 @@ template <int TYPE, int R>
 void score_rows(const Tile& tile, const Shape& s, int64_t size, const Workspace& ws, const Chunk& chunk, int64_t row,
                 int64_t start) {
   const int64_t from = tile.from(row, start) / 16 * 16, to = round_up(tile.to(row + R - 1, start), 16);
-  for_each_vector_block<max_vectors(R)>(from, to, [&](auto count, int64_t at) {
+  for_each_vector_block<max_vectors(R)>(from, to, [&](auto count, int64_t at) INLINE_LAMBDA {
     score<TYPE, R, decltype(count)::value>(ws.queries + row * s.width, s.width, size, chunk, at,
                                            ws.weights + row * CHUNK);
   });

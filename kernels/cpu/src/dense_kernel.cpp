@@ -1,8 +1,8 @@
 // y = x W^T for weights in floats.
 //
-// W lies in tiles of 32 outputs, input by input; bfloat16 in pairs of inputs, of which the first is the lower half of a
+// W is packed in tiles of 32 outputs, input by input; bfloat16 in pairs of inputs, the first in the lower half of a
 // lane. Sums are float32, one per output, in the order of the inputs, whatever the other rows are. Where the processor
-// multiplies pairs of bfloat16 itself and activations come as such, it does: twice the products per instruction.
+// multiplies pairs of bfloat16 and the activations are bfloat16 too, it does: twice the products per instruction.
 
 #include "kernels.h"
 #include "tiles.h"

@@ -36,7 +36,7 @@ constexpr int MAX_ROWS = IntegerPanels::max;
 
 // Rows that are computed together are packed into a panel: the first four bytes of each, the next four of each, and so
 // on, so that they are read in one stream. Their scales, one per block, and their sums, one per group, are packed
-// alike.
+// in the same way.
 struct Panel {
   uint32_t* values;  // floats, or four 8-bit codes each
   float *scales, *sums;

@@ -1,4 +1,4 @@
-"""What the tests of the native kernels share: the library in each instruction set, weights, and calls with strides."""
+"""Fixtures of the native kernels' tests: the library on each instruction set, weights, and calls with strides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETS = build.X86 if platform.machine().lower() in ("x86_64", "amd64") else build
 
 @pytest.fixture(scope="session")
 def native() -> library.NativeLibrary:
-    """The library. Without a compiler there is none to test; with one, its absence is a failure."""
+    """The library. Skips where there is no compiler; with one, a missing library is a failure."""
     reason = library.unavailable()
     if reason:
         try:
@@ -32,7 +32,7 @@ def native() -> library.NativeLibrary:
 
 @pytest.fixture(params=SETS)
 def isa(request, native) -> Iterator[str]:
-    """Every instruction set that this machine has, one after the other."""
+    """Runs the test once with every instruction set of this machine."""
     before = native.isa
     try:
         native.use_isa(request.param)

@@ -1,6 +1,6 @@
-"""The tests of the native kernels over libraries built with checks, of memory and of threads. ``make sanitize``.
+"""The tests of the native kernels with address and thread sanitizers: ``make sanitize``.
 
-Needs GNU's compiler with its sanitizers, on Linux. What the checks find is printed, and ends the test run with failure.
+Needs GCC with its sanitizers, on Linux. Findings are printed and fail the test run.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 from aiakq.kernels.cpu import build
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
-#: These start processes, or build and load libraries of their own: nothing of them would be checked.
-LEFT_OUT = ("tests/kernels/cpu/test_native_build.py", "tests/kernels/cpu/test_native_threads.py")
-#: The library's threads are looked at; those of torch and of its OpenMP runtime cannot be seen through.
+#: These start processes, or build and load libraries of their own, which would not be checked.
+EXCLUDED = ("tests/kernels/cpu/test_build.py", "tests/kernels/cpu/test_threads.py")
+#: The library's threads are checked; torch and its OpenMP runtime are not instrumented.
 SUPPRESSIONS = (
     "called_from_lib:libtorch_cpu.so\ncalled_from_lib:libgomp.so.1\nrace:libtorch_cpu.so\nrace:libgomp.so.1\n"
 )
 
 
 def run(check: str, only: list[str]) -> int:
-    """Build with one kind of checks and run the tests; returns the exit status."""
+    """Build with one sanitizer and run the tests; returns the exit status."""
     folder = ROOT / "build" / "sanitize" / check
     library = folder / "_native.so"
     build.main(["--sanitize", check, "--output", str(library)])
@@ -44,10 +44,10 @@ def run(check: str, only: list[str]) -> int:
         "TSAN_OPTIONS": f"suppressions={suppressions}:halt_on_error=1:ignore_noninstrumented_modules=1",
         "OMP_NUM_THREADS": "4",
     }
-    # The checks of threads want memory where they expect it.
+    # The thread sanitizer needs a fixed memory layout.
     command = ["setarch", "-R"] if shutil.which("setarch") else []
     command += [sys.executable, "-P", "-m", "pytest", "-q", "--capture=sys", "-o", "timeout=1800"]
-    command += only or ["tests/kernels", *(f"--ignore={name}" for name in LEFT_OUT)]
+    command += only or ["tests/kernels", *(f"--ignore={name}" for name in EXCLUDED)]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 

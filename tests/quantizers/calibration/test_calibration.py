@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from aiakq.data import chat
+from aiakq.data.tokens import read_documents, tokenize
 from aiakq.errors import AiakqError
-from aiakq.quantizers.calibration.samples import load_samples, load_tokenizer, read_documents, read_token_ids, tokenize
+from aiakq.quantizers.calibration.samples import load_samples, load_tokenizer, read_token_ids
 from aiakq.quantizers.options import QuantizeOptions
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aiakq.errors import AiakqError
-from aiakq.formats import quantization_config
+from aiakq.formats import FORMATS, quantization_config
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
@@ -73,6 +73,7 @@ def test_globs_that_match_nothing_or_leave_nothing_are_refused(fields: dict[str,
         ("gptq", {"layer": ("*q_proj=bits:4",)}, "gptq"),
         ("gptq", {"layer": ("*q_proj=bits:8",), "format": "gptq"}, "gptq"),
         ("gptq", {"skip": ("*q_proj",)}, "compressed-tensors"),
+        ("gptq", {"layer": ("*q_proj=skip",)}, "compressed-tensors"),
         ("gptq", {"lm_head": 8}, "compressed-tensors"),
         ("gptq", {"format": "compressed-tensors"}, "compressed-tensors"),
         ("awq", {"skip": ("*q_proj",)}, "awq"),
@@ -97,6 +98,8 @@ def test_experts_are_written_so_that_transformers_reads_them() -> None:
     "method, fields",
     [
         ("awq", {"layer": ("*q_proj=group:64",), "format": "awq"}),
+        ("awq", {"bits": 8, "format": "awq_gemv"}),
+        ("awq", {"lm_head": 4, "symmetric": True, "format": "awq"}),
         ("gptq", {"symmetric": False, "format": "gptq"}),
         ("smooth_quant", {"format": "gptq"}),
     ],
@@ -105,6 +108,14 @@ def test_a_format_that_cannot_hold_it_is_refused(method: str, fields: dict[str, 
     with pytest.raises(AiakqError) as caught:
         plan(method, **fields)
     assert caught.value.id == "option_conflict"
+
+
+def test_every_format_can_be_asked_for() -> None:
+    for name in FORMATS:
+        assert plan("awq", symmetric=True, format=name).format == name
+    with pytest.raises(AiakqError, match="one of gptq, gptq_v2, awq") as caught:
+        plan(format="zip")
+    assert caught.value.id == "bad_option"
 
 
 def test_what_servers_join_should_be_stored_alike() -> None:

@@ -1,4 +1,4 @@
-"""Operations that were recorded give, in one call, what they give one by one."""
+"""Recorded operations give in one call what they give one by one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def recorded(stack, x):
     return recording, recording.op_list(), y
 
 
-def test_the_same_bits_as_one_by_one_for_any_number_of_rows():
+def test_replaying_gives_the_same_bits_as_running_for_any_number_of_rows():
     stack, x = Stack(), torch.empty(MOST, WIDTH)
     recording, call, y = recorded(stack, x)
     assert len(recording.ops) == 4 * LAYERS
@@ -61,7 +61,7 @@ def test_the_same_bits_as_one_by_one_for_any_number_of_rows():
         assert y[rows:].isnan().all(), "rows that nobody asked for are not written"
 
 
-def test_nothing_is_computed_while_it_records():
+def test_nothing_is_computed_while_recording():
     x = torch.full((MOST, WIDTH), float("nan"))
     stack = Stack()
     recorded(stack, x)
@@ -69,7 +69,7 @@ def test_nothing_is_computed_while_it_records():
     assert stack(torch.ones(2, WIDTH)).isfinite().all()
 
 
-def test_memory_is_given_to_others_once_nobody_holds_it():
+def test_memory_of_freed_tensors_is_reused():
     recording, call, _ = recorded(Stack(), torch.empty(MOST, WIDTH))
     # A layer's products, gate, norm and scratch: those of the layer after take the same places.
     assert len(call.memory) < 4 + 4
@@ -77,7 +77,7 @@ def test_memory_is_given_to_others_once_nobody_holds_it():
     assert len(outputs) < len(recording.ops)
 
 
-def test_what_is_held_keeps_its_memory():
+def test_memory_of_live_views_is_not_reused():
     norm = NativeNorm(torch.ones(WIDTH), None, 1e-5, centered=False)
     x = torch.randn(MOST, WIDTH)
     with Recording() as recording:
@@ -90,7 +90,7 @@ def test_what_is_held_keeps_its_memory():
     assert torch.equal(view, second[:, :16])
 
 
-def test_torch_is_not_recorded():
+def test_operations_of_torch_are_refused():
     x = torch.randn(4, WIDTH)
     for compute in (lambda: x + 1, lambda: torch.zeros(3), lambda: x[torch.tensor([0])], lambda: x.sum().item()):
         with pytest.raises(RecordingError, match="torch computes aten"), Recording():
@@ -99,7 +99,7 @@ def test_torch_is_not_recorded():
     assert torch.equal(x + 0, x), "nothing is recorded any more"
 
 
-def test_selection():
+def test_selecting_rows_equals_indexing():
     x = torch.randn(9, WIDTH)
     select = NativeSelection()
     numbers = torch.tensor([3, 0, 8, 3])

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from aiakq.errors import AiakqError
-from aiakq.formats import publish, safetensors_file, steps
+from aiakq.formats import checkpoint_writer, output_folder, safetensors_file, steps
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.formats.model_folder import MANIFEST
-from aiakq.formats.publish import CheckpointWriter, check_output
+from aiakq.formats.output_folder import check_output
 
 
 def fill(writer: CheckpointWriter, value: float = 1.0) -> None:
@@ -93,7 +94,7 @@ def test_a_full_disk_leaves_nothing_and_keeps_the_old(
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    target: Any = {"write": publish, "fsync": os, "rename": os, "mkdir": Path}[call]
+    target: Any = {"write": checkpoint_writer, "fsync": os, "rename": os, "mkdir": Path}[call]
     monkeypatch.setattr(target, {"write": "write_file"}.get(call, call), fail)
     with pytest.raises(AiakqError) as caught:
         make(tmp_path / "out", 2.0, overwrite=True)
@@ -112,7 +113,7 @@ class _Disk:
         self.broken = broken
         for name in ("fsync", "rename"):
             monkeypatch.setattr(os, name, self._counted(getattr(os, name)))
-        for module in (publish, steps, safetensors_file):
+        for module in (checkpoint_writer, output_folder, steps, safetensors_file):
             monkeypatch.setattr(module, "open", self._open, raising=False)
 
     def _counted(self, real: Any) -> Any:
@@ -271,7 +272,7 @@ def test_overwrite_spares_what_is_no_model(tmp_path: Path) -> None:
 
 def test_overwrite_without_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = make(tmp_path / "out", 1.0)
-    monkeypatch.setattr(publish.ctypes, "CDLL", lambda *_, **__: object())
+    monkeypatch.setattr(output_folder.ctypes, "CDLL", lambda *_, **__: object())
     make(output, 2.0, overwrite=True)
     assert float(Checkpoint.open(output).tensor("a.weight")[0, 0]) == 2.0
     assert listing(tmp_path) == ["out"]
@@ -319,7 +320,7 @@ def test_kill_minus_nine(tmp_path: Path, moment: str) -> None:
     script = textwrap.dedent(
         """
         import os, signal, sys, torch
-        from aiakq.formats.publish import CheckpointWriter
+        from aiakq.formats.checkpoint_writer import CheckpointWriter
         def die(now):
             if now == sys.argv[2]:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -354,7 +355,7 @@ def test_kill_minus_nine(tmp_path: Path, moment: str) -> None:
 def test_an_old_output_moved_aside_is_put_back(tmp_path: Path) -> None:
     """A crash between the two renames of the fallback must not lose the old output."""
     make(tmp_path / "out", 1.0)
-    (tmp_path / "out").rename(tmp_path / f".out{publish._OLD_MARK}0123")
+    (tmp_path / "out").rename(tmp_path / f".out{output_folder._OLD_MARK}0123")
     with pytest.raises(AiakqError) as caught:
         make(tmp_path / "out", 2.0)
     assert caught.value.id == "output_exists"

@@ -1,5 +1,7 @@
-"""Native paged attention against float64, in every instruction set; and that nothing but a row's own keys decides its
-bits. Pages are shuffled, and whatever no sequence owns is not a number."""
+"""Native paged attention against float64, on every instruction set, and bitwise independence of batch and chunking.
+
+Pages are shuffled, and cache slots that no sequence owns hold NaN.
+"""
 
 from __future__ import annotations
 
@@ -119,18 +121,18 @@ def test_matches_dense_attention(isa, cache, worst_row):
 
 
 @pytest.mark.parametrize("page_size", [1, 7, 16, 64, 300])
-def test_page_sizes_and_several_segments(isa, page_size, worst_row):
+def test_any_page_size_and_several_segments_match_dense_attention(isa, page_size, worst_row):
     case = Case([(1023, 1), (1024, 1), (2100, 1), (1000, 40), (0, 1100)], 4, 2, 32, page_size)
     for window in (None, 7, 1025):
         check(case, window, 1e-5, worst_row)
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float16, 2e-3), (torch.bfloat16, 1e-2)])
-def test_half_precision_activations(isa, dtype, tolerance, worst_row):
+def test_half_precision_activations_match_dense_attention(isa, dtype, tolerance, worst_row):
     check(Case(LENGTHS, 8, 2, 64, 16, dtype, dtype), 50, tolerance, worst_row)
 
 
-def test_rows_of_any_stride(isa):
+def test_queries_may_have_any_row_stride(isa):
     case = Case(LENGTHS, 8, 2, 64, 16)
     wide = torch.full((len(case.query), 777), NAN)
     wide[:, 100:612] = case.query
@@ -138,7 +140,7 @@ def test_rows_of_any_stride(isa):
 
 
 @pytest.mark.parametrize("window", [None, 400])
-def test_bits_do_not_depend_on_cuts_neighbours_or_threads(isa, window, threads):
+def test_any_chunking_batch_and_number_of_threads_gives_the_same_bits(isa, window, threads):
     """A prompt in one step on one thread, next to others, in any pieces, decoded token by token on several threads."""
     case = Case([(0, 1300), (37, 1), (500, 30)], 8, 2, 32, 16, cache=torch.bfloat16)
     s = next(s for s, pair in enumerate(case.lengths) if pair == (0, 1300))
@@ -162,7 +164,7 @@ def test_bits_do_not_depend_on_cuts_neighbours_or_threads(isa, window, threads):
             assert torch.equal(case.run(window, part, case.query[rows]), expected[rows]), (old, new, count)
 
 
-def test_long_decodes_shared_by_threads(isa, threads):
+def test_threads_that_share_a_long_decode_give_the_same_bits(isa, threads):
     """More threads than key-value heads: segments are shared out, the bits stay."""
     for H, Hkv, D, cache in [(4, 1, 64, torch.float32), (3, 3, 24, torch.int8)]:
         case = Case([(5000, 1), (1500, 1)], H, Hkv, D, 16, cache=cache)
@@ -173,7 +175,7 @@ def test_long_decodes_shared_by_threads(isa, threads):
             assert torch.equal(case.run(), expected), count
 
 
-def test_fuzzed(isa, threads, worst_row):
+def test_random_shapes_match_dense_attention(isa, threads, worst_row):
     random = torch.Generator().manual_seed(5)
 
     def draw(low, high):
@@ -190,7 +192,7 @@ def test_fuzzed(isa, threads, worst_row):
 
 @pytest.mark.parametrize("bad", [NAN, float("inf")])
 @pytest.mark.parametrize("which", ["query", "key", "value"])
-def test_what_is_not_finite_is_seen_by_those_who_see_it_alone(isa, which, bad):
+def test_non_finite_values_affect_only_rows_that_attend_to_them(isa, which, bad):
     case = Case([(0, 40), (200, 1)], 4, 2, 32, 16)
     s = next(s for s, pair in enumerate(case.lengths) if pair == (0, 40))
     start = case.context.query_start_list[s]
@@ -212,7 +214,7 @@ def test_what_is_not_finite_is_seen_by_those_who_see_it_alone(isa, which, bad):
         assert not after[touched].view(-1, 4, 32)[..., 3].isfinite().any()
 
 
-def test_scores_far_apart(isa):
+def test_very_large_score_differences_do_not_overflow(isa):
     """One key that outweighs all others by more than floats can hold; and equal keys."""
     case = Case([(300, 1)], 2, 1, 16, 16, padding=0)
     keys, values = case.cache
@@ -226,7 +228,7 @@ def test_scores_far_apart(isa):
     assert torch.allclose(case.run().double(), mean, atol=1e-6)
 
 
-def test_chosen_where_it_runs(native):
+def test_native_attention_is_chosen_where_it_is_supported(native):
     x, cache = torch.zeros(1, 2, 8), torch.zeros(2, 4, 2, 8)
     assert attention.is_native(x, cache)
     assert not attention.is_native(x.double(), cache) and not attention.is_native(x.to("meta"), cache)
@@ -239,7 +241,7 @@ def test_chosen_where_it_runs(native):
 
 
 @pytest.mark.parametrize("cache", CACHES, ids=str)
-def test_agrees_with_torch(native, cache):
+def test_matches_the_torch_implementation(native, cache):
     """The other implementation of the same functions, caches of 8 bits included."""
     case = Case([(30, 1), (200, 1), (0, 40), (10, 5)], 8, 2, 32, 16, cache=cache, padding=0)
     for part in case.cache:

@@ -1,4 +1,4 @@
-"""The library and torch are one team of threads: the same runtime, no more threads than torch alone has."""
+"""The library and torch share one OpenMP runtime, and use no more threads than torch alone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def needs_openmp(native):
         pytest.skip("the library was built without OpenMP and starts threads of its own")
 
 
-def test_one_runtime(native):
+def test_only_one_openmp_runtime_is_loaded(native):
     files = run("ours(); busy(); print(*library.openmp_runtimes(), sep='\\n')").splitlines()
     assert len(files) == 1, files
 
@@ -72,7 +72,7 @@ def test_torch_and_the_library_share_their_threads():
         assert counts[0] == counts[1], (first, counts)
 
 
-def test_the_number_of_threads_is_torchs():
+def test_as_many_threads_run_as_torch_is_set_to():
     counts = run(
         """
         for count in (1, 2, 4):

@@ -1,4 +1,4 @@
-"""The build of the native library, on small sources of its own; what is said when there is no library or an old one."""
+"""The build of the native library, on small sources of its own, and what is said of missing and outdated libraries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def small(tmp_path, monkeypatch) -> Path:
     return folder
 
 
-def test_what_has_not_changed_is_not_compiled_again(small, tmp_path, compiler):
+def test_only_what_changed_is_compiled_again(small, tmp_path, compiler):
     target, objects = tmp_path / "out" / "lib.so", tmp_path / "objects"
     sets = len(build.X86 if compiler.x86 else build.ELSEWHERE)
     assert build.build(target, objects) == sets + 1
@@ -60,7 +60,7 @@ def test_what_has_not_changed_is_not_compiled_again(small, tmp_path, compiler):
     assert loaded.answer() == 42, "a library in use is not changed under its user"
 
 
-def test_a_mistake_in_the_code_is_named_and_changes_nothing(small, tmp_path, compiler):
+def test_a_compile_error_is_reported_and_keeps_the_old_library(small, tmp_path, compiler):
     target, objects = tmp_path / "lib.so", tmp_path / "objects"
     build.build(target, objects)
     before = target.read_bytes()
@@ -71,7 +71,7 @@ def test_a_mistake_in_the_code_is_named_and_changes_nothing(small, tmp_path, com
     assert not [path for path in (*tmp_path.iterdir(), *objects.iterdir()) if re.search(r"\.\d+$", path.name)]
 
 
-def test_without_a_compiler_one_line_says_so(tmp_path, monkeypatch):
+def test_a_missing_compiler_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(build.BuildError, match="no C\\+\\+ compiler was found"):
         build.build(tmp_path / "lib.so", None)
@@ -81,7 +81,7 @@ def test_without_a_compiler_one_line_says_so(tmp_path, monkeypatch):
         build.main(["--output", str(tmp_path / "lib.so")])
 
 
-def test_every_instruction_set_of_the_build_is_one_of_the_librarys():
+def test_build_and_library_name_the_same_instruction_sets():
     declared = re.findall(r"^DECLARE\((\w+)\)", (build.SOURCES / "library.cpp").read_text(), re.MULTILINE)
     assert sorted(declared) == sorted(build.X86)
 
@@ -99,7 +99,7 @@ def without(path: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_library_of_other_sources_is_refused(small, tmp_path, compiler, native):
+def test_a_library_built_from_other_sources_is_refused(small, tmp_path, compiler, native):
     """One without the function that names its sources, and one that names others; neither is called further."""
     target = tmp_path / "lib.so"
     build.build(target, None)
@@ -110,7 +110,7 @@ def test_a_library_of_other_sources_is_refused(small, tmp_path, compiler, native
     assert without(str(target)) == f"the native kernels were built from other sources: run '{build.COMMAND}'"
 
 
-def test_a_missing_or_broken_library_is_no_crash(tmp_path):
+def test_a_missing_or_broken_library_is_reported(tmp_path):
     assert without(str(tmp_path / "none.so")).startswith("the native kernels ")
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"not a library")
@@ -121,6 +121,6 @@ def test_an_unknown_instruction_set_is_refused(native):
     assert "does not have the instruction set mmx" in without("", AIAKQ_CPU_ISA="mmx")
 
 
-def test_this_library_is_of_these_sources(native):
+def test_the_installed_library_was_built_from_these_sources(native):
     assert native.cdll.aiakq_abi().decode() == build.abi(), f"run '{build.COMMAND}'"
     assert library.unavailable() is None

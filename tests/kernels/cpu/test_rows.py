@@ -52,7 +52,7 @@ def normalized(x: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Te
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("d", WIDTHS)
-def test_norms(dtype, d):
+def test_norms_match_float64(dtype, d):
     torch.manual_seed(d)
     weight, bias = torch.randn(d).to(dtype), torch.randn(d).to(dtype)
     x = (torch.randn(7, d) * 3 + 1).to(dtype)
@@ -67,7 +67,7 @@ def test_norms(dtype, d):
             assert torch.equal(changed, total), "the residual is added in place"
 
 
-def test_norm_over_heads_and_of_views_that_are_not_rows():
+def test_norms_of_heads_and_of_non_contiguous_views():
     norm = RMSNorm(torch.randn(8), 1e-6)
     x = torch.randn(5, 3, 8)
     assert torch.equal(norm(x), norm(x.view(15, 8)).view(5, 3, 8))
@@ -81,7 +81,7 @@ def test_norm_over_heads_and_of_views_that_are_not_rows():
 @pytest.mark.parametrize("name", ["silu", "gelu_new", "gelu", "relu"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", WIDTHS)
-def test_gates(name, dtype, columns):
+def test_gated_activations_match_float64(name, dtype, columns):
     torch.manual_seed(columns)
     act = activation(name)
     both = (torch.randn(5, 2 * columns) * 4).to(dtype)
@@ -95,7 +95,7 @@ def test_gates(name, dtype, columns):
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu_new", "gelu", "relu"])
-def test_activations_over_their_whole_range(name):
+def test_activations_are_accurate_over_their_whole_range(name):
     x = torch.cat([torch.linspace(-12, 12, 40_001), torch.tensor([-1e4, -200.0, -90.0, 90.0, 200.0, 1e4])])
     act = activation(name)
     error = (act(x[None])[0].double() - FUNCTIONS[act.name](x.double())).abs()
@@ -103,7 +103,7 @@ def test_activations_over_their_whole_range(name):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_rows_that_are_not_finite_stay_alone(bad):
+def test_non_finite_values_stay_in_their_row(bad):
     x = torch.randn(4, 37)
     broken = x.clone()
     broken[2, 33] = bad
@@ -120,7 +120,7 @@ def test_rows_that_are_not_finite_stay_alone(bad):
 @pytest.mark.parametrize("table", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("d", [1, 16, 31, 70])
-def test_embeddings_row_by_row_and_from_the_tiles_of_a_head(table, dtype, d):
+def test_embeddings_are_read_from_plain_tables_and_from_tiles(table, dtype, d):
     weight = torch.randn(75, d).to(table)
     ids = torch.tensor([0, 74, 33, 33, 5, 31, 32])
     wanted = weight[ids].to(dtype)
@@ -135,7 +135,7 @@ def test_embeddings_row_by_row_and_from_the_tiles_of_a_head(table, dtype, d):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_does_not_depend_on_the_others_or_on_the_threads(dtype, threads):
+def test_a_row_does_not_depend_on_the_other_rows_or_on_threads(dtype, threads):
     x, up = torch.randn(600, 131).to(dtype), torch.randn(600, 131).to(dtype)
     norm, act = RMSNorm(torch.randn(131), 1e-6), activation("silu")
     for call in (norm, act, lambda part: act.times(part, up[: len(part)])):

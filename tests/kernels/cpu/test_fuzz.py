@@ -1,4 +1,4 @@
-"""Shapes nobody thought of, for every kind of product, against float64."""
+"""Native linear layers of random shapes, against float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FUZZ = settings(max_examples=60, deadline=None, derandomize=True, suppress_healt
     perm=st.booleans(),
     bias=st.booleans(),
 )
-def test_weight_only(isa, make_weight, m, n, k, group, bits, zeros, perm, bias):
+def test_weight_only_products_of_random_shapes_match_float64(isa, make_weight, m, n, k, group, bits, zeros, perm, bias):
     weight = make_weight(n, k, bits, min(group, k), zeros, perm, bias)
     x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
     natural = reference.dequantize(weight).double()
@@ -39,7 +39,7 @@ def test_weight_only(isa, make_weight, m, n, k, group, bits, zeros, perm, bias):
 
 @FUZZ
 @given(m=st.integers(1, 30), n=st.integers(1, 140), k=st.integers(1, 600), bias=st.booleans(), static=st.booleans())
-def test_w8a8(isa, make_weight, m, n, k, bias, static):
+def test_w8a8_products_of_random_shapes_are_exact(isa, make_weight, m, n, k, bias, static):
     weight = make_weight(n, k, 8, k, bias=bias, w8a8=True)
     weight.input_scale = torch.tensor(0.02) if static else None
     x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
@@ -60,7 +60,7 @@ def test_w8a8(isa, make_weight, m, n, k, bias, static):
     k=st.integers(1, 300),
     stored=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
 )
-def test_dense(isa, m, n, k, stored):
+def test_dense_products_of_random_shapes_match_float64(isa, m, n, k, stored):
     random = torch.Generator().manual_seed(n)
     weight, x = torch.randn(n, k, generator=random).to(stored), torch.randn(m, k, generator=random)
     wanted = x.double() @ weight.double().T

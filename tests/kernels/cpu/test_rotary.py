@@ -1,4 +1,4 @@
-"""Head norms, rotary positions and the cache write, native, in every instruction set: against the torch layers."""
+"""Native head norms, rotary positions and cache writes, on every instruction set, against the torch layers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def far(found, wanted):
 
 @pytest.mark.parametrize("norms", [False, True], ids=["", "norms"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_turned_and_written(isa, dtype, norms):
+def test_rotated_heads_and_cache_match_the_torch_layers(isa, dtype, norms):
     for shape in SHAPES:
         case = Case(*shape, dtype, dtype, norms)
         q, k, v = case.wanted()
@@ -88,7 +88,7 @@ def test_turned_and_written(isa, dtype, norms):
 
 
 @pytest.mark.parametrize("cache", [torch.float16, torch.bfloat16, torch.int8], ids=str)
-def test_narrower_caches(isa, cache):
+def test_caches_of_smaller_dtypes_hold_rounded_keys_and_values(isa, cache):
     for shape in SHAPES:
         case = Case(*shape, torch.float32, cache, True)
         _, k, v = case.wanted()
@@ -101,7 +101,7 @@ def test_narrower_caches(isa, cache):
                 assert far(case.written(which), wanted[:-2]) < TOLERANCE[cache], shape
 
 
-def test_separate_projections_of_any_stride_are_the_same_bits(isa, threads):
+def test_separate_projections_of_any_stride_give_the_same_bits(isa, threads):
     whole, apart = (Case(4, 2, 64, 1.0, torch.float32, torch.bfloat16, True) for _ in range(2))
     threads(1)
     expected = whole.layer.fused(whole.qkv, whole.positions, whole.cache, whole.context)
@@ -116,7 +116,7 @@ def test_separate_projections_of_any_stride_are_the_same_bits(isa, threads):
         assert torch.equal(one, other)
 
 
-def test_a_token_does_not_depend_on_the_others(isa):
+def test_a_token_does_not_depend_on_the_other_tokens(isa):
     """One token alone, and what is not finite in another one."""
     one, other = (Case(4, 2, 64, 1.0, torch.float32, torch.int8, True) for _ in range(2))
     other.qkv[3, 300] = NAN
@@ -130,7 +130,7 @@ def test_a_token_does_not_depend_on_the_others(isa):
     assert other.cache[2].flatten(0, 1)[one.context.slots[3], 0].isnan(), "its scale says so"
 
 
-def test_eight_bits_of_nothing_and_of_much(isa):
+def test_int8_caches_hold_zeros_and_very_large_values(isa):
     k = torch.zeros(3, 2, 20)
     k[1], k[2, 1] = 3e38, torch.linspace(-1, 1, 20)
     cache = new_cache(2, 4, 2, 20, torch.int8, True)
@@ -143,7 +143,7 @@ def test_eight_bits_of_nothing_and_of_much(isa):
         assert (read[2, 1] - sign * k[2, 1]).abs().max() <= 0.501 / 127
 
 
-def test_agrees_with_torch(native):
+def test_cache_writes_match_the_torch_implementation(native):
     """The same function, the other implementation: floats exactly, 8 bits but for ties."""
     for cache, scaled in [(torch.bfloat16, False), (torch.int8, True)]:
         k, v = (torch.randn(6, 2, 24, generator=torch.Generator().manual_seed(n)) for n in (1, 2))

@@ -1,4 +1,4 @@
-"""The native products with weights in floats, against float64, in every instruction set of this machine."""
+"""Native linear layers with floating-point weights, against float64, on every instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def random(*shape, seed=0):
 
 
 @pytest.mark.parametrize("stored", TOLERANCE, ids=str)
-def test_every_type_of_weights_and_activations(isa, stored):
+def test_every_dtype_of_weights_and_activations_matches_float64(isa, stored):
     for m, n, k in SHAPES:
         weight, bias = random(n, k, seed=n).to(stored), random(n, seed=k)
         for dtype, tolerance in TOLERANCE.items():
@@ -30,7 +30,7 @@ def test_every_type_of_weights_and_activations(isa, stored):
                 assert ((y.double() - wanted).norm(dim=1) / size <= tolerance).all(), (m, n, k, dtype)
 
 
-def test_float32_weights_keep_every_bit_of_exact_products(isa):
+def test_sums_of_whole_numbers_are_exact(isa):
     """Whole numbers, whose sums need no rounding: equal, not only close."""
     x = torch.randint(-50, 50, (13, 77), generator=torch.Generator().manual_seed(1)).float()
     weight = torch.randint(-50, 50, (45, 77), generator=torch.Generator().manual_seed(2)).float()
@@ -39,7 +39,7 @@ def test_float32_weights_keep_every_bit_of_exact_products(isa):
 
 
 @pytest.mark.parametrize("stored", TOLERANCE, ids=str)
-def test_a_row_does_not_depend_on_the_others(isa, stored):
+def test_a_row_does_not_depend_on_the_other_rows(isa, stored):
     for k in (64, 101):
         layer = dense.prepare(random(70, k).to(stored), None, torch.float32)
         x = random(41, k, seed=2)
@@ -50,7 +50,7 @@ def test_a_row_does_not_depend_on_the_others(isa, stored):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
-def test_what_is_not_finite_stays_in_its_row(isa, value):
+def test_non_finite_values_stay_in_their_row(isa, value):
     for stored in TOLERANCE:
         layer = dense.prepare(random(40, 65).to(stored), None, torch.float32)
         x = random(15, 65, seed=5)
@@ -88,7 +88,7 @@ def test_any_number_of_threads_gives_the_same_bits(isa, threads):
         assert all(torch.equal(one, found[0]) for one in found)
 
 
-def test_outputs_at_the_edges_of_their_types(isa, apply):
+def test_outputs_round_like_torch_at_the_limits_of_their_dtype(isa, apply):
     """Rounding of float16 and bfloat16 is torch's: ties, what underflows, what overflows."""
     values = torch.tensor(
         [1 + 2**-11, 1 + 3 * 2**-11, 2**-24, 2**-25, 3 * 2**-26, 6.1e-5, 5.97e-8, 65504, 65519.9, 65520, 1e-30, 1e30]

@@ -1,4 +1,4 @@
-"""Columns rounded with feedback natively, on every instruction set, against torch and against each other."""
+"""The native inner loop of GPTQ, on every instruction set, against torch and against each other."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SHAPES = [(1, 1, 1), (5, 8, 3), (16, 128, 128), (31, 40, 40), (64, 128, 96), (97
 @pytest.mark.parametrize("way", ["plain", "drift", "moves"])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_like_torch(isa, monkeypatch, shape, bits, way):
+def test_matches_torch(isa, monkeypatch, shape, bits, way):
     def done() -> list[torch.Tensor]:
         made = Problem(*shape, bits)
         return (made.moved() if way == "moves" else made.rounded(way == "drift")).seen
@@ -70,7 +70,7 @@ def test_like_torch(isa, monkeypatch, shape, bits, way):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_same_bits_on_every_instruction_set(isa, native, shape):
+def test_every_instruction_set_gives_the_same_bits(isa, native, shape):
     def done() -> list[torch.Tensor]:
         return [*Problem(*shape, 3).rounded(True).seen, *Problem(*shape, 3).moved().seen]
 
@@ -79,7 +79,7 @@ def test_the_same_bits_on_every_instruction_set(isa, native, shape):
     assert all(map(torch.equal, here, done()))
 
 
-def test_what_it_does_not_take():
+def test_unsupported_blocks_are_refused():
     assert not feedback.supports(torch.zeros(129, 16))
     assert not feedback.supports(torch.zeros(8, 16, dtype=torch.float64))
     assert not feedback.supports(torch.zeros(16, 8).T)

@@ -1,4 +1,4 @@
-"""The native quantized products against float64, in every instruction set of this machine."""
+"""Native quantized linear layers against float64, on every instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def in_order(weight):
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_weight_only(isa, bits, make_weight):
+def test_weight_only_products_match_float64(isa, bits, make_weight):
     for n, k, group in SHAPES:
         for zeros, perm, bias in EXTRAS:
             weight = make_weight(n, k, bits, group, zeros, perm, bias)
@@ -73,7 +73,7 @@ def test_weight_only(isa, bits, make_weight):
                     assert (error <= tolerance).all(), (n, k, group, zeros, perm, dtype, exact, error)
 
 
-def test_rounding_to_8_bits_costs_little(isa, make_weight, worst_row):
+def test_rounding_activations_to_8_bits_adds_a_small_error(isa, make_weight, worst_row):
     for bits in (2, 3, 4, 8):
         weight = make_weight(96, 512, bits, 128, "codes")
         x = torch.randn(ROWS, 512, generator=torch.Generator().manual_seed(1))
@@ -82,7 +82,7 @@ def test_rounding_to_8_bits_costs_little(isa, make_weight, worst_row):
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
-def test_w8a8_is_the_reference_bit_for_bit(isa, make_weight, static):
+def test_w8a8_equals_the_reference_bit_for_bit(isa, make_weight, static):
     for n, k in ((64, 128), (33, 100), (5, 64), (96, 4096), (31, 31)):
         weight = make_weight(n, k, 8, k, bias=True, w8a8=True)
         weight.input_scale = torch.tensor(0.011) if static else None  # small enough that some are clamped
@@ -96,7 +96,7 @@ def test_w8a8_is_the_reference_bit_for_bit(isa, make_weight, static):
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
-def test_a_row_does_not_depend_on_the_others(isa, make_weight, exact):
+def test_a_row_does_not_depend_on_the_other_rows(isa, make_weight, exact):
     random = torch.Generator().manual_seed(3)
     for bits, group, w8a8 in (
         (2, 8, False),
@@ -117,7 +117,7 @@ def test_a_row_does_not_depend_on_the_others(isa, make_weight, exact):
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
-def test_what_is_not_finite_stays_in_its_row(isa, make_weight, exact, value):
+def test_non_finite_values_stay_in_their_row(isa, make_weight, exact, value):
     for bits, group, w8a8 in (
         (2, 8, False),
         (3, 16, False),
@@ -175,7 +175,7 @@ def test_any_number_of_threads_gives_the_same_bits(isa, make_weight, threads):
     assert all(torch.equal(one, found[i % 2]) for i, one in enumerate(found))
 
 
-def test_no_rows(isa, make_weight):
+def test_zero_rows_give_an_empty_result(isa, make_weight):
     weight = make_weight(33, 64, 4, 32)
     state = linear.prepare(weight, weight.problem(torch.float32, CPU))
     assert linear.run(torch.empty(0, 64), state).shape == (0, 33)

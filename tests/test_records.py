@@ -12,7 +12,7 @@ import pytest
 import aiakq
 from aiakq.bench import latency, serve, throughput
 from aiakq.errors import AiakqError
-from aiakq.evaluation.records import SCHEMA_VERSION, Record, environment, to_json, write_json
+from aiakq.records import SCHEMA_VERSION, Record, environment, to_json, write_json
 
 
 def test_document_holds_only_finite_numbers():

@@ -1,0 +1,58 @@
+"""Documents as text, and text as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from aiakq.data import chat
+from aiakq.data.documents import Document, read_file
+
+#: Text is tokenized in pieces of about this many characters, so that one huge line cannot stall the tokenizer.
+_PIECE = 8192
+#: Pieces given to the tokenizer at a time.
+_PIECES_AT_ONCE = 64
+
+
+def read_documents(path: Path, tokenizer: Any = None) -> list[str]:
+    """The texts of a file, in its order. Conversations need a ``tokenizer`` with a chat template."""
+    return render_documents(read_file(path), tokenizer, path.name)
+
+
+def render_documents(documents: Iterable[Document], tokenizer: Any, source: str) -> list[str]:
+    """The text of each document; conversations go through the tokenizer's chat template."""
+    given = list(documents)
+    conversations = [(document.where, list(document.messages)) for document in given if document.text is None]
+    rendered = iter(chat.render(conversations, tokenizer, source))
+    return [next(rendered) if document.text is None else document.text for document in given]
+
+
+def tokenize(documents: list[str], tokenizer: Any) -> list[list[int]]:
+    """Token ids of each document, without special tokens. ``tokenizer`` is one of transformers.
+
+    Long documents are tokenized in pieces that end at line ends.
+    """
+    result = []
+    for document in documents:
+        ids: list[int] = []
+        pieces = list(_pieces(document))
+        for start in range(0, len(pieces), _PIECES_AT_ONCE):
+            batch = pieces[start : start + _PIECES_AT_ONCE]
+            for piece_ids in tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]:
+                ids.extend(piece_ids)
+        result.append(ids)
+    return result
+
+
+def _pieces(document: str) -> Iterator[str]:
+    """The document in pieces of at least _PIECE characters where it has line ends, and at most four times that."""
+    piece = ""
+    for line in document.splitlines(keepends=True):
+        for start in range(0, len(line), 4 * _PIECE):
+            piece += line[start : start + 4 * _PIECE]
+            if len(piece) >= _PIECE:
+                yield piece
+                piece = ""
+    if piece:
+        yield piece

@@ -1,0 +1,72 @@
+"""What quantization cost: a quantized model folder compared with its source on a text it was not calibrated on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aiakq.errors import error
+from aiakq.evaluation.metrics import Comparison, LoadScorer, Scorer, compare
+from aiakq.evaluation.streamed import BlockwiseModel, StreamedScorer
+from aiakq.evaluation.text import WINDOW, load_windows
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.runtime.device_memory import free_memory
+
+#: ``(folder, scratch folder for hidden states)`` -> the model, to be run block by block.
+OpenBlockwise = Callable[[Path, Path], BlockwiseModel]
+#: ``(stage, done, total)``
+OnStage = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class QualityCheck:
+    """Compares model folders with their source.
+
+    text            text to predict, as ``load_windows`` reads it; None for the bundled held-out text.
+    tokenizer       the source's transformers tokenizer, or None if it has none.
+    max_positions   the longest sequence the model takes, if there is a limit.
+    open_blockwise  opens a folder to be run block by block, where the two models do not fit into memory.
+    load            loads a folder; the runtime's own loader if None.
+    """
+
+    source: Path
+    text: Path | None
+    tokenizer: Any
+    max_positions: int | None
+    device: torch.device
+    open_blockwise: OpenBlockwise
+    load: LoadScorer | None = None
+
+    def run(self, folder: Path, scratch: Path, progress: OnStage) -> tuple[Comparison, str]:
+        """The comparison of ``folder`` with the source, and the name of the text.
+
+        Raises ``evaluation_text``, and whatever loading the two models raises.
+        """
+        if self.tokenizer is None:
+            raise error("evaluation_text", reason="the model folder has no tokenizer")
+        windows, name = load_windows(self.text, self.tokenizer, min(WINDOW, self.max_positions or WINDOW))
+        if self.load is not None:
+            scorers: list[Scorer] = [self.load(folder), self.load(self.source)]
+        elif self._fits():
+            from aiakq.evaluation.scoring import load_for_scoring
+
+            scorers = [load_for_scoring(path, "float32", self.device.type) for path in (folder, self.source)]
+        else:
+            scorers = []
+            for title, path in (("output", folder), ("source", self.source)):
+                scorer = StreamedScorer(self.open_blockwise(path, scratch))
+                scorer.prepare(windows, partial(progress, f"evaluate {title}"))
+                scorers.append(scorer)
+        return compare(scorers[0], scorers[1], windows, partial(progress, "evaluate")), name
+
+    def _fits(self) -> bool:
+        """Whether both models in float32 fit into half of the free memory."""
+        inventory = Checkpoint.open(self.source).inventory
+        weights = sum(math.prod(info.shape) for info in inventory.values())
+        return 2 * 4 * weights < 0.5 * free_memory(self.device)

@@ -1,0 +1,34 @@
+"""The text that models are evaluated on, as windows of token ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiakq.data
+from aiakq.data.tokens import read_documents, tokenize
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Tokens in a window, where the model's context allows as many.
+WINDOW = 512
+#: Tokens of text used by default.
+LIMIT = 64 * WINDOW
+
+
+def load_windows(path: Path | None, tokenizer: Any, length: int, limit: int = LIMIT) -> tuple[Tensor, str]:
+    """Windows [W, length] int64 of the text at ``path`` or of the bundled held-out text, and the name of the text.
+
+    At most ``limit`` tokens are used, but at least one window. Documents follow each other without special tokens.
+    ``tokenizer`` is one of transformers. Raises ``calibration`` for a file that cannot be read and
+    ``evaluation_text`` for one of less than two tokens.
+    """
+    from aiakq.evaluation.metrics import windows
+
+    if path is None:
+        documents, name = [aiakq.data.text("heldout")], "the bundled held-out text"
+    else:
+        documents, name = read_documents(path, tokenizer), path.name
+    ids = [token for document in tokenize(documents, tokenizer) for token in document]
+    return windows(ids, length, max(1, limit // length)), name

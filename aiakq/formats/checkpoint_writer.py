@@ -1,0 +1,264 @@
+"""Writing a checkpoint: tensors step by step, joined into shards with an index file, a manifest last.
+
+The tensors of a step go into a file of their own, synced, and a note beside it says that it is whole. At the end the
+files of the steps are joined into shards, which therefore do not depend on how often the work was interrupted. The
+folder becomes the output in one rename (output_folder.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import safetensors
+from torch import Tensor
+
+import aiakq
+from aiakq.errors import error
+from aiakq.formats.model_folder import INDEX, MANIFEST
+from aiakq.formats.output_folder import OutputFolder, sync_folder
+from aiakq.formats.safetensors_file import write_file
+from aiakq.formats.steps import STEP_PREFIX, CommittedStep, LazyTensors, whole_steps, write_synced
+
+_SCRATCH = "scratch"
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+class CheckpointWriter:
+    """Writes one checkpoint folder; a context manager that leaves nothing behind unless ``publish`` was reached.
+
+    Use: ``with CheckpointWriter(output, inputs=[source]) as writer: writer.add(...); ...; writer.publish()``.
+    ``commit`` puts what was added since the last one on disk, so that memory holds one step at a time. With a
+    ``fingerprint`` of the work and ``resume``, steps that an earlier run with the same fingerprint committed are taken
+    over (``steps``), and are kept again when this run fails.
+    """
+
+    def __init__(
+        self,
+        output: str | Path,
+        inputs: Iterable[str | Path] = (),
+        overwrite: bool = False,
+        expected_bytes: int = 0,
+        max_shard_bytes: int = 5_000_000_000,
+        fingerprint: str = "",
+        resume: bool = False,
+    ) -> None:
+        self._output = OutputFolder(output, inputs, overwrite)
+        self.expected_bytes = expected_bytes
+        self.max_shard_bytes = max_shard_bytes
+        self.fingerprint = fingerprint
+        self.resume = resume and bool(fingerprint)
+        #: The committed steps, in order; those of an earlier run come first.
+        self.steps: list[CommittedStep] = []
+        self._pending: dict[str, Tensor] = {}
+        self._shards: list[tuple[Path, list[str]]] = []
+        self._names: set[str] = set()
+        self._files: dict[str, dict[str, Any]] = {}
+
+    # --- the context ----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> CheckpointWriter:
+        """Take the lock, remove remains, check the space. Raises ``output_locked``, ``no_space``, ``output_failed``."""
+        try:
+            with self._output.failures():
+                self._output.claim(self._adopt)
+                free = shutil.disk_usage(self.output.parent).free
+                # Steps and the shards made of them are on the disk together for a while.
+                needed = int(2.02 * self.expected_bytes) - self.total_bytes
+                if free < needed:
+                    raise error(
+                        "no_space", path=str(self.output), needed=_gigabytes(needed), available=_gigabytes(free)
+                    )
+                self.scratch.mkdir(parents=True, exist_ok=True)
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._release()
+
+    # --- content --------------------------------------------------------------------------------------------------
+
+    @property
+    def output(self) -> Path:
+        """Where the checkpoint will be published."""
+        return self._output.path
+
+    @property
+    def folder(self) -> Path:
+        """The folder being written; readable as a checkpoint once ``seal`` returned."""
+        return self._output.partial
+
+    @property
+    def scratch(self) -> Path:
+        """A folder for files that live no longer than this writer."""
+        return self.folder / _SCRATCH
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all committed tensors."""
+        return sum(sum(step.sizes) for step in self.steps)
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Add one tensor; it must not be modified until the next commit."""
+        assert name not in self._names, f"tensor {name} was added twice"
+        self._names.add(name)
+        self._pending[name] = tensor
+
+    def commit(self, name: str, note: Mapping[str, Any] | None = None) -> CommittedStep:
+        """Put what was added since the last commit on disk as one step. ``note`` holds JSON values."""
+        pending, self._pending = self._pending, {}
+        file = self.folder / f"{STEP_PREFIX}{len(self.steps):05d}.safetensors"
+        with self._output.failures():
+            size, digest = write_file(file, pending)
+            sizes = tuple(tensor.numel() * tensor.element_size() for tensor in pending.values())
+            step = CommittedStep(name, file, tuple(pending), sizes, dict(note or {}))
+            entry = {
+                "fingerprint": self.fingerprint,
+                "name": name,
+                "size": size,
+                "sha256": digest,
+                "tensors": dict(zip(step.tensors, sizes, strict=True)),
+                "note": step.note,
+            }
+            # The note makes the step count, so it appears whole or not at all.
+            draft = file.with_suffix(".tmp")
+            write_synced(draft, json.dumps(entry).encode())
+            os.rename(draft, file.with_suffix(".json"))
+            sync_folder(self.folder)
+        self.steps.append(step)
+        return step
+
+    def read(self, step: CommittedStep) -> dict[str, Tensor]:
+        """The tensors of a committed step, mapped from its file."""
+        with self._output.failures(), safetensors.safe_open(step.file, framework="pt", device="cpu") as handle:
+            return {name: handle.get_tensor(name) for name in step.tensors}
+
+    def copy_file(self, source: Path) -> None:
+        """Copy one file byte for byte, following a link, under its own name."""
+        with self._output.failures():
+            self._write_bytes(source.name, source.read_bytes())
+
+    def add_text(self, name: str, text: str) -> None:
+        """Write a text file, replacing an earlier one of that name."""
+        with self._output.failures():
+            self._write_bytes(name, text.encode())
+
+    def add_json(self, name: str, value: Any) -> None:
+        """Write ``value`` as an indented JSON file, replacing an earlier one of that name."""
+        self.add_text(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    def seal(self) -> Path:
+        """Join the steps into shards, write the index and the manifest; the folder can now be opened as a checkpoint.
+
+        Files may still be added (a report of measurements on it); ``publish`` then renews the manifest.
+        """
+        with self._output.failures():
+            if self._pending:
+                self.commit("rest")
+            if not self._shards:
+                self._write_shards()
+            self._write_manifest()
+        return self.folder
+
+    def publish(self) -> Path:
+        """Make the folder the output in one step, and return its path. Raises ``output_failed``."""
+        self.seal()
+        with self._output.failures():
+            self._verify()
+            for path in list(self.folder.iterdir()):
+                if path.name not in self._files and path.name != MANIFEST:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            self._output.publish()
+        return self.output
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _adopt(self, folder: Path) -> bool:
+        """Take over the steps that an earlier run of the same work left in ``folder``, if there are any."""
+        if not self.resume or self.steps:
+            return False
+        self.steps = list(whole_steps(folder, self.fingerprint))
+        if not self.steps:
+            return False
+        keep = {path for step in self.steps for path in (step.file, step.file.with_suffix(".json"))}
+        for path in list(folder.iterdir()):
+            if path not in keep:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self._names = {name for step in self.steps for name in step.tensors}
+        return True
+
+    def _write_bytes(self, name: str, data: bytes) -> None:
+        assert _FILE_NAME.fullmatch(name), f"{name!r} is no plain file name"
+        path = self.folder / name
+        # A manifest that no longer fits must not survive beside the changed file.
+        (self.folder / MANIFEST).unlink(missing_ok=True)
+        write_synced(path, data)
+        if name != MANIFEST:
+            self._files[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    def _write_shards(self) -> None:
+        """Join the files of the steps, in order, into files of at most ``max_shard_bytes`` (or one tensor)."""
+        plan: list[dict[str, Path]] = [{}]
+        filled = 0
+        for step in self.steps:
+            for name, size in zip(step.tensors, step.sizes, strict=True):
+                if plan[-1] and filled + size > self.max_shard_bytes:
+                    plan.append({})
+                    filled = 0
+                plan[-1][name] = step.file
+                filled += size
+        for number, sources in enumerate(plan):
+            path = self.folder / f"shard-{number:05d}"
+            size, digest = write_file(path, LazyTensors(sources))
+            self._shards.append((path, list(sources)))
+            self._files[path.name] = {"size": size, "sha256": digest}
+        self._name_shards()
+
+    def _name_shards(self) -> None:
+        """Give the shards their final names, which say how many there are, and write the index."""
+        count = len(self._shards)
+        weight_map: dict[str, str] = {}
+        for number, (path, names) in enumerate(self._shards):
+            final = "model.safetensors" if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+            if path.name != final:
+                os.rename(path, self.folder / final)
+                self._files[final] = self._files.pop(path.name)
+                self._shards[number] = (self.folder / final, names)
+            weight_map.update(dict.fromkeys(names, final))
+        if count > 1:
+            index = {"metadata": {"total_size": self.total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
+            self._write_bytes(INDEX, (json.dumps(index, indent=2) + "\n").encode())
+
+    def _write_manifest(self) -> None:
+        manifest = {"aiakq": aiakq.__version__, "files": dict(sorted(self._files.items()))}
+        self._write_bytes(MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+
+    def _verify(self) -> None:
+        """Read every file back: a disk that lost a byte must be found now, not when the model answers nonsense."""
+        for name, entry in self._files.items():
+            with open(self.folder / name, "rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            if digest != entry["sha256"]:
+                raise error("output_failed", path=str(self.output), reason=f"{name} does not read back as written")
+
+    def _release(self) -> None:
+        self._pending = {}
+        keep = self.resume and bool(self.steps)
+        if keep:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+        self._output.release(keep)
+
+
+def _gigabytes(count: float) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.2f} MB"

@@ -1,0 +1,227 @@
+"""An output folder that is either wholly there or not there at all.
+
+Everything is written into a hidden sibling folder, ``.<name>.aiakq-partial-<random>``; one rename makes it the output,
+and the parent folder is synced. After a kill -9 the output is absent or the old one, and the next run on it
+continues from the remains or removes them. A lock file beside the output keeps a second writer away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from aiakq.errors import AiakqError, error
+from aiakq.formats.model_folder import MANIFEST, PARTIAL_MARK
+
+_OLD_MARK = ".aiakq-old-"
+_LOCK_SUFFIX = ".aiakq-lock"
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+#: Files of a source folder that describe how text becomes tokens, or under what terms it may be used; published byte
+#: for byte.
+VERBATIM_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "LICENSE",
+    "LICENSE.md",
+    "LICENSE.txt",
+    "NOTICE",
+    "NOTICE.txt",
+    "USE_POLICY.md",
+)
+
+
+def check_output(output: str | Path, inputs: Iterable[str | Path] = (), overwrite: bool = False) -> Path:
+    """The real path an output would take, after every check that needs no lock.
+
+    Raises ``output_is_input``, ``output_exists``, ``output_not_folder``, ``output_not_model`` and ``output_failed``.
+    """
+    try:
+        real = Path(os.path.realpath(Path(output).expanduser()))
+        real.lstat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as problem:  # too long, through a file, with a zero byte
+        reason = getattr(problem, "strerror", None) or str(problem)
+        raise error("output_failed", path=str(output), reason=reason) from None
+    for source in inputs:
+        given = Path(os.path.realpath(source))
+        if _contains(real, given) or _contains(given, real):
+            raise error("output_is_input", path=str(output))
+    if real.is_dir():
+        if any(real.iterdir()):
+            if not overwrite:
+                raise error("output_exists", path=str(output))
+            # --overwrite deletes a folder: only one that looks like a model, never somebody's home.
+            if not any((real / file).is_file() for file in (MANIFEST, "config.json")):
+                raise error("output_not_model", path=str(output))
+    elif os.path.lexists(real):
+        raise error("output_not_folder", path=str(output))
+    return real
+
+
+def _contains(outer: Path, inner: Path) -> bool:
+    """Whether ``inner`` is ``outer`` or lies inside it, by inode too, so that bind mounts do not hide it."""
+    if inner.is_relative_to(outer):
+        return True
+    try:
+        wanted = outer.stat()
+    except OSError:
+        return False
+    for step in (inner, *inner.parents):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(step.stat(), wanted):
+                return True
+    return False
+
+
+class OutputFolder:
+    """An output that is being made: ``claim``, write into ``partial``, ``publish``, and always ``release``.
+
+    path     where the output will be.
+    partial  the folder to write into.
+    """
+
+    def __init__(self, output: str | Path, inputs: Iterable[str | Path] = (), overwrite: bool = False) -> None:
+        """Raises what ``check_output`` raises."""
+        self.path = check_output(output, inputs, overwrite)
+        self.overwrite = overwrite
+        self.partial = self.path.parent / f".{self.path.name}{PARTIAL_MARK}{secrets.token_hex(6)}"
+        self._lock: int | None = None
+        self._made_parents: list[Path] = []
+        self._published = False
+
+    def claim(self, adopt: Callable[[Path], bool]) -> None:
+        """Make the parent folders, take the lock and remove what killed runs on this output left.
+
+        A folder they left is kept and becomes ``partial`` if ``adopt(folder)`` is true. Raises ``output_locked``,
+        ``output_exists`` and OSError.
+        """
+        self._make_parents()
+        self._take_lock()
+        self._sweep(adopt)
+
+    def publish(self) -> None:
+        """Make ``partial`` the output in one step. Raises ``output_exists`` and OSError."""
+        sync_folder(self.partial)
+        if self.path.is_dir() and any(self.path.iterdir()):
+            if not self.overwrite:  # it appeared while we worked
+                raise error("output_exists", path=str(self.path))
+            _replace(self.partial, self.path)
+        else:
+            os.rename(self.partial, self.path)
+        self._published = True
+        sync_folder(self.path.parent)
+
+    def release(self, keep: bool = False) -> None:
+        """Give up the lock and remove what was made but not published; ``keep`` spares ``partial``."""
+        if not self._published and not keep:
+            shutil.rmtree(self.partial, ignore_errors=True)
+        if self._lock is not None:
+            self._lock_path().unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
+        if not self._published:
+            for parent in reversed(self._made_parents):
+                with contextlib.suppress(OSError):
+                    parent.rmdir()
+
+    @contextlib.contextmanager
+    def failures(self) -> Iterator[None]:
+        """Turn an OSError into ``output_failed`` with its cause."""
+        try:
+            yield
+        except AiakqError:
+            raise
+        except OSError as problem:
+            reason = problem.strerror or str(problem)
+            raise error("output_failed", path=str(self.path), reason=reason) from problem
+
+    def _make_parents(self) -> None:
+        missing = [parent for parent in (self.path.parent, *self.path.parent.parents) if not parent.exists()]
+        for parent in reversed(missing):
+            parent.mkdir(exist_ok=True)
+            self._made_parents.append(parent)
+
+    def _take_lock(self) -> None:
+        path = self._lock_path()
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as problem:
+                os.close(descriptor)
+                if problem.errno in (errno.EAGAIN, errno.EACCES):
+                    raise error("output_locked", path=str(self.path)) from None
+                raise
+            # The holder before us may have removed the file between our open and our lock.
+            try:
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    self._lock = descriptor
+                    return
+            except FileNotFoundError:
+                pass
+            os.close(descriptor)
+
+    def _lock_path(self) -> Path:
+        return self.path.parent / f".{self.path.name}{_LOCK_SUFFIX}"
+
+    def _sweep(self, adopt: Callable[[Path], bool]) -> None:
+        """Remove what killed runs left, or adopt it; put back an old output that was moved aside."""
+        prefix = f".{self.path.name}"
+        for path in sorted(self.path.parent.iterdir()):
+            if path.name.startswith(prefix + _OLD_MARK) and not self.path.exists():
+                os.rename(path, self.path)
+                self.path = check_output(self.path, (), self.overwrite)
+            elif path.name.startswith(prefix + PARTIAL_MARK) and adopt(path):
+                self.partial = path
+            elif path.name.startswith((prefix + PARTIAL_MARK, prefix + _OLD_MARK)):
+                shutil.rmtree(path)
+
+
+def _replace(new: Path, old: Path) -> None:
+    """Put ``new`` where ``old`` is, in one step where the system can exchange names, and remove the old folder."""
+    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    done = exchange is not None and not exchange(
+        _AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE
+    )
+    if done:
+        leftover = new
+    else:
+        # Two steps: a crash between them leaves the old folder under a name that the next sweep puts back.
+        leftover = old.parent / f".{old.name}{_OLD_MARK}{secrets.token_hex(6)}"
+        os.rename(old, leftover)
+        try:
+            os.rename(new, old)
+        except OSError:
+            os.rename(leftover, old)
+            raise
+    sync_folder(old.parent)
+    shutil.rmtree(leftover, ignore_errors=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Write the entries of a folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
