@@ -17,10 +17,10 @@ from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.kv_cache import count_pages, kv_bytes_per_page
+from aiakq.runtime.executor.local import LocalExecutor
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.loader.description import describe_operations
-from aiakq.runtime.loader.required import check_inventory
-from aiakq.runtime.loader.weights import CheckpointWeights, DummyWeights, open_weights
+from aiakq.runtime.loader.weights import weights_for
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 from aiakq.runtime.models.decoder import Model
 from aiakq.system.memory import gc_frozen
@@ -57,18 +57,11 @@ def load_model(config: EngineConfig) -> tuple[Model, dict[str, str]]:
         from aiakq.runtime.loader.transformers_fallback import load_transformers_model
 
         return load_transformers_model(config)
-    weights: CheckpointWeights | DummyWeights
-    if config.load.load_format == "dummy":
-        weights = DummyWeights(config)
-    else:
-        weights = open_weights(config)
-    if isinstance(weights, CheckpointWeights):
-        check_inventory(config.model, weights.checkpoint)
+    weights = weights_for(config)
     model = ARCHITECTURES.load(architecture).build(config.model, weights)
     weights.ops.sampling()
     facts = describe_operations(weights.ops)
-    if isinstance(weights, CheckpointWeights):
-        facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks])
+    facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks])
     return model, facts
 
 
@@ -84,10 +77,9 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     num_pages = count_pages(config, model)
     if config.fit_model_len:
         config = replace(config, max_model_len=min(config.max_model_len, (num_pages - 1) * config.cache.block_size))
-    runner = Runner(model, num_pages, config.cache.block_size, config.cache.dtype, config.device.device)
+    runner = Runner(model, num_pages, config.cache.block_size, config.device.device)
     bounds = Bounds(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs, config.max_model_len)
-    eager = config.compilation.enforce_eager
-    recorded = "operation by operation" if eager else runner.record(bounds, config.compilation)
+    how = runner.capture(bounds, config.compilation)
     pool = PagePool(num_pages, config.cache.block_size, config.cache.enable_prefix_caching)
     scheduler = Scheduler(pool, config.scheduler)
     tokens = pool.num_usable * config.cache.block_size
@@ -109,11 +101,13 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         "device": device_name(config.device.device),
         "dtype": f"{dtype} ({config.device.dtype_reason})",
         **operations,
-        "step": recorded + ("; the next is prepared meanwhile" if config.scheduler.async_scheduling else ""),
+        "step": how + ("; the next is prepared meanwhile" if config.scheduler.async_scheduling else ""),
         "KV pages": f"{pages}, {str(config.cache.dtype).removeprefix('torch.')}",
         "batch": f"up to {bounds.rows} sequences, {bounds.tokens} tokens a step",
     }
-    return Engine(runner, scheduler, limits, facts, config.scheduler.async_scheduling)
+    # One slot more than sequences may run: the engine's own.
+    executor = LocalExecutor(runner, bounds.rows + 1, -(-bounds.length // config.cache.block_size))
+    return Engine(executor, scheduler, limits, facts, max_pending_steps=2 if config.scheduler.async_scheduling else 1)
 
 
 def device_name(device: torch.device) -> str:

@@ -19,6 +19,7 @@ from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import free_memory, release_memory
 from aiakq.runtime.layers.linear import ConcatLinear
 from aiakq.runtime.loader.binding import LinearBuilder
+from aiakq.runtime.loader.required import check_inventory
 from aiakq.spec import LayerSpec, QuantSpec
 
 #: A layer's name, and how many outputs it has.
@@ -109,6 +110,7 @@ class DummyWeights(LinearBuilder):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(operations(config, False))
+        self.remarks: list[str] = []
         self.spec = config.spec
         self.stored = DTYPES.get(
             str(config.model.raw.get("dtype") or config.model.raw.get("torch_dtype")), config.device.dtype
@@ -168,6 +170,15 @@ def _one(tensors: list[Tensor]) -> Tensor:
 
 #: Implementations that compute on quantized weights: not with ``--dequantize always``.
 QUANTIZED = frozenset({"cpu", "triton", "triton-w8a8"})
+
+
+def weights_for(config: EngineConfig) -> CheckpointWeights | DummyWeights:
+    """The weights that ``config`` asks for: random ones, or the checkpoint's. Raises ``tensor_inventory``."""
+    if config.load.load_format == "dummy":
+        return DummyWeights(config)
+    weights = open_weights(config)
+    check_inventory(config.model, weights.checkpoint)
+    return weights
 
 
 def open_weights(config: EngineConfig) -> CheckpointWeights:
