@@ -117,7 +117,7 @@ class QuantizeArguments:
     )
     damp: float = argument(
         0.01,
-        "gptq: fraction of the Hessian's mean diagonal to add.",
+        "gptq: part of the mean diagonal of the Hessian to add.",
         above=0.0,
         high=1.0,
         expected="above 0 and at most 1",
