@@ -13,28 +13,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from aiakq.errors import error
 from aiakq.patterns import is_plain, matches
-
-METHOD_NAMES = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 
 #: Spellings that users and other tools write, and the method they mean. ``gpt`` is in the reference page.
 METHOD_ALIASES = {"gpt": "gptq", "w8a16": "weight_only_int8", "w8a8": "smooth_quant"}
 
 
 def canonical_method(name: str) -> str:
-    """The method a user's spelling means. Raises ``bad_option`` for anything unknown."""
+    """The method a user's spelling means, known or not."""
     spelled = name.strip().lower().replace("-", "_")
-    spelled = METHOD_ALIASES.get(spelled, spelled)
-    if spelled not in METHOD_NAMES:
-        raise error(
-            "bad_option",
-            option="The quantization method",
-            value=name,
-            expected="one of " + ", ".join(METHOD_NAMES),
-            hint="weight_only_int8 is the safest, awq and gptq the smallest, smooth_quant the fastest in batches.",
-        )
-    return spelled
+    return METHOD_ALIASES.get(spelled, spelled)
 
 
 @dataclass(frozen=True)
