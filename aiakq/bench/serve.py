@@ -18,7 +18,7 @@ import httpx
 from aiakq.arguments.bench import ServeArguments
 from aiakq.bench import client as http
 from aiakq.bench import workload
-from aiakq.bench.client import ServedModel, Timing
+from aiakq.bench.client import Timing
 from aiakq.bench.summary import milliseconds, rate
 from aiakq.bench.workload import Request
 from aiakq.errors import error
@@ -58,11 +58,18 @@ def run(options: ServeOptions, progress: Progress, facts: Mapping[str, str] | No
 async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, str] | None) -> Record:
     seed = workload.new_seed() if options.seed is None else options.seed
     rng = random.Random(seed)
+    source = workload.open_workload(options, rng)
     async with http.open_client(options.base_url, options.api_key, options.timeout_s) as client:
         model = await http.served_model(client, options.model)
-        requests, repeated = _requests(options, model, rng)
-        ignore_eos = options.dataset is None if options.ignore_eos is None else options.ignore_eos
-        await _warm_up(client, model, requests[0], options, ignore_eos, rng)
+        vocab_size = options.vocab_size or model.vocab_size
+        requests = source.requests(vocab_size)
+        ignore_eos = source.ignore_eos if options.ignore_eos is None else options.ignore_eos
+        for number in range(options.num_warmups):
+            warm_up = requests[0]
+            if source.fresh_prompts:  # a prompt that leaves no prefix of the others in the cache
+                size = workload.known_size(vocab_size)
+                warm_up = workload.random_requests(1, options.input_len, options.output_len, size, rng)[0]
+            await _warm_up(client, model.name, warm_up, ignore_eos, number, options.num_warmups)
         before = await http.prefix_counters(client)
         started = time.perf_counter()
         timings = await _send_all(client, model.name, requests, options, ignore_eos, rng, progress)
@@ -71,60 +78,34 @@ async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, st
 
     queries, hits = (None if x is None or y is None else y - x for x, y in zip(before, after, strict=True))
     share = workload.hit_rate(queries, hits)
-    notes = workload.cache_warning(options.dataset is None, share)
-    if repeated:
-        notes.append(workload.REPEATED)
+    warnings = workload.cache_warning(source.fresh_prompts, share) + source.warnings()
+    name = workload.workload_name(options)
     metrics = measure(timings, duration, options.goodput)
     metrics["prefix_cache"] = {"queries": queries, "hits": hits, "hit_rate": share}
     if options.save_detailed:
         metrics["detailed"] = _detailed(timings, started)
     config = {
         **{key: value for key, value in asdict(options).items() if key not in ("api_key", "seed", "host", "port")},
-        "dataset": "random" if options.dataset is None else str(options.dataset),
+        "workload": name,
+        "dataset": name if options.dataset is None else str(options.dataset),
         "model": model.name,
         "num_prompts": len(requests),
-        "vocab_size": options.vocab_size or model.vocab_size,
+        "vocab_size": vocab_size,
         "ignore_eos": ignore_eos,
         "server_version": model.server_version,
     }
     where = {**environment(), "engine": None if facts is None else dict(facts)}
-    return Record("serve", seed, config, metrics, where, tuple(notes))
-
-
-def _requests(options: ServeOptions, model: ServedModel, rng: random.Random) -> tuple[list[Request], bool]:
-    if options.dataset is not None:
-        return workload.dataset_requests(options.dataset, options.num_prompts, options.output_len, rng)
-    return _random_requests(100 if options.num_prompts is None else options.num_prompts, options, model, rng), False
-
-
-def _random_requests(count: int, options: ServeOptions, model: ServedModel, rng: random.Random) -> list[Request]:
-    size = options.vocab_size or model.vocab_size
-    if size is None:
-        raise error(
-            "usage",
-            reason="Random prompts need the size of the vocabulary, which this server does not tell.",
-            hint="Give --vocab-size N (it is in the model's config.json), or --dataset FILE.",
-        )
-    return workload.random_requests(count, options.input_len, options.output_len, size, rng)
+    return Record("serve", seed, config, metrics, where, tuple(warnings))
 
 
 async def _warm_up(
-    client: httpx.AsyncClient,
-    model: ServedModel,
-    like: Request,
-    options: ServeOptions,
-    ignore_eos: bool,
-    rng: random.Random,
+    client: httpx.AsyncClient, model: str, request: Request, ignore_eos: bool, number: int, total: int
 ) -> None:
-    """Send requests that are not measured, one after the other. Random ones, so that they leave no useful prefix."""
-    for number in range(options.num_warmups):
-        request = like
-        if options.dataset is None:
-            request = _random_requests(1, options, model, rng)[0]
-        timing = Timing(scheduled=time.perf_counter())
-        await http.complete(client, model.name, request, ignore_eos, timing)
-        if timing.error:
-            raise error("bench_failed", failed=number + 1, total=options.num_warmups, reason=timing.error.rstrip("."))
+    """Send a request that is not measured. Raises ``bench_failed`` if it fails."""
+    timing = Timing(scheduled=time.perf_counter())
+    await http.complete(client, model, request, ignore_eos, timing)
+    if timing.error:
+        raise error("bench_failed", failed=number + 1, total=total, reason=timing.error.rstrip("."))
 
 
 async def _send_all(

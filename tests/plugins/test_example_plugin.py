@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 ARCHITECTURE = "ArceeForCausalLM"
 
 
@@ -14,3 +16,22 @@ def test_without_the_plugin_its_family_is_not_native(tiny_model, aiakq):
     folder = tiny_model(ARCHITECTURE)
     ended = aiakq("bench", "latency", str(folder), "--model-impl", "aiakq")
     assert ended.code == 3 and "ArceeForCausalLM is not supported" in ended.last
+
+
+def test_a_format_holds_what_the_formats_of_the_tree_hold(run_tests):
+    """Writing and reading, bit for bit, and refusals, over the registry; weights drawn by hypothesis among them."""
+    suites = ["tests/formats/test_layouts.py", "tests/formats/test_odd_files.py", "tests/formats/test_fuzz.py"]
+    cases = (
+        "test_a_missing_tensor and unpacked or test_a_scale_of_zero and unpacked or test_write_then_read_is_bit_exact"
+    )
+    assert run_tests(*suites, "-k", cases) == 4
+
+
+def test_a_workload_is_measured_by_its_name(run, tiny_model):
+    words = ["--workload", "shared-prefix", "--num-prompts", "6", "--input-len", "64", "--output-len", "3"]
+    model = tiny_model("LlamaForCausalLM")
+    engine = ["--dtype", "float32", "--block-size", "16", "--max-num-seqs", "1"]
+    document = json.loads(run("-m", "aiakq", "bench", "throughput", model, *words, *engine).stdout)
+    assert document["config"]["workload"] == "shared-prefix"
+    assert (document["completed"], document["total_input_tokens"]) == (6, 6 * 64)
+    assert document["prefix_cache"]["hits"] == 5 * 32 and document["warnings"] == []

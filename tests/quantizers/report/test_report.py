@@ -15,11 +15,12 @@ import yaml
 
 from aiakq.quantizers.model.experts import ExpertTokens
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.pipeline import PAGE_FILE, REPORT_FILE, quantize_checkpoint
+from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.quantizers.report import card as model_card
 from aiakq.quantizers.report.page import duration, html_page, percent, size
 from aiakq.quantizers.report.plots import Block, Mark, bars, pairs
 from aiakq.quantizers.report.records import LayerResult, QuantizeReport, command_line
+from aiakq.quantizers.run_report import PAGE_FILE, REPORT_FILE
 
 EVIL = "<script>alert('\"&`')</script>"
 #: Tags that HTML does not close.
@@ -197,8 +198,10 @@ def test_the_command_line_is_understood_by_the_command_line() -> None:
     """Every option's flag is one that ``aiakq quantize`` has."""
     import typer
 
+    from aiakq.terminal.options import add_options
     from aiakq.terminal.quantize_command import quantize
 
+    add_options(["quantize"])
     app = typer.Typer()
     app.command()(quantize)
     command = typer.main.get_command(app)
