@@ -265,12 +265,13 @@ def only_the_console_prints() -> Iterator[str]:
 
 @rule
 def public_classes_have_names_of_their_own() -> Iterator[str]:
-    places: dict[str, list[str]] = {}
-    for module, path in MODULES.items():
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not extends_namesake(node):
-                places.setdefault(node.name, []).append(module)
-    yield from (f"{name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1)
+    names = Counter(
+        node.name
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not extends_namesake(node)
+    )
+    yield from (f"{name} {times}" for name, times in sorted(names.items()) if times > 1)
 
 
 def extends_namesake(node: ast.ClassDef) -> bool:

@@ -209,7 +209,7 @@ def seconds(value: float | None) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-class Progress:
+class ProgressBars:
     """Progress of long work in stages: a bar with the time left on a terminal, a line now and then elsewhere.
 
     Use as a context manager and call ``update``. When a stage is followed by another one it counts as done.
@@ -223,7 +223,7 @@ class Progress:
         self._bars: Any = None
         self._task: Any = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBars:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             from rich import progress as rich_progress
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 
+import httpx
+
+from aiakq.server.background import start_in_background
+
 ARCHITECTURE = "ArceeForCausalLM"
 
 
@@ -25,6 +29,23 @@ def test_a_format_holds_what_the_formats_of_the_tree_hold(run_tests):
         "test_a_missing_tensor and unpacked or test_a_scale_of_zero and unpacked or test_write_then_read_is_bit_exact"
     )
     assert run_tests(*suites, "-k", cases) == 4
+
+
+def test_a_route_is_served_and_in_the_openapi_document(plugin_folder, example_model, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(plugin_folder))
+    arguments = {"model": str(example_model), "dtype": "float32", "num_gpu_blocks_override": 129}
+    with (
+        start_in_background(arguments, timeout=240) as server,
+        httpx.Client(base_url=server.url, trust_env=False) as http,
+    ):
+        text = "The whale"
+        count = http.post("/count_tokens", json={"text": text}).json()["count"]
+        assert count == len(http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"])
+        refused = http.post("/count_tokens", json={"words": text})
+        assert refused.status_code == 400 and refused.json()["error"]["type"] == "invalid_request_error"
+        route = http.get("/openapi.json").json()["paths"]["/count_tokens"]["post"]
+        assert route["summary"] == "The number of tokens of a text, without special tokens."
+        assert "CountTokensRequest" in json.dumps(route["requestBody"])
 
 
 def test_a_workload_is_measured_by_its_name(run, tiny_model):
