@@ -96,8 +96,8 @@ class LoadArguments:
         "kind (pt: plain tensors, no other pickles); dummy makes up random weights, for benchmarks.",
         choices=("auto", "safetensors", "pt", "dummy"),
     )
-    ignore_patterns: list[str] | None = argument(
-        None,
+    ignore_patterns: tuple[str, ...] = argument(
+        (),
         "Weight files that are neither downloaded nor read, as patterns like consolidated*. Folders inside "
         "a model are never looked at.",
     )

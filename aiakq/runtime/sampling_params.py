@@ -236,6 +236,8 @@ class SamplingParams:
             # Every comparison with NaN is False.
             if not (above and value <= parameter.maximum):
                 raise error("value_out_of_range", param=name, value=value, allowed=parameter.allowed)
+            if expected is not int:
+                setattr(self, name, float(value))
 
     def _check_stops(self) -> None:
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())

@@ -31,7 +31,7 @@ def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, An
 
 
 def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json of the model in ``folder``, or of --hf-config-path, under --hf-replaced and --rope-*.
+    """config.json of the model in ``folder``, or of --hf-config-path, under --hf-overrides and --rope-*.
 
     Raises ``bad_option`` and what reading it raises.
     """
@@ -51,10 +51,10 @@ def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(architectures, list) and _LEARNED_POSITIONS.intersection(map(str, architectures)):
         raise _bad(option, value, "left out: the positions of this model are learned")
     if isinstance(parameters, dict) and any(isinstance(entry, dict) for entry in parameters.values()):
-        raise _bad(option, value, "left out: kinds of layers differ here, see rope_parameters in --hf-replaced")
+        raise _bad(option, value, "left out: kinds of layers differ here, see rope_parameters in --hf-overrides")
     if scaling is not None:
         if not isinstance(scaling, dict):
-            raise _bad("--hf-replaced", scaling, "an object where rope_scaling is one")
+            raise _bad("--hf-overrides", scaling, "an object where rope_scaling is one")
         raw, scaling = _stretched(raw, scaling)
     if isinstance(parameters, dict):
         # What is said anew about scaling is said whole; what is none of it stays.
