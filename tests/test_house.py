@@ -419,6 +419,13 @@ def test_importing_aiakq_loads_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+def test_importing_the_engine_loads_no_torch():
+    modules = sorted(module for module in MODULES if within(module, "aiakq.runtime.engine"))
+    code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_packages_in_pyproject_are_all_there_are():
     import tomllib
 
