@@ -8,34 +8,21 @@ Standard library only.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from aiakq.errors import error
 from aiakq.patterns import is_plain, matches
-
-METHOD_NAMES = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 
 #: Spellings that users and other tools write, and the method they mean. ``gpt`` is in the reference page.
 METHOD_ALIASES = {"gpt": "gptq", "w8a16": "weight_only_int8", "w8a8": "smooth_quant"}
 
 
 def canonical_method(name: str) -> str:
-    """The method a user's spelling means. Raises ``bad_option`` for anything unknown."""
+    """The method a user's spelling means, known or not."""
     spelled = name.strip().lower().replace("-", "_")
-    spelled = METHOD_ALIASES.get(spelled, spelled)
-    if spelled not in METHOD_NAMES:
-        raise error(
-            "bad_option",
-            option="The quantization method",
-            value=name,
-            expected="one of " + ", ".join(METHOD_NAMES),
-            hint="weight_only_int8 is the safest, awq and gptq the smallest, smooth_quant the fastest in batches.",
-        )
-    return spelled
+    return METHOD_ALIASES.get(spelled, spelled)
 
 
 @dataclass(frozen=True)
@@ -104,24 +91,6 @@ class QuantSpec:
             if matches(pattern, name):
                 return position
         return best
-
-    def resolved(self, names: Iterable[str]) -> QuantSpec:
-        """The same for the linears ``names``, said by plain names: the commonest spec is the base.
-
-        Readers disagree about which of two patterns wins, but not about a name.
-        """
-        found = {name: self.for_layer(name) for name in names}
-        quantized = {name: spec.layer for name, spec in found.items() if spec is not None}
-        if not quantized:
-            return self
-        base = Counter(quantized.values()).most_common(1)[0][0]
-        others = [pattern for pattern in self.ignore if is_plain(pattern) and pattern not in found]
-        return replace(
-            self,
-            **vars(base),
-            ignore=(*others, *(name for name in found if name not in quantized)),
-            layers=tuple((name, layer) for name, layer in quantized.items() if layer != base),
-        )
 
     @property
     def mixed(self) -> bool:
