@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiakq.arguments.checkpoint import EvalArguments, InspectArguments
-from aiakq.arguments.common import JsonArguments, ResultArguments
-from aiakq.arguments.server import checked
 from aiakq.terminal import console, tables
 from aiakq.terminal.bench_commands import measure
 from aiakq.terminal.options import with_arguments
 
 if TYPE_CHECKING:
+    from aiakq.arguments.checkpoint import EvalArguments, InspectArguments
+    from aiakq.arguments.common import JsonArguments, ResultArguments
     from aiakq.records import Record
 
 
 @with_arguments("eval")
 def evaluate(arguments: EvalArguments, shown: JsonArguments, result: ResultArguments) -> None:
     """Measure how good a model is: perplexity, and with --original KL divergence and top-1 agreement."""
+    from aiakq.arguments.server import checked
     from aiakq.evaluation import evaluate as quality
 
     # The engine's rows know what dtypes and devices there are.
@@ -33,6 +33,7 @@ def evaluate(arguments: EvalArguments, shown: JsonArguments, result: ResultArgum
 @with_arguments("inspect")
 def inspect(arguments: InspectArguments, shown: JsonArguments) -> None:
     """Say what a checkpoint is, layer by layer, and which kernels would run it. Reads headers only."""
+    from aiakq.arguments.server import checked
     from aiakq.runtime.loader.inspection import collapse, inspect_checkpoint
 
     checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)

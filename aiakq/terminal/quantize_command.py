@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from aiakq.arguments.common import JsonArguments
-from aiakq.arguments.quantize import QuantizeArguments
+from typing import TYPE_CHECKING
+
 from aiakq.terminal import console, tables
 from aiakq.terminal.options import with_arguments
+
+if TYPE_CHECKING:
+    from aiakq.arguments.common import JsonArguments
+    from aiakq.arguments.quantize import QuantizeArguments
 
 
 @with_arguments("quantize")
