@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +190,7 @@ def inspection(found: Inspection, layers: Sequence[Layer]) -> None:
             "bits per weight": _bits(found),
             "context": None if found.context is None else f"{found.context} tokens",
             "would run on": f"{found.device}, {found.dtype} ({found.dtype_reason})",
-            "operations": "; ".join(f"{each.name}: {each.implementation}" for each in found.operations) or None,
+            "operations": _operations(found),
         },
     )
     drawn = table("layer", "scheme", "N x K", "group", "size", "runs on")
@@ -206,7 +207,8 @@ def inspection(found: Inspection, layers: Sequence[Layer]) -> None:
         )
     show(drawn)
     for text in _reasons(found, layers):
-        line((text, "dim"))
+        for part in textwrap.wrap(text, console.err().width):
+            line((part, "dim"))
     _inventory(found)
 
 
@@ -241,13 +243,19 @@ def _short(name: str) -> str:
     return name
 
 
-def _reasons(found: Inspection, layers: Sequence[Layer]) -> list[str]:
-    """Why each better implementation was passed over, once per scheme or operation, and reason."""
-    seen: dict[str, None] = {}
+def _operations(found: Inspection) -> str | None:
+    """What operations other than linear layers run in: ``norm, attention: cpu; sampling: torch``."""
+    names: dict[str, list[str]] = {}
     for each in found.operations:
-        for name, reason in each.passed_over:
-            seen[f"{each.name}: not {name}, because {reason}"] = None
-    for layer in layers:
-        for name, reason in layer.passed_over:
-            seen[f"{layer.scheme}: not {name}, because {reason}"] = None
-    return list(seen)
+        names.setdefault(each.implementation, []).append(each.name)
+    return "; ".join(f"{', '.join(operations)}: {name}" for name, operations in names.items()) or None
+
+
+def _reasons(found: Inspection, layers: Sequence[Layer]) -> list[str]:
+    """Why each better implementation was passed over, once per implementation and reason."""
+    kinds: dict[tuple[str, str], dict[str, None]] = {}
+    rows = [(each.name, each.passed_over) for each in found.operations]
+    for kind, passed_over in [*rows, *((layer.scheme, layer.passed_over) for layer in layers)]:
+        for why in passed_over:
+            kinds.setdefault(why, {})[kind] = None
+    return [f"{', '.join(of)}: not {name}, because {reason}" for (name, reason), of in kinds.items()]
