@@ -39,7 +39,7 @@ class Phase:
 
 
 def _ignore(phase: Phase) -> None:
-    """What happens to phases nobody wants to hear of."""
+    """The default for ``on_phase``: phases are not reported."""
 
 
 def load_model(config: EngineConfig) -> tuple[Model, str]:
@@ -121,7 +121,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
 
 
 def attention_name(cache: Tensor, dtype: torch.dtype) -> str:
-    """Whose attention of activations in ``dtype`` runs over this cache [pages, P, Hkv, D]."""
+    """The implementation of attention for activations in ``dtype`` over this cache [pages, P, Hkv, D]."""
     like = torch.empty(0, dtype=dtype, device=cache.device)
     if is_native(like, cache):
         return "native, over pages"
