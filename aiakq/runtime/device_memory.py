@@ -16,8 +16,8 @@ def is_out_of_memory(failure: Exception) -> bool:
     """Whether an allocation failed. Torch's allocator of host memory and cuBLAS have no exceptions of their own."""
     if isinstance(failure, (MemoryError, torch.OutOfMemoryError)):
         return True
-    told = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(failure, RuntimeError) and any(words in str(failure) for words in told)
+    messages = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(failure, RuntimeError) and any(message in str(failure) for message in messages)
 
 
 def release_memory() -> None:

@@ -69,11 +69,11 @@ class LLM:
         priority         one for all, or one per prompt, lowest first; needs scheduling_policy="priority".
         Raises AiakqError for a prompt that cannot be served, before anything is generated.
         """
-        wanted = _listed(prompts if prompts is not None else prompt_token_ids)
-        params = self._params_for(wanted, sampling_params)
-        priorities = self._one_for_each("priority", wanted, 0 if priority is None else priority)
-        salts = [str(one.get("cache_salt") or "") if isinstance(one, dict) else "" for one in wanted]
-        return self._run([self._read(prompt) for prompt in wanted], params, priorities, salts, use_tqdm)
+        listed = _listed(prompts if prompts is not None else prompt_token_ids)
+        params = self._params_for(listed, sampling_params)
+        priorities = self._one_for_each("priority", listed, 0 if priority is None else priority)
+        salts = [str(one.get("cache_salt") or "") if isinstance(one, dict) else "" for one in listed]
+        return self._run([self._read(prompt) for prompt in listed], params, priorities, salts, use_tqdm)
 
     def chat(
         self,

@@ -227,7 +227,7 @@ class Engine:
         failure = _failure(result)
         if failure is not None:
             if failure == NOT_FINITE:
-                # What this sequence wrote may not be finite either: nobody may share it, or get it in a new page.
+                # Its keys and values may not be finite either: no other sequence may share or inherit them.
                 self._cleared_pages += self.scheduler.pool.evict(sequence.pages)
             self._fail(sequence, failure, outputs)
             return

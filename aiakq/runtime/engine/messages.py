@@ -15,11 +15,11 @@ import msgspec
 from aiakq.errors import error
 from aiakq.runtime.sampling_params import SamplingParams
 
-#: Reasons for which a sequence ends with ``finish_reason`` "error": the logits of its next token are not finite,
+#: The ``error`` of a sequence whose logits are not finite.
 NOT_FINITE = "the model's output is not finite (overflow)"
-#: its own masks forbid every token,
+#: The ``error`` of a sequence whose own masks forbid every token.
 NOTHING_LEFT = "no token is left that the request allows"
-#: or its part of a step does not fit into memory beside the weights, even alone.
+#: The ``error`` of a sequence whose chunk does not fit into memory, even alone.
 OUT_OF_MEMORY = "its part of a step does not fit into memory"
 
 
@@ -95,10 +95,10 @@ def admit(
         _check_ids("bad_words", word, limits.vocab_size)
     _check_priority(priority, limits)
     for name in ("logprobs", "prompt_logprobs"):
-        wanted = getattr(params, name)
-        # -1 asks for the whole vocabulary.
-        if wanted is not None and (limits.vocab_size if wanted == -1 else wanted) > limits.max_logprobs:
-            raise error("value_out_of_range", param=name, value=wanted, allowed=f"at most {limits.max_logprobs}")
+        count = getattr(params, name)
+        # -1 stands for the whole vocabulary.
+        if count is not None and (limits.vocab_size if count == -1 else count) > limits.max_logprobs:
+            raise error("value_out_of_range", param=name, value=count, allowed=f"at most {limits.max_logprobs}")
     longest = min(limits.max_model_len, limits.max_kv_tokens)
     room = longest - len(prompt_token_ids)
     max_tokens = room if params.max_tokens is None else params.max_tokens

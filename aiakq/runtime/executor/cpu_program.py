@@ -34,10 +34,10 @@ class Program:
 
     def __init__(self, model: Decoder, caches: list[LayerCache], bounds: Bounds) -> None:
         """Raises RecordingError where torch has to compute something."""
-        # Tokens and rows of logits are told apart by their number.
+        # An operation runs over tokens or over rows of logits; which of the two follows from its size m.
         most_rows = bounds.rows + (bounds.rows == bounds.tokens)
         self.bounds = bounds
-        # They are in use as long as the recorded operations, which point to the caches and weights.
+        # Kept alive: the recorded operations point to the caches and weights.
         self._model, self._caches = model, caches
         self._tables = StepTables(bounds.length, keep_memory=True)
         token_ids, positions = torch.empty(2, bounds.tokens, dtype=torch.int64)

@@ -25,8 +25,8 @@ def sizes(rows: int, compilation: CompilationConfig = _DEFAULT) -> list[int]:
     most = min(rows, compilation.max_cudagraph_capture_size or rows)
     if (chosen := compilation.cudagraph_capture_sizes) is not None:
         return [size for size in chosen if size <= most] or [min(most, chosen[0])]
-    wanted = [1, 2, 4, *range(8, 65, 8), *range(96, most + 32, 32)]
-    return [size for size in wanted if size < most] + [most]
+    regular = [1, 2, 4, *range(8, 65, 8), *range(96, most + 32, 32)]
+    return [size for size in regular if size < most] + [most]
 
 
 def captured(compute: Callable[[], object], pool: Any) -> Callable[[], None]:

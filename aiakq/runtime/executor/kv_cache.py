@@ -27,7 +27,7 @@ def count_pages(config: EngineConfig, model: Model) -> int:
     if cache.num_gpu_blocks_override is not None:
         return cache.num_gpu_blocks_override
     per_sequence = -(-config.max_model_len // cache.block_size)
-    wanted = scheduler.max_num_seqs * per_sequence + 1
+    most = scheduler.max_num_seqs * per_sequence + 1
     page_bytes = kv_bytes_per_page(model, cache.block_size, cache.dtype)
     free = free_memory(config.device.device)
     # The weights are loaded already: the fraction applies to what is left, less room for one step's activations.
@@ -43,4 +43,4 @@ def count_pages(config: EngineConfig, model: Model) -> int:
             max_model_len=config.max_model_len,
             fits=max(0, (fitting - 1) * cache.block_size),
         )
-    return min(wanted, fitting)
+    return min(most, fitting)

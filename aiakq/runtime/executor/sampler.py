@@ -76,7 +76,7 @@ class SamplerOutput:
 def sample(logits: Tensor, rows: list[SamplerRow]) -> SamplerOutput:
     """Sample one token per row of ``logits`` [R, V] float32, which may change after the call.
 
-    Log-probabilities are those of the model, before anything the request asks for is applied.
+    Log-probabilities are those of the model, before penalties, biases and masks.
     """
     changed = [at for at, row in enumerate(rows) if _changes_logits(row)]
     if not changed:
@@ -209,13 +209,13 @@ def prompt_logprobs(logits: Tensor, targets: list[int], count: int) -> Callable[
     """Log-probabilities of prompt tokens: row i of ``logits`` [R, V] float32, which may change after the call, predicts
     ``targets[i]``. The function returned waits for them.
     """
-    wanted = logits.shape[1] if count == -1 else count
+    count = logits.shape[1] if count == -1 else count
     if _is_native(logits):
-        found = _prompt_logprobs_natively(logits, targets, wanted)
+        found = _prompt_logprobs_natively(logits, targets, count)
         return lambda: found
     normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
     of_target = logits.gather(1, on_device(targets, logits.device).unsqueeze(1))
-    values, ids = (logits - normalizer).topk(wanted, dim=-1)
+    values, ids = (logits - normalizer).topk(count, dim=-1)
     ranks = (logits > of_target).sum(dim=-1) + 1
     arriving = on_host((of_target - normalizer).squeeze(1), ranks, ids, values)
     return lambda: [

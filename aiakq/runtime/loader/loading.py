@@ -36,7 +36,7 @@ class Phase:
 
 
 def _ignore(phase: Phase) -> None:
-    """What happens to phases nobody wants to hear of."""
+    """The default for ``on_phase``: phases are not reported."""
 
 
 def load_model(config: EngineConfig) -> tuple[Model, dict[str, str]]:
