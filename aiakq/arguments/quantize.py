@@ -115,9 +115,9 @@ class QuantizeArguments:
         choices=("token", "tensor"),
         hint="",
     )
-    damp: float = argument(
-        0.01,
-        "gptq: part of the mean diagonal of the Hessian to add.",
+    damp: float | None = argument(
+        None,
+        "gptq: fraction of the Hessian's mean diagonal to add; 0.01 if not given.",
         above=0.0,
         high=1.0,
         expected="above 0 and at most 1",

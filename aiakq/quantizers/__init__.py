@@ -1,25 +1,40 @@
-"""Quantizers: how the numbers of a quantized checkpoint are chosen. One module per method.
+"""Quantizers: how the numbers of a quantized checkpoint are chosen.
 
-A method module offers ``quantize_block(work: BlockWork) -> None`` (see aiakq/quantizers/block.py): it quantizes every
-linear of one decoder block, and may first fold scales into the block. Everything around it (loading, calibration,
-streaming the output, the report) is the pipeline's. Adding a method is a new module, one line here, and its defaults
-in aiakq/quantizers/options.py.
+A recipe (recipe.py) is a list of transforms, which prepare a block, and one rounder, which turns its weights into
+integer codes. A method is a recipe with a name and defaults. Loading, calibration, streaming the output and the report
+are the pipeline's. Installed packages add to the three registries through entry points (docs/adding.md).
 """
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
+from aiakq.registry import Registry
 
-#: method name -> module.
-METHODS: dict[str, str] = {
-    "weight_only_int8": "aiakq.quantizers.rounders.rtn",
-    "smooth_quant": "aiakq.quantizers.transforms.smooth_quant",
-    "awq": "aiakq.quantizers.transforms.awq",
-    "gptq": "aiakq.quantizers.rounders.gptq",
-}
+#: name -> a ``recipe.Method``.
+METHODS = Registry(
+    "aiakq.methods",
+    {
+        "weight_only_int8": "aiakq.quantizers.methods:WEIGHT_ONLY_INT8",
+        "smooth_quant": "aiakq.quantizers.methods:SMOOTH_QUANT",
+        "awq": "aiakq.quantizers.methods:AWQ",
+        "gptq": "aiakq.quantizers.methods:GPTQ",
+    },
+)
 
+#: name -> a subclass of ``recipe.Transform``.
+TRANSFORMS = Registry(
+    "aiakq.transforms",
+    {
+        "smooth_quant": "aiakq.quantizers.transforms.smooth_quant:SmoothQuant",
+        "awq": "aiakq.quantizers.transforms.awq:Awq",
+    },
+)
 
-def load(name: str) -> ModuleType:
-    """The module of the method ``name``; KeyError for a name that is not in METHODS."""
-    return importlib.import_module(METHODS[name])
+#: name -> a subclass of ``recipe.Rounder``.
+ROUNDERS = Registry(
+    "aiakq.rounders",
+    {
+        "rtn": "aiakq.quantizers.rounders.rtn:Rtn",
+        "gptq": "aiakq.quantizers.rounders.gptq:Gptq",
+        "gptaq": "aiakq.quantizers.rounders.gptaq:Gptaq",
+    },
+)

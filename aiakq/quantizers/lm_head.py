@@ -8,7 +8,7 @@ from torch import Tensor
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.model.passes import embedding_name
 from aiakq.quantizers.numerics.rounding import round_weight
-from aiakq.quantizers.preparation import Prepared
+from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.writing import encode, verify
 from aiakq.spec import QuantSpec
 

@@ -1,54 +1,29 @@
-"""QuantizeOptions: the options of ``aiakq quantize``, checked in one place.
+"""QuantizeOptions: the options of ``aiakq quantize``, checked, and the recipe they lead to.
 
-Refused here is what no model could satisfy; what one model cannot is refused by tensor_parallel.py, before any
-calibration. The command line builds the options before anything heavy is imported.
+Options that no model could satisfy are refused here, by the transforms and rounders they lead to; those that one model
+cannot satisfy are refused by planning/tensor_parallel.py, before the calibration. Importing this module imports nothing
+outside the standard library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NoReturn
 
 from aiakq.arguments.argument import checked_value
 from aiakq.arguments.quantize import QUANTIZE_ARGUMENTS, QuantizeArguments
 from aiakq.errors import error
 from aiakq.formats import FORMATS
+from aiakq.quantizers import METHODS
+from aiakq.quantizers.recipe import Component, Method, Recipe, load_rounder, load_transform
 from aiakq.spec import QuantSpec, canonical_method
 
 
 @dataclass(frozen=True)
-class MethodDefaults:
-    """What a method does when not told otherwise, and what it can be told."""
-
-    bits: tuple[int, ...]  # the first is the default
-    group_size: int
-    symmetric: tuple[bool, ...]  # the first is the default
-    format: str
-
-
-METHOD_DEFAULTS: dict[str, MethodDefaults] = {
-    "weight_only_int8": MethodDefaults((8,), -1, (True, False), "compressed-tensors"),
-    "smooth_quant": MethodDefaults((8,), -1, (True,), "compressed-tensors"),
-    "awq": MethodDefaults((4, 8), 128, (False, True), "awq"),
-    "gptq": MethodDefaults((4, 8, 3, 2), 128, (True, False), "gptq"),
-}
-#: The strength of smoothing that is published for a model family; the rest takes the last entry.
-SMOOTH_ALPHA = {
-    "opt": 0.5,
-    "bloom": 0.5,
-    "glm": 0.75,
-    "glm4": 0.75,
-    "glm130": 0.75,
-    "chatglm": 0.75,
-    "falcon": 0.65,
-    "": 0.8,
-}
-
-
-@dataclass(frozen=True)
 class QuantizeOptions(QuantizeArguments):
-    """Everything ``aiakq quantize`` can be given, checked; the fields are those of aiakq/arguments/quantize.py.
+    """The options of ``aiakq quantize``, checked; the fields are those of aiakq/arguments/quantize.py.
 
     None means the method's or the model's own choice. ``act_order`` leaves no trace in the file. ``resume`` continues
     the work of an earlier, interrupted run with the same options, and keeps what a failure leaves.
@@ -56,20 +31,21 @@ class QuantizeOptions(QuantizeArguments):
 
     def __post_init__(self) -> None:
         """Raises ``bad_option`` and ``option_conflict``."""
-        object.__setattr__(self, "method", canonical_method(self.method))
+        object.__setattr__(self, "method", _known_method(self.method))
         for row in QUANTIZE_ARGUMENTS:
             object.__setattr__(self, row.name, checked_value(row, getattr(self, row.name)))
         if isinstance(self.smooth_alpha, int):
             object.__setattr__(self, "smooth_alpha", float(self.smooth_alpha))
         self._check_values()
         self._check_pairs()
+        self.resolved_recipe.check(self.spec("").layer)
 
     def _check_values(self) -> None:
         def need(fine: bool, option: str, value: Any, expected: str) -> None:
             if not fine:
                 raise error("bad_option", option=option, value=value, expected=expected, hint="")
 
-        bits = METHOD_DEFAULTS[self.method].bits
+        bits = self.preset.bits
         offered = f"one of {', '.join(map(str, sorted(bits)))}, which {self.method} offers"
         need(self.bits is None or self.bits in bits, "--bits", self.bits, offered)
         size = self.group_size
@@ -77,61 +53,149 @@ class QuantizeOptions(QuantizeArguments):
         need(self.format in (None, *FORMATS), "--format", self.format, "one of " + ", ".join(FORMATS))
 
     def _check_pairs(self) -> None:
-        def conflict(option: str, other: str, reason: str, hint: str) -> None:
-            raise error("option_conflict", option=option, other=other, reason=reason, hint=hint)
-
-        method = f"-quant_type {self.method}"
-        if self.smooth_alpha is not None and self.method != "smooth_quant":
-            conflict("-sq", method, "only smooth_quant smooths", "Leave -sq away, or use -quant_type smooth_quant.")
-        if self.act_order not in (None, "none") and self.method != "gptq" and not self.gptq:
-            conflict("--act-order", method, "only gptq has an order", "Leave it away, or use -quant_type gptq.")
-        if self.sweeps is not None and self.method != "gptq" and not self.gptq:
-            conflict("--sweeps", method, "only gptq goes over columns again", "Leave it away, or use -quant_type gptq.")
-        for given, option in ((self.gptaq, "--gptaq"), (self.awq_scaling, "--awq-scaling")):
-            if given and self.method != "gptq":
-                conflict(option, method, "it is a part of gptq", "Leave it away, or use -quant_type gptq.")
-        if self.gptq and self.method != "smooth_quant":
-            conflict("--gptq", method, "it says how smooth_quant rounds", "Use -quant_type gptq.")
-        if self.activation_scales != "token" and self.method != "smooth_quant":
-            conflict(
+        method, preset = f"-quant_type {self.method}", self.preset
+        chosen = self.target_bpw is not None or self.max_kl is not None
+        if self.activation_scales != "token" and not preset.activation_bits:
+            _conflict(
                 "--activation-scales", method, "its activations are not quantized", "Use -quant_type smooth_quant."
             )
-        if self.method == "smooth_quant" and self.group_size not in (None, -1):
-            conflict("--group-size", method, "its kernels take one scale per row", "Leave --group-size away.")
-        if self.symmetric is not None and self.symmetric not in METHOD_DEFAULTS[self.method].symmetric:
-            conflict("--asymmetric", method, "its format is symmetric", "Leave it away, or use awq or gptq.")
+        if preset.activation_bits and self.group_size not in (None, -1):
+            _conflict("--group-size", method, "its kernels take one scale per row", "Leave --group-size away.")
+        if self.symmetric is not None and self.symmetric not in preset.symmetric:
+            _conflict("--asymmetric", method, "its format is symmetric", "Leave it away, or use awq or gptq.")
         if self.token_ids is not None and self.calibration is not None:
-            conflict("-token", "--calibration", "both say what to calibrate on", "Give one of them.")
+            _conflict("-token", "--calibration", "both say what to calibrate on", "Give one of them.")
         if self.target_bpw is not None and self.max_kl is not None:
-            conflict("--target-bpw", "--max-kl", "both choose the bits", "Give one of them.")
-        if (self.target_bpw is not None or self.max_kl is not None) and self.method not in ("gptq", "awq"):
-            conflict("--target-bpw, --max-kl", method, "it has one width", "Use -quant_type gptq or awq.")
-        if (self.target_bpw is not None or self.max_kl is not None) and (self.bits or self.group_size or self.layer):
-            conflict("--target-bpw, --max-kl", "--bits, --group-size, --layer", "all choose the bits", "Give one kind.")
+            _conflict("--target-bpw", "--max-kl", "both choose the bits", "Give one of them.")
+        if chosen and len(preset.bits) == 1:
+            _conflict("--target-bpw, --max-kl", method, "it has one width", "Use -quant_type gptq or awq.")
+        if chosen and (self.bits or self.group_size or self.layer):
+            _conflict(
+                "--target-bpw, --max-kl", "--bits, --group-size, --layer", "all choose the bits", "Give one kind."
+            )
         if self.max_kl is not None and not self.evaluate:
-            conflict("--max-kl", "--no-eval", "the divergence is measured there", "Leave --no-eval away.")
+            _conflict("--max-kl", "--no-eval", "the divergence is measured there", "Leave --no-eval away.")
+
+    # --- what the options lead to -------------------------------------------------------------------------------------
+
+    @cached_property
+    def preset(self) -> Method:
+        """The method the options start from."""
+        found: Method = METHODS.load(self.method)
+        return found
+
+    @cached_property
+    def resolved_recipe(self) -> Recipe:
+        """The method's recipe, changed by the options that are about it. Raises ``bad_option``, ``option_conflict``."""
+        transforms, rounder = _with_components(self, list(self.preset.transforms), self.preset.rounder)
+        return _with_parameters(self, transforms, rounder)
 
     def spec(self, version: str, ignore: Iterable[str] = ("lm_head",)) -> QuantSpec:
         """The QuantSpec these options lead to; ``ignore`` names the linears that are left alone."""
-        defaults = METHOD_DEFAULTS[self.method]
-        bits = self.bits or defaults.bits[0]
+        preset = self.preset
+        bits = self.bits or preset.bits[0]
         # Zero points gain nothing at 8 bits, and fewer programs read them there.
-        symmetric = (defaults.symmetric[0] or bits == 8) if self.symmetric is None else self.symmetric
+        symmetric = (preset.symmetric[0] or bits == 8) if self.symmetric is None else self.symmetric
         return QuantSpec(
             method=self.method,
             # Version 1 cannot say a zero point of 0 that every reader understands.
-            format="gptq_v2" if self.method == "gptq" and not symmetric else defaults.format,
+            format="gptq_v2" if preset.format == "gptq" and not symmetric else preset.format,
             bits=bits,
-            group_size=self.group_size or defaults.group_size,
+            group_size=self.group_size or preset.group_size,
             symmetric=symmetric,
-            activation_bits=8 if self.method == "smooth_quant" else None,
+            activation_bits=preset.activation_bits,
             static_input=self.activation_scales == "tensor",
             ignore=tuple(ignore),
             notes={"version": version},
         )
 
-    def alpha(self, model_type: str) -> float:
-        """The smoothing strength for a model family, its usual one where it is searched. 0 is a value, not "unset"."""
-        if isinstance(self.smooth_alpha, float):
-            return self.smooth_alpha
-        return SMOOTH_ALPHA.get(model_type, SMOOTH_ALPHA[""])
+
+def _known_method(name: str) -> str:
+    """The method a user's spelling means. Raises ``bad_option`` for anything unknown."""
+    spelled = canonical_method(name)
+    if spelled not in METHODS:
+        raise error(
+            "bad_option",
+            option="The quantization method",
+            value=name,
+            expected="one of " + ", ".join(METHODS),
+            hint="weight_only_int8 is the safest, awq and gptq the smallest, smooth_quant the fastest in batches.",
+        )
+    return spelled
+
+
+def _conflict(option: str, other: str, reason: str, hint: str) -> NoReturn:
+    raise error("option_conflict", option=option, other=other, reason=reason, hint=hint)
+
+
+# --- flags about the recipe -------------------------------------------------------------------------------------------
+
+
+def _with_components(
+    options: QuantizeOptions, transforms: list[Component], rounder: Component
+) -> tuple[list[Component], Component]:
+    """The components after ``--gptq``, ``--gptaq`` and ``--awq-scaling``."""
+    method = f"-quant_type {options.method}"
+    if options.gptq:
+        if rounder.name != "rtn" or "smooth_quant" not in [transform.name for transform in transforms]:
+            _conflict("--gptq", method, "it says how smooth_quant rounds", "Use -quant_type gptq.")
+        rounder = Component("gptq")
+    for given, option in ((options.gptaq, "--gptaq"), (options.awq_scaling, "--awq-scaling")):
+        if given and options.gptq or given and rounder.name not in ("gptq", "gptaq"):
+            _conflict(option, method, "it is a part of gptq", "Leave it away, or use -quant_type gptq.")
+    if options.gptaq:
+        rounder = Component("gptaq", rounder.parameters)
+    if options.awq_scaling:
+        transforms = [Component("awq", {"clip": False}), *transforms]
+    return transforms, rounder
+
+
+def _with_parameters(options: QuantizeOptions, transforms: list[Component], rounder: Component) -> Recipe:
+    """The recipe of these components, with the parameters that have flags of their own."""
+    method = f"-quant_type {options.method}"
+    for given, option, parameter, reason in (
+        (options.act_order, "--act-order", "act_order", "only gptq has an order"),
+        (options.sweeps, "--sweeps", "sweeps", "only gptq goes over columns again"),
+        (options.damp, "--damp", "damp", "only gptq has a Hessian"),
+    ):
+        if given is None:
+            continue
+        if rounder.name in ("gptq", "gptaq"):
+            rounder = rounder.with_parameters(**{parameter: given})
+        elif given != "none":
+            _conflict(option, method, reason, "Leave it away, or use -quant_type gptq.")
+    if options.smooth_alpha is not None:
+        if "smooth_quant" not in [transform.name for transform in transforms]:
+            _conflict("-sq", method, "only smooth_quant smooths", "Leave -sq away, or use -quant_type smooth_quant.")
+        transforms = [
+            each.with_parameters(alpha=options.smooth_alpha) if each.name == "smooth_quant" else each
+            for each in transforms
+        ]
+    if options.scale_search is not None:
+        transforms, rounder = _with_scale_search(options.scale_search, transforms, rounder)
+    return Recipe(tuple(load_transform(each, _LABELS) for each in transforms), load_rounder(rounder, _LABELS))
+
+
+def _with_scale_search(
+    search: str, transforms: list[Component], rounder: Component
+) -> tuple[list[Component], Component]:
+    """The components after ``--scale-search``: awq before rtn chooses the ranges itself, else the rounder does."""
+    changed = []
+    for each in transforms:
+        if each.name == "smooth_quant":
+            each = each.with_parameters(scale_search=search)
+        elif each.name == "awq" and rounder.name == "rtn":
+            each = each.with_parameters(clip=search == "mse")
+        changed.append(each)
+    clipped = rounder.name == "rtn" and any(each.name == "awq" for each in transforms)
+    return changed, rounder if clipped else rounder.with_parameters(scale_search=search)
+
+
+#: Parameters that a flag sets -> the flag, for errors.
+_LABELS = {
+    "act_order": "--act-order",
+    "sweeps": "--sweeps",
+    "damp": "--damp",
+    "alpha": "-sq",
+    "scale_search": "--scale-search",
+}

@@ -9,7 +9,7 @@ from aiakq.evaluation.metrics import Comparison
 
 
 @dataclass(frozen=True)
-class Progress:
+class StageProgress:
     """``done`` of ``total`` steps of ``stage`` are finished; ``detail`` names the present one."""
 
     stage: str
@@ -18,7 +18,7 @@ class Progress:
     detail: str = ""
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[StageProgress], None]
 
 
 class Rejected(Exception):

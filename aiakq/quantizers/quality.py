@@ -10,7 +10,7 @@ from aiakq.evaluation.metrics import LoadScorer
 from aiakq.evaluation.quality_check import QualityCheck
 from aiakq.quantizers.model.activations import HiddenStates
 from aiakq.quantizers.model.blockwise import BlockwiseCheckpoint
-from aiakq.quantizers.preparation import Prepared
+from aiakq.quantizers.prepared import Prepared
 
 
 def quality_check(prepared: Prepared, load_scorer: LoadScorer | None) -> QualityCheck:

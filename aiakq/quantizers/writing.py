@@ -14,32 +14,32 @@ from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.formats.steps import CommittedStep
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
-from aiakq.quantizers.block import BlockWork
+from aiakq.quantizers.block.decoder_block import DecoderBlock
 from aiakq.quantizers.model.source import cast
 from aiakq.quantizers.report.records import LayerResult
 from aiakq.spec import QuantSpec
 
 
-def write_block(writer: CheckpointWriter, work: BlockWork) -> CommittedStep:
+def write_block(writer: CheckpointWriter, block: DecoderBlock) -> CommittedStep:
     """Commit what the block became, with its errors and warnings, and make sure that it reads back bit for bit."""
-    spec, storage = work.plan.spec, work.plan.storage
-    linears: dict[str, QWeight] = {f"{work.prefix}.{name}": weight for name, weight in work.finished.items()}
+    spec, storage = block.plan.spec, block.plan.storage
+    linears: dict[str, QWeight] = {f"{block.prefix}.{name}": weight for name, weight in block.result.finished.items()}
     tensors: dict[str, Tensor] = {}
     for name, weight in linears.items():
         tensors |= encode(name, weight, spec, storage)
-    for name, tensor in work.changed.items():
-        full = f"{work.prefix}.{name}"
+    for name, tensor in block.folder.changed.items():
+        full = f"{block.prefix}.{name}"
         tensors[full] = cast(tensor.cpu(), full, storage).clone()
     for name, tensor in tensors.items():
         writer.add(name, tensor)
     note = {
         "linears": {name: weight.n * weight.k for name, weight in linears.items()},
-        "layers": [asdict(layer) for layer in results_of(work)],
-        "experts": [asdict(mixture) for mixture in work.experts],
-        "warnings": work.warnings,
-        "dropped": work.dropped,
+        "layers": [asdict(layer) for layer in results_of(block)],
+        "experts": [asdict(mixture) for mixture in block.experts],
+        "warnings": block.result.warnings,
+        "dropped": block.result.dropped,
     }
-    step = writer.commit(work.prefix, note)
+    step = writer.commit(block.prefix, note)
     written = writer.read(step)
     for name, weight in linears.items():
         verify(name, weight, spec, written)
@@ -72,37 +72,37 @@ def decode(name: str, spec: QuantSpec, written: dict[str, Tensor]) -> QWeight:
     return module.read(tensors, own, name)
 
 
-def take_over(work: BlockWork, step: CommittedStep, written: dict[str, Tensor]) -> None:
+def take_over(block: DecoderBlock, step: CommittedStep, written: dict[str, Tensor]) -> None:
     """Make the block what an earlier run made of it. ``written`` are the tensors of its ``step``."""
-    spec = work.plan.spec
+    spec = block.plan.spec
     for name in step.note["linears"]:
-        inside = name.removeprefix(work.prefix + ".")
-        work.adopt(inside, decode(name, spec, written))
-    own = {f"{work.prefix}.{name}" for name, _ in work.block.named_parameters()}
+        inside = name.removeprefix(block.prefix + ".")
+        block.result.adopt(inside, decode(name, spec, written))
+    own = {f"{block.prefix}.{name}" for name, _ in block.module.named_parameters()}
     of_linears = tuple(f"{name}." for name in step.note["linears"])
     for name in step.tensors:
         if name in own and not name.startswith(of_linears):
-            path, _, last = name.removeprefix(work.prefix + ".").rpartition(".")
-            module = work.block.get_submodule(path)
+            path, _, last = name.removeprefix(block.prefix + ".").rpartition(".")
+            module = block.module.get_submodule(path)
             value = written[name].to(getattr(module, last).device, torch.float32)
             module.register_parameter(last, nn.Parameter(value, requires_grad=False))
 
 
-def results_of(work: BlockWork) -> list[LayerResult]:
+def results_of(block: DecoderBlock) -> list[LayerResult]:
     """What the report says of the linears of a finished block."""
     results = []
-    for name, linear in work.linears.items():
-        spec = work.spec(name)
+    for name, linear in block.linears.items():
+        spec = block.spec(name)
         results.append(
             LayerResult(
-                name=f"{work.prefix}.{name}",
-                error=work.errors.get(name),
+                name=f"{block.prefix}.{name}",
+                error=block.result.errors.get(name),
                 n=linear.out_features,
                 k=linear.in_features,
                 bits=spec.bits,
                 group_size=spec.group_size,
-                remarks=work.remarks.get(name, {}),
-                **work.magnitudes.of(name),
+                remarks=block.result.remarks.get(name, {}),
+                **block.result.magnitudes.of(name),
             )
         )
     return results

@@ -145,7 +145,7 @@ class SamplingParams:
         None, "Return this many of the most likely tokens per position, beside the chosen one.", *_LOGPROBS
     )
     prompt_logprobs: int | None = _count(
-        None, "The same for the positions of the prompt; the first has none.", *_LOGPROBS
+        None, "Return this many of the most likely tokens per position of the prompt; the first has none.", *_LOGPROBS
     )
     detokenize: bool = _param(True, "Whether to generate text, not only token ids.", only_local=True)
     skip_special_tokens: bool = _param(True, "Leave special tokens out of the text.")

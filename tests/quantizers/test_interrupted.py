@@ -19,7 +19,9 @@ import pytest
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.pipeline import REPORT_FILE, Progress, quantize_checkpoint
+from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.quantizers.progress import StageProgress
+from aiakq.quantizers.run_report import REPORT_FILE
 
 QUICK = {"samples": 8, "seqlen": 64, "evaluate": False, "device": "cpu"}
 #: Times the work is killed. More with AIAKQ_KILLS=200, which takes minutes.
@@ -39,8 +41,8 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}
 
 
-def stop_at(block: int) -> Callable[[Progress], None]:
-    def tell(progress: Progress) -> None:
+def stop_at(block: int) -> Callable[[StageProgress], None]:
+    def tell(progress: StageProgress) -> None:
         if progress.stage == "quantize" and progress.done == block:
             raise KeyboardInterrupt
 
@@ -88,7 +90,7 @@ def test_interrupted_while_measuring(tiny_model: Callable[..., Path], tmp_path: 
     text.write_text("A short text to evaluate on. " * 20)
     wanted = options(source, tmp_path / "out", "gptq", resume=True, evaluate=True, eval_text=text)
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: StageProgress) -> None:
         if progress.stage == "evaluate":
             raise KeyboardInterrupt
 

@@ -18,9 +18,11 @@ from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers import METHODS
-from aiakq.quantizers.numerics.rounding import round_activations
+from aiakq.quantizers.numerics.rounding import Rounding, round_activations
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.pipeline import REPORT_FILE, Progress, quantize_checkpoint
+from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.quantizers.progress import StageProgress
+from aiakq.quantizers.run_report import REPORT_FILE
 
 FAMILIES = {"llama": "LlamaForCausalLM", "opt": "OPTForCausalLM"}
 QUICK = {"samples": 8, "seqlen": 64, "evaluate": False, "device": "cpu"}
@@ -129,21 +131,21 @@ def test_smoothed_but_unrounded_is_the_same_function(
     family: str, method: str, tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a method folds into the model must cost nothing before rounding."""
-    from aiakq.quantizers.block import BlockWork
+    from aiakq.quantizers.block.decoder_block import DecoderBlock
 
     kept: dict[str, Tensor] = {}
     folded: dict[str, Tensor] = {}
-    finish = BlockWork.finish
+    finish = DecoderBlock.finish
 
-    def note(work: BlockWork, name: str, *numbers: Tensor, **more: Any) -> None:
-        linear = work.linears[name]
-        kept[f"{work.prefix}.{name}.weight"] = linear.weight.data.clone()
+    def note(block: DecoderBlock, name: str, rounding: Rounding) -> None:
+        linear = block.linears[name]
+        kept[f"{block.prefix}.{name}.weight"] = linear.weight.data.clone()
         if linear.bias is not None:
-            kept[f"{work.prefix}.{name}.bias"] = linear.bias.data.clone()
-        folded.update({f"{work.prefix}.{key}": value.clone() for key, value in work.changed.items()})
-        finish(work, name, *numbers, **more)
+            kept[f"{block.prefix}.{name}.bias"] = linear.bias.data.clone()
+        folded.update({f"{block.prefix}.{key}": value.clone() for key, value in block.folder.changed.items()})
+        finish(block, name, rounding)
 
-    monkeypatch.setattr(BlockWork, "finish", note)
+    monkeypatch.setattr(DecoderBlock, "finish", note)
     source = tiny_model(FAMILIES[family])
     quantize(source, tmp_path / "out", method)
     original, smoothed = Dequantized(source), Dequantized(source)
@@ -202,9 +204,6 @@ def test_smoothing_removes_outliers(tiny_model: Callable[..., Path], tmp_path: P
     plain = relative(Dequantized(tmp_path / "plain").logits(ids), wanted)
     assert min(errors.values()) < 1.5 * plain
     # Without smoothing the outliers own the scale of every token.
-    from aiakq.quantizers.transforms import smooth_quant
-
-    assert smooth_quant.quantize_block is not None
     unsmoothed = Dequantized(planted)
     from aiakq.quantizers.model.groups import block_linears
     from aiakq.quantizers.numerics.rounding import dequantize, round_weight
@@ -500,8 +499,8 @@ def test_a_failure_in_the_middle_leaves_nothing(
             raise KeyboardInterrupt
         return real(*args)
 
-    real = gptq.round_with_feedback
-    monkeypatch.setattr(gptq, "round_with_feedback", broken)
+    real = gptq.gptq
+    monkeypatch.setattr(gptq, "gptq", broken)
     with pytest.raises(KeyboardInterrupt):
         quantize(tiny_model("LlamaForCausalLM"), tmp_path / "out", "gptq")
     assert list(tmp_path.iterdir()) == []
@@ -534,7 +533,7 @@ def test_kill_in_the_middle_then_again(tiny_model: Callable[..., Path], tmp_path
 
 
 def test_progress_and_evaluation(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[StageProgress] = []
     loaded: list[Path] = []
 
     def load(folder: Path) -> Dequantized:

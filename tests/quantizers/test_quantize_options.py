@@ -6,20 +6,24 @@ from typing import Any
 
 import pytest
 
-from aiakq import quantizers
 from aiakq.errors import AiakqError
-from aiakq.quantizers.options import METHOD_DEFAULTS, QuantizeOptions
-from aiakq.spec import METHOD_NAMES
+from aiakq.quantizers import METHODS
+from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.transforms.smooth_quant import SmoothQuant
 
 
 def options(method: str = "gptq", **fields: Any) -> QuantizeOptions:
     return QuantizeOptions("in", "out", method, **fields)
 
 
-def test_every_method_is_registered_everywhere() -> None:
-    assert set(quantizers.METHODS) == set(METHOD_DEFAULTS) == set(METHOD_NAMES)
-    for name in quantizers.METHODS:
-        assert callable(quantizers.load(name).quantize_block)
+def test_every_method_is_a_recipe() -> None:
+    parts = {name: [part.name for part in options(name).resolved_recipe.parts] for name in METHODS}
+    assert parts == {
+        "weight_only_int8": ["rtn"],
+        "smooth_quant": ["smooth_quant", "rtn"],
+        "awq": ["awq", "rtn"],
+        "gptq": ["gptq"],
+    }
 
 
 def test_options_import_nothing_heavy() -> None:
@@ -72,13 +76,19 @@ def test_impossible_options(fields: dict[str, Any], id: str) -> None:
     assert caught.value.exit_code == 2
 
 
-def test_alpha() -> None:
-    assert options("smooth_quant").alpha("llama") == 0.8
-    assert options("smooth_quant").alpha("opt") == 0.5
-    assert options("smooth_quant", smooth_alpha=0.0).alpha("opt") == 0.0  # 0 is a value, not "unset"
+def alpha(model_type: str, **fields: Any) -> float | str | None:
+    found = options("smooth_quant", **fields).resolved_recipe.for_model(model_type).transforms[0]
+    assert isinstance(found, SmoothQuant)
+    return found.alpha
+
+
+def test_the_strength_of_smoothing_is_that_of_the_family_unless_given() -> None:
+    assert alpha("llama") == 0.8
+    assert alpha("opt") == 0.5
+    assert alpha("opt", smooth_alpha=0.0) == 0.0  # 0 is a value, not "unset"
     assert options("smooth_quant", smooth_alpha="0.5").smooth_alpha == 0.5  # as the command line passes it
-    assert options("smooth_quant", smooth_alpha="auto").alpha("opt") == 0.5
-    assert options("smooth_quant").alpha("glm") == options("smooth_quant").alpha("glm130") == 0.75
+    assert alpha("opt", smooth_alpha="auto") == "auto"
+    assert alpha("glm") == alpha("glm130") == 0.75
 
 
 def test_awq_of_8_bits_is_symmetric_unless_asked() -> None:
@@ -94,7 +104,7 @@ def test_stored_activation_scales_are_in_the_spec() -> None:
 
 
 def test_formats_of_the_methods() -> None:
-    specs = {name: options(name).spec("1") for name in METHOD_NAMES}
+    specs = {name: options(name).spec("1") for name in METHODS}
     assert {name: (spec.format, spec.describe()) for name, spec in specs.items()} == {
         "weight_only_int8": ("compressed-tensors", "w8a16 channel sym"),
         "smooth_quant": ("compressed-tensors", "w8a8 channel sym"),

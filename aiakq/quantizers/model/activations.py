@@ -211,6 +211,16 @@ class Activations:
         """The same hidden states, to go another way from here."""
         return Activations(self.hidden.copy(), self.calls, self.device, self.tuples, self.others)
 
+    def first_batches(self, tokens: int) -> list[int]:
+        """The first batches that together hold at least ``tokens`` tokens; all if there are fewer."""
+        chosen: list[int] = []
+        for number, shape in enumerate(self.hidden.shapes):
+            if tokens <= 0:
+                break
+            chosen.append(number)
+            tokens -= shape[0] * shape[1]
+        return chosen
+
     @property
     def tokens(self) -> int:
         return sum(shape[0] * shape[1] for shape in self.hidden.shapes)

@@ -1,6 +1,7 @@
-"""Which linears of a block share an input, and how a scale is folded from what feeds them into them.
+"""The linears of a block that share an input, and how a scale is folded into them.
 
-The groups are found by watching one forward pass, so they hold for any architecture; pairs.py finds what feeds them.
+The groups are found by tracing one forward pass, so they hold for any architecture; smooth_mappings.py finds the layers
+before them that can take up a scale.
 """
 
 from __future__ import annotations
@@ -90,34 +91,34 @@ def trace_groups(block: nn.Module, run: Callable[[], Any]) -> list[tuple[str, ..
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A scale per channel can be divided out of ``source`` and multiplied into ``targets``.
+class SmoothMapping:
+    """One place of a block where a scale per channel can be folded: divided out of one layer, multiplied into others.
 
-    source   a norm (its weight and bias are divided) or a linear (its outputs are), by name inside the block.
-    targets  what reads nothing but what the source gives, channel by channel: linears, and the weights of routers
-             among experts, which come last.
-    parent   the module whose output shows what rounding the targets costs; "" is the block.
-    heads    source channels are key-value heads that several query heads share: the scales of the queries that read
-             one value channel are tied.
-    part     (parts, first, length): the source is a linear whose rows are in ``parts`` equal parts, of each of which
-             ``length`` rows from ``first`` on are the source's channels (fused projections); None if all are.
-    plus_one the norm multiplies by one plus its weight.
-    witness  the target that sees every token: a router where the others are experts.
+    smooth_layer    a norm (its weight and bias are divided) or a linear (its outputs are), by name inside the block.
+    balance_layers  what reads only the smooth layer's output, channel by channel: linears, and last the weights of
+                    routers among experts. Their input columns are multiplied.
+    parent          the module whose output shows the error of rounding the balance layers; "" is the block.
+    heads           the smooth layer's channels are key-value heads that several query heads share: the scales of the
+                    queries that read one value channel are tied.
+    part            (parts, first, length) for fused projections: the rows of the smooth layer are in ``parts`` equal
+                    parts, in each of which the channels are the ``length`` rows from ``first`` on; None if all are.
+    plus_one        the norm multiplies by one plus its weight.
     """
 
-    source: str
-    targets: tuple[str, ...]
+    smooth_layer: str
+    balance_layers: tuple[str, ...]
     parent: str
     heads: bool = False
     part: tuple[int, int, int] | None = None
     plus_one: bool = False
 
     @property
-    def witness(self) -> str:
-        return next((name for name in self.targets if not re.search(EXPERT, name)), self.targets[0])
+    def probe(self) -> str:
+        """The balance layer whose inputs are measured: one that sees every token, such as the router of experts."""
+        return next((name for name in self.balance_layers if not re.search(EXPERT, name)), self.balance_layers[0])
 
     def rows(self, n: int) -> Tensor:
-        """Which of the source's N rows (or channels) are scaled, [channels] int64."""
+        """Which of the smooth layer's N rows (or channels) are scaled, [channels] int64."""
         every = torch.arange(n)
         if self.part is None:
             return every
@@ -155,19 +156,19 @@ class Heads:
 
 
 def fold(
-    block: nn.Module, pair: Pair, scales: Tensor, heads: Heads, storage: torch.dtype
+    block: nn.Module, mapping: SmoothMapping, scales: Tensor, heads: Heads, storage: torch.dtype
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Divide the source by ``scales`` and multiply the targets' input columns, keeping the function.
+    """Divide the smooth layer by ``scales`` and multiply the columns of the balance layers; the function is the same.
 
-    scales [channels of the source] float32, positive. The weights of ``block`` (float32) are modified. A norm's weight
-    is stored in ``storage``, so it is rounded to that first and the columns take up the difference. Returns the new
-    norm tensors by name inside the block (none for a linear source, which is quantized with its bias afterwards), and
-    what the targets' columns were multiplied by, [K].
+    scales [channels of the smooth layer] float32, positive. The weights of ``block`` (float32) are modified. A norm's
+    weight is stored in ``storage``, so it is rounded to that first and the columns take up the difference. Returns the
+    new tensors of a norm by name inside the block (none for a linear, which is quantized with its bias afterwards),
+    and what the columns of the balance layers were multiplied by, [K].
     """
-    source = block.get_submodule(pair.source)
+    source = block.get_submodule(mapping.smooth_layer)
     assert isinstance(source.weight, Tensor)
     weight, bias = source.weight.data, getattr(source, "bias", None)
-    rows = pair.rows(len(weight)).to(weight.device)
+    rows = mapping.rows(len(weight)).to(weight.device)
     changed: dict[str, Tensor] = {}
     if isinstance(source, nn.Linear):
         effective = scales
@@ -175,7 +176,7 @@ def fold(
         if bias is not None:
             bias.data[rows] = (bias.data[rows] / scales).to(storage).to(torch.float32)
     else:
-        one = float(pair.plus_one)
+        one = float(mapping.plus_one)
         old = weight + one
         new = (old / scales - one).to(storage).to(torch.float32) + one
         # A weight that is 0, or becomes 0 or infinite, keeps its channel as it was.
@@ -183,11 +184,11 @@ def fold(
         new = torch.where(usable, new, old)
         effective = torch.where(usable, old / torch.where(usable, new, torch.ones_like(new)), torch.ones_like(old))
         weight.copy_(torch.where(usable, new - one, weight))
-        changed[f"{pair.source}.weight"] = weight
+        changed[f"{mapping.smooth_layer}.weight"] = weight
         if bias is not None:
             bias.data.copy_((bias.data / effective).to(storage))
-            changed[f"{pair.source}.bias"] = bias.data
-    columns = heads.spread(effective) if pair.heads else effective
-    for target in pair.targets:
-        block.get_submodule(target).weight.data.mul_(columns)  # type: ignore[operator]
+            changed[f"{mapping.smooth_layer}.bias"] = bias.data
+    columns = heads.spread(effective) if mapping.heads else effective
+    for name in mapping.balance_layers:
+        block.get_submodule(name).weight.data.mul_(columns)  # type: ignore[operator]
     return changed, columns

@@ -127,24 +127,3 @@ class Replay:
 def _size(states: Iterable[HiddenStates]) -> int:
     """Bytes, wherever they are."""
     return sum(4 * shape.numel() for state in states for shape in state.shapes)
-
-
-def add_second_moment(total: Tensor, x: Tensor) -> None:
-    """Add ``x^T x`` to the upper triangle of ``total`` [K, K], x [T, K]: half the work, see ``mirror``."""
-    k = x.shape[1]
-    step = max(256, -(-k // 8))
-    for start in range(0, k, step):
-        stop = min(start + step, k)
-        total[start:stop, start:].addmm_(x[:, start:stop].T, x[:, start:])
-
-
-def mirror(total: Tensor) -> Tensor:
-    """Copy the upper triangle to the lower, in place and in pieces; returns ``total``."""
-    k = len(total)
-    step = 1024
-    for start in range(0, k, step):
-        stop = min(start + step, k)
-        square = total[start:stop, start:stop]
-        square.copy_(torch.triu(square) + torch.triu(square, 1).T)
-        total[stop:, start:stop] = total[start:stop, stop:].T
-    return total

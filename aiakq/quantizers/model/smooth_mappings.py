@@ -1,9 +1,10 @@
-"""What feeds what, found by trying: a scale is put into a norm or a linear, and the block shows where it comes out.
+"""Smooth mappings found by experiment: a scale is put into a norm or a linear, and the block shows where it comes out.
 
-A pair (groups.Pair) is kept only when two runs of the block on real calibration data agree with it. With the source's
-channels multiplied by random powers of two, its targets' inputs, and nothing else, must be multiplied by the same
-numbers; with the targets' columns divided by them as well, the block's output must be what it was. Powers of two are
-nearly free of rounding, so a pair that holds, holds to the last digits, and one that does not is far off.
+A mapping (groups.SmoothMapping) is kept only when two runs of the block on real calibration data agree with it. With
+the smooth layer's channels multiplied by random powers of two, the inputs of its balance layers, and nothing else, must
+be multiplied by the same numbers; with the columns of the balance layers divided by them as well, the block's output
+must be what it was. Powers of two are nearly free of rounding, so a mapping that holds, holds to the last digits, and
+one that does not is far off.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from aiakq.errors import error
 from aiakq.quantizers.model.activations import Activations
 from aiakq.quantizers.model.experts import EXPERT, all_experts
-from aiakq.quantizers.model.groups import Heads, Pair, same_place, structure, trace_groups, watching
+from aiakq.quantizers.model.groups import Heads, SmoothMapping, same_place, structure, trace_groups, watching
 
 #: Largest relative difference that counts as equal; what is not equal differs by a half or more.
 TOLERANCE = 1e-4
@@ -29,26 +30,24 @@ _TOKENS = 64
 #: Rows of each tensor that are compared, half of them from its beginning.
 _ROWS = 64
 
-#: model_type -> its pairs, from its config: instead of what the trace finds. Nothing needs one at present.
-OVERRIDES: dict[str, Callable[[Any], tuple[Pair, ...]]] = {}
-
 
 @dataclass
-class Wiring:
-    """What the blocks of one model share and feed, traced once for all blocks of equal structure.
+class BlockTrace:
+    """Which linears share an input and where scales can be folded, traced once for all blocks of equal structure.
 
-    fold  whether pairs are looked for as well.
+    fold  whether to look for smooth mappings as well.
     """
 
-    config: Any
     heads: Heads
     fold: bool
-    _known: dict[tuple[Any, ...], tuple[list[tuple[str, ...]], tuple[Pair, ...]]] = field(default_factory=dict)
+    _known: dict[tuple[Any, ...], tuple[list[tuple[str, ...]], tuple[SmoothMapping, ...]]] = field(default_factory=dict)
 
-    def of(self, block: nn.Module, index: int, inputs: Activations) -> tuple[list[tuple[str, ...]], tuple[Pair, ...]]:
-        """The groups (``trace_groups``) and pairs of a block, by one of its calibration sequences; none without one.
+    def trace(
+        self, block: nn.Module, index: int, inputs: Activations
+    ) -> tuple[list[tuple[str, ...]], tuple[SmoothMapping, ...]]:
+        """The groups (``trace_groups``) and smooth mappings of a block, from one of its calibration sequences.
 
-        Raises ``not_finite``.
+        Without calibration inputs there are none. Raises ``not_finite``.
         """
         if not len(inputs.hidden):
             return [], ()
@@ -61,17 +60,13 @@ class Wiring:
             run = run or (lambda: inputs.run_one(block, index))
             with all_experts(block):
                 groups = trace_groups(block, run)
-                pairs: tuple[Pair, ...] = ()
-                if self.fold and self.config.model_type in OVERRIDES:
-                    pairs = OVERRIDES[self.config.model_type](self.config)
-                elif self.fold:
-                    pairs = find_pairs(block, run, self.heads)
-            self._known[kind] = groups, pairs
+                mappings = find_mappings(block, run, self.heads) if self.fold else ()
+            self._known[kind] = groups, mappings
         return self._known[kind]
 
     def warnings(self) -> list[str]:
-        """A sentence about the kinds of blocks in which no pair was found, if pairs were looked for."""
-        bare = sum(not pairs for _, pairs in self._known.values())
+        """A sentence about the kinds of blocks in which no smooth mapping was found, if they were looked for."""
+        bare = sum(not mappings for _, mappings in self._known.values())
         if not self.fold or not bare:
             return []
         where = f"{bare} of {len(self._known)} kinds of blocks"
@@ -97,13 +92,13 @@ class _Way:
     plus_one: bool = False
 
 
-def find_pairs(block: nn.Module, run: Callable[[], Tensor], heads: Heads) -> tuple[Pair, ...]:
-    """The pairs of a block, in the order in which their targets run.
+def find_mappings(block: nn.Module, run: Callable[[], Tensor], heads: Heads) -> tuple[SmoothMapping, ...]:
+    """The mappings of a block, in the order in which their targets run.
 
     ``run`` runs the block once on some calibration data and returns its output; every expert must see tokens
     (experts.all_experts). The weights of ``block`` are changed during the search and put back.
     """
-    return _Search(block, run, heads).pairs()
+    return _Search(block, run, heads).mappings()
 
 
 class _Search:
@@ -117,18 +112,22 @@ class _Search:
         self.reads: list[_Read] = []
         self.plain = self._watch(note=True)
 
-    def pairs(self) -> tuple[Pair, ...]:
+    def mappings(self) -> tuple[SmoothMapping, ...]:
         """Nearest sources first: a tensor belongs to the last module that feeds it."""
-        found: list[Pair] = []
+        found: list[SmoothMapping] = []
         self.taken: set[str] = set()
         for family in reversed(self._families()):
             for way in self._ways(family[0]):
-                pairs = [pair for pair in self._pairs_of(family, way) if not self.taken & set(pair.targets)]
-                if pairs and self._holds(pairs, way):
-                    found += pairs
-                    self.taken.update(name for pair in pairs for name in pair.targets)
+                mappings = [
+                    mapping
+                    for mapping in self._mappings_of(family, way)
+                    if not self.taken & set(mapping.balance_layers)
+                ]
+                if mappings and self._holds(mappings, way):
+                    found += mappings
+                    self.taken.update(name for mapping in mappings for name in mapping.balance_layers)
                     break
-        return tuple(sorted(found, key=lambda pair: min(self.turns[name] for name in pair.targets)))
+        return tuple(sorted(found, key=lambda mapping: min(self.turns[name] for name in mapping.balance_layers)))
 
     # --- candidates -----------------------------------------------------------------------------------------------
 
@@ -165,14 +164,14 @@ class _Search:
                         yield _Way(width, tied, (kv, (n - length) // kv, length // kv))
                     yield _Way(width, tied, (1, 0, length))
 
-    def _pairs_of(self, family: list[str], way: _Way) -> list[Pair]:
-        """A pair for every member of the family that visibly feeds something in this way."""
-        trials = {name: Pair(name, (), "", way.heads, way.part, way.plus_one) for name in family}
-        scales = {name: self._draw(pair) for name, pair in trials.items()}
+    def _mappings_of(self, family: list[str], way: _Way) -> list[SmoothMapping]:
+        """A mapping for every member of the family that visibly feeds something in this way."""
+        trials = {name: SmoothMapping(name, (), "", way.heads, way.part, way.plus_one) for name in family}
+        scales = {name: self._draw(mapping) for name, mapping in trials.items()}
         with self._scaled(list(trials.values()), scales):
             before, self_reads = self.reads, self._reads_again()
-        pairs = []
-        for name, pair in trials.items():
+        mappings = []
+        for name, mapping in trials.items():
             columns = self.heads.spread(scales[name]) if way.heads else scales[name]
             targets: list[str] = []
             for old, new in zip(before, self_reads, strict=True):
@@ -181,21 +180,21 @@ class _Search:
                     targets += old.readers
             if targets:
                 targets.sort(key=lambda target: (type(self.modules[target]) is not nn.Linear, self.turns[target]))
-                pairs.append(replace(pair, targets=tuple(targets), parent=_parent(targets)))
-        return pairs
+                mappings.append(replace(mapping, balance_layers=tuple(targets), parent=_parent(targets)))
+        return mappings
 
     # --- proof ----------------------------------------------------------------------------------------------------
 
-    def _holds(self, pairs: list[Pair], way: _Way) -> bool:
+    def _holds(self, mappings: list[SmoothMapping], way: _Way) -> bool:
         """Whether the block's output changes with the sources, and not when the targets make up for it."""
-        scales = {pair.source: self._draw(pair) for pair in pairs}
-        with self._scaled(pairs, scales):
+        scales = {mapping.smooth_layer: self._draw(mapping) for mapping in mappings}
+        with self._scaled(mappings, scales):
             if _equal(self._output(), self.plain):
                 return False
             columns: dict[Any, Tensor] = {}
-            for pair in pairs:
-                by = self.heads.spread(scales[pair.source]) if way.heads else scales[pair.source]
-                columns |= {self.modules[target].weight: by for target in pair.targets}
+            for mapping in mappings:
+                by = self.heads.spread(scales[mapping.smooth_layer]) if way.heads else scales[mapping.smooth_layer]
+                columns |= {self.modules[target].weight: by for target in mapping.balance_layers}
             for weight, by in columns.items():
                 weight.data.div_(by)
             try:
@@ -204,31 +203,31 @@ class _Search:
                 for weight, by in columns.items():
                     weight.data.mul_(by)
 
-    def _draw(self, pair: Pair) -> Tensor:
-        """A quarter, a half, 2 or 4 for every channel of a pair's source."""
-        weight = self.modules[pair.source].weight
+    def _draw(self, mapping: SmoothMapping) -> Tensor:
+        """A quarter, a half, 2 or 4 for every channel of a mapping's source."""
+        weight = self.modules[mapping.smooth_layer].weight
         assert isinstance(weight, Tensor)
         powers = torch.tensor([0.25, 0.5, 2.0, 4.0])
-        count = len(pair.rows(len(weight)))
+        count = len(mapping.rows(len(weight)))
         return powers[torch.randint(4, (count,), generator=self.generator)].to(weight.device)
 
     @contextmanager
-    def _scaled(self, pairs: list[Pair], scales: dict[str, Tensor]) -> Iterator[None]:
-        """While open, the channels of the pairs' sources are multiplied by ``scales``."""
+    def _scaled(self, mappings: list[SmoothMapping], scales: dict[str, Tensor]) -> Iterator[None]:
+        """While open, the channels of the mappings' sources are multiplied by ``scales``."""
         small: list[tuple[Tensor, Tensor]] = []
         large: list[tuple[Tensor, Tensor]] = []
-        for pair in pairs:
-            module, by = self.modules[pair.source], scales[pair.source]
+        for mapping in mappings:
+            module, by = self.modules[mapping.smooth_layer], scales[mapping.smooth_layer]
             for parameter in (module.weight, getattr(module, "bias", None)):
                 if not isinstance(parameter, Tensor):
                     continue
                 factors = torch.ones(len(parameter), device=parameter.device)
-                factors[pair.rows(len(parameter)).to(parameter.device)] = by
+                factors[mapping.rows(len(parameter)).to(parameter.device)] = by
                 if parameter.dim() > 1:  # a matrix is not copied: powers of two can be divided out again
                     large.append((parameter.data, factors.unsqueeze(1)))
                     parameter.data.mul_(factors.unsqueeze(1))
                     continue
-                one = float(pair.plus_one and parameter is module.weight)
+                one = float(mapping.plus_one and parameter is module.weight)
                 small.append((parameter.data, parameter.data.clone()))
                 parameter.data.copy_((parameter.data + one) * factors - one)
         try:

@@ -20,8 +20,8 @@ from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.model.experts import take_apart
 from aiakq.quantizers.model.groups import block_linears, gates
+from aiakq.quantizers.model.shapes import LinearShape, pad
 from aiakq.quantizers.numerics.rounding import round_activations
-from aiakq.quantizers.planning.tensor_parallel import LinearShape, pad
 
 #: Last parts of the names of linears whose outputs are summed over GPUs, so that tensor parallelism cuts their inputs.
 _ROW_PARALLEL = ("o_proj", "out_proj", "down_proj", "fc2", "dense_4h_to_h", "dense", "c_proj", "wo", "w2")
@@ -84,11 +84,6 @@ class SourceModel:
         if found is None:
             raise error("tensor_mismatch", path=str(self.checkpoint.path), reason=f"tensor {name} is missing")
         return found
-
-    def module_name(self, source: str) -> str:
-        """The model's name of a checkpoint's tensor; its own name where the model has none for it, or several."""
-        names = self._module_names.get(source, ())
-        return names[0] if len(names) == 1 else source
 
     def rest(self, done: Container[str]) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the checkpoint under the model's name for it, which every loader knows; but for ``done``.

@@ -19,13 +19,13 @@ BLOCK = 256
 _DOUBLINGS = 8
 
 
-def factors(gram: Tensor, order: Tensor | None, damp: float) -> tuple[Tensor, Tensor, float] | None:
+def factors(hessian: Tensor, order: Tensor | None, damp: float) -> tuple[Tensor, Tensor, float] | None:
     """R and U [K, K] float32 of the damped Hessian, and the damping it took; None if there is none.
 
-    The Hessian is ``gram`` [K, K] with its columns in ``order``; inputs that were never active get the mean of its
+    The Hessian is ``hessian`` [K, K] with its columns in ``order``; inputs that were never active get the mean of its
     diagonal. float32 first, float64 when that fails, then more and more damping.
     """
-    diagonal = gram.diagonal()
+    diagonal = hessian.diagonal()
     dead = diagonal <= 0
     if not bool(torch.isfinite(diagonal).all()) or bool(dead.all()):
         return None
@@ -34,7 +34,7 @@ def factors(gram: Tensor, order: Tensor | None, damp: float) -> tuple[Tensor, Te
         dead = dead[order]
     attempts = [(torch.float32, damp), *((torch.float64, damp * 2**i) for i in range(_DOUBLINGS + 1))]
     for dtype, amount in attempts:
-        base = gram.to(dtype, copy=True) if order is None else gram[order][:, order].to(dtype)
+        base = hessian.to(dtype, copy=True) if order is None else hessian[order][:, order].to(dtype)
         base.diagonal()[dead] = mean.to(dtype)
         base.diagonal().add_(mean, alpha=amount)
         found = _factored(base)

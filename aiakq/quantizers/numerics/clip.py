@@ -68,7 +68,7 @@ def round_searched(weight: Tensor, bits: int, group_size: int, symmetric: bool, 
     return codes, scales, zeros
 
 
-def best_limits(
+def best_clip(
     weight: Tensor, moments: Tensor, bits: int, group_size: int, symmetric: bool, storage: torch.dtype
 ) -> Tensor:
     """The largest magnitude each group of each row should keep, [N, K / G]: the whole range, or down to 52.5 % of it.
@@ -83,7 +83,7 @@ def best_limits(
         groups = grouped(weight[start : start + step], size).contiguous()
         low, high = ranges(groups, symmetric)
         whole = torch.maximum(-low, high)
-        limits, lowest = whole, None
+        largest, lowest = whole, None
         for share in shares():
             cut = whole * share
             scale, zero = scales_for(torch.maximum(low, -cut), torch.minimum(high, cut), bits, symmetric, storage)
@@ -95,7 +95,7 @@ def best_limits(
                 lowest = loss
             else:
                 better = loss < lowest
-                limits = torch.where(better, cut, limits)
+                largest = torch.where(better, cut, largest)
                 lowest = torch.where(better, loss, lowest)
-        best[start : start + step] = limits
+        best[start : start + step] = largest
     return best

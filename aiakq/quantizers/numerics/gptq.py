@@ -1,19 +1,20 @@
-"""Rounding with feedback: the loop of GPTQ (arXiv:2210.17323, algorithm 1) for one weight matrix.
+"""GPTQ (arXiv:2210.17323, algorithm 1) for one weight matrix: columns are rounded one by one, the rest make up for it.
 
-What differs from the published code, and why:
+``hessian`` is the second moment of the inputs, and ``hinv`` the upper Cholesky hinv of its inverse, as in the published
+code. What differs from that code, and why:
 
 - A group's range is taken from the columns as they are when the group begins. The published code looks at a copy that
   is stale inside a block of 128 columns, so that groups smaller than 128 get ranges of weights that have moved since.
 - Besides its whole range a group may get a smaller one, down to half, where that lowers the loss of its columns,
-  ``sum of (w - q)^2 / U_ii^2``: the terms that algorithm 1 adds up (U is the Cholesky factor of the inverse Hessian).
+  ``sum of (w - q)^2 / hinv_ii^2``: the terms that algorithm 1 adds up.
 - A scale is rounded to the dtype it is stored in before the first error is computed from it.
-- Codes leave the loop as they are; nothing is rounded a second time.
+- The codes are an output of the loop; nothing is rounded a second time.
 - When every column has its code, all are gone over again a few times, and each takes the code that is best for what the
-  others became: coordinate descent on the same loss, as in QuantEase (arXiv:2309.01885). How each weight would like to
-  move at first is known from the loop: ``H (w - q) = R E``, with its errors E and the factor ``H = R R^T``.
+  others became: coordinate descent on the same loss, as in QuantEase (arXiv:2309.01885). Its gradient ``H (w - q)`` is
+  known from the loop: it is ``R E``, with the loop's errors E and the hinv R of ``H = R R^T``.
 - Inputs that were never active keep their rounded weight instead of losing it.
-- At most three matrices of K * K floats are alive at a time, the second moment that is passed in among them; four
-  with a drift.
+- At most three matrices of K * K floats are alive at a time, the Hessian that is passed in among them; four with a
+  drift.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from aiakq.quantizers.numerics.rounding import grouped, ranges, round_weight, sc
 
 #: Columns whose updates are collected before the rest of the matrix sees them.
 LAZY_COLUMNS = 128
-#: Columns whose products with a factor are worked out at a time.
+#: Columns whose products with a hinv are worked out at a time.
 _AT_ONCE = 512
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to round.
+class GptqSettings:
+    """The parameters of GPTQ.
 
     storage  the dtype scales are stored in.
     order    none, static or group; see ``column_order``.
@@ -56,7 +57,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Rounded:
+class GptqResult:
     """Codes [N, K] uint8, scales and zeros [N, K / G] float32; the damping that was needed, None for plain rounding."""
 
     codes: Tensor
@@ -65,12 +66,12 @@ class Rounded:
     damp: float | None
 
 
-def round_with_feedback(
-    weight: Tensor | Sequence[Tensor], gram: Tensor, settings: Settings, drift: Tensor | None = None
-) -> Rounded:
-    """Round ``weight`` so that the error of its outputs, ``tr(D gram D^T)``, is small.
+def gptq(
+    weight: Tensor | Sequence[Tensor], hessian: Tensor, settings: GptqSettings, drift: Tensor | None = None
+) -> GptqResult:
+    """Round ``weight`` so that the error of its outputs, ``tr(D hessian D^T)``, is small.
 
-    weight [N, K] float32, or several of equal K that count as one below the other; gram [K, K] float32, the second
+    weight [N, K] float32, or several of equal K that count as one below the other; hessian [K, K] float32, the second
     moment of the inputs in any scale. Neither is modified. ``drift`` [K, K], in the same scale, is what GPTAQ adds to
     later columns per unit of weight (gptaq.py) times the Hessian: the mean of ``(x' - x) x^T`` where x' are the inputs
     in the unquantized model.
@@ -79,16 +80,16 @@ def round_with_feedback(
     parts = [weight] if isinstance(weight, Tensor) else list(weight)
     k = parts[0].shape[1]
     size = k if settings.group_size == -1 else settings.group_size
-    order = column_order(gram.diagonal(), size, settings.order)
+    order = column_order(hessian.diagonal(), size, settings.order)
     moved = None if settings.order == "none" else order
-    found = factors(gram, moved, settings.damp)
+    found = factors(hessian, moved, settings.damp)
     if found is None:
         codes, scales, zeros = round_weight(torch.cat(parts), bits, size, symmetric, storage)
-        return Rounded(codes, scales, zeros, damp=None)
-    factor, damp = found[1:]
+        return GptqResult(codes, scales, zeros, damp=None)
+    hinv, damp = found[1:]
     root = found[0] if settings.sweeps and drift is None else None
     del found
-    shift = None if drift is None else _shift(drift, factor, moved)
+    shift = None if drift is None else _shift(drift, hinv, moved)
 
     # Columns become rows, so that each step works on contiguous memory.
     columns = torch.cat([part.T for part in parts], dim=1)
@@ -96,7 +97,7 @@ def round_with_feedback(
         columns = columns[moved]
     n = columns.shape[1]
     # What an error in each column costs, once the columns after it have made up for it.
-    cost = factor.diagonal().pow(-2)
+    cost = hinv.diagonal().pow(-2)
     if settings.order == "static":
         by_input = cost[torch.argsort(order)].unflatten(0, (-1, size))
         whole = [_scales_of_groups(grouped(part, size), by_input, settings) for part in parts]
@@ -105,10 +106,10 @@ def round_with_feedback(
     else:
         scales, zeros = torch.empty(2, k // size, n, device=columns.device)
     grid = Grid(bits, scales, zeros, torch.empty(k, n, dtype=torch.uint8, device=columns.device))
-    _round_in_order(columns, factor, shift, cost, grid, order, size, settings)
-    del factor, shift
+    _round_in_order(columns, hinv, shift, cost, grid, order, size, settings)
+    del hinv, shift
     if root is not None:
-        _into_pull(columns, root)
+        _to_gradient(columns, root)
         del root
     if settings.sweeps:
         first = 0
@@ -116,23 +117,23 @@ def round_with_feedback(
             rows = slice(first, first + len(part))
             first = rows.stop
             mine = Grid(bits, *(tensor[:, rows] for tensor in grid[1:]))
-            pull = None if drift is not None else columns[:, rows]
-            if pull is not None and moved is not None:
-                pull = torch.empty(k, len(part), device=pull.device).index_copy_(0, moved, pull)
-            _improve(part, mine, pull, gram, drift, damp, settings.sweeps)
+            gradient = None if drift is not None else columns[:, rows]
+            if gradient is not None and moved is not None:
+                gradient = torch.empty(k, len(part), device=gradient.device).index_copy_(0, moved, gradient)
+            _improve(part, mine, gradient, hessian, drift, damp, settings.sweeps)
     del columns
-    return Rounded(grid.codes.T.contiguous(), scales.T.contiguous(), zeros.T.contiguous(), damp)
+    return GptqResult(grid.codes.T.contiguous(), scales.T.contiguous(), zeros.T.contiguous(), damp)
 
 
 def _round_in_order(
     columns: Tensor,
-    factor: Tensor,
+    hinv: Tensor,
     shift: Tensor | None,
     cost: Tensor,
     grid: Grid,
     order: Tensor,
     size: int,
-    settings: Settings,
+    settings: GptqSettings,
 ) -> None:
     """The loop: columns [K, N], in ``order``, become their errors; codes and the ranges of groups go into ``grid``."""
     k = len(columns)
@@ -154,16 +155,14 @@ def _round_in_order(
             here = slice(first, stop)
             drift = None if shift is None else shift[here, here]
             mine = None if before is None else before[first - start :]
-            round_columns(
-                columns[here], factor[here, here], grid, group_of[first:last], places[first:last], drift, mine
-            )
+            round_columns(columns[here], hinv[here, here], grid, group_of[first:last], places[first:last], drift, mine)
             first = last
-        columns[stop:].addmm_(factor[start:stop, stop:].T, columns[start:stop], alpha=-1)
+        columns[stop:].addmm_(hinv[start:stop, stop:].T, columns[start:stop], alpha=-1)
         if before is not None and shift is not None:
             columns[stop:].addmm_(shift[start:stop, stop:].T, before)
 
 
-def _into_pull(errors: Tensor, root: Tensor) -> None:
+def _to_gradient(errors: Tensor, root: Tensor) -> None:
     """Turn errors [K, N] into ``root errors``, in place; root [K, K] is upper triangular, so this goes from above."""
     for start in range(0, len(errors), _AT_ONCE):
         rows = slice(start, start + _AT_ONCE)
@@ -171,52 +170,52 @@ def _into_pull(errors: Tensor, root: Tensor) -> None:
 
 
 def _improve(
-    weight: Tensor, grid: Grid, pull: Tensor | None, gram: Tensor, drift: Tensor | None, damp: float, sweeps: int
+    weight: Tensor, grid: Grid, gradient: Tensor | None, hessian: Tensor, drift: Tensor | None, damp: float, sweeps: int
 ) -> None:
     """Go over all columns again, each time taking the code that is best while the others stay.
 
     Coordinate descent on the loss that the loop minimizes, from where it ended, so that no step makes it larger. With q
-    what the codes stand for, ``pull = H (w - q)`` (plus ``drift^T w``) says in which direction each weight would like
-    to move; it is kept up to date in blocks. weight [N, K]; pull [K, N] is modified, and worked out if it is None.
+    what the codes stand for, the gradient of the loss by ``w - q`` is ``H (w - q)``, plus ``drift^T w`` with a drift.
+    It is updated in blocks. weight [N, K]; gradient [K, N] is modified, and computed if it is None.
     """
     k, size = weight.shape[1], weight.shape[1] // len(grid.scales)
-    mean = gram.diagonal().mean() * damp
+    mean = hessian.diagonal().mean() * damp
     values = torch.empty(k, len(weight), device=weight.device)
     for group, (scale, zero) in enumerate(zip(grid.scales, grid.zeros, strict=True)):
         rows = slice(group * size, (group + 1) * size)
         values[rows] = (grid.codes[rows] - zero) * scale
-    if pull is None:
+    if gradient is None:
         gap = weight.T - values
-        pull = (gram @ gap).add_(gap.mul_(mean))
+        gradient = (hessian @ gap).add_(gap.mul_(mean))
         del gap
         if drift is not None:
-            pull.addmm_(drift.T, weight.T)
-    steps = torch.where(gram.diagonal() > 0, 1 / (gram.diagonal() + mean), 0.0).tolist()
+            gradient.addmm_(drift.T, weight.T)
+    steps = torch.where(hessian.diagonal() > 0, 1 / (hessian.diagonal() + mean), 0.0).tolist()
     for sweep in range(sweeps):
         for start in range(0, k, LAZY_COLUMNS):
             here = slice(start, min(start + LAZY_COLUMNS, k))
             places = range(k)[here]
-            moves = pull[here].clone()
+            moves = gradient[here].clone()
             groups = [column // size for column in places]
-            move_columns(moves, gram[here, here], grid, groups, places, values[here], steps[here])
+            move_columns(moves, hessian[here, here], grid, groups, places, values[here], steps[here])
             # The last time, nobody comes back to the columns before.
             heard = slice(here.stop if sweep == sweeps - 1 else 0, k)
-            pull[heard].addmm_(gram[heard, here], moves, alpha=-1)
-            pull[here].sub_(moves.mul_(mean))
+            gradient[heard].addmm_(hessian[heard, here], moves, alpha=-1)
+            gradient[here].sub_(moves.mul_(mean))
 
 
-def _scales_of_groups(groups: Tensor, cost: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+def _scales_of_groups(groups: Tensor, cost: Tensor, settings: GptqSettings) -> tuple[Tensor, Tensor]:
     """Scales and zero points [...] of groups [..., G]; ``cost`` [..., G] weighs the squared error of each column."""
     if settings.search:
         return searched_scales(groups, settings.bits, settings.symmetric, settings.storage, cost)
     return scales_for(*ranges(groups, settings.symmetric), settings.bits, settings.symmetric, settings.storage)
 
 
-def _shift(drift: Tensor, factor: Tensor, order: Tensor | None) -> Tensor:
+def _shift(drift: Tensor, hinv: Tensor, order: Tensor | None) -> Tensor:
     """What a weight in column i adds to the columns after it, ``triu(drift U^T, 1) U`` [K, K] (arXiv:2504.02692)."""
     if order is not None:
         drift = drift[order][:, order]
-    return (drift @ factor.T).triu_(1) @ factor
+    return (drift @ hinv.T).triu_(1) @ hinv
 
 
 def _lazy_columns(group_size: int, k: int) -> int:

@@ -1,8 +1,8 @@
-"""The inside of a lazy block: columns rounded one after the other, those behind each making up for its error.
+"""The inside of a lazy block of GPTQ: columns are rounded one after the other, those behind make up for each error.
 
 Here a column of the weight is a row of a tensor [L, N], so that each step works on contiguous memory. The native
-library, where it is there, keeps a few weights in the cache of a core through all columns; torch goes over all of them
-for each column. Both round products before they add them up, but not all of torch's builds do, so last bits may differ.
+library keeps a few weights in the cache of a core through all columns; torch goes over all of them for each column.
+Both round products before they add them up, but not all of torch's builds do, so last bits may differ.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Grid(NamedTuple):
 
 def round_columns(
     block: Tensor,
-    response: Tensor,
+    hinv: Tensor,
     grid: Grid,
     groups: Sequence[int],
     places: Sequence[int],
@@ -37,14 +37,14 @@ def round_columns(
 ) -> None:
     """Round the first columns of ``block`` [L, N], and leave their errors there.
 
-    An error is what a code leaves of a weight over ``response[i, i]``; column j > i loses ``response[i, j]`` times it.
-    With ``drift`` [L, L] it gains ``drift[i, j]`` times what column i was before, which goes into ``before``.
+    An error is what a code leaves of a weight over ``hinv[i, i]``, hinv [L, L]; column j > i loses ``hinv[i, j]`` times
+    it. With ``drift`` [L, L] it gains ``drift[i, j]`` times what column i was before, which goes into ``before``.
     ``groups`` and ``places``: the row of scales, and of codes, of each column to round.
     """
     if native.supports(block):
-        native.round_columns(block, response, *grid, groups, places, drift=drift, before=before)
+        native.round_columns(block, hinv, *grid, groups, places, drift=drift, before=before)
         return
-    pivots = response.diagonal().tolist()
+    pivots = hinv.diagonal().tolist()
     for i, (group, place) in enumerate(zip(groups, places, strict=True)):
         column, rest = block[i], block[i + 1 :]
         scale, zero = grid.scales[group], grid.zeros[group]
@@ -55,31 +55,32 @@ def round_columns(
             before[i] = column
             rest.addr_(drift[i, i + 1 :], column)
         block[i] = error
-        rest.addr_(response[i, i + 1 :], error, alpha=-1)
+        rest.addr_(hinv[i, i + 1 :], error, alpha=-1)
 
 
 def move_columns(
-    pull: Tensor,
-    response: Tensor,
+    gradient: Tensor,
+    hessian: Tensor,
     grid: Grid,
     groups: Sequence[int],
     places: Sequence[int],
     values: Tensor,
     steps: Sequence[float],
 ) -> None:
-    """Give every column of a block the codes nearest to ``values + steps * pull``, and leave its moves in ``pull``.
+    """Give every column of a block the code nearest to ``values + steps * gradient``; its move replaces the gradient.
 
-    values [L, N] are what the codes stand for, before and after; pull [L, N]; column j > i is pulled
-    ``response[i, j]`` less for each unit that column i moves.
+    values [L, N] are what the codes stand for, before and after. gradient [L, N] is that of the loss by what the codes
+    leave of the weights: in column j > i it falls by ``hessian[i, j]``, hessian [L, L], for each unit that column i
+    moves. values, gradient and the codes of ``grid`` are modified.
     """
-    if native.supports(pull):
-        native.round_columns(pull, response, *grid, groups, places, values=values, steps=steps)
+    if native.supports(gradient):
+        native.round_columns(gradient, hessian, *grid, groups, places, values=values, steps=steps)
         return
     for i, (group, place) in enumerate(zip(groups, places, strict=True)):
         scale, zero = grid.scales[group], grid.zeros[group]
-        code = codes_for(torch.add(values[i], pull[i], alpha=steps[i]), scale, zero, grid.bits)
+        code = codes_for(torch.add(values[i], gradient[i], alpha=steps[i]), scale, zero, grid.bits)
         grid.codes[place] = code
         new = code.sub_(zero).mul_(scale)
-        torch.sub(new, values[i], out=pull[i])
+        torch.sub(new, values[i], out=gradient[i])
         values[i] = new
-        pull[i + 1 :].addr_(response[i, i + 1 :], pull[i], alpha=-1)
+        gradient[i + 1 :].addr_(hessian[i, i + 1 :], gradient[i], alpha=-1)

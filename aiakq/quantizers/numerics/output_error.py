@@ -1,4 +1,4 @@
-"""Comparison: how far the outputs of quantized linears are from what their old weights would have given."""
+"""OutputErrors: how far the outputs of quantized linears are from those of their original weights."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from aiakq.quantizers.report.magnitudes import largest
+from aiakq.quantizers.numerics.magnitudes import largest
 
 
-class Comparison:
-    """While entered, every call of ``linears`` is compared with what ``originals`` (name -> [N, K]) would have given.
+class OutputErrors:
+    """While entered, every output of ``linears`` is compared with that of its original weight, name -> [N, K] float32.
 
-    ``sizes`` (name -> float) keeps the largest magnitude that each linear was given.
+    ``sizes`` (name -> float) keeps the largest magnitude of each linear's inputs.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Comparison:
         self._given: dict[str, Tensor] = {}
         self._hooks = ExitStack()
 
-    def __enter__(self) -> Comparison:
+    def __enter__(self) -> OutputErrors:
         for name, linear in self.linears.items():
             # Before the hook that rounds activations: the original must see them as they come.
             self._hooks.enter_context(linear.register_forward_pre_hook(self._before(name), prepend=True))

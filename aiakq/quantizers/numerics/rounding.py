@@ -69,17 +69,17 @@ def round_weight(
     group_size: int,
     symmetric: bool,
     storage: torch.dtype,
-    limits: Tensor | None = None,
+    clip: Tensor | None = None,
 ) -> Rounding:
     """Round every weight to the nearest code of its group ("plain rounding").
 
-    weight [N, K] float32; ``limits`` [N, K / G] cuts the range of each group to +- that much. Returns codes [N, K]
+    weight [N, K] float32; ``clip`` [N, K / G] cuts the range of each group to +- that much. Returns codes [N, K]
     uint8, scales [N, K / G] float32 (values of ``storage``) and zeros [N, K / G] float32.
     """
     groups = grouped(weight, group_size)
     low, high = ranges(groups, symmetric)
-    if limits is not None:
-        low, high = torch.maximum(low, -limits), torch.minimum(high, limits)
+    if clip is not None:
+        low, high = torch.maximum(low, -clip), torch.minimum(high, clip)
     scales, zeros = scales_for(low, high, bits, symmetric, storage)
     codes = codes_for(groups, scales.unsqueeze(-1), zeros.unsqueeze(-1), bits)
     return codes.flatten(1).to(torch.uint8), scales, zeros

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 from aiakq import formats
 from aiakq.errors import AiakqError, error
-from aiakq.quantizers.options import METHOD_DEFAULTS, QuantizeOptions
+from aiakq.quantizers.options import QuantizeOptions
 from aiakq.spec import LayerSpec, QuantSpec
 
 _HINT = "Example: --layer 'model.layers.0.*=bits:8,group:64'"
@@ -31,7 +31,7 @@ def plan_layers(options: QuantizeOptions, base: QuantSpec, names: Iterable[str],
     linears = list(names)
     layers: dict[str, LayerSpec | None] = {}
     for text in options.layer:
-        glob, layer = parse_override(text, base.layer, METHOD_DEFAULTS[options.method].bits)
+        glob, layer = parse_override(text, base.layer, options.preset.bits)
         if base.activation_bits and layer is not None and (layer.group_size != -1 or not layer.symmetric):
             expected = "possible where activations are quantized too: their kernels take one symmetric scale per row"
             raise error(

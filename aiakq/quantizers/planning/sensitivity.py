@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from aiakq.quantizers.model.activations import Activations
 from aiakq.quantizers.model.groups import Heads, block_linears
 from aiakq.quantizers.model.passes import capture, finish, load_outside
-from aiakq.quantizers.model.smooth_mappings import Wiring
+from aiakq.quantizers.model.smooth_mappings import BlockTrace
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.numerics.rounding import dequantize, round_weight
 from aiakq.spec import LayerSpec
@@ -53,7 +53,7 @@ def measure(
     see what their errors do to the predictions. ``progress(done, total)`` counts blocks.
     """
     base = capture(model, batches, lambda _: None)
-    wiring = Wiring(model.config, Heads.of(model.config), False)
+    trace = BlockTrace(Heads.of(model.config), False)
     others: list[Activations] = []
     sizes: list[float] = []
     errors: list[list[tuple[Part, list[float]]]] = []
@@ -64,7 +64,7 @@ def measure(
         model.load(block, prefix)
         plain = base.copy()
         plain.advance(block, index)
-        parts = _parts(block, wiring.of(block, index, base)[0])
+        parts = _parts(block, trace.trace(block, index, base)[0])
         found: list[tuple[Part, list[float]]] = []
         for names in parts:
             linears = [block.get_submodule(name) for name in names]

@@ -18,12 +18,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from aiakq import formats
 from aiakq.errors import AiakqError, error
-from aiakq.quantizers.options import METHOD_DEFAULTS, QuantizeOptions
+from aiakq.quantizers.model.shapes import LinearShape
+from aiakq.quantizers.options import QuantizeOptions
 from aiakq.spec import QuantSpec
 
 #: Group sizes that kernels know, largest first: those offered, and those chosen from when none was asked for.
@@ -43,16 +41,6 @@ _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"
 #: Outputs and inputs on one GPU must be multiples of these for vLLM's fast kernels.
 _MARLIN = (64, 128)
 _CUTLASS_INT8 = (16, 16)
-
-
-@dataclass(frozen=True)
-class LinearShape:
-    """One linear that will be quantized: its name, outputs N, inputs K, and whether tensor parallelism cuts its K."""
-
-    name: str
-    n: int
-    k: int
-    row_parallel: bool
 
 
 @dataclass(frozen=True)
@@ -138,7 +126,7 @@ class _Planner:
 
     def settle(self, tp: int) -> TensorParallelPlan | AiakqError:
         """The plan for ``tp`` GPUs, or why there is none."""
-        usual = METHOD_DEFAULTS[self.options.method].group_size
+        usual = self.options.preset.group_size
         asked = self.options.group_size
         free = asked is None and usual != -1
         specs = [_with_groups(self.spec, size) for size in (_CHOSEN_FROM if free else (asked or usual,))]
@@ -187,7 +175,7 @@ class _Planner:
         notes = []
         on = f" on each of {tp} GPUs" if tp > 1 else ""
         if chosen:
-            usual = METHOD_DEFAULTS[self.options.method].group_size
+            usual = self.options.preset.group_size
             notes.append(
                 f"Groups have {spec.group_size} inputs: groups of {usual} do not divide the inputs of every layer{on}."
             )
@@ -312,32 +300,3 @@ def _padded(linears: Sequence[LinearShape], widths: Mapping[str, tuple[int, int]
                 break
         result.append(linear)
     return result
-
-
-def pad(tensor: Tensor, shape: Sequence[int], widths: Mapping[str, tuple[int, int]], name: str = "") -> Tensor:
-    """``tensor`` of the source with zeros wherever ``shape`` is wider by a padding of ``widths``.
-
-    A dimension that holds gate and up one after the other is padded at the end of each. The tensor comes back as it is
-    where nothing is to be padded, and also where its shape differs from ``shape`` for another reason.
-    """
-    if tensor.dim() != len(shape):
-        return tensor
-    for dim, (have, want) in enumerate(zip(tensor.shape, shape, strict=True)):
-        if have == want:
-            continue
-        for old, new in widths.values():
-            if (have, want) == (old, new):
-                tensor = _widened(tensor, dim, new)
-                break
-            if (have, want) == (2 * old, 2 * new) and "gate_up_proj" in name:
-                tensor = torch.cat([_widened(half, dim, new) for half in tensor.split(old, dim)], dim)
-                break
-        else:
-            return tensor
-    return tensor
-
-
-def _widened(tensor: Tensor, dim: int, size: int) -> Tensor:
-    missing = list(tensor.shape)
-    missing[dim] = size - tensor.shape[dim]
-    return torch.cat([tensor, tensor.new_zeros(missing)], dim)

@@ -13,8 +13,8 @@ from aiakq.evaluation.metrics import Comparison
 from aiakq.quantizers.model.activations import batched
 from aiakq.quantizers.planning.layers import settle_format
 from aiakq.quantizers.planning.sensitivity import SAMPLE_TOKENS, Part, measure
-from aiakq.quantizers.preparation import Prepared
-from aiakq.quantizers.progress import OnProgress, Progress, Rejected
+from aiakq.quantizers.prepared import Prepared
+from aiakq.quantizers.progress import OnProgress, Rejected, StageProgress
 from aiakq.quantizers.report.records import QuantizeReport
 from aiakq.spec import LayerSpec, QuantSpec
 
@@ -41,7 +41,7 @@ def quantize_with_chosen_widths(prepared: Prepared, attempt: Attempt, progress: 
     """
     options = prepared.options
     target, limit = options.target_bpw, options.max_kl
-    offered = _NARROW if options.method == "gptq" and (target or 4) < _NEEDS_NARROW else _WIDE
+    offered = _NARROW if 2 in options.preset.bits and (target or 4) < _NEEDS_NARROW else _WIDE
     candidates = list(dict.fromkeys(_fitting(layer, prepared) for layer in offered))
     assert prepared.samples is not None, "gptq and awq have samples"
     if target is not None:  # refused before the long measurement, if it must be
@@ -56,7 +56,7 @@ def quantize_with_chosen_widths(prepared: Prepared, attempt: Attempt, progress: 
         candidates,
         next(index for index, layer in enumerate(candidates) if layer.bits == 4),
         prepared.storage,
-        lambda done, total: progress(Progress("sensitivity", done, total)),
+        lambda done, total: progress(StageProgress("sensitivity", done, total)),
     )
     # What --skip names stays as it is.
     parts = [part for part in everything if prepared.spec.for_layer(part.names[0]) is not None]

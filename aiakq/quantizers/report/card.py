@@ -22,14 +22,6 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 #: What a quantized model inherits from the card of its source.
 _INHERITED = ("license", "license_name", "license_link", "language")
 _MAX_BYTES = 1 << 20
-#: method -> what it does, in a sentence.
-_METHODS = {
-    "weight_only_int8": "Every weight was rounded to the nearest of 256 levels, with one scale per output row.",
-    "smooth_quant": "Outliers were moved from activations into weights (SmoothQuant, arXiv:2211.10438), so that both "
-    "can be 8-bit integers.",
-    "awq": "Inputs that matter were protected by scaling them up before rounding (AWQ, arXiv:2306.00978).",
-    "gptq": "Columns were rounded one after another, the rest making up for the error (GPTQ, arXiv:2210.17323).",
-}
 
 
 def text(report: QuantizeReport, options: QuantizeOptions, source: Path) -> str:
@@ -49,7 +41,7 @@ def text(report: QuantizeReport, options: QuantizeOptions, source: Path) -> str:
         f"# {_plain(name)}, {report.method}\n",
         f"{_original(name, hub, options)} quantized by aiakq {report.version}: "
         f"{report.scheme}, {report.bits_per_weight:.2f} bits per weight in quantized layers, scales included. "
-        f"{_METHODS[report.method]}\n",
+        f"{options.preset.summary}\n",
         _quality(report),
         _making(report, options, name if not hub else options.input),
         _loading(report, bits),

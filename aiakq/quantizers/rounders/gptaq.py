@@ -7,20 +7,33 @@ Besides the second moment of x that takes the mean of ``(x' - x) x^T``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from aiakq.errors import AiakqError
-from aiakq.quantizers.block import BlockWork
+from aiakq.quantizers.block.decoder_block import DecoderBlock
 from aiakq.quantizers.model.experts import place
 from aiakq.quantizers.model.groups import watching
-from aiakq.quantizers.model.replay import Replay, add_second_moment, mirror
+from aiakq.quantizers.model.replay import Replay
+from aiakq.quantizers.numerics.second_moment import add_second_moment, mirror
+from aiakq.quantizers.rounders.gptq import Gptq, Hessians
 
-#: How much of the drift is made up for: what the authors' code for language models uses.
+#: The part of the drift that is made up for: what the authors' code for language models uses.
 ALPHA = 0.25
+
+
+@dataclass(frozen=True)
+class Gptaq(Gptq):
+    """GPTQ with the drift of its inputs; the parameters are those of GPTQ."""
+
+    name = "gptaq"
+    needs_original = True
+
+    def _hessians(self, block: DecoderBlock) -> Hessians:
+        return Drift(block).moments
 
 
 class _Seen(Exception):
@@ -28,56 +41,52 @@ class _Seen(Exception):
 
 
 class Drift:
-    """The moments of a block's inputs beside those of the unquantized model.
+    """The second moments of a block's inputs, and those with the inputs of the unquantized model."""
 
-    ``columns``: the linears whose inputs were divided by a folded scale, and that scale [K].
-    """
-
-    def __init__(self, work: BlockWork, columns: Mapping[str, Tensor]) -> None:
-        assert work.original is not None
-        self.work = work
-        self.columns = columns
-        self.original = Replay(work.original.block, work.index, work.original.inputs)
+    def __init__(self, block: DecoderBlock) -> None:
+        assert block.original is not None
+        self.block = block
+        self.original = Replay(block.original.module, block.index, block.original.inputs)
 
     def moments(self, name: str) -> tuple[Tensor, Tensor | None]:
         """The mean of ``x x^T`` of a linear's inputs and ALPHA times that of ``(x' - x) x^T``, both [K, K] float32.
 
-        There is no second one where tokens differ between the two models, as those of an expert do. Raises
-        ``not_finite``.
+        The second is None where tokens differ between the two models, as those of an expert do. Raises ``not_finite``.
         """
-        work = self.work
+        block = self.block
+        warnings = block.result.warnings
         if place(name) is not None:
-            said = f"Experts of {work.prefix} were rounded without GPTAQ: other tokens reach them than before."
-            if said not in work.warnings:
-                work.warnings.append(said)
-            return work.grams([name])[name], None
-        gram, drift = work.new_moment(name), work.new_moment(name)
+            warning = f"Experts of {block.prefix} were rounded without GPTAQ: other tokens reach them than before."
+            if warning not in warnings:
+                warnings.append(warning)
+            return block.inputs.hessians([name])[name], None
+        hessian, drift = block.inputs.new_hessian(name), block.inputs.new_hessian(name)
         rows = pairs = 0
-        wanted: Tensor | None = None
+        expected: Tensor | None = None
 
         def see(x: Tensor) -> None:
             nonlocal rows, pairs
-            add_second_moment(gram, x)
+            add_second_moment(hessian, x)
             rows += len(x)
-            if wanted is not None and wanted.shape == x.shape and bool(torch.isfinite(wanted.sum())):
-                drift.addmm_((wanted - x).T, x)
+            if expected is not None and expected.shape == x.shape and bool(torch.isfinite(expected.sum())):
+                drift.addmm_((expected - x).T, x)
                 pairs += len(x)
 
         problem: AiakqError | None = None
-        for batch in range(len(work.inputs.hidden)):
-            wanted = self._original_input(name, batch)
+        for batch in range(len(block.inputs.activations.hidden)):
+            expected = self._original_input(name, batch)
             try:
-                work.observe({name: see}, [batch], keep=True)
+                block.inputs.observe({name: see}, [batch], keep=True)
             except AiakqError as caught:  # nothing finite in this batch
                 problem = caught
         if problem is not None and not rows:
             raise problem
         if not pairs:
-            work.warnings.append(f"{work.prefix}.{name} was rounded without GPTAQ: its tokens differ.")
-        return mirror(gram.div_(rows)), drift.mul_(ALPHA / pairs) if pairs else None
+            warnings.append(f"{block.prefix}.{name} was rounded without GPTAQ: its tokens differ.")
+        return mirror(hessian.div_(rows)), drift.mul_(ALPHA / pairs) if pairs else None
 
     def _original_input(self, name: str, batch: int) -> Tensor | None:
-        """The linear's input [T, K] in the unquantized model, as the folded scales would have made it."""
+        """The linear's input [T, K] in the unquantized model, divided by the scales folded before it."""
         found: list[Tensor] = []
 
         def note(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -92,4 +101,5 @@ class Drift:
                 pass
         if not found:
             return None
-        return found[0] / self.columns[name] if name in self.columns else found[0]
+        columns = self.block.folder.columns
+        return found[0] / columns[name] if name in columns else found[0]

@@ -1,16 +1,44 @@
-"""weight_only_int8: every weight to the nearest of 256 levels, one scale per output row (or per group).
+"""rtn: every weight to the nearest code of its group (round to nearest).
 
-Needs no calibration; 8 bits per row cost next to nothing, because the largest weight of a row is rarely far from the
-rest. The calibration pass only measures the error.
+Needs no calibration. At 8 bits per row it costs next to nothing, because the largest weight of a row is rarely far from
+the rest.
 """
 
 from __future__ import annotations
 
-from aiakq.quantizers.block import BlockWork
+from dataclasses import dataclass
+
+from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
+from aiakq.quantizers.recipe import SCALE_SEARCHES, Recipe, Rounder
+from aiakq.spec import LayerSpec
 
 
-def quantize_block(work: BlockWork) -> None:
-    """Round every linear of the block, in whole ranges unless told to search them."""
-    search = work.plan.options.scale_search == "mse"
-    for name in work.linears:
-        work.finish(name, *(work.round_searched(name) if search else work.round_plainly(name)))
+@dataclass(frozen=True)
+class Rtn(Rounder):
+    """Round to nearest.
+
+    scale_search  ``minmax`` takes the whole range of a group, ``mse`` also smaller ones, by the error of its weights.
+    """
+
+    scale_search: str = "minmax"
+
+    name = "rtn"
+    needs_inputs = False
+    takes_clip = True
+    by_parts = True
+    restartable = True
+
+    def __post_init__(self) -> None:
+        self.require(self.scale_search in SCALE_SEARCHES, "scale_search", f"one of {', '.join(SCALE_SEARCHES)}")
+
+    def refusal(self, recipe: Recipe, scheme: LayerSpec) -> str | None:
+        if recipe.clips and self.scale_search == "mse":
+            return "a transform before it chooses the ranges already"
+        return None
+
+    def round(self, block: DecoderBlock, part: BlockPart) -> None:
+        for name in part.linears:
+            if self.scale_search == "mse":
+                block.finish(name, block.rtn_searched(name))
+            else:
+                block.finish(name, block.rtn(name, block.clip.pop(name, None)))

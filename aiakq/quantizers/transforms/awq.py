@@ -1,13 +1,13 @@
-"""awq: protect the inputs that matter by scaling them up before rounding, then cut ranges where that pays.
+"""awq: protect the inputs that matter by scaling them up before rounding, and cut ranges where that pays.
 
-Lin et al. 2023 (arXiv:2306.00978). For each place where a scale can be folded (pairs.py), a grid of scales between
-"follow the activations" and "follow the weights" is tried, and the one whose rounded weights change the output of the
-surrounding module least is folded. Then each group of each row may have its range cut, if that lowers the error of the
-group's output. Doing nothing is among the candidates of both searches. What differs from the published code:
+Lin et al. 2023 (arXiv:2306.00978). For each smooth mapping a grid of scales between "follow the activations" and
+"follow the weights" is tried, and the one whose rounded weights change the output of the surrounding module least is
+folded. Then each group of each row may have its range cut, if that lowers the error of the group's output. The identity
+is among the candidates of both searches. What differs from the published code:
 
 - Both published kinds of scales are tried, with and without the statistics of the weights, and the ends of the grid.
 - The attention output is scaled under grouped-query attention as well, with one scale per shared value channel.
-- A block that comes out worse than rounded plainly, on a sample of tokens, is rounded plainly.
+- A block that comes out worse than rounded to nearest, on a sample of tokens, is rounded to nearest.
 - Ranges are cut by the inputs of all calibration tokens, not of a sample.
 """
 
@@ -19,81 +19,99 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aiakq.quantizers.block import BlockWork, Part
-from aiakq.quantizers.model.groups import Pair
-from aiakq.quantizers.numerics.clip import best_limits
+from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
+from aiakq.quantizers.model.groups import SmoothMapping
+from aiakq.quantizers.model.module_calls import ModuleCall, output_error, trial_weights
+from aiakq.quantizers.numerics.clip import best_clip
 from aiakq.quantizers.numerics.rounding import grouped, rounded_weight
-from aiakq.quantizers.sample import ModuleCall, collect, output_error, trial_weights
+from aiakq.quantizers.recipe import Recipe, Transform
+from aiakq.spec import LayerSpec
 
 GRID = 20
 #: Cutting ranges of queries and keys disturbs their product, so these are left whole (as published).
 _NEVER_CLIPPED = ("q_proj", "k_proj")
 
 
-def quantize_block(work: BlockWork) -> None:
-    """Scale, cut and round the linears of the block; those of experts a few experts at a time."""
-    calls = collect(work, [""])[""]
-    before = {
-        name: parameter.data.to(work.plan.storage, copy=True) for name, parameter in work.block.named_parameters()
-    }
-    plain = _plain_error(work, calls)
-    for part in work.parts():
-        statistics = _Statistics(work, part)
-        _fold_part(work, part, statistics)
-        for name in part.linears:
-            work.finish(name, *work.round_plainly(name, limits=statistics.limits(name)))
-    error = output_error(work.block, calls)
-    # Written so that an error that is no number loses.
-    if calls and not error <= plain:
-        work.start_over(before)
-        for name in work.linears:
-            work.finish(name, *work.round_plainly(name))
-            work.remarks[name] = {"awq": "kept plain rounding"}
-        found = f"an error of {error:.3g} instead of {plain:.3g}"
-        work.warnings.append(f"{work.prefix} was rounded plainly: scales and cut ranges gave {found} on a sample.")
+@dataclass(frozen=True)
+class Awq(Transform):
+    """Activation-aware scales.
+
+    clip  whether to cut the ranges of groups as well; only before a rounder that takes them.
+    """
+
+    clip: bool = True
+
+    name = "awq"
+    folds = True
+    by_parts = True
+
+    @property
+    def clips(self) -> bool:
+        return self.clip
+
+    def refusal(self, recipe: Recipe, scheme: LayerSpec) -> str | None:
+        if scheme.activation_bits:
+            return "its search assumes activations of 16 bits"
+        if self.clip and not recipe.rounder.takes_clip:
+            return f"{recipe.rounder.name} chooses the ranges itself; use awq with clip: false"
+        return None
+
+    def apply(self, block: DecoderBlock, part: BlockPart) -> None:
+        statistics = _Statistics(block, part, self.clip)
+        _fold_part(block, statistics)
+        for name in part.linears if self.clip else ():
+            clip = statistics.best_clip(name)
+            if clip is not None:
+                block.clip[name] = clip
+
+    def guard(self, block: DecoderBlock) -> Callable[[], str | None]:
+        """Compares the error of the block's output on a sample of tokens with that of rounding to nearest."""
+        calls = block.inputs.record_calls([""])[""]
+        nearest = _nearest_error(block, calls)
+
+        def worse() -> str | None:
+            error = output_error(block.module, calls)
+            # Written so that an error that is no number loses.
+            if not calls or error <= nearest:
+                return None
+            return f"scales and cut ranges gave an error of {error:.3g} instead of {nearest:.3g}"
+
+        return worse
 
 
-def fold_scales(work: BlockWork) -> dict[str, Tensor]:
-    """Only find and fold the scales; returns what each target's columns were multiplied by, [K], by name."""
-    columns: dict[str, Tensor] = {}
-    for part in work.parts():
-        columns |= _fold_part(work, part, _Statistics(work, part, only_means=True))
-    return columns
-
-
-def _plain_error(work: BlockWork, calls: list[ModuleCall]) -> float:
-    """The error of the block's output with every linear rounded plainly."""
+def _nearest_error(block: DecoderBlock, calls: list[ModuleCall]) -> float:
+    """The squared error of the block's output with every linear rounded to nearest."""
     if not calls:
         return 0.0
-    with trial_weights(work, {name: rounded(work, name, work.weight(name)) for name in work.linears}):
-        return output_error(work.block, calls)
+    weights = {name: rounded(block, name, block.weight(name)) for name in block.linears}
+    with trial_weights(block.linears, weights):
+        return output_error(block.module, calls)
 
 
-def rounded(work: BlockWork, name: str, weight: Tensor, columns: Tensor | None = None) -> Tensor:
-    """What plain rounding leaves of a linear's weight [N, K], rounded after multiplying its columns."""
-    spec = work.spec(name)
-    return rounded_weight(weight, spec.bits, spec.group_size, spec.symmetric, work.plan.scales, columns)
+def rounded(block: DecoderBlock, name: str, weight: Tensor, columns: Tensor | None = None) -> Tensor:
+    """What rounding to nearest leaves of a weight [N, K], whose columns are multiplied by ``columns`` [K] meanwhile."""
+    spec = block.spec(name)
+    return rounded_weight(weight, spec.bits, spec.group_size, spec.symmetric, block.plan.scales, columns)
 
 
 class _Statistics:
-    """What is known of the inputs of a part's linears: mean magnitudes, and second moments inside groups."""
+    """Of the inputs of a part's linears: mean magnitudes, and for clipping the second moments inside groups."""
 
-    def __init__(self, work: BlockWork, part: Part, only_means: bool = False) -> None:
-        self.work = work
+    def __init__(self, block: DecoderBlock, part: BlockPart, clip: bool) -> None:
+        self.block = block
         self.group_of = {name: group for group in part.groups for name in group}
-        self.pairs = [
-            pair for pair in part.pairs if any(name in group for group in work.groups for name in pair.targets)
-        ]
+        traced = {name for group in block.groups for name in group}
+        self.mappings = [mapping for mapping in part.mappings if traced.intersection(mapping.balance_layers)]
         # Where a scale is shared by experts, which see a few tokens each, a router shows what they have in common.
-        self.shown = {pair: self._first(pair.witness) for pair in self.pairs}
+        self.probes = {mapping: self._first(mapping.probe) for mapping in self.mappings}
         self.means: dict[str, Tensor] = {}
         self.moments: dict[tuple[str, int], Tensor] = {}
-        self.search = not only_means and work.plan.options.scale_search != "minmax"
+        self.clip = clip
         sizes = {first: self._sizes(first) for first in dict.fromkeys(group[0] for group in part.groups)}
         for first, found in sizes.items():
             for size in found:
-                k = work.linears[first].in_features
-                device = work.weight(first).device
+                k = block.linears[first].in_features
+                device = block.weight(first).device
                 self.moments[first, size] = torch.zeros(k // size, size, size, device=device)
         rows: dict[str, int] = {}
 
@@ -107,9 +125,9 @@ class _Statistics:
 
             return note
 
-        names = dict.fromkeys([*self.shown.values(), *(first for first in sizes if sizes[first])])
+        names = dict.fromkeys([*self.probes.values(), *(first for first in sizes if sizes[first])])
         if names:
-            work.observe({name: see(name) for name in names})
+            block.inputs.observe({name: see(name) for name in names})
         self.means = {name: total / rows[name] for name, total in self.means.items()}
         for name, size in self.moments:
             self.moments[name, size] /= rows[name]
@@ -119,13 +137,13 @@ class _Statistics:
 
     def _sizes(self, first: str) -> set[int]:
         """The group sizes that occur among the linears whose ranges may be cut."""
-        if not self.search:
+        if not self.clip:
             return set()
         return {self._size(name) for name in self.group_of[first] if not name.endswith(_NEVER_CLIPPED)}
 
     def _size(self, name: str) -> int:
-        size = self.work.spec(name).group_size
-        return self.work.linears[name].in_features if size == -1 else size
+        size = self.block.spec(name).group_size
+        return self.block.linears[name].in_features if size == -1 else size
 
     def divide(self, names: Iterable[str], columns: Tensor) -> None:
         """The inputs of some linears were divided by a folded scale."""
@@ -135,14 +153,14 @@ class _Statistics:
                 parts = columns.unflatten(0, (-1, size))
                 moment.div_(parts.unsqueeze(1)).div_(parts.unsqueeze(2))
 
-    def limits(self, name: str) -> Tensor | None:
+    def best_clip(self, name: str) -> Tensor | None:
         """Where the ranges of a linear are cut, [N, K / G]; None for whole ranges."""
         moment = self.moments.get((self._first(name), self._size(name)))
         if moment is None or name.endswith(_NEVER_CLIPPED):
             return None
-        spec = self.work.spec(name)
-        return best_limits(
-            self.work.weight(name), moment, spec.bits, spec.group_size, spec.symmetric, self.work.plan.scales
+        spec = self.block.spec(name)
+        return best_clip(
+            self.block.weight(name), moment, spec.bits, spec.group_size, spec.symmetric, self.block.plan.scales
         )
 
 
@@ -203,65 +221,65 @@ def best_scales(
     return chosen, chosen.scales(activations, relative), tried[chosen], tried[IDENTITY]
 
 
-def _fold_part(work: BlockWork, part: Part, statistics: _Statistics) -> dict[str, Tensor]:
-    """Find the scales of every pair with the block as it is, then fold them all; returns columns by target."""
-    calls = collect(work, dict.fromkeys(pair.parent for pair in statistics.pairs))
-    chosen: list[tuple[Pair, Tensor]] = []
-    for pair in statistics.pairs:
-        targets = work.tried(pair)
-        activations = statistics.means[statistics.shown[pair]]
-        relative = _relative(work, targets)
-        heads = work.plan.heads
-        if pair.heads:
+def _fold_part(block: DecoderBlock, statistics: _Statistics) -> None:
+    """Find the scales of every mapping with the block as it is, then fold them all."""
+    calls = block.inputs.record_calls(dict.fromkeys(mapping.parent for mapping in statistics.mappings))
+    chosen: list[tuple[SmoothMapping, Tensor]] = []
+    for mapping in statistics.mappings:
+        names = block.searched_layers(mapping)
+        activations = statistics.means[statistics.probes[mapping]]
+        relative = _relative(block, names)
+        heads = block.plan.heads
+        if mapping.heads:
             activations, relative = heads.tie(activations, "mean"), heads.tie(relative, "mean")
-        loss = _loss(work, pair, targets, calls[pair.parent])
+        loss = _loss(block, mapping, names, calls[mapping.parent])
         best, scales, value, identity = best_scales(activations, relative, loss)
-        for name in targets:
+        for name in names:
             kind = "no scale" if best == IDENTITY else "x^r/w^(1-r)" if best.weights else "x^r"
-            work.remarks[name] = {"awq": kind, "r": best.step / GRID, "gain": 1 - value / identity if identity else 0.0}
-        chosen.append((pair, scales))
+            gain = 1 - value / identity if identity else 0.0
+            block.result.remarks[name] = {"awq": kind, "r": best.step / GRID, "gain": gain}
+        chosen.append((mapping, scales))
     calls.clear()
-    columns: dict[str, Tensor] = {}
-    for pair, scales in chosen:
-        columns |= dict.fromkeys(pair.targets, work.fold(pair, scales))
-        statistics.divide(pair.targets, columns[pair.targets[0]])
-    return columns
+    for mapping, scales in chosen:
+        statistics.divide(mapping.balance_layers, block.fold(mapping, scales))
 
 
-def _relative(work: BlockWork, targets: list[str]) -> Tensor:
+def _relative(block: DecoderBlock, names: list[str]) -> Tensor:
     """How large each input's weights are in their groups, between 0 and 1, on average over rows: [K]."""
-    total, rows = torch.zeros(work.weight(targets[0]).shape[1], device=work.weight(targets[0]).device), 0
-    for name in targets:
-        groups = grouped(work.weight(name), work.spec(name).group_size).abs()
+    total, rows = torch.zeros(block.weight(names[0]).shape[1], device=block.weight(names[0]).device), 0
+    for name in names:
+        groups = grouped(block.weight(name), block.spec(name).group_size).abs()
         total += groups.div_(groups.amax(-1, keepdim=True) + 1e-6).flatten(1).sum(0)
         rows += len(groups)
     return total / rows
 
 
-def _loss(work: BlockWork, pair: Pair, targets: list[str], calls: list[ModuleCall]) -> Callable[[Tensor], float]:
-    """The squared error of the parent's output, as a function of the scales of the pair's channels."""
-    heads = work.plan.heads
+def _loss(
+    block: DecoderBlock, mapping: SmoothMapping, names: list[str], calls: list[ModuleCall]
+) -> Callable[[Tensor], float]:
+    """The squared error of the parent's output, as a function of the scales of the mapping's channels."""
+    heads = block.plan.heads
 
     def trial(name: str, scales: Tensor) -> Tensor:
-        return rounded(work, name, work.weight(name), heads.spread(scales) if pair.heads else scales)
+        return rounded(block, name, block.weight(name), heads.spread(scales) if mapping.heads else scales)
 
-    if pair.parent in work.linears:
-        weight = work.weight(pair.parent)
+    if mapping.parent in block.linears:
+        weight = block.weight(mapping.parent)
         x = torch.cat([call.args[0].reshape(-1, weight.shape[1]) for call in calls]) if calls else weight[:0]
         x = x.clone()
         moment = x.T @ x if len(x) > weight.shape[1] else None
 
         def alone(scales: Tensor) -> float:
-            gap = trial(pair.parent, scales).sub_(weight)
+            gap = trial(mapping.parent, scales).sub_(weight)
             if moment is not None:
                 return float((gap @ moment).mul_(gap).sum())
             return float((x @ gap.T).square_().sum())
 
         return alone
-    parent = work.block.get_submodule(pair.parent)
+    parent = block.module.get_submodule(mapping.parent)
 
     def through(scales: Tensor) -> float:
-        with trial_weights(work, {name: trial(name, scales) for name in targets}):
+        with trial_weights(block.linears, {name: trial(name, scales) for name in names}):
             return output_error(parent, calls)
 
     return through

@@ -1,64 +1,105 @@
-"""smooth_quant: 8-bit weights and 8-bit activations, after moving outliers from activations into weights.
+"""smooth_quant: move outliers from activations into weights, so that both can be 8-bit integers.
 
 Xiao et al. 2023 (arXiv:2211.10438), equation 4: ``s_j = max|X_j|^a / max|W_j|^(1-a)`` per input channel j; activations
 are divided and weights multiplied by s, which a norm or a linear before absorbs. The paper folds the two inputs that
 follow a norm; here the inputs of the attention output and of the last MLP linear are folded as well, into the value
 and the up projection, which costs nothing at run time. The strength a is that of the model's family, the one given, or
-(``auto``) for each place the one whose 8-bit weights and activations change the output of the surrounding module
-least. Weights are then rounded per row; activations get one scale per token at run time, or a stored one per layer.
+(``auto``) for each smooth mapping the one whose 8-bit weights and activations change the output of the surrounding
+module least. Activations get one scale per token at run time, or a stored one per layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from aiakq.quantizers.block import BlockWork
-from aiakq.quantizers.model.groups import Pair, watching
+from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
+from aiakq.quantizers.model.groups import SmoothMapping, watching
+from aiakq.quantizers.model.module_calls import MOST_TOKENS, ModuleCall, output_error, trial_weights
 from aiakq.quantizers.numerics.clip import shares
 from aiakq.quantizers.numerics.rounding import round_activations, rounded_weight
-from aiakq.quantizers.rounders import gptq
-from aiakq.quantizers.sample import MOST_TOKENS, ModuleCall, collect, output_error, trial_weights
+from aiakq.quantizers.recipe import SCALE_SEARCHES, Recipe, Transform
+from aiakq.spec import LayerSpec
 
 #: The strengths that ``auto`` tries; None is no smoothing at all.
 ALPHAS = (None, 0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+#: The strength of smoothing that is published for a model family; the rest takes the last entry.
+FAMILY_ALPHAS = {
+    "opt": 0.5,
+    "bloom": 0.5,
+    "glm": 0.75,
+    "glm4": 0.75,
+    "glm130": 0.75,
+    "chatglm": 0.75,
+    "falcon": 0.65,
+    "": 0.8,
+}
 _SMALLEST = 1e-5
 
 
-def quantize_block(work: BlockWork) -> None:
-    """Smooth every pair of the block, then round every linear."""
-    options = work.plan.options
-    peaks = _peaks(work)
-    chosen: list[tuple[Pair, Tensor]] = []
-    for pair in work.pairs:
-        if options.smooth_alpha == "auto":
-            scales, remark = _searched(work, pair, peaks[pair.witness])
-        else:
-            scales = smoothing_scales(work, pair, peaks[pair.witness], work.plan.alpha)
-            remark = {"alpha": work.plan.alpha}
-        chosen.append((pair, scales))
-        for name in pair.targets:
-            work.remarks[name] = dict(remark)
-    for pair, scales in chosen:
-        columns = work.fold(pair, scales)
-        for name in pair.targets:
-            if name in peaks:
-                peaks[name] = peaks[name] / columns
-    stored = _stored_scales(work, peaks)
-    if options.gptq:
-        gptq.round_groups(work, input_scales=stored)
-        return
-    for name in work.linears:
-        rounded = work.round_searched(name) if options.scale_search == "mse" else work.round_plainly(name)
-        work.finish(name, *rounded, input_scale=stored.get(name))
+@dataclass(frozen=True)
+class SmoothQuant(Transform):
+    """SmoothQuant.
+
+    alpha         the strength, 0 to 1; ``auto`` searches it for every smooth mapping; the family's usual one if None.
+    scale_search  ``minmax`` stores activation scales that reach the largest input, ``mse`` also smaller ones, by the
+                  error of the outputs. Without stored scales it has no effect.
+    """
+
+    alpha: float | str | None = None
+    scale_search: str = "mse"
+
+    name = "smooth_quant"
+    folds = True
+    stores_input_scales = True
+
+    def __post_init__(self) -> None:
+        alpha = self.alpha
+        self.require(
+            alpha in (None, "auto") or (not isinstance(alpha, str) and 0.0 <= alpha <= 1.0),
+            "alpha",
+            "between 0 and 1, or auto",
+            "0.5 and 0.8 are usual.",
+        )
+        self.require(self.scale_search in SCALE_SEARCHES, "scale_search", f"one of {', '.join(SCALE_SEARCHES)}")
+
+    def refusal(self, recipe: Recipe, scheme: LayerSpec) -> str | None:
+        return None if scheme.activation_bits else "it only helps where activations are quantized too"
+
+    def for_model(self, model_type: str) -> Self:
+        if self.alpha is not None:
+            return self
+        return replace(self, alpha=FAMILY_ALPHAS.get(model_type, FAMILY_ALPHAS[""]))
+
+    def apply(self, block: DecoderBlock, part: BlockPart) -> None:
+        assert self.alpha is not None, "for_model fills it in"
+        peaks = _peaks(block, part)
+        chosen: list[tuple[SmoothMapping, Tensor]] = []
+        for mapping in part.mappings:
+            peak = peaks[mapping.probe]
+            if isinstance(self.alpha, str):
+                scales, alpha = _searched(block, mapping, peak)
+            else:
+                scales, alpha = smoothing_scales(block, mapping, peak, self.alpha), self.alpha
+            chosen.append((mapping, scales))
+            for name in mapping.balance_layers:
+                block.result.remarks[name] = {"alpha": alpha}
+        for mapping, scales in chosen:
+            columns = block.fold(mapping, scales)
+            for name in mapping.balance_layers:
+                if name in peaks:
+                    peaks[name] = peaks[name] / columns
+        if block.plan.spec.static_input:
+            block.input_scales |= _stored_scales(block, part, peaks, self.scale_search == "mse")
 
 
-def _peaks(work: BlockWork) -> dict[str, Tensor]:
-    """The largest magnitude of each input channel, [K], of what pairs look at and of the first linear of each group."""
+def _peaks(block: DecoderBlock, part: BlockPart) -> dict[str, Tensor]:
+    """The largest magnitude of each input channel, [K], of the probes and of the first linear of each group."""
     largest: dict[str, Tensor] = {}
 
     def see(name: str) -> Callable[[Tensor], None]:
@@ -68,30 +109,32 @@ def _peaks(work: BlockWork) -> dict[str, Tensor]:
 
         return note
 
-    first = {name: group[0] for group in work.groups for name in group}
-    names = dict.fromkeys(first.get(pair.witness, pair.witness) for pair in work.pairs)
-    if work.plan.spec.static_input:
+    first = {name: group[0] for group in part.groups for name in group}
+    names = dict.fromkeys(first.get(mapping.probe, mapping.probe) for mapping in part.mappings)
+    if block.plan.spec.static_input:
         names |= dict.fromkeys(first.values())
-    # One at least is looked at: inputs of which none is finite are an error, not a block without pairs.
+    # One at least is looked at: inputs of which none is finite are an error, not a block without mappings.
     names = names or dict.fromkeys(list(first.values())[:1])
     if names:
-        work.observe({name: see(name) for name in names})
+        block.inputs.observe({name: see(name) for name in names})
     for name, shown in first.items():
         if shown in largest:
             largest[name] = largest[shown]
     return largest
 
 
-def smoothing_scales(work: BlockWork, pair: Pair, activations: Tensor, alpha: float) -> Tensor:
-    """The scale of every channel of the pair's source.
+def smoothing_scales(block: DecoderBlock, mapping: SmoothMapping, activations: Tensor, alpha: float) -> Tensor:
+    """The scale of every channel of the mapping's source.
 
     activations [K], the largest magnitude of each input channel of the targets. Channels that are never used keep
     scale 1; channels without weight are brought to magnitude 1. Channels of one value head are tied by their maxima.
     """
-    weights = torch.stack([work.weight(name).abs().amax(0) for name in pair.targets if name in work.linears]).amax(0)
-    if pair.heads:
-        activations = work.plan.heads.tie(activations, "max")
-        weights = work.plan.heads.tie(weights, "max")
+    weights = torch.stack(
+        [block.weight(name).abs().amax(0) for name in mapping.balance_layers if name in block.linears]
+    ).amax(0)
+    if mapping.heads:
+        activations = block.plan.heads.tie(activations, "max")
+        weights = block.plan.heads.tie(weights, "max")
     scales = activations.clamp(min=_SMALLEST).pow(alpha) / weights.clamp(min=_SMALLEST).pow(1 - alpha)
     scales = torch.where(weights == 0, activations, scales)
     scales = torch.where(activations == 0, torch.ones_like(scales), scales)
@@ -101,34 +144,42 @@ def smoothing_scales(work: BlockWork, pair: Pair, activations: Tensor, alpha: fl
 # --- the search for a strength --------------------------------------------------------------------------------------
 
 
-def _searched(work: BlockWork, pair: Pair, activations: Tensor) -> tuple[Tensor, dict[str, float | str]]:
-    """The scales of the strength whose rounding changes the parent's output least, and what to say of it."""
-    calls = collect(work, [pair.parent])[pair.parent]
-    parent = work.block.get_submodule(pair.parent)
+def _searched(block: DecoderBlock, mapping: SmoothMapping, activations: Tensor) -> tuple[Tensor, float | str]:
+    """The scales of the strength whose rounding changes the parent's output least, and the strength."""
+    calls = block.inputs.record_calls([mapping.parent])[mapping.parent]
+    parent = block.module.get_submodule(mapping.parent)
     best: tuple[float, float | None, Tensor] | None = None
     for alpha in ALPHAS:
-        smoothed = smoothing_scales(work, pair, activations, 0.5 if alpha is None else alpha)
+        smoothed = smoothing_scales(block, mapping, activations, 0.5 if alpha is None else alpha)
         scales = torch.ones_like(smoothed) if alpha is None else smoothed
-        error = _w8a8_error(work, pair, scales, activations, parent, calls)
+        error = _w8a8_error(block, mapping, scales, activations, parent, calls)
         if best is None or error < best[0] or best[0] != best[0]:
             best = error, alpha, scales
     assert best is not None
-    return best[2], {"alpha": "none" if best[1] is None else best[1]}
+    return best[2], "none" if best[1] is None else best[1]
 
 
 def _w8a8_error(
-    work: BlockWork, pair: Pair, scales: Tensor, activations: Tensor, parent: nn.Module, calls: list[ModuleCall]
+    block: DecoderBlock,
+    mapping: SmoothMapping,
+    scales: Tensor,
+    activations: Tensor,
+    parent: nn.Module,
+    calls: list[ModuleCall],
 ) -> float:
     """The squared error of the parent's output with the targets computed in 8 bits after smoothing by ``scales``."""
-    columns = work.plan.heads.spread(scales) if pair.heads else scales
-    targets = work.tried(pair)
-    static = (activations / columns).amax() / 127 if work.plan.spec.static_input else None
+    columns = block.plan.heads.spread(scales) if mapping.heads else scales
+    names = block.searched_layers(mapping)
+    static = (activations / columns).amax() / 127 if block.plan.spec.static_input else None
     weights = {}
-    for name in targets:
-        spec = work.spec(name)
-        scaled = work.weight(name) * columns
-        weights[name] = rounded_weight(scaled, spec.bits, spec.group_size, spec.symmetric, work.plan.scales)
-    with trial_weights(work, weights), _rounded_inputs([work.linears[name] for name in targets], columns, static):
+    for name in names:
+        spec = block.spec(name)
+        scaled = block.weight(name) * columns
+        weights[name] = rounded_weight(scaled, spec.bits, spec.group_size, spec.symmetric, block.plan.scales)
+    with (
+        trial_weights(block.linears, weights),
+        _rounded_inputs([block.linears[name] for name in names], columns, static),
+    ):
         return output_error(parent, calls)
 
 
@@ -146,14 +197,14 @@ def _rounded_inputs(linears: list[nn.Linear], columns: Tensor, scale: Tensor | N
 # --- stored activation scales ---------------------------------------------------------------------------------------
 
 
-def _stored_scales(work: BlockWork, peaks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _stored_scales(
+    block: DecoderBlock, part: BlockPart, peaks: Mapping[str, Tensor], search: bool
+) -> dict[str, Tensor]:
     """The activation scale of every linear that stores one: the largest input over 127, or less where that is better.
 
     Linears that share an input share their scale, because servers fuse them. A smaller scale clips the largest inputs;
     it is taken where the error of the outputs falls, ``sum_j |W_j|^2 (x_j - q_j)^2`` over a sample of tokens.
     """
-    if not work.plan.spec.static_input:
-        return {}
     importance: dict[str, Tensor] = {}
     losses: dict[str, Tensor] = {}
     whole: dict[str, Tensor] = {}
@@ -166,19 +217,19 @@ def _stored_scales(work: BlockWork, peaks: Mapping[str, Tensor]) -> dict[str, Te
 
         return note
 
-    for group in work.groups:
-        weights = [work.weight(name).square().sum(0) for name in group]
+    for group in part.groups:
+        weights = [block.weight(name).square().sum(0) for name in group]
         importance[group[0]] = torch.stack(weights).sum(0)
         top = peaks[group[0]].amax() / 127
         whole[group[0]] = torch.where(top > 0, top, torch.ones_like(top)).to(torch.float32)
-    if work.plan.options.scale_search != "minmax" and whole:
-        work.observe({name: see(name) for name in whole}, work.some_batches(MOST_TOKENS))
+    if search and whole:
+        block.inputs.observe({name: see(name) for name in whole}, block.inputs.activations.first_batches(MOST_TOKENS))
     stored: dict[str, Tensor] = {}
-    for group in work.groups:
+    for group in part.groups:
         name = group[0]
         share = shares()[int(losses[name].argmin())] if name in losses else 1.0
         for member in group:
             stored[member] = (whole[name] * share).cpu()
-            work.remarks.setdefault(member, {}).update(input_scale=float(stored[member]), clip=share)
+            block.result.remark(member, input_scale=float(stored[member]), clip=share)
     fallback = max(stored.values(), default=torch.tensor(1.0))
-    return {name: stored.get(name, fallback) for name in work.linears}
+    return {name: stored.get(name, fallback) for name in part.linears}

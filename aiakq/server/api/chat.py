@@ -40,6 +40,9 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
     top_logprobs: Annotated[int, Field(json_schema_extra={LIMITED_BY: "logprobs"})] | None = Field(
         None, description="Return this many of the most likely tokens per position; needs logprobs=true."
     )
+    max_tokens: Annotated[int, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
+        None, description="Tokens to generate at most; up to the end of the context if not given."
+    )
     max_completion_tokens: Annotated[int, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
         None, description="The newer name of max_tokens, which it overrides."
     )

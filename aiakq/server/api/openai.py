@@ -30,6 +30,7 @@ from aiakq.server.process.request_stream import Prompt, RequestDeltas
 #: JSON has no infinity; OpenAI's value for tokens that are as good as impossible.
 LOWEST_LOGPROB = -9999.0
 
+#: The name of a served model.
 ModelName = Annotated[str, Field(json_schema_extra={LIMITED_BY: "model"})]
 FinishReason = Literal["stop", "length"]
 
@@ -52,7 +53,7 @@ class GenerationRequest(SamplingFields):
 
     model: ModelName | None = Field(None, description="A served name; the first one if not given.")
     stream: bool | None = Field(None, description="Return the text as server-sent events while it is generated.")
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions | None = Field(None, description="include_usage, continuous_usage_stats.")
     priority: Annotated[int, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
         None, description="Lower ones are scheduled first, with --scheduling-policy priority."
     )

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from aiakq.evaluation.scoring import load_for_scoring
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.quantizers.block import BlockWork, Plan
+from aiakq.quantizers.block.decoder_block import BlockPlan, DecoderBlock
+from aiakq.quantizers.block.inputs import BlockInputs
 from aiakq.quantizers.model import experts as module
 from aiakq.quantizers.model.activations import Activations
 from aiakq.quantizers.model.experts import (
@@ -28,7 +29,7 @@ from aiakq.quantizers.model.experts import (
 )
 from aiakq.quantizers.model.groups import Heads
 from aiakq.quantizers.model.passes import capture
-from aiakq.quantizers.model.smooth_mappings import Wiring
+from aiakq.quantizers.model.smooth_mappings import BlockTrace
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
@@ -74,15 +75,15 @@ def opened(folder: Path, tokens: int = 48) -> tuple[SourceModel, Activations]:
     return model, inputs
 
 
-def worked(folder: Path, method: str = "gptq", tokens: int = 48) -> BlockWork:
-    """The first block on the bench."""
+def decoder_block(folder: Path, method: str = "gptq", tokens: int = 48) -> DecoderBlock:
+    """The first block, ready to be quantized."""
     model, inputs = opened(folder, tokens)
     options = QuantizeOptions("in", "out", method, bits=4)
     spec = options.spec("0", model.other_linears())
     heads = Heads.of(model.config)
-    plan = Plan(options, spec, torch.float32, torch.float16, heads)
-    groups, pairs = Wiring(model.config, heads, method == "awq").of(model.blocks[0], 0, inputs)
-    return BlockWork(model.blocks[0], 0, model.block_prefix(0), plan, groups, inputs, [], None, pairs)
+    plan = BlockPlan(spec, torch.float32, torch.float16, heads)
+    groups, mappings = BlockTrace(heads, method == "awq").trace(model.blocks[0], 0, inputs)
+    return DecoderBlock(model.blocks[0], 0, model.block_prefix(0), plan, groups, inputs, None, mappings)
 
 
 # --- taking apart -----------------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ def test_a_copied_block_uses_its_own_experts(tiny_model: Callable[..., Path]) ->
     """Mixtral's block is reachable under two names, which must stay the same module."""
     model, inputs = opened(tiny_model("MixtralForCausalLM"))
     block = copy.deepcopy(model.blocks[0])
-    assert block.mlp is block.block_sparse_moe and block.mlp is not model.blocks[0].mlp
+    assert block.mlp is block.module_sparse_moe and block.mlp is not model.blocks[0].mlp
     with torch.no_grad():
         for parameter in block.mlp.experts.parameters():
             parameter.zero_()
@@ -181,36 +182,36 @@ def test_a_skipped_expert_is_copied_out_of_a_fused_file(fused: Callable[[str], P
 
 
 def test_second_moments_are_those_of_the_routed_tokens(tiny_model: Callable[..., Path]) -> None:
-    work = worked(tiny_model("Qwen2MoeForCausalLM"), tokens=256)
-    mixture = work.block.mlp.experts
+    block = decoder_block(tiny_model("Qwen2MoeForCausalLM"), tokens=256)
+    mixture = block.module.mlp.experts
     seen: list[tuple[Tensor, Tensor]] = []
     handle = mixture.register_forward_pre_hook(lambda module, args: seen.append((args[0], args[1])))
     with torch.inference_mode():
-        for batch in range(len(work.inputs.hidden)):
-            work.inputs.run(work.block, 0, batch)
+        for batch in range(len(block.inputs.activations.hidden)):
+            block.inputs.activations.run(block.module, 0, batch)
     handle.remove()
-    tokens = work.experts[0].tokens
-    assert sum(tokens) == 2 * work.inputs.tokens == 2 * 3 * 2 * 256
+    tokens = block.experts[0].tokens
+    assert sum(tokens) == 2 * block.inputs.activations.tokens == 2 * 3 * 2 * 256
     for number in (0, 5):
         rows = torch.cat([x[(index == number).any(-1)] for x, index in seen])
-        assert len(rows) == tokens[number] >= work.experts[0].minimum
+        assert len(rows) == tokens[number] >= block.experts[0].minimum
         name = f"mlp.experts.{number}.up_proj"
-        gram = work.grams([name])[name]
-        torch.testing.assert_close(gram, rows.T @ rows / len(rows), rtol=1e-3, atol=1e-4)
+        hessian = block.inputs.hessians([name])[name]
+        torch.testing.assert_close(hessian, rows.T @ rows / len(rows), rtol=1e-3, atol=1e-4)
 
 
 def test_an_expert_with_few_tokens_sees_all(tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    few = worked(tiny_model("Qwen2MoeForCausalLM"), tokens=24)
+    few = decoder_block(tiny_model("Qwen2MoeForCausalLM"), tokens=24)
     tokens = few.experts[0].tokens
-    assert few.inputs.tokens == 144 and few.experts[0].minimum == 128
+    assert few.inputs.activations.tokens == 144 and few.experts[0].minimum == 128
     assert few.experts[0].everywhere == list(range(6)) and not few.experts[0].rounded
     name = f"mlp.experts.{tokens.index(min(tokens))}.down_proj"
     rows: list[Tensor] = []
-    few.observe({name: rows.append})
+    few.inputs.observe({name: rows.append})
     assert sum(map(len, rows)) == 144
     # A threshold that the busiest reach: only the others see everything.
     monkeypatch.setattr(module, "MIN_TOKENS", max(tokens))
-    some = worked(tiny_model("Qwen2MoeForCausalLM"), tokens=24)
+    some = decoder_block(tiny_model("Qwen2MoeForCausalLM"), tokens=24)
     assert some.experts[0].everywhere == [number for number, count in enumerate(tokens) if count < max(tokens)]
 
 
@@ -273,14 +274,14 @@ def test_chunks_do_not_change_the_result(
 ) -> None:
     source = tiny_model("Qwen2MoeForCausalLM")
     passes = 0
-    real = BlockWork.observe
+    real = BlockInputs.observe
 
-    def counted(self: BlockWork, *args: Any, **rest: Any) -> None:
+    def counted(self: BlockInputs, *args: Any, **rest: Any) -> None:
         nonlocal passes
         passes += 1
         real(self, *args, **rest)
 
-    monkeypatch.setattr(BlockWork, "observe", counted)
+    monkeypatch.setattr(BlockInputs, "observe", counted)
     quantize(source, tmp_path / "whole", method, samples=8)
     together, passes = passes, 0
     monkeypatch.setattr(module, "MOMENT_BYTES", 1)

@@ -1,4 +1,4 @@
-"""Folding scales into a model leaves its function alone, in every family whose pairs are known by heart."""
+"""Folding scales into a model leaves its function alone, in every family whose mappings are known by heart."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from aiakq.quantizers.model.groups import Heads, Pair, block_linears, fold, trace_groups
-from aiakq.quantizers.model.smooth_mappings import find_pairs
+from aiakq.quantizers.model.groups import Heads, SmoothMapping, block_linears, fold, trace_groups
+from aiakq.quantizers.model.smooth_mappings import find_mappings
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -22,26 +22,26 @@ ARCHITECTURES = {
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
-def known_pairs(config: Any) -> tuple[Pair, ...]:
+def known_pairs(config: Any) -> tuple[SmoothMapping, ...]:
     """What a person writes down who reads the model's code."""
     if config.model_type != "opt":
         return (
-            Pair("input_layernorm", _ATTENTION, "self_attn"),
-            Pair("self_attn.v_proj", ("self_attn.o_proj",), "self_attn.o_proj", heads=True),
-            Pair("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj"), "mlp"),
-            Pair("mlp.up_proj", ("mlp.down_proj",), "mlp.down_proj"),
+            SmoothMapping("input_layernorm", _ATTENTION, "self_attn"),
+            SmoothMapping("self_attn.v_proj", ("self_attn.o_proj",), "self_attn.o_proj", heads=True),
+            SmoothMapping("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj"), "mlp"),
+            SmoothMapping("mlp.up_proj", ("mlp.down_proj",), "mlp.down_proj"),
         )
     # ReLU lets positive scales through; norms after the sublayers (350m) feed the residual too and stay out.
-    pairs = [Pair("self_attn.v_proj", ("self_attn.out_proj",), "self_attn.out_proj")]
+    mappings = [SmoothMapping("self_attn.v_proj", ("self_attn.out_proj",), "self_attn.out_proj")]
     if config.do_layer_norm_before:
-        pairs.insert(0, Pair("self_attn_layer_norm", _ATTENTION, "self_attn"))
-        pairs.append(Pair("final_layer_norm", ("fc1",), "fc1"))
+        mappings.insert(0, SmoothMapping("self_attn_layer_norm", _ATTENTION, "self_attn"))
+        mappings.append(SmoothMapping("final_layer_norm", ("fc1",), "fc1"))
     if config.activation_function == "relu":
-        pairs.append(Pair("fc1", ("fc2",), "fc2"))
-    return tuple(pairs)
+        mappings.append(SmoothMapping("fc1", ("fc2",), "fc2"))
+    return tuple(mappings)
 
 
-def found_pairs(model: Any, index: int = 0) -> tuple[Pair, ...]:
+def found_pairs(model: Any, index: int = 0) -> tuple[SmoothMapping, ...]:
     """What the search finds in a block of a loaded model."""
     block = blocks(model)[index]
     seen: dict[str, Tensor] = {}
@@ -51,9 +51,9 @@ def found_pairs(model: Any, index: int = 0) -> tuple[Pair, ...]:
         model(torch.arange(3, 35).unsqueeze(0))
         return seen["out"]
 
-    pairs = find_pairs(block, run, Heads.of(model.config))
+    mappings = find_mappings(block, run, Heads.of(model.config))
     handle.remove()
-    return pairs
+    return mappings
 
 
 def first(output: Any) -> Tensor:
@@ -103,7 +103,7 @@ def test_opt_variants_lose_the_pairs_that_are_not_exact(
 def test_every_head_with_keys_of_its_own(family: str, tiny_model: Callable[..., Path]) -> None:
     changes = {} if family == "opt" else {"num_key_value_heads": 4}
     model = uneven(load(tiny_model(ARCHITECTURES[family], **changes)))
-    assert found_pairs(model) == tuple(replace(pair, heads=False) for pair in known_pairs(model.config))
+    assert found_pairs(model) == tuple(replace(mapping, heads=False) for mapping in known_pairs(model.config))
 
 
 @pytest.mark.parametrize("family", sorted(ARCHITECTURES))
@@ -114,18 +114,18 @@ def test_function_is_preserved(family: str, storage: torch.dtype, tiny_model: Ca
         for parameter in model.parameters():
             parameter.copy_(parameter.to(storage))
     ids = torch.randint(3, 300, (2, 40), generator=torch.Generator().manual_seed(0))
-    pairs = known_pairs(model.config)
+    mappings = known_pairs(model.config)
     heads = Heads.of(model.config)
-    assert len(pairs) == 4
+    assert len(mappings) == 4
     with torch.no_grad():
         before = model(ids).logits
         make = torch.Generator().manual_seed(1)
         for block in blocks(model):
-            for pair in pairs:
-                source = block.get_submodule(pair.source)
+            for mapping in mappings:
+                source = block.get_submodule(mapping.smooth_layer)
                 scales = torch.exp(torch.randn(source.weight.shape[0], generator=make))
-                changed, columns = fold(block, pair, scales, heads, storage)
-                assert columns.shape == (block.get_submodule(pair.targets[0]).in_features,)
+                changed, columns = fold(block, mapping, scales, heads, storage)
+                assert columns.shape == (block.get_submodule(mapping.balance_layers[0]).in_features,)
                 for name, tensor in changed.items():
                     assert torch.equal(tensor, block.get_parameter(name))
                     assert torch.equal(tensor, tensor.to(storage).float())
@@ -154,7 +154,7 @@ def test_a_channel_that_cannot_be_scaled_keeps_its_scale() -> None:
         x = torch.randn(5, 4)
         before = block(x)
         scales = torch.tensor([7.0, 1e4, 2.0, 1e-3])
-        fold(block, Pair("norm", ("linear",), "linear"), scales, Heads(1, 1), torch.float16)
+        fold(block, SmoothMapping("norm", ("linear",), "linear"), scales, Heads(1, 1), torch.float16)
         assert bool(torch.isfinite(block.norm.weight).all())
         assert relative(block(x), before) < 1e-3
 
@@ -192,22 +192,22 @@ def test_a_norm_that_multiplies_by_one_plus_its_weight() -> None:
         norm.weight.copy_(torch.tensor([0.0, 0.5, -0.3, 2.0, -1.0, 0.1]))
         x = torch.randn(5, 6, generator=make)
         before = block(x)
-        pair = Pair("0", ("1",), "1", plus_one=True)
-        changed, columns = fold(block, pair, torch.rand(6, generator=make) * 4 + 0.2, Heads(1, 1), torch.bfloat16)
+        mapping = SmoothMapping("0", ("1",), "1", plus_one=True)
+        changed, columns = fold(block, mapping, torch.rand(6, generator=make) * 4 + 0.2, Heads(1, 1), torch.bfloat16)
         assert set(changed) == {"0.weight"} and columns[4] == 1 and changed["0.weight"][4] == -1
         assert torch.equal(changed["0.weight"], changed["0.weight"].bfloat16().float())
         assert relative(block(x), before) < 1e-5
 
 
 def test_a_part_of_a_fused_source_is_scaled() -> None:
-    pair = Pair("qkv", ("o",), "o", part=(2, 4, 2))
-    assert pair.rows(12).tolist() == [4, 5, 10, 11]
-    assert Pair("up", ("down",), "down").rows(3).tolist() == [0, 1, 2]
+    mapping = SmoothMapping("qkv", ("o",), "o", part=(2, 4, 2))
+    assert mapping.rows(12).tolist() == [4, 5, 10, 11]
+    assert SmoothMapping("up", ("down",), "down").rows(3).tolist() == [0, 1, 2]
     block: Any = torch.nn.ModuleDict({"qkv": torch.nn.Linear(3, 12), "o": torch.nn.Linear(4, 3)})
     before = {name: parameter.detach().clone() for name, parameter in block.named_parameters()}
     scales = torch.tensor([2.0, 4.0, 0.5, 0.25])
     with torch.no_grad():
-        changed, columns = fold(block, pair, scales, Heads(2, 2), torch.float32)
+        changed, columns = fold(block, mapping, scales, Heads(2, 2), torch.float32)
     assert changed == {} and torch.equal(columns, scales)
     rows = torch.ones(12)
     rows[[4, 5, 10, 11]] = scales

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aiakq.quantizers.model.activations import Activations, Call, HiddenStates
-from aiakq.quantizers.model.replay import Replay, add_second_moment, mirror
+from aiakq.quantizers.model.replay import Replay
 
 
 class Attention(torch.nn.Module):
@@ -109,16 +109,3 @@ def test_the_same_bytes_with_and_without(
     short.clear()
     assert weights("long") == got
     assert not short
-
-
-@pytest.mark.parametrize("k", [7, 300, 2300])
-def test_half_of_a_second_moment_is_enough(k: int) -> None:
-    make = torch.Generator().manual_seed(0)
-    x, y = torch.randn(40, k, generator=make), torch.randn(9, k, generator=make)
-    total = torch.zeros(k, k)
-    add_second_moment(total, x)
-    add_second_moment(total, y)
-    got = mirror(total)
-    wanted = x.T.double() @ x.double() + y.T.double() @ y.double()
-    assert torch.equal(got, got.T)
-    assert float((got - wanted).abs().max()) < 1e-4

@@ -12,9 +12,9 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers.model import smooth_mappings as search
 from aiakq.quantizers.model.activations import Activations, Call
 from aiakq.quantizers.model.experts import all_experts
-from aiakq.quantizers.model.groups import Heads, Pair, fold, structure, trace_groups
+from aiakq.quantizers.model.groups import Heads, SmoothMapping, fold, structure, trace_groups
 from aiakq.quantizers.model.passes import capture
-from aiakq.quantizers.model.smooth_mappings import Wiring, find_pairs
+from aiakq.quantizers.model.smooth_mappings import BlockTrace, find_mappings
 from aiakq.quantizers.model.source import SourceModel
 
 _SIZES = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -38,7 +38,7 @@ def _all_experts(names: str, count: int) -> str:
     return " ".join(name.format(number) for number in range(count) for name in names.split())
 
 
-#: model_type -> its config, and the pairs of its last block: (source, targets); "1+" marks a norm times 1 + weight, and
+#: model_type -> its config, and its last block's mappings: (source, targets); "1+" marks a norm times 1 + weight, and
 #: (parts, first, length) follows the name of a fused source.
 FAMILIES: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
     "phi3": (
@@ -154,9 +154,9 @@ def _save(family: str, numbers: dict[str, Any], folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def _spelled(pair: Pair) -> tuple[str, str]:
-    source = f"{'1+' if pair.plus_one else ''}{pair.source}{pair.part or ''}"
-    return source, " ".join(pair.targets)
+def _spelled(mapping: SmoothMapping) -> tuple[str, str]:
+    source = f"{'1+' if mapping.plus_one else ''}{mapping.smooth_layer}{mapping.part or ''}"
+    return source, " ".join(mapping.balance_layers)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -170,18 +170,19 @@ def test_pairs_are_found_and_keep_the_function(family: str, opened: Callable[...
 
     before = {name: parameter.clone() for name, parameter in block.named_parameters()}
     with all_experts(block):
-        pairs = find_pairs(block, run, heads)
-    assert [_spelled(pair) for pair in pairs] == FAMILIES[family][1]
+        mappings = find_mappings(block, run, heads)
+    assert [_spelled(mapping) for mapping in mappings] == FAMILIES[family][1]
     for name, parameter in block.named_parameters():
         assert torch.equal(parameter, before[name]), f"{name} was not put back"
     plain = run()
     make = torch.Generator().manual_seed(2)
-    for pair in pairs:
-        count = len(pair.rows(len(block.get_submodule(pair.source).weight)))
-        fold(block, pair, torch.exp(torch.randn(count, generator=make)), heads, torch.float32)
+    for mapping in mappings:
+        count = len(mapping.rows(len(block.get_submodule(mapping.smooth_layer).weight)))
+        fold(block, mapping, torch.exp(torch.randn(count, generator=make)), heads, torch.float32)
     assert float((run() - plain).norm() / plain.norm()) < 2e-5
     assert not torch.equal(
-        before[f"{pairs[0].targets[0]}.weight"], block.get_parameter(f"{pairs[0].targets[0]}.weight")
+        before[f"{mappings[0].balance_layers[0]}.weight"],
+        block.get_parameter(f"{mappings[0].balance_layers[0]}.weight"),
     )
     model.load(block, model.block_prefix(index))
 
@@ -208,26 +209,19 @@ def test_equal_blocks_are_traced_once_and_others_of_their_own(
 ) -> None:
     model, inputs = opened("qwen2_moe")
     calls: list[torch.nn.Module] = []
-    real = search.find_pairs
+    real = search.find_mappings
 
-    def counted(block: torch.nn.Module, *rest: Any) -> tuple[Pair, ...]:
+    def counted(block: torch.nn.Module, *rest: Any) -> tuple[SmoothMapping, ...]:
         calls.append(block)
         return real(block, *rest)
 
-    monkeypatch.setattr(search, "find_pairs", counted)
-    wiring = Wiring(model.config, Heads.of(model.config), fold=True)
-    first, second = (wiring.of(block, index, inputs) for index, block in enumerate(model.blocks))
+    monkeypatch.setattr(search, "find_mappings", counted)
+    trace = BlockTrace(Heads.of(model.config), fold=True)
+    first, second = (trace.trace(block, index, inputs) for index, block in enumerate(model.blocks))
     assert first == second and len(calls) == 1
     other, _ = opened("qwen3_moe")
     assert structure(other.blocks[0]) != structure(model.blocks[0])
-    assert Wiring(model.config, Heads.of(model.config), fold=False).of(model.blocks[0], 0, inputs)[1] == ()
-
-
-def test_an_override_counts_instead_of_the_trace(opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    model, inputs = opened("granite")
-    only = (Pair("mlp.up_proj", ("mlp.down_proj",), "mlp.down_proj"),)
-    monkeypatch.setitem(search.OVERRIDES, "granite", lambda config: only)
-    assert Wiring(model.config, Heads.of(model.config), fold=True).of(model.blocks[0], 0, inputs)[1] == only
+    assert BlockTrace(Heads.of(model.config), fold=False).trace(model.blocks[0], 0, inputs)[1] == ()
 
 
 def test_a_reader_that_cannot_be_scaled_forbids_the_pair() -> None:
@@ -247,8 +241,8 @@ def test_a_reader_that_cannot_be_scaled_forbids_the_pair() -> None:
     block = Leaky()
     x = torch.randn(2, 9, 8)
     with torch.no_grad():
-        pairs = find_pairs(block, lambda: block(x), Heads(1, 1))
-    assert [_spelled(pair) for pair in pairs] == [("up", "down")]
+        mappings = find_mappings(block, lambda: block(x), Heads(1, 1))
+    assert [_spelled(mapping) for mapping in mappings] == [("up", "down")]
 
 
 def test_tokens_that_are_not_finite_do_not_hide_a_pair() -> None:
@@ -256,8 +250,8 @@ def test_tokens_that_are_not_finite_do_not_hide_a_pair() -> None:
     block = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 5))
     x = torch.randn(1, 9, 8)
     x[0, 4] = float("nan")
-    pairs = find_pairs(block, lambda: block(x), Heads(1, 1))
-    assert [_spelled(pair) for pair in pairs] == [("0", "1")]
+    mappings = find_mappings(block, lambda: block(x), Heads(1, 1))
+    assert [_spelled(mapping) for mapping in mappings] == [("0", "1")]
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "phi3", "falcon", "mixtral"])

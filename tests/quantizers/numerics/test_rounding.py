@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from aiakq.quantizers.numerics.clip import best_limits, round_searched, searched_scales
+from aiakq.quantizers.numerics.clip import best_clip, round_searched, searched_scales
 from aiakq.quantizers.numerics.rounding import dequantize, grouped, round_activations, round_weight
 
 
@@ -45,8 +45,8 @@ def test_rows_without_range(symmetric: bool) -> None:
 def test_limits_cut_the_range() -> None:
     dense = weight()
     dense[:, 0] = 1.0
-    limits = torch.full((48, 1), 0.1)
-    codes, scales, zeros = round_weight(dense, 4, -1, True, torch.float32, limits)
+    clip = torch.full((48, 1), 0.1)
+    codes, scales, zeros = round_weight(dense, 4, -1, True, torch.float32, clip)
     got = dequantize(codes, scales, zeros, 96)
     assert float(got.abs().max()) < 0.11
     assert torch.allclose(got[:, 1:], dense[:, 1:].clamp(-0.1, 0.1), atol=0.2 / 15)
@@ -116,15 +116,15 @@ def test_cut_ranges_are_no_worse_in_any_group(symmetric: bool, size: int, bits: 
     groups = x.unflatten(1, (-1, size)).transpose(0, 1)
     moments = groups.transpose(1, 2) @ groups
 
-    def losses(limits: torch.Tensor | None) -> torch.Tensor:
-        rounded = round_weight(dense, bits, size, symmetric, torch.float16, limits)
+    def losses(clip: torch.Tensor | None) -> torch.Tensor:
+        rounded = round_weight(dense, bits, size, symmetric, torch.float16, clip)
         gap = grouped(dequantize(*rounded, size) - dense, size).transpose(0, 1)
         return ((gap @ moments) * gap).sum(-1).T
 
-    limits = best_limits(dense, moments, bits, size, symmetric, torch.float16)
-    assert bool((losses(limits) <= losses(None) * (1 + 1e-4)).all())
-    assert float(losses(limits).sum()) < 0.95 * float(losses(None).sum())
-    assert bool((limits <= grouped(dense, size).abs().amax(-1) + 1e-9).all())
+    clip = best_clip(dense, moments, bits, size, symmetric, torch.float16)
+    assert bool((losses(clip) <= losses(None) * (1 + 1e-4)).all())
+    assert float(losses(clip).sum()) < 0.95 * float(losses(None).sum())
+    assert bool((clip <= grouped(dense, size).abs().amax(-1) + 1e-9).all())
 
 
 def test_an_empty_group_is_left_alone_by_the_search() -> None:

@@ -11,10 +11,11 @@ import torch
 
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.quantizers.model.shapes import LinearShape, pad
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
-from aiakq.quantizers.planning.tensor_parallel import LinearShape, TensorParallelPlan, pad, plan_tensor_parallel
+from aiakq.quantizers.planning.tensor_parallel import TensorParallelPlan, plan_tensor_parallel
 from aiakq.spec import LayerSpec
 
 CONFIG = {"num_attention_heads": 8, "num_key_value_heads": 4}

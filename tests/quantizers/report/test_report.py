@@ -15,11 +15,12 @@ import yaml
 
 from aiakq.quantizers.model.experts import ExpertTokens
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.pipeline import PAGE_FILE, REPORT_FILE, quantize_checkpoint
+from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.quantizers.report import card as model_card
 from aiakq.quantizers.report.page import duration, html_page, percent, size
 from aiakq.quantizers.report.plots import Block, Mark, bars, pairs
 from aiakq.quantizers.report.records import LayerResult, QuantizeReport, command_line
+from aiakq.quantizers.run_report import PAGE_FILE, REPORT_FILE
 
 EVIL = "<script>alert('\"&`')</script>"
 #: Tags that HTML does not close.

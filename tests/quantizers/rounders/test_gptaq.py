@@ -6,21 +6,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aiakq.quantizers.block import BlockWork, Original, Plan
+from aiakq.quantizers.block.decoder_block import BlockPlan, DecoderBlock, OriginalBlock
+from aiakq.quantizers.block.quantize import quantize_block
 from aiakq.quantizers.model.activations import Activations, Call
 from aiakq.quantizers.model.groups import Heads
-from aiakq.quantizers.numerics.gptq import Settings, round_with_feedback
+from aiakq.quantizers.numerics.gptq import GptqSettings, gptq
 from aiakq.quantizers.numerics.rounding import dequantize
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.rounders import gptq
 from aiakq.quantizers.rounders.gptaq import ALPHA, Drift
 
 
 def published(
-    weight: Tensor, gram: Tensor, drift: Tensor, bits: int, group: int, sym: bool, damp: float = 0.01
+    weight: Tensor, hessian: Tensor, drift: Tensor, bits: int, group: int, sym: bool, damp: float = 0.01
 ) -> Tensor:
     """The update of the paper's code, column by column over the whole matrix, in float64."""
-    W, H, dXXT = weight.double().clone(), gram.double().clone(), drift.double()
+    W, H, dXXT = weight.double().clone(), hessian.double().clone(), drift.double()
     columns = W.shape[1]
     index = torch.arange(columns)
     H[index, index] += damp * torch.mean(torch.diag(H))
@@ -61,9 +61,9 @@ def moments(x: Tensor, original: Tensor) -> tuple[Tensor, Tensor]:
     return x.T @ x / len(x), (original - x).T @ x / len(x)
 
 
-def ours(weight: Tensor, gram: Tensor, drift: Tensor | None, **fields: Any) -> Tensor:
-    settings = Settings(**{"bits": 4, "group_size": 64, "symmetric": True, "storage": torch.float32, **fields})
-    result = round_with_feedback(weight, gram, settings, drift)
+def ours(weight: Tensor, hessian: Tensor, drift: Tensor | None, **fields: Any) -> Tensor:
+    settings = GptqSettings(**{"bits": 4, "group_size": 64, "symmetric": True, "storage": torch.float32, **fields})
+    result = gptq(weight, hessian, settings, drift)
     return dequantize(result.codes, result.scales, result.zeros, settings.group_size)
 
 
@@ -72,32 +72,32 @@ def ours(weight: Tensor, gram: Tensor, drift: Tensor | None, **fields: Any) -> T
 @pytest.mark.parametrize("group", [32, 128])
 def test_the_same_loss_as_the_published_update(bits: int, sym: bool, group: int) -> None:
     weight, x, original = problem()
-    gram, drift = moments(x, original)
-    wanted = published(weight, gram, drift, bits, group, sym)
-    got = ours(weight, gram, drift.clone(), bits=bits, symmetric=sym, group_size=group, search=False)
+    hessian, drift = moments(x, original)
+    wanted = published(weight, hessian, drift, bits, group, sym)
+    got = ours(weight, hessian, drift.clone(), bits=bits, symmetric=sym, group_size=group, search=False)
     loss = asymmetric_loss(weight, wanted, x, original)
     # One code that float32 rounds otherwise changes the rest of its row: equal up to such accidents.
     assert asymmetric_loss(weight, got, x, original) == pytest.approx(loss, rel=5e-3)
     assert float(torch.isclose(got, wanted.float(), rtol=1e-4, atol=1e-7).float().mean()) > 0.8
     if bits == 4:  # it does what it is for: nearer to the original's outputs than without
-        without = ours(weight, gram, None, bits=bits, symmetric=sym, group_size=group, search=False)
+        without = ours(weight, hessian, None, bits=bits, symmetric=sym, group_size=group, search=False)
         assert loss < 0.97 * asymmetric_loss(weight, without, x, original)
 
 
 @pytest.mark.parametrize("order", ["group", "static"])
 def test_an_order_of_columns_goes_with_it(order: str) -> None:
     weight, x, original = problem()
-    gram, drift = moments(x, original)
-    with_drift = ours(weight, gram, drift.clone(), order=order)
-    without = ours(weight, gram, None, order=order)
+    hessian, drift = moments(x, original)
+    with_drift = ours(weight, hessian, drift.clone(), order=order)
+    without = ours(weight, hessian, None, order=order)
     assert asymmetric_loss(weight, with_drift, x, original) < 0.97 * asymmetric_loss(weight, without, x, original)
 
 
 def test_sweeps_lower_the_same_loss() -> None:
     weight, x, original = problem()
-    gram, drift = moments(x, original)
+    hessian, drift = moments(x, original)
     losses = [
-        asymmetric_loss(weight, ours(weight, gram, drift.clone(), sweeps=sweeps, damp=1e-4), x, original)
+        asymmetric_loss(weight, ours(weight, hessian, drift.clone(), sweeps=sweeps, damp=1e-4), x, original)
         for sweeps in (0, 1, 3)
     ]
     assert losses[2] < losses[1] < 0.95 * losses[0]
@@ -105,8 +105,8 @@ def test_sweeps_lower_the_same_loss() -> None:
 
 def test_without_drift_it_is_gptq() -> None:
     weight, x, _ = problem()
-    gram = x.T @ x
-    assert torch.equal(ours(weight, gram, torch.zeros_like(gram)), ours(weight, gram, None))
+    hessian = x.T @ x
+    assert torch.equal(ours(weight, hessian, torch.zeros_like(hessian)), ours(weight, hessian, None))
 
 
 class Block(nn.Module):
@@ -121,31 +121,36 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(self.up(x)))
 
 
-def work(**fields: Any) -> BlockWork:
+def decoder_block(options: QuantizeOptions) -> DecoderBlock:
     make = torch.Generator().manual_seed(1)
     hidden = [torch.randn(2, 64, 64, generator=make) for _ in range(2)]
     calls = {(2, 64): [Call((), {})]}
     device = torch.device("cpu")
     other = Activations([x + 0.2 * torch.roll(x, 1, dims=-1) for x in hidden], calls, device)
-    options = QuantizeOptions("a", "b", "gptq", gptaq=True, group_size=32, bits=3, **fields)
-    plan = Plan(options, options.spec("1"), torch.float32, torch.float16, Heads(1, 1))
-    assert plan.needs_original
+    plan = BlockPlan(options.spec("1"), torch.float32, torch.float16, Heads(1, 1))
     inputs = Activations(hidden, calls, device)
     for block in (blocks := [Block(), Block()]):
         block.requires_grad_(False)
-    return BlockWork(blocks[0], 0, "block", plan, [("up",), ("down",)], inputs, [], Original(blocks[1], other))
+    groups = [("up",), ("down",)]
+    return DecoderBlock(blocks[0], 0, "block", plan, groups, inputs, OriginalBlock(blocks[1], other))
+
+
+def options(**fields: Any) -> QuantizeOptions:
+    return QuantizeOptions("a", "b", "gptq", group_size=32, bits=3, **fields)
 
 
 def test_moments_are_what_they_are_said_to_be() -> None:
-    found = work()
+    assert options(gptaq=True).resolved_recipe.needs_original
+    found = decoder_block(options(gptaq=True))
     assert found.original is not None
     columns = torch.linspace(0.5, 2, 64)
+    found.folder.columns["down"] = columns
     with torch.no_grad():
         found.linears["up"].weight.mul_(0.9)  # as if rounded
-        gram, drift = Drift(found, {"down": columns}).moments("down")
-        x = torch.cat([torch.tanh(found.block.up(h)).reshape(-1, 64) for h in found.inputs.hidden])  # type: ignore
-        y = torch.cat([torch.tanh(found.original.block.up(h)).reshape(-1, 64) for h in found.original.inputs.hidden])  # type: ignore
-    assert torch.allclose(gram, x.T @ x / len(x), atol=1e-5)
+        hessian, drift = Drift(found).moments("down")
+        x = torch.cat([torch.tanh(found.module.up(h)).reshape(-1, 64) for h in found.inputs.activations.hidden])  # type: ignore
+        y = torch.cat([torch.tanh(found.original.module.up(h)).reshape(-1, 64) for h in found.original.inputs.hidden])  # type: ignore
+    assert torch.allclose(hessian, x.T @ x / len(x), atol=1e-5)
     assert drift is not None
     assert torch.allclose(drift, ALPHA * (y / columns - x).T @ x / len(x), atol=1e-5)
 
@@ -153,14 +158,14 @@ def test_moments_are_what_they_are_said_to_be() -> None:
 def test_a_block_comes_nearer_to_the_unquantized_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiakq.quantizers.rounders.gptaq.ALPHA", 1.0)
 
-    def gap(found: BlockWork, drift: Drift | None) -> float:
+    def gap(gptaq: bool) -> float:
+        found = decoder_block(options(gptaq=gptaq))
         assert found.original is not None
         with torch.no_grad():
-            gptq.round_groups(found, drift)
+            quantize_block(options(gptaq=gptaq).resolved_recipe, found)
             return sum(
-                float(((found.block(a) - a) - (found.original.block(b) - b)).square().sum())
-                for a, b in zip(found.inputs.hidden, found.original.inputs.hidden, strict=True)
+                float(((found.module(a) - a) - (found.original.module(b) - b)).square().sum())
+                for a, b in zip(found.inputs.activations.hidden, found.original.inputs.hidden, strict=True)
             )
 
-    first, second = work(), work()
-    assert gap(first, Drift(first, {})) < 0.9 * gap(second, None)
+    assert gap(gptaq=True) < 0.9 * gap(gptaq=False)

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from aiakq.quantizers.numerics.cholesky import factors
-from aiakq.quantizers.numerics.gptq import Settings, column_order, round_with_feedback
+from aiakq.quantizers.numerics.gptq import GptqSettings, column_order, gptq
 from aiakq.quantizers.numerics.rounding import dequantize, round_weight
 
 
@@ -26,10 +26,10 @@ def find_params(x: Tensor, bits: int, sym: bool) -> tuple[Tensor, Tensor]:
 
 
 def published(
-    weight: Tensor, gram: Tensor, bits: int, group: int, sym: bool, order: bool, static: bool, damp: float = 0.01
+    weight: Tensor, hessian: Tensor, bits: int, group: int, sym: bool, order: bool, static: bool, damp: float = 0.01
 ) -> Tensor:
     """The loop of the paper's code: ranges from ``W`` (stale inside a block of 128), everything in natural scope."""
-    W, H = weight.clone(), gram.clone()
+    W, H = weight.clone(), hessian.clone()
     columns = W.shape[1]
     groups = []
     if static:
@@ -69,15 +69,15 @@ def problem(k: int = 384, n: int = 48, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(n, k, generator=make) * 0.05, x.T @ x / len(x)
 
 
-def loss(weight: Tensor, rounded: Tensor, gram: Tensor) -> float:
+def loss(weight: Tensor, rounded: Tensor, hessian: Tensor) -> float:
     gap = (rounded - weight).double()
-    return float(((gap @ gram.double()) * gap).sum())
+    return float(((gap @ hessian.double()) * gap).sum())
 
 
-def ours(weight: Tensor, gram: Tensor, **fields: Any) -> Tensor:
+def ours(weight: Tensor, hessian: Tensor, **fields: Any) -> Tensor:
     usual = {"bits": 4, "group_size": 128, "symmetric": True, "storage": torch.float32}
-    settings = Settings(**{**usual, **fields})
-    result = round_with_feedback(weight, gram, settings)
+    settings = GptqSettings(**{**usual, **fields})
+    result = gptq(weight, hessian, settings)
     assert result.damp == settings.damp
     size = weight.shape[1] if settings.group_size == -1 else settings.group_size
     return dequantize(result.codes, result.scales, result.zeros, size)
@@ -87,58 +87,60 @@ def ours(weight: Tensor, gram: Tensor, **fields: Any) -> Tensor:
 @pytest.mark.parametrize("sym", [True, False])
 @pytest.mark.parametrize("group", [-1, 128])
 def test_same_loss_as_the_published_loop(bits: int, sym: bool, group: int) -> None:
-    weight, gram = problem()
-    wanted = loss(weight, published(weight, gram, bits, group, sym, order=False, static=False), gram)
-    got = loss(weight, ours(weight, gram, bits=bits, group_size=group, symmetric=sym, search=False), gram)
+    weight, hessian = problem()
+    wanted = loss(weight, published(weight, hessian, bits, group, sym, order=False, static=False), hessian)
+    got = loss(weight, ours(weight, hessian, bits=bits, group_size=group, symmetric=sym, search=False), hessian)
     assert got == pytest.approx(wanted, rel=1e-3)
-    searched = loss(weight, ours(weight, gram, bits=bits, group_size=group, symmetric=sym), gram)
+    searched = loss(weight, ours(weight, hessian, bits=bits, group_size=group, symmetric=sym), hessian)
     assert searched < (0.9 if bits < 8 else 1.0) * wanted
 
 
 @pytest.mark.parametrize("group", [32, 128])
 def test_static_order_is_the_published_one(group: int) -> None:
-    weight, gram = problem()
-    wanted = loss(weight, published(weight, gram, 4, group, True, order=True, static=True), gram)
-    got = loss(weight, ours(weight, gram, group_size=group, order="static", search=False), gram)
+    weight, hessian = problem()
+    wanted = loss(weight, published(weight, hessian, 4, group, True, order=True, static=True), hessian)
+    got = loss(weight, ours(weight, hessian, group_size=group, order="static", search=False), hessian)
     assert got == pytest.approx(wanted, rel=1e-3)
-    assert loss(weight, ours(weight, gram, group_size=group, order="static"), gram) < 0.9 * wanted
+    assert loss(weight, ours(weight, hessian, group_size=group, order="static"), hessian) < 0.9 * wanted
 
 
 @pytest.mark.parametrize("group", [16, 32, 64])
 @pytest.mark.parametrize("seed", range(3))
 def test_small_groups_are_better_than_the_published_loop(group: int, seed: int) -> None:
     """The published ranges are stale there; fresh ones alone are no gain on average, fresh and searched ones are."""
-    weight, gram = problem(seed=seed)
-    theirs = loss(weight, published(weight, gram, 4, group, True, order=False, static=False), gram)
-    assert loss(weight, ours(weight, gram, group_size=group), gram) < 0.9 * theirs
-    assert loss(weight, ours(weight, gram, group_size=group, search=False), gram) < 1.1 * theirs
+    weight, hessian = problem(seed=seed)
+    theirs = loss(weight, published(weight, hessian, 4, group, True, order=False, static=False), hessian)
+    assert loss(weight, ours(weight, hessian, group_size=group), hessian) < 0.9 * theirs
+    assert loss(weight, ours(weight, hessian, group_size=group, search=False), hessian) < 1.1 * theirs
 
 
 @pytest.mark.parametrize("group", [-1, 32, 96, 128, 192])
 @pytest.mark.parametrize("order", ["none", "static", "group"])
 @pytest.mark.parametrize("sym", [True, False])
 def test_better_than_plain_rounding(group: int, order: str, sym: bool) -> None:
-    weight, gram = problem()
+    weight, hessian = problem()
     plain = round_weight(weight, 4, group, sym, torch.float16)
     size = weight.shape[1] if group == -1 else group
-    before = loss(weight, dequantize(*plain, size), gram)
-    after = loss(weight, ours(weight, gram, group_size=group, order=order, symmetric=sym, storage=torch.float16), gram)
+    before = loss(weight, dequantize(*plain, size), hessian)
+    after = loss(
+        weight, ours(weight, hessian, group_size=group, order=order, symmetric=sym, storage=torch.float16), hessian
+    )
     assert after < 0.9 * before
 
 
 def test_groups_never_begin_on_columns_that_are_behind() -> None:
     """A group of 192 straddles lazy blocks of 128; it must see the same weights as with one block for everything."""
-    weight, gram = problem()
-    from aiakq.quantizers.numerics import gptq as feedback
+    weight, hessian = problem()
+    from aiakq.quantizers.numerics import gptq as numerics
 
-    got = ours(weight, gram, group_size=192)
-    usual = feedback._lazy_columns
+    got = ours(weight, hessian, group_size=192)
+    usual = numerics._lazy_columns
     try:
-        feedback._lazy_columns = lambda group, k: k
-        wanted = ours(weight, gram, group_size=192)
+        numerics._lazy_columns = lambda group, k: k
+        wanted = ours(weight, hessian, group_size=192)
     finally:
-        feedback._lazy_columns = usual
-    assert loss(weight, got, gram) == pytest.approx(loss(weight, wanted, gram), rel=1e-3)
+        numerics._lazy_columns = usual
+    assert loss(weight, got, hessian) == pytest.approx(loss(weight, wanted, hessian), rel=1e-3)
 
 
 def test_orders() -> None:
@@ -151,11 +153,11 @@ def test_orders() -> None:
 
 @pytest.mark.parametrize("order", ["none", "static", "group"])
 def test_inputs_that_never_fire_keep_their_weight(order: str) -> None:
-    weight, gram = problem(k=256)
+    weight, hessian = problem(k=256)
     dead = torch.arange(3, 256, 7)
-    gram[dead] = 0
-    gram[:, dead] = 0
-    got = ours(weight, gram, order=order)
+    hessian[dead] = 0
+    hessian[:, dead] = 0
+    got = ours(weight, hessian, order=order)
     step = weight.abs().max() * 2 / 15
     assert float((got - weight)[:, dead].abs().max()) < 1.5 * step
     assert float(got[:, dead].abs().sum()) > 0
@@ -164,23 +166,23 @@ def test_inputs_that_never_fire_keep_their_weight(order: str) -> None:
 def test_a_singular_hessian_is_damped_or_rounded_plainly() -> None:
     weight, _ = problem(k=256)
     one = torch.ones(256, 1) * 100
-    settings = Settings(4, 128, True, torch.float16, damp=1e-12)
-    result = round_with_feedback(weight, one @ one.T, settings)
+    settings = GptqSettings(4, 128, True, torch.float16, damp=1e-12)
+    result = gptq(weight, one @ one.T, settings)
     assert result.damp is None or result.damp >= 1e-12
-    for gram in (torch.zeros(256, 256), torch.full((256, 256), float("nan"))):
-        result = round_with_feedback(weight, gram, settings)
+    for hessian in (torch.zeros(256, 256), torch.full((256, 256), float("nan"))):
+        result = gptq(weight, hessian, settings)
         assert result.damp is None
         assert torch.equal(result.codes, round_weight(weight, 4, 128, True, torch.float16)[0])
 
 
 def test_the_number_of_threads_does_not_matter() -> None:
-    weight, gram = problem()
+    weight, hessian = problem()
     threads = torch.get_num_threads()
     results = []
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            results.append(ours(weight, gram))
+            results.append(ours(weight, hessian))
             assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(threads)
@@ -188,12 +190,12 @@ def test_the_number_of_threads_does_not_matter() -> None:
 
 
 def test_scales_are_in_their_storage_dtype_and_nothing_is_modified() -> None:
-    weight, gram = problem(k=256)
-    kept = weight.clone(), gram.clone()
-    result = round_with_feedback(weight, gram, Settings(4, 64, False, torch.float16, "group"))
+    weight, hessian = problem(k=256)
+    kept = weight.clone(), hessian.clone()
+    result = gptq(weight, hessian, GptqSettings(4, 64, False, torch.float16, "group"))
     assert torch.equal(result.scales, result.scales.half().float())
     assert torch.equal(weight, kept[0])
-    assert torch.equal(gram, kept[1])
+    assert torch.equal(hessian, kept[1])
 
 
 class Alive(TorchDispatchMode):
@@ -218,33 +220,33 @@ class Alive(TorchDispatchMode):
 @pytest.mark.parametrize("order", [None, torch.arange(1023, -1, -1)])
 def test_the_memory_for_factors_is_bounded(order: Tensor | None) -> None:
     """No more than three matrices of K * K floats are alive, the second moment among them."""
-    _, gram = problem(k=1024)
-    with Alive(gram.nbytes) as alive:
-        found = factors(gram, order, 0.01)
+    _, hessian = problem(k=1024)
+    with Alive(hessian.nbytes) as alive:
+        found = factors(hessian, order, 0.01)
     assert found is not None
     assert alive.most == 3
 
 
 @pytest.mark.parametrize("k", [5, 256, 300, 1100])
 def test_factors_of_the_hessian_and_of_its_inverse(k: int) -> None:
-    _, gram = problem(k=k)
+    _, hessian = problem(k=k)
     order = torch.randperm(k, generator=torch.Generator().manual_seed(0))
-    found = factors(gram, order, 0.02)
+    found = factors(hessian, order, 0.02)
     assert found is not None
     root, inverse = found[0].double(), found[1].double()
     assert torch.equal(root, root.triu())
     assert torch.equal(inverse, inverse.triu())
-    damped = gram.double()[order][:, order] + 0.02 * gram.diagonal().double().mean() * torch.eye(k)
+    damped = hessian.double()[order][:, order] + 0.02 * hessian.diagonal().double().mean() * torch.eye(k)
     assert torch.allclose(root @ root.T, damped, rtol=0, atol=1e-5 * float(damped.abs().max()))
     assert torch.allclose(inverse @ root, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-4)
     assert found[2] == 0.02
 
 
 def test_several_matrices_count_as_one() -> None:
-    weight, gram = problem(k=256)
-    settings = Settings(4, 64, True, torch.float16, "group")
-    whole = round_with_feedback(weight, gram, settings)
-    parts = round_with_feedback([weight[:16], weight[16:]], gram, settings)
+    weight, hessian = problem(k=256)
+    settings = GptqSettings(4, 64, True, torch.float16, "group")
+    whole = gptq(weight, hessian, settings)
+    parts = gptq([weight[:16], weight[16:]], hessian, settings)
     assert torch.equal(whole.codes, parts.codes)
     assert torch.equal(whole.scales, parts.scales)
 
@@ -253,21 +255,21 @@ def test_several_matrices_count_as_one() -> None:
 @pytest.mark.parametrize("sym", [True, False])
 @pytest.mark.parametrize("order", ["none", "group", "static"])
 def test_every_sweep_lowers_the_loss(bits: int, sym: bool, order: str) -> None:
-    weight, gram = problem(k=256)
+    weight, hessian = problem(k=256)
     fields = {"bits": bits, "group_size": 64, "symmetric": sym, "order": order}
-    damped = gram + 0.01 * gram.diagonal().mean() * torch.eye(256)
-    losses = [loss(weight, ours(weight, gram, sweeps=sweeps, **fields), damped) for sweeps in (0, 1, 2, 6)]
+    damped = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(256)
+    losses = [loss(weight, ours(weight, hessian, sweeps=sweeps, **fields), damped) for sweeps in (0, 1, 2, 6)]
     assert losses[0] > losses[1] > losses[2] > losses[3] * 0.999
     assert losses[2] < (0.99 if order == "static" else 0.92) * losses[0]
 
 
 def test_after_enough_sweeps_no_single_code_can_be_better() -> None:
-    weight, gram = problem(k=256, n=8)
-    gram[7] = 0
-    gram[:, 7] = 0  # an input that never fires
-    settings = Settings(3, 64, True, torch.float32, sweeps=40)
-    result = round_with_feedback(weight, gram, settings)
-    damped = gram.double() + 0.01 * gram.diagonal().double().mean() * torch.eye(256)
+    weight, hessian = problem(k=256, n=8)
+    hessian[7] = 0
+    hessian[:, 7] = 0  # an input that never fires
+    settings = GptqSettings(3, 64, True, torch.float32, sweeps=40)
+    result = gptq(weight, hessian, settings)
+    damped = hessian.double() + 0.01 * hessian.diagonal().double().mean() * torch.eye(256)
     gap = (dequantize(result.codes, result.scales, result.zeros, 64) - weight).double()
     losses = ((gap @ damped) * gap).sum(1)
     for column in range(0, 256, 5):

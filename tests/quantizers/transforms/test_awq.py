@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aiakq.quantizers.block import BlockWork, Plan
+from aiakq.quantizers.block.decoder_block import BlockPlan, DecoderBlock
+from aiakq.quantizers.block.quantize import quantize_block
 from aiakq.quantizers.model.activations import Activations, Call
-from aiakq.quantizers.model.groups import Heads, Pair
+from aiakq.quantizers.model.groups import Heads, SmoothMapping
 from aiakq.quantizers.numerics.rounding import grouped, round_weight, rounded_weight
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.sample import collect
 from aiakq.quantizers.transforms import awq
 
 
@@ -78,18 +78,34 @@ class Block(nn.Module):
         return x + self.q_proj(h) + self.down(torch.tanh(self.gate(h)) * self.up(h))
 
 
-PAIRS = (Pair("norm", ("q_proj", "gate", "up"), ""), Pair("up", ("down",), "down"))
+MAPPINGS = (SmoothMapping("norm", ("q_proj", "gate", "up"), ""), SmoothMapping("up", ("down",), "down"))
 
 
-def work(block: nn.Module, pairs: tuple[Pair, ...] = PAIRS, **fields: Any) -> BlockWork:
+def options(**fields: Any) -> QuantizeOptions:
+    return QuantizeOptions("a", "b", "awq", group_size=32, **fields)
+
+
+def decoder_block(block: nn.Module, mappings: tuple[SmoothMapping, ...] = MAPPINGS, **fields: Any) -> DecoderBlock:
     make = torch.Generator().manual_seed(1)
     inputs = Activations([torch.randn(2, 64, 64, generator=make)], {(2, 64): [Call((), {})]}, torch.device("cpu"))
-    options = QuantizeOptions("a", "b", "awq", group_size=32, **fields)
-    plan = Plan(options, options.spec("1"), torch.float32, torch.float16, Heads(1, 1))
+    plan = BlockPlan(options(**fields).spec("1"), torch.float32, torch.float16, Heads(1, 1))
     groups = [("q_proj", "gate", "up"), ("down",)]
     for parameter in block.parameters():
         parameter.requires_grad_(False)
-    return BlockWork(block, 0, "block", plan, groups, inputs, [], pairs=pairs)
+    return DecoderBlock(block, 0, "block", plan, groups, inputs, mappings=mappings)
+
+
+def quantized(**fields: Any) -> DecoderBlock:
+    found = decoder_block(Block(), **fields)
+    quantize_block(options(**fields).resolved_recipe, found)
+    return found
+
+
+def rounded_to_nearest(**fields: Any) -> DecoderBlock:
+    found = decoder_block(Block(), **fields)
+    for name in found.linears:
+        found.finish(name, found.rtn(name))
+    return found
 
 
 def block_error(block: nn.Module) -> float:
@@ -101,49 +117,44 @@ def block_error(block: nn.Module) -> float:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_scales_rescue_a_channel_that_matters_in_a_block_with_parallel_attention(bits: int) -> None:
     """One input channel is thirty times louder, and the parent of what reads it is the block itself."""
-    found = work(Block(), bits=bits)
-    awq.quantize_block(found)
+    found = quantized(bits=bits)
     assert found.plan.spec.symmetric == (bits == 8)
-    plain = work(Block(), bits=bits)
-    for name in plain.linears:
-        plain.finish(name, *plain.round_plainly(name))
-    assert block_error(found.block) < 0.5 * block_error(plain.block)
-    assert not found.warnings
-    assert float(found.remarks["gate"]["gain"]) > 0.3
-    assert set(found.changed) == {"norm.weight", "norm.bias"}
+    plain = rounded_to_nearest(bits=bits)
+    assert block_error(found.module) < 0.5 * block_error(plain.module)
+    assert not found.result.warnings
+    assert float(found.result.remarks["gate"]["gain"]) > 0.3
+    assert set(found.folder.changed) == {"norm.weight", "norm.bias"}
 
 
 def test_a_block_that_comes_out_worse_is_rounded_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awq.Candidate, "scales", lambda self, x, w: torch.linspace(1e-3, 1e3, len(x)))
-    found, plain = work(Block()), work(Block())
-    awq.quantize_block(found)
-    for name in plain.linears:
-        plain.finish(name, *plain.round_plainly(name))
-    assert "rounded plainly" in found.warnings[0]
-    assert not found.changed
-    for name, weight in plain.finished.items():
-        assert torch.equal(weight.codes, found.finished[name].codes)
-        assert torch.equal(weight.scales, found.finished[name].scales)
-        assert found.remarks[name] == {"awq": "kept plain rounding"}
-    state = plain.block.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in found.block.state_dict().items())
+    found, plain = quantized(), rounded_to_nearest()
+    assert "rounded plainly" in found.result.warnings[0]
+    assert not found.folder.changed
+    for name, weight in plain.result.finished.items():
+        assert torch.equal(weight.codes, found.result.finished[name].codes)
+        assert torch.equal(weight.scales, found.result.finished[name].scales)
+        assert found.result.remarks[name] == {"awq": "kept plain rounding"}
+    state = plain.module.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in found.module.state_dict().items())
 
 
 def test_whole_ranges_where_none_are_to_be_searched() -> None:
-    found = work(Block(), scale_search="minmax")
-    awq.quantize_block(found)
-    for name, weight in found.finished.items():
-        reference = found._reference[name]
+    found = quantized(scale_search="minmax")
+    for name, weight in found.result.finished.items():
+        reference = found.result.originals[name]
         assert torch.equal(weight.scales, round_weight(reference, 4, 32, False, torch.float16)[1])
 
 
 def test_only_scales_can_be_folded_and_nothing_is_rounded() -> None:
-    folded = work(Block())
-    columns = awq.fold_scales(folded)
+    folded = decoder_block(Block())
+    awq.Awq(clip=False).apply(folded, folded.whole)
+    columns = folded.folder.columns
+    assert not folded.clip
     assert set(columns) == {"q_proj", "gate", "up", "down"}
-    assert not folded.finished
+    assert not folded.result.finished
     assert float(columns["gate"][5]) > 2
-    assert block_error(folded.block) < 1e-6
+    assert block_error(folded.module) < 1e-6
 
 
 def test_rounded_weight_is_rounding_and_back() -> None:
@@ -155,7 +166,7 @@ def test_rounded_weight_is_rounding_and_back() -> None:
 
 
 def test_a_sample_is_cut_only_where_modules_answer_as_before() -> None:
-    from aiakq.quantizers import sample
+    from aiakq.quantizers.model import module_calls
 
     class Mixing(Block):
         """Sequences of a batch see each other: a cut call would answer otherwise."""
@@ -163,13 +174,13 @@ def test_a_sample_is_cut_only_where_modules_answer_as_before() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x + x.mean(0, keepdim=True))
 
-    kept = sample.MOST_TOKENS
+    kept = module_calls.MOST_TOKENS
     try:
-        sample.MOST_TOKENS = 64
-        cut = collect(work(Block()), ["", "down"])
-        whole = collect(work(Mixing()), [""])
+        module_calls.MOST_TOKENS = 64
+        cut = decoder_block(Block()).inputs.record_calls(["", "down"])
+        whole = decoder_block(Mixing()).inputs.record_calls([""])
     finally:
-        sample.MOST_TOKENS = kept
+        module_calls.MOST_TOKENS = kept
     assert cut[""][0].output.shape == (1, 64, 64)
     assert cut["down"][0].args[0].shape == (1, 64, 64)
     assert whole[""][0].output.shape == (2, 64, 64)

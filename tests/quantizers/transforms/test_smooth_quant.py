@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aiakq.quantizers.block import BlockWork, Plan
+from aiakq.quantizers.block.decoder_block import BlockPlan, DecoderBlock
+from aiakq.quantizers.block.quantize import quantize_block
 from aiakq.quantizers.model.activations import Activations, Call
-from aiakq.quantizers.model.groups import Heads, Pair
+from aiakq.quantizers.model.groups import Heads, SmoothMapping
 from aiakq.quantizers.numerics.rounding import round_activations
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.transforms import smooth_quant
@@ -41,11 +42,11 @@ class Block(nn.Module):
         return x + self.down(torch.sigmoid(self.gate(h)) * self.up(h))
 
 
-PAIRS = (
-    Pair("norm", ("q_proj", "k_proj", "v_proj"), ""),
-    Pair("v_proj", ("o_proj",), "o_proj"),
-    Pair("norm2", ("gate", "up"), ""),
-    Pair("up", ("down",), "down"),
+MAPPINGS = (
+    SmoothMapping("norm", ("q_proj", "k_proj", "v_proj"), ""),
+    SmoothMapping("v_proj", ("o_proj",), "o_proj"),
+    SmoothMapping("norm2", ("gate", "up"), ""),
+    SmoothMapping("up", ("down",), "down"),
 )
 GROUPS = [("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate", "up"), ("down",)]
 
@@ -54,98 +55,102 @@ def inputs() -> Tensor:
     return torch.randn(2, 48, 64, generator=torch.Generator().manual_seed(1))
 
 
-def quantize(pairs: tuple[Pair, ...] = PAIRS, **fields: Any) -> BlockWork:
+def quantize(mappings: tuple[SmoothMapping, ...] = MAPPINGS, **fields: Any) -> DecoderBlock:
     hidden = Activations([inputs()], {(2, 48): [Call((), {})]}, torch.device("cpu"))
     options = QuantizeOptions("a", "b", "smooth_quant", **fields)
-    plan = Plan(options, options.spec("1"), torch.float32, torch.float32, Heads(1, 1), alpha=options.alpha("llama"))
+    plan = BlockPlan(options.spec("1"), torch.float32, torch.float32, Heads(1, 1))
     block = Block()
     for parameter in block.parameters():
         parameter.requires_grad_(False)
-    work = BlockWork(block, 0, "block", plan, list(GROUPS), hidden, [], pairs=pairs)
+    found = DecoderBlock(block, 0, "block", plan, list(GROUPS), hidden, mappings=mappings)
     with torch.no_grad():
-        smooth_quant.quantize_block(work)
-    return work
+        quantize_block(options.resolved_recipe.for_model("llama"), found)
+    return found
 
 
-def error(work: BlockWork) -> float:
+def error(block: DecoderBlock) -> float:
     """Of the block's output, relative; the inputs of its linears are rounded by what ``finish`` put there."""
     with torch.no_grad():
         wanted = Block()(inputs())
-        return float((work.block(inputs()) - wanted).norm() / (wanted - inputs()).norm())
+        return float((block.module(inputs()) - wanted).norm() / (wanted - inputs()).norm())
 
 
 def test_planted_outliers_cost_little() -> None:
-    plain = error(quantize(pairs=()))
+    plain = error(quantize(mappings=()))
     assert plain > 0.05
     assert error(quantize()) < 0.2 * plain
     assert error(quantize(smooth_alpha="auto")) < 0.2 * plain
 
 
 def test_the_searched_strength_is_the_best_of_those_tried() -> None:
-    """One pair alone: the error of the block is what the search minimizes, up to the other linears' rounding."""
-    work = quantize(smooth_alpha="auto")
-    chosen = {name: work.remarks[name]["alpha"] for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gate", "up")}
+    """One mapping alone: the error of the block is what the search minimizes, up to the other linears' rounding."""
+    block = quantize(smooth_alpha="auto")
+    chosen = {
+        name: block.result.remarks[name]["alpha"] for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gate", "up")
+    }
     assert chosen["q_proj"] == chosen["k_proj"] == chosen["v_proj"] != "none"
     errors: dict[Any, float] = {}
     usual = smooth_quant._w8a8_error
 
-    def note(work: BlockWork, pair: Pair, *rest: Any) -> float:
-        value = usual(work, pair, *rest)
-        errors[pair.source, len([key for key in errors if key[0] == pair.source])] = value
+    def note(block: DecoderBlock, mapping: SmoothMapping, *rest: Any) -> float:
+        value = usual(block, mapping, *rest)
+        errors[mapping.smooth_layer, len([key for key in errors if key[0] == mapping.smooth_layer])] = value
         return value
 
     try:
         smooth_quant._w8a8_error = note
-        work = quantize(smooth_alpha="auto")
+        block = quantize(smooth_alpha="auto")
     finally:
         smooth_quant._w8a8_error = usual
-    for pair in PAIRS:
-        tried = [errors[pair.source, at] for at in range(len(smooth_quant.ALPHAS))]
+    for mapping in MAPPINGS:
+        tried = [errors[mapping.smooth_layer, at] for at in range(len(smooth_quant.ALPHAS))]
         best = smooth_quant.ALPHAS[tried.index(min(tried))]
-        assert work.remarks[pair.targets[0]]["alpha"] == ("none" if best is None else best)
+        assert block.result.remarks[mapping.balance_layers[0]]["alpha"] == ("none" if best is None else best)
 
 
 def test_stored_scales_are_shared_and_reach_the_largest_input() -> None:
-    work = quantize(activation_scales="tensor", scale_search="minmax")
-    stored = {name: float(weight.input_scale or 0) for name, weight in work.finished.items()}
+    block = quantize(activation_scales="tensor", scale_search="minmax")
+    stored = {name: float(weight.input_scale or 0) for name, weight in block.result.finished.items()}
     assert stored["q_proj"] == stored["k_proj"] == stored["v_proj"]
     assert stored["gate"] == stored["up"]
     with torch.no_grad():
-        largest = float(work.block.norm(inputs()).abs().max())  # type: ignore[operator]
+        largest = float(block.module.norm(inputs()).abs().max())  # type: ignore[operator]
     assert stored["q_proj"] == pytest.approx(largest / 127, rel=1e-5)
-    assert error(work) < 0.1
+    assert error(block) < 0.1
 
 
 def test_a_searched_stored_scale_is_no_worse_and_clips_a_rare_outlier() -> None:
     whole = quantize(activation_scales="tensor", scale_search="minmax")
     searched = quantize(activation_scales="tensor")
-    for name, weight in searched.finished.items():
-        assert float(weight.input_scale or 0) <= float(whole.finished[name].input_scale or 0)
+    for name, weight in searched.result.finished.items():
+        assert float(weight.input_scale or 0) <= float(whole.result.finished[name].input_scale or 0)
     assert error(searched) < 1.1 * error(whole)
-    assert any(float(remark["clip"]) < 1 for remark in searched.remarks.values())
+    assert any(float(remark["clip"]) < 1 for remark in searched.result.remarks.values())
 
 
-def test_weights_rounded_with_feedback_after_smoothing() -> None:
+def test_gptq_after_smoothing_lowers_the_error_of_the_weights() -> None:
     """GPTQ lowers the part of an output's error that comes from the weights."""
 
-    def weight_error(work: BlockWork) -> float:
+    def weight_error(block: DecoderBlock) -> float:
         seen: list[Tensor] = []
-        handle = work.block.norm2.register_forward_hook(lambda module, args, out: seen.append(out))
+        handle = block.module.norm2.register_forward_hook(lambda module, args, out: seen.append(out))
         with torch.no_grad():
-            work.block(inputs())
+            block.module(inputs())
         handle.remove()
         x = seen[0].reshape(-1, 64)
-        return sum(float((x @ (work.weight(name) - work._reference[name]).T).square().sum()) for name in ("gate", "up"))
+        return sum(
+            float((x @ (block.weight(name) - block.result.originals[name]).T).square().sum()) for name in ("gate", "up")
+        )
 
-    rounded, fed_back = quantize(), quantize(gptq=True)
-    assert weight_error(fed_back) < 0.8 * weight_error(rounded)
-    assert set(fed_back.finished) == set(rounded.finished)
+    rounded, compensated = quantize(), quantize(gptq=True)
+    assert weight_error(compensated) < 0.8 * weight_error(rounded)
+    assert set(compensated.result.finished) == set(rounded.result.finished)
 
 
 def test_search_of_weight_ranges_lowers_the_error_of_the_weights() -> None:
     plain, searched = quantize(), quantize(scale_search="mse")
-    for name, weight in plain.finished.items():
-        assert bool((searched.finished[name].scales <= weight.scales).all())
+    for name, weight in plain.result.finished.items():
+        assert bool((searched.result.finished[name].scales <= weight.scales).all())
 
 
 @pytest.mark.parametrize("gptq", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -75,9 +76,14 @@ def requests(vocab_size: int) -> tuple[list[dict], list[SamplingParams], list[in
     return prompts, params, [draw.randrange(3) for _ in prompts]
 
 
-def answers(llm: LLM) -> list:
-    """Everything that is said about every request, but how often it was preempted and what was cached."""
+def answers(llm: LLM, functions: bool = True) -> list:
+    """Everything that is said about every request, but how often it was preempted and what was cached.
+
+    functions  whether those with logits processors have them.
+    """
     prompts, params, priorities = requests(320)
+    if not functions:
+        params = [replace(one, logits_processors=None) for one in params]
     told = llm.generate(prompts, params, use_tqdm=False, priority=priorities if llm.engine.limits.by_priority else None)
     llm.engine.check()
     assert llm.engine.stats.num_free_pages == llm.engine.stats.num_pages
@@ -103,6 +109,14 @@ def test_answers_are_the_same_in_every_mode(mode, tiny_model):
     assert max(len(output.token_ids) for outputs, _, _ in wanted for output in outputs) > 60, "up to the context's end"
     if mode == "preempted":
         assert ahead.engine.stats.preemptions > 0
+
+
+@pytest.mark.parametrize("mode", ["preempted", "small_pages"])
+def test_answers_are_the_same_with_encoded_records(mode, tiny_model, behind_bytes):
+    one, ahead = pair(tiny_model("LlamaForCausalLM"), **MODES[mode])
+    expected = answers(one, functions=False)
+    assert answers(behind_bytes(ahead), functions=False) == expected
+    assert answers(behind_bytes(one), functions=False) == expected
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GPTNeoXForCausalLM"])

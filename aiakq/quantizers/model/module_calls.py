@@ -1,7 +1,7 @@
-"""A few calibration tokens on which parts of a block are run again and again while something is searched.
+"""Recorded calls of the modules of a block, repeated with other weights while a search compares candidates.
 
-A module's call is recorded where the block makes it, cut to a few sequences, and repeated with trial weights; what it
-answers is compared with what it answered before anything was changed.
+A call is recorded where the block makes it, cut to a few sequences, and repeated with trial weights; its output is then
+compared with the recorded one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aiakq.quantizers.block import BlockWork
+from aiakq.quantizers.model.activations import Activations
 
 #: Tokens in a sample: this many for narrow models, fewer for wide ones, whose every trial costs more.
 MOST_TOKENS, FEWEST_TOKENS, TOKENS_TIMES_WIDTH = 4096, 512, 2**21
@@ -37,13 +37,18 @@ def first(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def collect(work: BlockWork, names: Iterable[str]) -> dict[str, list[ModuleCall]]:
-    """How the named modules ("" is the block) are called on a sample of tokens; none where an answer is not finite."""
+def record_calls(
+    block: nn.Module, index: int, inputs: Activations, names: Iterable[str]
+) -> dict[str, list[ModuleCall]]:
+    """How the named modules ("" is the block) are called on a sample of tokens; only calls with finite outputs.
+
+    ``block`` is number ``index`` of its model.
+    """
     calls: dict[str, list[ModuleCall]] = {name: [] for name in names}
-    if not calls or not len(work.inputs.hidden):
+    if not calls or not len(inputs.hidden):
         return calls
-    shape = work.inputs.hidden.shapes[0]
-    wanted = min(MOST_TOKENS, max(FEWEST_TOKENS, TOKENS_TIMES_WIDTH // shape[-1]))
+    shape = inputs.hidden.shapes[0]
+    tokens_left = min(MOST_TOKENS, max(FEWEST_TOKENS, TOKENS_TIMES_WIDTH // shape[-1]))
 
     def hook(name: str) -> Callable[..., None]:
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -51,27 +56,27 @@ def collect(work: BlockWork, names: Iterable[str]) -> dict[str, list[ModuleCall]
 
         return note
 
-    modules = {name: work.block.get_submodule(name) for name in calls}
-    for batch in work.some_batches(wanted):
+    modules = {name: block.get_submodule(name) for name in calls}
+    for batch in inputs.first_batches(tokens_left):
         seen: dict[str, list[ModuleCall]] = {name: [] for name in calls}
         handles = [module.register_forward_hook(hook(name), with_kwargs=True) for name, module in modules.items()]
         try:
             with torch.inference_mode():
-                work.inputs.run(work.block, work.index, batch)
+                inputs.run(block, index, batch)
         finally:
             for handle in handles:
                 handle.remove()
-        size, tokens = work.inputs.hidden.shapes[batch][:2]
-        rows = min(size, -(-wanted // tokens))
+        size, tokens = inputs.hidden.shapes[batch][:2]
+        rows = min(size, -(-tokens_left // tokens))
         for name, found in seen.items():
             cut = [_cut(call, modules[name], size, rows) if rows < size else call for call in found]
             calls[name] += [call for call in cut if bool(torch.isfinite(call.output).all())]
-        wanted -= rows * tokens
+        tokens_left -= rows * tokens
     return calls
 
 
 def _cut(call: ModuleCall, module: nn.Module, size: int, rows: int) -> ModuleCall:
-    """The call with the first ``rows`` of ``size`` sequences, if the module then answers as it did for those."""
+    """The call with the first ``rows`` of ``size`` sequences, if the module gives the same output for those alone."""
 
     def part(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -95,7 +100,7 @@ def _cut(call: ModuleCall, module: nn.Module, size: int, rows: int) -> ModuleCal
 
 
 def output_error(module: nn.Module, calls: Iterable[ModuleCall]) -> float:
-    """The squared distance of what the module answers now from what it answered."""
+    """The squared distance of the module's outputs from those that were recorded."""
     total = 0.0
     with torch.inference_mode():
         for call in calls:
@@ -104,13 +109,13 @@ def output_error(module: nn.Module, calls: Iterable[ModuleCall]) -> float:
 
 
 @contextmanager
-def trial_weights(work: BlockWork, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """The block with other weights in some of its linears, while the context is open."""
-    kept = {name: work.linears[name].weight for name in weights}
+def trial_weights(linears: Mapping[str, nn.Linear], weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """While the context is open, the named linears have other weights [N, K]."""
+    kept = {name: linears[name].weight for name in weights}
     try:
         for name, weight in weights.items():
-            work.linears[name].weight = nn.Parameter(weight, requires_grad=False)
+            linears[name].weight = nn.Parameter(weight, requires_grad=False)
         yield
     finally:
         for name, parameter in kept.items():
-            work.linears[name].weight = parameter
+            linears[name].weight = parameter

@@ -1,0 +1,242 @@
+"""DecoderBlock: one decoder block while it is quantized, as transforms and rounders see it.
+
+A transform observes ``inputs`` and folds scales; a rounder hands every linear over with ``finish``, which puts the
+rounded weight into the block, so that everything after it sees what it will see when served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from aiakq.quantizers.block.inputs import ERROR_TOKENS, BlockInputs, count_expert_tokens
+from aiakq.quantizers.block.result import BlockResult
+from aiakq.quantizers.block.scale_folder import ScaleFolder
+from aiakq.quantizers.model.activations import Activations
+from aiakq.quantizers.model.experts import expert, experts_of, in_stages, place
+from aiakq.quantizers.model.groups import Heads, SmoothMapping, block_linears
+from aiakq.quantizers.numerics.clip import round_searched
+from aiakq.quantizers.numerics.output_error import OutputErrors
+from aiakq.quantizers.numerics.rounding import Rounding, round_weight
+from aiakq.spec import LayerSpec, QuantSpec
+
+#: Experts whose rounding decides about a scale that all of them share.
+TRIED_EXPERTS = 4
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """What is the same for every block.
+
+    storage  the dtype of what is not quantized in the output (norms, biases).
+    scales   the dtype scales are stored in.
+    """
+
+    spec: QuantSpec
+    storage: torch.dtype
+    scales: torch.dtype
+    heads: Heads
+
+
+@dataclass(frozen=True)
+class BlockPart:
+    """Some linears of a block by name, their groups, and the mappings whose smooth layer is among them (or a norm)."""
+
+    linears: list[str]
+    groups: list[tuple[str, ...]]
+    mappings: list[SmoothMapping]
+
+
+@dataclass
+class OriginalBlock:
+    """The block of the unquantized model: a copy of the block as it was, and its inputs in that model."""
+
+    module: nn.Module
+    inputs: Activations
+
+
+class DecoderBlock:
+    """One block of the model.
+
+    linears       those to quantize, by name inside the block.
+    groups        the linears in groups that share an input, in the order they run.
+    mappings      where scales may be folded, at least one balance layer being quantized; empty if no transform folds.
+    original      the block of the unquantized model; None unless the recipe needs it.
+    inputs        the calibration inputs of its linears.
+    folder        folds scales.
+    result        the finished linears, their errors and remarks.
+    clip          the largest magnitude that each group of a linear keeps, [N, K / G] by name; all of it if absent.
+    input_scales  the stored activation scale of a linear, a float32 scalar by name.
+    experts       what the experts of the block, if it has any, are calibrated on.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        prefix: str,
+        plan: BlockPlan,
+        groups: list[tuple[str, ...]],
+        activations: Activations,
+        original: OriginalBlock | None = None,
+        mappings: tuple[SmoothMapping, ...] = (),
+    ) -> None:
+        self.module = module
+        self.index = index
+        self.prefix = prefix
+        self.plan = plan
+        self.original = original
+        self.linears: dict[str, nn.Linear] = {}
+        self._specs: dict[str, QuantSpec] = {}
+        for name, linear in block_linears(module).items():
+            spec = plan.spec.for_layer(f"{prefix}.{name}")
+            if spec is not None:
+                self.linears[name], self._specs[name] = linear, spec
+        self.experts = count_expert_tokens(module, index, prefix, activations)
+        self._uncalibrated = tuple(
+            f"{name}.{number}." for name, seen in zip(experts_of(module), self.experts, strict=True)
+            for number in seen.rounded
+        )  # fmt: skip
+        self.groups = self._ordered(groups)
+        self.mappings = tuple(
+            mapping
+            for mapping in mappings
+            if any(name in self.linears for name in mapping.balance_layers)
+            and not mapping.smooth_layer.startswith(self._uncalibrated)
+        )
+        self.result = BlockResult(self.linears, self._specs)
+        stages = [[group[0] for group in part.groups] for part in self.parts()] if self.experts else []
+        self.inputs = BlockInputs(module, index, prefix, activations, self.groups, stages, self.result)
+        self.folder = ScaleFolder(module, self.linears, plan.heads, plan.storage)
+        self.clip: dict[str, Tensor] = {}
+        self.input_scales: dict[str, Tensor] = {}
+
+    def _ordered(self, groups: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        """The calibrated and quantized linears of ``groups``; experts of one chunk stage by stage."""
+        kept = [tuple(name for name in group if name in self.linears) for group in groups]
+        kept = [group for group in kept if group and not group[0].startswith(self._uncalibrated)]
+        for name, mixture in experts_of(self.module).items():
+            kept = in_stages(kept, mixture, name)
+        return kept
+
+    def spec(self, name: str) -> QuantSpec:
+        """How the linear ``name`` is to be stored."""
+        return self._specs[name]
+
+    def weight(self, name: str) -> Tensor:
+        """The present float32 weight [N, K] of a linear."""
+        return self.linears[name].weight.data
+
+    # --- parts of it ----------------------------------------------------------------------------------------------
+
+    @property
+    def whole(self) -> BlockPart:
+        """All of the block as one part."""
+        return BlockPart(list(self.linears), self.groups, list(self.mappings))
+
+    def parts(self) -> list[BlockPart]:
+        """Parts that bound the memory for statistics: everything but experts, then experts a few at a time."""
+        experts = experts_of(self.module)
+        chunks: list[tuple[str, ...]] = [()]
+        for name, mixture in experts.items():
+            chunks += [tuple(f"{name}.{number}." for number in chunk) for chunk in mixture.chunks()]
+        mixed = tuple(f"{name}." for name in experts)
+        parts = []
+        for chunk in chunks:
+
+            def inside(name: str, chunk: tuple[str, ...] = chunk) -> bool:
+                return name.startswith(chunk) if chunk else not name.startswith(mixed)
+
+            parts.append(
+                BlockPart(
+                    [name for name in self.linears if inside(name)],
+                    [group for group in self.groups if inside(group[0])],
+                    [mapping for mapping in self.mappings if inside(mapping.smooth_layer)],
+                )
+            )
+        return [part for part in parts if part.linears or part.mappings]
+
+    def same_scheme(self, group: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """The linears of a group, divided into those that are stored alike."""
+        parts: dict[LayerSpec, list[str]] = {}
+        for name in group:
+            parts.setdefault(self._specs[name].layer, []).append(name)
+        return [tuple(names) for names in parts.values()]
+
+    def searched_layers(self, mapping: SmoothMapping) -> list[str]:
+        """The quantized balance layers whose rounding a search compares; of many experts those with most tokens."""
+        quantized = [name for name in mapping.balance_layers if name in self.linears]
+        if place(mapping.smooth_layer) is not None:
+            return quantized
+        kept = set()
+        for name, seen in zip(experts_of(self.module), self.experts, strict=True):
+            busiest = sorted(range(len(seen.tokens)), key=lambda number: -seen.tokens[number])[:TRIED_EXPERTS]
+            kept |= {f"{name}.{number}" for number in busiest}
+        return [name for name in quantized if place(name) is None or expert(name) in kept]
+
+    # --- changing it ----------------------------------------------------------------------------------------------
+
+    def fold(self, mapping: SmoothMapping, scales: Tensor) -> Tensor:
+        """``ScaleFolder.fold``, with a remark for the report."""
+        columns = self.folder.fold(mapping, scales)
+        low, high = columns.aminmax()
+        for name in mapping.balance_layers:
+            self.result.remark(name, scaled=f"by {float(low):.3g} to {float(high):.3g}")
+        return columns
+
+    def rtn(self, name: str, clip: Tensor | None = None) -> Rounding:
+        """The linear's weight rounded to nearest; ``clip`` [N, K / G] cuts the ranges of its groups."""
+        spec = self._specs[name]
+        return round_weight(self.weight(name), spec.bits, spec.group_size, spec.symmetric, self.plan.scales, clip)
+
+    def rtn_searched(self, name: str) -> Rounding:
+        """The same, in ranges that are searched by the error of the weights."""
+        spec = self._specs[name]
+        return round_searched(self.weight(name), spec.bits, spec.group_size, spec.symmetric, self.plan.scales)
+
+    def finish(self, name: str, rounding: Rounding) -> None:
+        """Hand over a linear; see ``BlockResult.finish``."""
+        self.result.finish(name, rounding, self.input_scales.get(name))
+
+    def restore(self, parameters: Mapping[str, Tensor]) -> None:
+        """Undo every fold and every finished linear. ``parameters`` are the block's, as they were."""
+        for name, value in parameters.items():
+            path, _, last = name.rpartition(".")
+            old = self.module.get_parameter(name)
+            new = nn.Parameter(value.to(device=old.device, dtype=torch.float32), requires_grad=False)
+            setattr(self.module.get_submodule(path), last, new)
+        self.result.clear()
+        self.folder.clear()
+        self.clip.clear()
+        self.input_scales.clear()
+
+    def advance(self, last: bool = False) -> None:
+        """Replace the calibration inputs by the block's outputs, and measure the error of each linear.
+
+        After the ``last`` block nothing reads the outputs: only the batches that are measured are computed.
+        """
+        assert set(self.result.finished) == set(self.linears), "a rounder must finish every linear"
+        for mixture in experts_of(self.module).values():
+            mixture.everywhere = frozenset()
+        activations, replay = self.inputs.activations, self.inputs.replay
+        errors = OutputErrors(self.linears, self.result.originals, self.result.magnitudes.input_after)
+        measured = activations.first_batches(ERROR_TOKENS)
+        with torch.inference_mode(), errors:
+            for batch in measured:
+                activations.hidden[batch] = replay.run(batch, whole=True).to("cpu")
+
+        def run(block: nn.Module, batch: int, device: torch.device) -> Tensor:
+            return replay.run(batch, block=block, device=device).to("cpu")
+
+        rest = range(len(measured), len(measured) if last else len(activations.hidden))
+        for batch, output in activations.spread(self.module, rest, run):
+            activations.hidden[batch] = output
+        self.result.errors = errors.errors()
+        for name in self.linears:
+            traced = any(name in group for group in self.groups) or name.startswith(self._uncalibrated)
+            if len(activations.hidden) and not traced:
+                self.result.warnings.append(f"{self.prefix}.{name} saw no calibration token; it was rounded plainly.")
+        self.result.originals.clear()

@@ -1,0 +1,77 @@
+"""BlockResult: the quantized linears of one block, and what the report says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from aiakq.kernels.types import QWeight
+from aiakq.quantizers.model.source import take_weight
+from aiakq.quantizers.numerics.magnitudes import Magnitudes, largest
+from aiakq.quantizers.numerics.rounding import Rounding
+from aiakq.spec import QuantSpec
+
+
+class BlockResult:
+    """What became of the linears of one block, by name inside the block.
+
+    finished    the quantized weight.
+    originals   the float32 weight [N, K] that was rounded, until the errors are measured.
+    errors      relative error of the output, ``||y_q - y|| / ||y||``, without bias.
+    remarks     how a linear's numbers were chosen, for the report.
+    magnitudes  the largest weights and inputs, before and after.
+    warnings    sentences for the report.
+    dropped     tokens left out of the statistics because an input was not finite.
+    """
+
+    def __init__(self, linears: Mapping[str, nn.Linear], specs: Mapping[str, QuantSpec]) -> None:
+        self._linears = linears
+        self._specs = specs
+        self.finished: dict[str, QWeight] = {}
+        self.originals: dict[str, Tensor] = {}
+        self.errors: dict[str, float] = {}
+        self.remarks: dict[str, dict[str, float | str]] = {}
+        self.magnitudes = Magnitudes()
+        self.warnings: list[str] = []
+        self.dropped = 0
+        for name, linear in linears.items():
+            self.magnitudes.weight_before[name] = largest(linear.weight.data)
+
+    def finish(self, name: str, rounding: Rounding, input_scale: Tensor | None = None) -> None:
+        """Hand over a linear: its codes and scales are what will be written, and what the block computes with now.
+
+        rounding: codes [N, K] uint8, scales and zeros [N, K / G] float32; ``input_scale``, a float32 scalar, where
+        activations have a stored scale. Each linear once. The linear's weight is modified.
+        """
+        assert name not in self.finished, name
+        codes, scales, zeros = rounding
+        linear, spec = self._linears[name], self._specs[name]
+        assert spec.static_input == (input_scale is not None), name
+        weight = QWeight(
+            scheme=spec.scheme,
+            codes=codes,
+            scales=scales,
+            zeros=None if spec.symmetric else zeros.to(torch.uint8),
+            bias=None if linear.bias is None else linear.bias.data,
+            group_size=linear.in_features if spec.group_size == -1 else spec.group_size,
+            input_scale=input_scale,
+        )
+        self.originals[name] = linear.weight.data
+        self.adopt(name, weight)
+        self.magnitudes.weight_after[name] = largest(linear.weight.data)
+
+    def adopt(self, name: str, weight: QWeight) -> None:
+        """Take over a linear that an earlier run finished; the block computes as after ``finish``."""
+        self.finished[name] = weight
+        take_weight(self._linears[name], weight, self._linears[name].weight.device)
+
+    def remark(self, name: str, **remarks: float | str) -> None:
+        """Add to what the report says of how the numbers of the linear ``name`` were chosen."""
+        self.remarks.setdefault(name, {}).update(remarks)
+
+    def clear(self) -> None:
+        """Forget every finished linear and its remarks; the weights of the block are not touched."""
+        for kept in (self.finished, self.originals, self.remarks):
+            kept.clear()

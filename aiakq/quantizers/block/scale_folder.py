@@ -1,0 +1,52 @@
+"""ScaleFolder: moves scales between the layers of one block without changing the function of the block."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import torch
+from torch import Tensor, nn
+
+from aiakq.quantizers.model.groups import Heads, SmoothMapping, fold
+
+
+class ScaleFolder:
+    """Folds scales into one block.
+
+    changed  name inside the block -> a tensor that is not quantized but was changed by folding.
+    columns  name of a balance layer -> what its columns were multiplied by in all, [K].
+    """
+
+    def __init__(self, module: nn.Module, quantized: Container[str], heads: Heads, storage: torch.dtype) -> None:
+        self._module = module
+        self._quantized = quantized
+        self._heads = heads
+        self._storage = storage
+        self.changed: dict[str, Tensor] = {}
+        self.columns: dict[str, Tensor] = {}
+
+    def fold(self, mapping: SmoothMapping, scales: Tensor) -> Tensor:
+        """Move ``scales`` [channels] from the smooth layer into the balance layers; the block's function stays.
+
+        Returns what the columns of the balance layers were multiplied by, [K]: their inputs are now divided by it.
+        What is folded but not quantized is kept in ``changed``. The weights of the block are modified.
+        """
+        changed, columns = fold(self._module, mapping, scales, self._heads, self._storage)
+        self.changed |= changed
+        for name in (mapping.smooth_layer, *mapping.balance_layers):
+            module = self._module.get_submodule(name)
+            # Routers among them are no linears, but matrices all the same.
+            if name not in self._quantized and f"{name}.weight" not in changed:
+                assert isinstance(module.weight, Tensor)
+                module.weight.data.copy_(module.weight.data.to(self._storage))
+                self.changed[f"{name}.weight"] = module.weight.data
+                if name == mapping.smooth_layer and isinstance(module.bias, Tensor):
+                    self.changed[f"{name}.bias"] = module.bias.data
+        for name in mapping.balance_layers:
+            self.columns[name] = self.columns[name] * columns if name in self.columns else columns
+        return columns
+
+    def clear(self) -> None:
+        """Forget what was folded; the weights of the block are not touched."""
+        self.changed.clear()
+        self.columns.clear()

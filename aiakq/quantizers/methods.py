@@ -1,0 +1,39 @@
+"""The methods: named recipes with their defaults. Standard library only."""
+
+from __future__ import annotations
+
+from aiakq.quantizers.recipe import Component, Method
+
+WEIGHT_ONLY_INT8 = Method(
+    summary="Every weight was rounded to the nearest of 256 levels, with one scale per output row.",
+    rounder=Component("rtn"),
+    bits=(8,),
+)
+
+SMOOTH_QUANT = Method(
+    summary="Outliers were moved from activations into weights (SmoothQuant, arXiv:2211.10438), so that both "
+    "can be 8-bit integers.",
+    transforms=(Component("smooth_quant"),),
+    rounder=Component("rtn"),
+    bits=(8,),
+    symmetric=(True,),
+    activation_bits=8,
+)
+
+AWQ = Method(
+    summary="Inputs that matter were protected by scaling them up before rounding (AWQ, arXiv:2306.00978).",
+    transforms=(Component("awq"),),
+    rounder=Component("rtn"),
+    bits=(4, 8),
+    group_size=128,
+    symmetric=(False, True),
+    format="awq",
+)
+
+GPTQ = Method(
+    summary="Columns were rounded one after another, the rest making up for the error (GPTQ, arXiv:2210.17323).",
+    rounder=Component("gptq"),
+    bits=(4, 8, 3, 2),
+    group_size=128,
+    format="gptq",
+)

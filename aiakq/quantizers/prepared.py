@@ -1,0 +1,130 @@
+"""Prepared: the source of a run, what it will be stored as, and what it is calibrated on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import aiakq
+from aiakq import formats
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.output_folder import VERBATIM_FILES
+from aiakq.quantizers.block.decoder_block import BlockPlan
+from aiakq.quantizers.calibration.samples import Samples
+from aiakq.quantizers.model.groups import Heads
+from aiakq.quantizers.model.passes import head_name
+from aiakq.quantizers.model.shapes import LinearShape
+from aiakq.quantizers.model.source import SourceModel
+from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.planning.tensor_parallel import TensorParallelPlan
+from aiakq.quantizers.recipe import Recipe
+from aiakq.spec import QuantSpec
+
+DTYPE_WORDS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+#: Options that change how the work is done, but not what comes out.
+_WITHOUT_EFFECT = ("output", "overwrite", "resume", "activation_memory", "evaluate", "eval_text", "device")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The source, what it will be stored as, and what it is calibrated on.
+
+    storage            dtype of everything the output does not quantize.
+    spec               how linears are stored, by the options alone.
+    head               the output layer's name if it is quantized, else None; ``head_weights`` its size.
+    activation_budget  bytes of hidden states held in memory.
+    """
+
+    options: QuantizeOptions
+    recipe: Recipe
+    source: Path
+    checkpoint: Checkpoint
+    device: torch.device
+    storage: torch.dtype
+    model: SourceModel
+    shapes: list[LinearShape]
+    spec: QuantSpec
+    cut: TensorParallelPlan
+    head: str | None
+    head_weights: int
+    tokenizer: Any
+    samples: Samples | None
+    max_positions: int | None
+    activation_budget: float
+    warnings: tuple[str, ...]
+
+    def plan(self, spec: QuantSpec) -> BlockPlan:
+        """What all blocks have in common, for linears stored as ``spec`` says."""
+        scales = formats.load(spec.format).scale_dtype(spec, self.storage)
+        return BlockPlan(spec, self.storage, scales, Heads.of(self.model.config))
+
+    def expected_bytes(self, spec: QuantSpec) -> int:
+        """The size of the output, slightly too large: codes, scales and zero points, and the rest as stored."""
+        total = 0.0
+        inside = 0
+        for shape in self.shapes:
+            own = spec.for_layer(shape.name)
+            inside += shape.n * shape.k
+            if own is None:
+                total += shape.n * shape.k * max(self.storage.itemsize, 2)
+            else:
+                group = shape.k if own.group_size == -1 else own.group_size
+                total += shape.n * shape.k * (own.bits / 8 + 5 / group + 0.02)
+        everything = sum(math.prod(info.shape) for info in self.checkpoint.inventory.values())
+        return int(total + max(everything - inside, 0) * max(self.storage.itemsize, 2))
+
+    def fingerprint(self, spec: QuantSpec) -> str:
+        """Equal for runs that give the same bytes: same source, options, calibration data, and versions."""
+        options = {key: str(value) for key, value in asdict(self.options).items() if key not in _WITHOUT_EFFECT}
+        files = []
+        for name in sorted({info.file for info in self.checkpoint.inventory.values()}):
+            status = (self.source / name).stat()
+            files.append([name, status.st_size, status.st_mtime_ns])
+        said = {
+            "versions": [aiakq.__version__, torch.__version__],
+            "options": options,
+            "recipe": str(self.recipe),
+            "spec": str(spec),
+            "config": self.checkpoint.config,
+            "files": files,
+            "samples": None if self.samples is None else self.samples.digest,
+        }
+        return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+
+    # --- the output's files besides the blocks ---------------------------------------------------------------------
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output layer is the embedding."""
+        return bool(self.checkpoint.config.get("tie_word_embeddings"))
+
+    def not_copied(self) -> set[str]:
+        """Tensors outside the blocks that the output does not hold as they are."""
+        name = head_name(self.model)
+        return {f"{name}.weight"} if name and (self.head or self.tied) and len(self.checkpoint.inventory) > 1 else set()
+
+    def documents(self, spec: QuantSpec) -> dict[str, Any]:
+        """The JSON files of the output, by name."""
+        config = dict(self.checkpoint.config)
+        quantization = formats.load(spec.format).to_config(spec)
+        word = DTYPE_WORDS[self.storage]
+        config["dtype"] = word
+        if "torch_dtype" in config:  # what transformers before 4.56 reads
+            config["torch_dtype"] = word
+        if self.head is not None:
+            config["tie_word_embeddings"] = False
+        config["quantization_config"] = quantization
+        self.cut.write_widths(config)
+        config["aiakq"] = {"version": aiakq.__version__, "method": self.options.method, **self.cut.record()}
+        return {"config.json": config, **formats.config_files(spec)}
+
+    def verbatim_files(self) -> list[Path]:
+        """Files of the source that belong to the output as they are."""
+        found = [self.source / name for name in VERBATIM_FILES if (self.source / name).is_file()]
+        return found + (sorted(self.source.glob("*.py")) if self.options.trust_remote_code else [])

@@ -1,0 +1,247 @@
+"""Recipe: the transforms of a block and the one rounder that choose the numbers of a quantized model.
+
+A transform or rounder is a frozen dataclass: its fields are its parameters, its class attributes say what it needs and
+provides, and ``refusal`` says which combinations make no sense. Standard library only.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+from aiakq import quantizers
+from aiakq.errors import error
+from aiakq.registry import Registry
+from aiakq.spec import LayerSpec
+
+#: Whether groups take the whole range of their weights, or also smaller ones by the error they leave.
+SCALE_SEARCHES = ("minmax", "mse")
+ANY_BITS = (8, 4, 3, 2)
+
+
+@dataclass(frozen=True)
+class Component:
+    """A transform or rounder by name, with the parameters that are not its defaults."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_parameters(self, **parameters: Any) -> Component:
+        return Component(self.name, {**self.parameters, **parameters})
+
+
+@dataclass(frozen=True)
+class Method:
+    """A named recipe: its components, and the scheme and format it has unless the options say otherwise.
+
+    summary          one sentence for the model card.
+    bits, symmetric  what it offers; the first is the default.
+    """
+
+    summary: str
+    rounder: Component
+    bits: tuple[int, ...]
+    transforms: tuple[Component, ...] = ()
+    group_size: int = -1
+    symmetric: tuple[bool, ...] = (True, False)
+    activation_bits: int | None = None
+    format: str = "compressed-tensors"
+
+
+class ParameterError(ValueError):
+    """A parameter of a transform or rounder has a value it cannot have; ``expected`` completes "which is not"."""
+
+    def __init__(self, parameter: str, value: Any, expected: str, hint: str = "") -> None:
+        super().__init__(f"{parameter} is {value!r}, which is not {expected}")
+        self.parameter, self.value, self.expected, self.hint = parameter, value, expected, hint
+
+
+class _Part:
+    """What transforms and rounders have in common."""
+
+    name: ClassVar[str]
+    #: Whether it looks at calibration inputs.
+    needs_inputs: ClassVar[bool] = True
+    #: Whether it looks at the unquantized model as well (``DecoderBlock.original``).
+    needs_original: ClassVar[bool] = False
+
+    def refusal(self, recipe: Recipe, scheme: LayerSpec) -> str | None:
+        """Why it cannot be a part of ``recipe`` for this scheme, or None."""
+        return None
+
+    def require(self, satisfied: bool, parameter: str, expected: str, hint: str = "") -> None:
+        """Raise ParameterError unless ``satisfied``."""
+        if not satisfied:
+            raise ParameterError(parameter, getattr(self, parameter), expected, hint)
+
+    def for_model(self, model_type: str) -> Self:
+        """Itself with the defaults of a model family filled in."""
+        return self
+
+    def document(self) -> dict[str, Any]:
+        """Its name and all parameters, as JSON values."""
+        return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
+
+
+class Transform(_Part):
+    """Changes a block before it is rounded, without changing the function that the block computes."""
+
+    #: Whether it folds scales; then ``DecoderBlock.mappings`` holds the places where it can.
+    folds: ClassVar[bool] = False
+    #: Whether it is applied to the parts of a block one after the other, which bounds the memory for its statistics.
+    by_parts: ClassVar[bool] = False
+    #: Whether it stores an activation scale for every linear in ``DecoderBlock.input_scales``.
+    stores_input_scales: ClassVar[bool] = False
+
+    @property
+    def clips(self) -> bool:
+        """Whether it leaves the largest magnitude of every group in ``DecoderBlock.clip``."""
+        return False
+
+    def apply(self, block: Any, part: Any) -> None:
+        """Transform the linears of ``part`` (a BlockPart) of ``block`` (a DecoderBlock), which is modified."""
+        raise NotImplementedError
+
+    def guard(self, block: Any) -> Callable[[], str | None] | None:
+        """Called before ``block`` is changed. The result is called when the block is rounded, and returns why the block
+        should be rounded without any transform instead, or None."""
+        return None
+
+
+class Rounder(_Part):
+    """Turns the weights of a block into integer codes, and hands every linear over with ``DecoderBlock.finish``."""
+
+    #: The widths it can round to; the first is the default of a recipe that is no method.
+    bits: ClassVar[tuple[int, ...]] = ANY_BITS
+    #: Whether it rounds within the ranges of ``DecoderBlock.clip``.
+    takes_clip: ClassVar[bool] = False
+    #: Whether it may round each part of a block before the next one is transformed.
+    by_parts: ClassVar[bool] = False
+    #: Whether a block can be restored and rounded again.
+    restartable: ClassVar[bool] = False
+
+    def round(self, block: Any, part: Any) -> None:
+        """Round the linears of ``part`` (a BlockPart) of ``block`` (a DecoderBlock), which is modified."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Transforms in the order they are applied, then one rounder."""
+
+    transforms: tuple[Transform, ...]
+    rounder: Rounder
+
+    @property
+    def parts(self) -> tuple[_Part, ...]:
+        return (*self.transforms, self.rounder)
+
+    @property
+    def needs_inputs(self) -> bool:
+        return any(part.needs_inputs for part in self.parts)
+
+    @property
+    def needs_original(self) -> bool:
+        return any(part.needs_original for part in self.parts)
+
+    @property
+    def folds(self) -> bool:
+        return any(transform.folds for transform in self.transforms)
+
+    @property
+    def clips(self) -> bool:
+        return any(transform.clips for transform in self.transforms)
+
+    def transform(self, name: str) -> Transform | None:
+        """The transform ``name``, if it is in the recipe."""
+        return next((transform for transform in self.transforms if transform.name == name), None)
+
+    def check(self, scheme: LayerSpec) -> None:
+        """Raise ``option_conflict`` where a part cannot be combined with the others, or with this scheme."""
+        others = f"the recipe of {' and '.join(part.name for part in self.parts)} at {_described(scheme)}"
+        for part in self.parts:
+            reason = part.refusal(self, scheme)
+            if reason is not None:
+                raise error("option_conflict", option=part.name, other=others, reason=reason, hint=_HINT)
+        if sum(transform.folds for transform in self.transforms) > 1:
+            reason = "the second transform would fold scales where the first one did"
+            raise error("option_conflict", option=self.transforms[-1].name, other=others, reason=reason, hint=_HINT)
+        if scheme.static_input and not any(transform.stores_input_scales for transform in self.transforms):
+            raise error(
+                "option_conflict",
+                option="--activation-scales tensor",
+                other=others,
+                reason="no transform in it stores activation scales",
+                hint="Add the transform smooth_quant, or leave it away.",
+            )
+
+    def for_model(self, model_type: str) -> Recipe:
+        """The recipe with the defaults of a model family filled in."""
+        return Recipe(
+            tuple(transform.for_model(model_type) for transform in self.transforms), self.rounder.for_model(model_type)
+        )
+
+    def document(self) -> dict[str, Any]:
+        """All parts with all parameters, as JSON values."""
+        return {"transforms": [part.document() for part in self.transforms], "rounder": self.rounder.document()}
+
+
+_HINT = "docs/quantize.md lists what goes together."
+
+
+def _described(scheme: LayerSpec) -> str:
+    activations = f" and {scheme.activation_bits}-bit activations" if scheme.activation_bits else ""
+    return f"{scheme.bits} bits{activations}"
+
+
+def load_transform(component: Component, labels: Mapping[str, str] | None = None) -> Transform:
+    """The transform that ``component`` names. Raises ``bad_option``; see ``_load``."""
+    return _load(quantizers.TRANSFORMS, "transform", component, labels or {})
+
+
+def load_rounder(component: Component, labels: Mapping[str, str] | None = None) -> Rounder:
+    """The rounder that ``component`` names. Raises ``bad_option``; see ``_load``."""
+    return _load(quantizers.ROUNDERS, "rounder", component, labels or {})
+
+
+def _load(registry: Registry, kind: str, component: Component, labels: Mapping[str, str]) -> Any:
+    """An instance of what ``component`` names. ``labels``: what errors call a parameter, and "" the name."""
+
+    def bad(parameter: str, value: Any, expected: str, hint: str = "") -> Exception:
+        label = labels.get(parameter) or (f"{component.name}.{parameter}" if parameter else f"The {kind}")
+        return error("bad_option", option=label, value=value, expected=expected, hint=hint)
+
+    if component.name not in registry:
+        raise bad("", component.name, "one of " + ", ".join(registry))
+    cls = registry.load(component.name)
+    known = {item.name for item in fields(cls)}
+    hints = typing.get_type_hints(cls)
+    given = dict(component.parameters)
+    for parameter, value in given.items():
+        if parameter not in known:
+            offered = ", ".join(sorted(known)) or "none"
+            raise bad(parameter, value, f"a parameter of {component.name}", f"It has: {offered}.")
+        if not _fits(value, hints[parameter]):
+            raise bad(parameter, value, _said(hints[parameter]))
+    try:
+        return cls(**given)
+    except ParameterError as problem:
+        raise bad(problem.parameter, problem.value, problem.expected, problem.hint) from None
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value as YAML gives it is of the type of a parameter; an integer is a float too."""
+    kinds = _alternatives(hint)
+    return type(value) in kinds or (type(value) is int and float in kinds)
+
+
+def _said(hint: Any) -> str:
+    words = {float: "a number", int: "an integer", bool: "true or false", str: "a word", type(None): "null"}
+    return " or ".join(words.get(kind, str(kind)) for kind in _alternatives(hint))

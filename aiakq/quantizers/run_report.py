@@ -1,0 +1,100 @@
+"""The report of a run: gathered from what was prepared and written, and written beside the output's weights."""
+
+from __future__ import annotations
+
+import datetime
+
+import aiakq
+from aiakq.formats.checkpoint_writer import CheckpointWriter
+from aiakq.formats.steps import CommittedStep
+from aiakq.quantizers.model.experts import ExpertTokens, expert_warnings
+from aiakq.quantizers.prepared import DTYPE_WORDS, Prepared
+from aiakq.quantizers.recipe import Recipe
+from aiakq.quantizers.report import card
+from aiakq.quantizers.report.page import html_page
+from aiakq.quantizers.report.records import QuantizeReport, command_line
+from aiakq.quantizers.writing import layers_of
+from aiakq.spec import QuantSpec
+
+REPORT_FILE = "aiakq_report.json"
+PAGE_FILE = "aiakq_report.html"
+
+
+def build_report(
+    prepared: Prepared,
+    spec: QuantSpec,
+    writer: CheckpointWriter,
+    steps: list[CommittedStep],
+    warnings: list[str],
+    resumed: int,
+) -> QuantizeReport:
+    """The report before the evaluation. ``steps`` are those of the blocks, ``resumed`` of them from an earlier run."""
+    warnings = [*warnings, *(line for step in steps for line in step.note["warnings"])]
+    experts = [ExpertTokens(**entry) for step in steps for entry in step.note["experts"]]
+    if prepared.recipe.needs_inputs:
+        warnings += expert_warnings(experts)
+    dropped = max((step.note["dropped"] for step in steps), default=0)
+    if dropped:
+        warnings.append(f"{dropped} calibration tokens were left out: their activations were not finite.")
+    size, weights = quantized_size(writer.steps, prepared.head)
+    samples = prepared.samples
+    return QuantizeReport(
+        input=prepared.options.input,
+        output=str(writer.output),
+        method=prepared.options.method,
+        scheme=spec.describe(),
+        format=spec.format,
+        group_size=spec.group_size,
+        symmetric=spec.symmetric,
+        dtype=DTYPE_WORDS[prepared.storage],
+        tp=prepared.options.tp,
+        bits_per_weight=round(size * 8 / weights, 4),
+        bytes_before=sum(info.nbytes for info in prepared.checkpoint.inventory.values()),
+        bytes_after=writer.total_bytes,
+        layers=[layer for step in steps for layer in layers_of(step)],
+        experts=experts,
+        calibration=None if samples is None else samples.source,
+        calibration_sha256=None if samples is None else samples.digest,
+        calibration_lengths=None if samples is None else samples.lengths,
+        samples=0 if samples is None else len(samples.samples),
+        tokens=0 if samples is None else samples.tokens,
+        dropped_tokens=dropped,
+        smooth_alpha=_smooth_alpha(prepared.recipe),
+        seed=prepared.options.seed,
+        version=aiakq.__version__,
+        verified=sum(len(step.note["linears"]) for step in steps),
+        resumed_from=resumed,
+        created=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        command=command_line(prepared.options),
+        padded=dict(prepared.cut.widths),
+        notes=list(prepared.cut.notes),
+        warnings=warnings,
+    )
+
+
+def write_report(writer: CheckpointWriter, report: QuantizeReport, prepared: Prepared) -> None:
+    """Add the report as JSON and as a page, and the model card, to the output."""
+    writer.add_json(REPORT_FILE, report.document())
+    writer.add_text(PAGE_FILE, html_page(report))
+    writer.add_text(card.CARD_FILE, card.text(report, prepared.options, prepared.source))
+
+
+def _smooth_alpha(recipe: Recipe) -> float | None:
+    """The strength of smoothing, if there is one for the whole model."""
+    smooth = recipe.transform("smooth_quant")
+    alpha = smooth.document()["alpha"] if smooth is not None else None
+    return alpha if isinstance(alpha, float) else None
+
+
+def quantized_size(steps: list[CommittedStep], head: str | None) -> tuple[int, int]:
+    """Bytes of the quantized linears' tensors without biases, and how many weights they stand for."""
+    size = weights = 0
+    for step in steps:
+        linears = dict(step.note.get("linears", {}))
+        if head is not None and step.note.get("head"):
+            linears[head] = step.note["head"]
+        weights += sum(linears.values())
+        for name, bytes_ in zip(step.tensors, step.sizes, strict=True):
+            prefix, _, suffix = name.rpartition(".")
+            size += bytes_ if prefix in linears and suffix != "bias" else 0
+    return size, weights
