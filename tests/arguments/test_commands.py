@@ -184,7 +184,7 @@ def test_switches_in_the_environment(text, value):
 
 
 def test_the_api_keys_of_the_server_are_read_beside_its_options():
-    """Those of the variable are added to those of --api-key, see tests/server/test_auth.py."""
+    """Those of the variable are added to those of --api-key, see tests/server/http/test_auth.py."""
     command = COMMANDS["serve"]
     assert command.values({}, {"AIAKQ_API_KEY": "secret"}, {}) == [{}]
     (arguments, _, _) = COMMANDS["bench serve"].values({}, {"AIAKQ_API_KEY": "secret"}, {})

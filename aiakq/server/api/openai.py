@@ -141,7 +141,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 Choice = TypeVar("Choice")
 
 
-class Response(msgspec.Struct, Generic[Choice], kw_only=True):
+class GenerationResponse(msgspec.Struct, Generic[Choice], kw_only=True):
     """A whole response. ``sentence_length`` and ``cum_log_probs`` are those of the choice, if there is only one."""
 
     id: str
@@ -155,7 +155,7 @@ class Response(msgspec.Struct, Generic[Choice], kw_only=True):
     cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
 
 
-class Chunk(msgspec.Struct, Generic[Choice], kw_only=True):
+class GenerationChunk(msgspec.Struct, Generic[Choice], kw_only=True):
     """One event of a stream. ``usage`` is there with include_usage: null but for the last chunk."""
 
     id: str
@@ -188,8 +188,8 @@ class OpenAIResponseBuilder(ResponseBuilder):
 
     end_of_stream = b"data: [DONE]\n\n"
     request: GenerationRequest
-    response_type: type[Response[Any]]
-    chunk_type: type[Chunk[Any]]
+    response_type: type[GenerationResponse[Any]]
+    chunk_type: type[GenerationChunk[Any]]
 
     def __init__(
         self,
