@@ -1,4 +1,4 @@
-"""The table of arguments is complete, reads what people write, and each row that works has a test of what it does."""
+"""The tables of arguments are complete, values are parsed and checked, and every row that works has a test."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ SHOWN_BY = {
     "device": "test_wrong_arguments_are_refused",
     "seed": "test_made_up_weights_are_those_of_the_seed",
     "dequantize": "test_a_request_is_answered_alike_alone_and_in_a_crowd",
-    "cpu_math": "test_facts_say_what_was_chosen",
-    "enforce_eager": "test_facts_say_what_was_chosen",
+    "cpu_math": "test_facts_report_the_choices",
+    "enforce_eager": "test_facts_report_the_choices",
     "compilation_config": "test_the_compilation_config",
     "max_seq_len_to_capture": "test_options_that_ask_for_no_graphs",
     "tensor_parallel_size": "test_wrong_arguments_are_refused",
@@ -80,14 +80,14 @@ SHOWN_BY = {
     "tokenizer_extension_path": "test_an_extension_makes_the_tokenizer",
     "skip_tokenizer_init": "test_without_a_tokenizer_ids_go_in_and_come_out",
     "max_model_len": "test_the_longest_context_that_fits_into_memory",
-    "block_size": "test_pages_are_as_large_and_as_many_as_wanted",
-    "gpu_memory_utilization": "test_a_smaller_part_of_memory_holds_fewer_pages",
+    "block_size": "test_block_size_and_number_of_blocks_are_as_given",
+    "gpu_memory_utilization": "test_a_smaller_fraction_of_memory_holds_fewer_pages",
     "kv_cache_dtype": "test_keys_and_values_may_be_stored_in_fewer_bits",
-    "num_gpu_blocks_override": "test_pages_are_as_large_and_as_many_as_wanted",
-    "enable_prefix_caching": "test_equal_beginnings_are_reused_unless_told_otherwise",
-    "max_num_seqs": "test_a_step_is_no_larger_than_wanted",
-    "max_num_batched_tokens": "test_a_step_is_no_larger_than_wanted",
-    "enable_chunked_prefill": "test_a_step_is_no_larger_than_wanted",
+    "num_gpu_blocks_override": "test_block_size_and_number_of_blocks_are_as_given",
+    "enable_prefix_caching": "test_prefixes_are_reused_unless_caching_is_disabled",
+    "max_num_seqs": "test_a_step_stays_within_its_limits",
+    "max_num_batched_tokens": "test_a_step_stays_within_its_limits",
+    "enable_chunked_prefill": "test_a_step_stays_within_its_limits",
     "async_scheduling": "test_one_step_ahead_by_default_on_a_gpu",
     "max_num_partial_prefills": "test_prompts_run_together_and_short_ones_overtake_long_ones",
     "max_long_partial_prefills": "test_prompts_run_together_and_short_ones_overtake_long_ones",
@@ -95,7 +95,7 @@ SHOWN_BY = {
     "scheduling_policy": "test_a_lower_priority_number_is_served_first_then_arrival",
     "scheduler_delay_factor": "test_waiting_prompts_gather_for_a_multiple_of_the_last_prompts_time",
     "max_logprobs": "test_log_probabilities_of_the_whole_vocabulary",
-    "host": "test_binding",
+    "host": "test_bind_finds_ports_in_use_and_foreign_addresses",
     "port": "test_a_port_in_use_is_found_before_loading",
     "served_model_name": "test_models",
     "chat_template": "test_chat_template_is_a_file_or_the_text",
@@ -120,10 +120,10 @@ SHOWN_BY = {
     "idle_timeout": "test_silence_after_an_answer",
     "write_timeout": "test_a_reader_that_takes_nothing_is_cut_off",
     "max_body_bytes": "test_bodies_over_the_limit",
-    "max_num_queued_reqs": "test_number",
-    "max_num_queued_tokens": "test_tokens",
-    "max_queue_seconds": "test_waiting",
-    "max_request_seconds": "test_time_in_all_of_a_stream",
+    "max_num_queued_reqs": "test_requests_of_more_sequences_than_the_queue_holds_are_refused",
+    "max_num_queued_tokens": "test_requests_of_more_tokens_than_the_queue_holds_are_refused",
+    "max_queue_seconds": "test_requests_that_wait_or_run_for_too_long_fail",
+    "max_request_seconds": "test_a_stream_that_runs_for_too_long_ends_with_an_error",
     "step_timeout": "test_an_engine_that_stands_still_is_replaced",
     "first_step_timeout": "test_a_step_that_takes_too_long_leaves_its_stacks",
     "max_engine_restarts": "test_too_many_deaths_end_the_server",
@@ -172,7 +172,7 @@ def test_every_row_that_works_is_shown_by_a_test(row):
         ("5T", None),
     ],
 )
-def test_numbers_may_be_spelled_as_people_do(text, number):
+def test_numbers_may_have_suffixes(text, number):
     assert parse_number(text) == number
     if number is not None:
         assert checked({"max_model_len": text}, server=True)["max_model_len"] == number
@@ -197,7 +197,7 @@ def test_numbers_may_be_spelled_as_people_do(text, number):
     ],
     ids=str,
 )
-def test_values_that_do_not_fit_are_refused_with_what_would(given, said):
+def test_a_wrong_value_is_refused_with_what_is_expected(given, said):
     with pytest.raises(AiakqError) as caught:
         checked(given, server=True)
     assert caught.value.id == "bad_option" and said in str(caught.value)
@@ -211,13 +211,13 @@ def test_values_that_do_not_fit_are_refused_with_what_would(given, said):
     ],
     ids=str,
 )
-def test_arguments_that_do_not_go_together(given, tiny_model):
+def test_conflicting_arguments_are_refused(given, tiny_model):
     with pytest.raises(AiakqError) as caught:
         LLM(str(tiny_model("LlamaForCausalLM")), **given)
     assert caught.value.id == "option_conflict"
 
 
-def test_facts_say_what_was_chosen(tiny_model):
+def test_facts_report_the_choices(tiny_model):
     folder = str(tiny_model("LlamaForCausalLM"))
     plain = LLM(folder, dtype="float32", num_gpu_blocks_override=20)
     eager = LLM(folder, dtype="bfloat16", num_gpu_blocks_override=20, enforce_eager=True, cpu_math="exact")
@@ -232,7 +232,7 @@ def test_more_than_one_device_is_refused(tiny_model):
             LLM(str(tiny_model("LlamaForCausalLM")), **{name: 2})
 
 
-def test_pages_are_as_large_and_as_many_as_wanted(tiny_model):
+def test_block_size_and_number_of_blocks_are_as_given(tiny_model):
     llm = LLM(str(tiny_model("LlamaForCausalLM")), block_size=8, num_gpu_blocks_override=11)
     assert llm.engine.stats.num_pages == 10 and llm.engine.limits.max_kv_tokens == 80
     prompt = {"prompt_token_ids": [5] * 20}
@@ -240,7 +240,7 @@ def test_pages_are_as_large_and_as_many_as_wanted(tiny_model):
     assert llm.generate(prompt, SamplingParams(max_tokens=1), use_tqdm=False)[0].num_cached_tokens == 16
 
 
-def test_a_smaller_part_of_memory_holds_fewer_pages(tiny_model, monkeypatch):
+def test_a_smaller_fraction_of_memory_holds_fewer_pages(tiny_model, monkeypatch):
     from aiakq.runtime.executor import kv_cache
 
     monkeypatch.setattr(kv_cache, "free_memory", lambda device: 400 << 20)
@@ -252,7 +252,7 @@ def test_a_smaller_part_of_memory_holds_fewer_pages(tiny_model, monkeypatch):
     assert 1.8 < pages(0.4) / pages(0.2) < 2.4
 
 
-def test_equal_beginnings_are_reused_unless_told_otherwise(tiny_model):
+def test_prefixes_are_reused_unless_caching_is_disabled(tiny_model):
     for caching in (True, False):
         llm = LLM(str(tiny_model("LlamaForCausalLM")), num_gpu_blocks_override=20, enable_prefix_caching=caching)
         for _ in range(2):
@@ -273,7 +273,7 @@ def test_equal_beginnings_are_reused_unless_told_otherwise(tiny_model):
     ],
     ids=str,
 )
-def test_a_step_is_no_larger_than_wanted(arguments, most_tokens, most_running, tiny_model):
+def test_a_step_stays_within_its_limits(arguments, most_tokens, most_running, tiny_model):
     llm = LLM(str(tiny_model("LlamaForCausalLM")), num_gpu_blocks_override=60, **arguments)
     seen = []
     inner = llm.engine.step

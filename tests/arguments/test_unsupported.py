@@ -14,17 +14,17 @@ from aiakq.errors import AiakqError
 ROWS = {row.name: row for row in unsupported.UNSUPPORTED}
 
 
-def test_no_name_is_there_twice():
+def test_names_are_unique():
     names = [row.name for row in unsupported.UNSUPPORTED] + [row.name for row in ARGUMENTS]
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_every_row(name):
+def test_a_row_is_accepted_with_a_line_or_refused(name):
     row = ROWS[name]
-    for nothing in (None, False, "", *row.defaults, *map(str, row.defaults)):
-        assert unsupported.notices({name: nothing}) == []
-        assert name not in checked({"model": "m", name: nothing}, server=True)
+    for default in (None, False, "", *row.defaults, *map(str, row.defaults)):
+        assert unsupported.notices({name: default}) == []
+        assert name not in checked({"model": "m", name: default}, server=True)
     given = {name: True if row.switch and True not in row.defaults else "something"}
     if row.refused:
         with pytest.raises(AiakqError, match=f"{row.flag}.* cannot be had: {row.reason}"):
@@ -50,7 +50,7 @@ def test_the_python_api_warns_once_each(tiny_model):
         LLM(folder, enable_lora=True)
 
 
-def test_taken_out_of_a_command_line():
+def test_they_are_removed_from_a_command_line():
     words = [
         "serve",
         "m",

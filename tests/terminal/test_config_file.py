@@ -1,4 +1,4 @@
-"""``--config FILE``: options of a file, below those of the command line."""
+"""``--config FILE``: options of a file come after those of the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def serve(process, tmp_path):
     return run
 
 
-def test_the_command_line_stands_above_the_file_and_the_file_above_defaults(serve):
+def test_the_command_line_comes_before_the_file_and_the_file_before_defaults(serve):
     done = serve("model: ./not-here\nmax-num-seqs: 0\n")
     assert done.code == 2 and "--max-num-seqs is 0" in done.err
     done = serve("model: ./not-here\nmax-num-seqs: 0\n", "--max-num-seqs", "3")
@@ -41,7 +41,7 @@ def test_values_have_their_types(serve):
     assert "--enforce-eager is 1" in serve("model: m\nenforce-eager: 1\n").err
 
 
-def test_options_of_other_engines_are_remarked_upon_or_refused(serve):
+def test_unsupported_options_get_a_line_or_are_refused(serve):
     done = serve("model: ./not-here\nswap-space: 9\ntask: generate\n")
     assert "--swap-space does nothing here" in done.err and "error[model_missing]" in done.err
     assert "--enable-lora is not available" in serve("model: m\nenable-lora: true\n").err
@@ -57,17 +57,17 @@ def test_options_of_other_engines_are_remarked_upon_or_refused(serve):
         ("a: !!python/object/apply:os.system [exit]\n", "no YAML"),
     ],
 )
-def test_files_that_hold_no_options(serve, text, reason):
+def test_a_file_that_cannot_be_read_as_options_is_refused(serve, text, reason):
     done = serve(text)
     assert done.code == 2 and reason in done.err and len(done.err.strip().splitlines()) == 1
 
 
-def test_a_file_that_is_not_there(process):
+def test_a_missing_file_is_refused(process):
     done = process("bench", "latency", "m", "--config", "./nothing.yaml")
     assert done.code == 2 and "--config is 'nothing.yaml'" in done.err
 
 
-def test_values_are_read_alike_on_the_command_line(process):
+def test_values_are_parsed_the_same_on_the_command_line(process):
     for words in (["-1"], ["auto"], ["25.6k"], ["32K"]):
         done = process(
             "serve", "./not-here", "--port", "0", "--max-model-len", *words, "--hf-overrides", '{"rope_theta": 5}'

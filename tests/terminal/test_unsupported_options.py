@@ -1,9 +1,9 @@
-"""Options of other servers on the command line: not in the help, and said to do nothing or refused."""
+"""Unsupported options on the command line: not in the help, accepted with a line or refused."""
 
 from __future__ import annotations
 
 
-def test_they_are_taken_and_not_shown(process):
+def test_they_are_accepted_with_a_line_and_not_in_the_help(process):
     assert "--swap-space" not in process("serve", "--help").out
     done = process("serve", "./no-such-model", "--swap-space", "8", "--enable-lora-bias", "--task", "generate")
     assert "--swap-space does nothing here: nothing is swapped" in done.err
@@ -11,7 +11,7 @@ def test_they_are_taken_and_not_shown(process):
     assert "--task" not in done.err and "error[model_missing]" in done.err
 
 
-def test_what_there_is_not_is_refused_in_one_line(process):
+def test_what_is_not_supported_is_refused_in_one_line(process):
     done = process("serve", "./no-such-model", "--enable-lora")
     assert done.code == 2
     assert done.err.strip() == (
