@@ -20,8 +20,6 @@ from typing import Annotated, Any
 import typer
 
 import aiakq
-from aiakq.arguments import unsupported
-from aiakq.arguments.server import checked
 from aiakq.errors import BUG, AiakqError, error
 from aiakq.kernels.registry import PluginError
 from aiakq.system.threads import spin_briefly
@@ -65,6 +63,8 @@ app.command(cls=Command)(quantize)
 @with_arguments("serve")
 def serve(engine: dict[str, Any]) -> int:
     """Serve a model over HTTP with the OpenAI API."""
+    from aiakq.arguments.server import checked
+
     arguments = checked(engine, server=True)
     if not arguments["model"]:
         raise error("usage", reason="No model is given.", hint="Example: aiakq serve MODEL --port 8000")
@@ -123,6 +123,8 @@ def _without_unsupported(words: list[str]) -> list[str]:
     """``words`` without unsupported options, about each of which a line is shown. Raises ``option_refused``."""
     if not words or words[0] not in ("serve", "bench"):
         return words
+    from aiakq.arguments import unsupported
+
     words, given = unsupported.split_words(words)
     unsupported.refuse(given)
     for line in unsupported.notices(given):

@@ -29,7 +29,7 @@ GATE = 10
 class ErrorKind:
     """One row of the registry. Its texts are ``str.format`` templates over the same fields.
 
-    ``details`` are lines of their own, for the few failures that one sentence cannot tell.
+    ``details`` are further lines, for the few failures that do not fit into one sentence.
     """
 
     message: str
@@ -40,7 +40,7 @@ class ErrorKind:
     details: str = ""
 
 
-#: Of what is unavailable, what is so for a moment only.
+#: Errors of status 503 that pass within a second.
 _OVER_SOON = frozenset({"overloaded", "queue_timeout", "too_many_connections"})
 
 
@@ -62,7 +62,7 @@ class AiakqError(Exception):
 
     @property
     def retry_after(self) -> int | None:
-        """Seconds after which it may be different, for the header of that name; None if trying again is no remedy."""
+        """Seconds for the header Retry-After; None if trying again does not help."""
         if self.http_status != 503:
             return None
         return 1 if self.id in _OVER_SOON else 10
@@ -87,7 +87,7 @@ def error(id: str, **fields: Any) -> AiakqError:
 REGISTRY: dict[str, ErrorKind] = {
     # --- the command line -------------------------------------------------------------------------------------
     "usage": ErrorKind("{reason}", "{hint}", USAGE),
-    "option_refused": ErrorKind("{option} cannot be had: {reason}.", "Leave it out.", USAGE),
+    "option_refused": ErrorKind("{option} is not available: {reason}.", "Leave it out.", USAGE),
     "bad_option": ErrorKind("{option} is {value!r}, which is not {expected}.", "{hint}", USAGE),
     # --- model folders ----------------------------------------------------------------------------------------
     "model_missing": ErrorKind(
@@ -140,7 +140,7 @@ REGISTRY: dict[str, ErrorKind] = {
     ),
     "format_unsupported": ErrorKind(
         "The checkpoint is quantized in a way aiakq does not read: {reason}.",
-        "Supported are GPTQ, AWQ (gemm, gemv, gemv_fast), AutoRound and compressed-tensors with integers.",
+        "aiakq reads GPTQ, AWQ (gemm, gemv, gemv_fast), AutoRound and compressed-tensors with integers.",
     ),
     "quantization_mismatch": ErrorKind(
         "--quantization is {wanted} but the checkpoint holds {found}.",
@@ -148,7 +148,7 @@ REGISTRY: dict[str, ErrorKind] = {
         USAGE,
     ),
     "remote_code": ErrorKind(
-        "The model '{path}' wants to run its own Python code.",
+        "The model '{path}' needs to run its own Python code.",
         "Read that code; if you trust it, repeat with --trust-remote-code.",
         UNSAFE,
     ),
@@ -177,7 +177,7 @@ REGISTRY: dict[str, ErrorKind] = {
         "Another aiakq is writing to '{path}'.", "Wait for it to end, or choose another folder.", CONFLICT
     ),
     "output_failed": ErrorKind(
-        "Writing '{path}' failed: {reason}.", "Nothing was left behind; free the cause and repeat.", RESOURCES
+        "Writing '{path}' failed: {reason}.", "Nothing was left behind; remove the cause and repeat.", RESOURCES
     ),
     "no_space": ErrorKind(
         "Writing '{path}' needs about {needed}, but {available} are free there.",
@@ -199,7 +199,7 @@ REGISTRY: dict[str, ErrorKind] = {
         USAGE,
     ),
     "tensor_parallel": ErrorKind(
-        "This model cannot be cut {tp} ways: {reason}.", "Values of -tp that work: {choices}.", USAGE
+        "This model cannot be split over {tp} GPUs: {reason}.", "Values of -tp that work: {choices}.", USAGE
     ),
     "option_conflict": ErrorKind("{option} does not go with {other}: {reason}.", "{hint}", USAGE),
     "calibration": ErrorKind("The calibration data {source} cannot be used: {reason}.", "{hint}"),
@@ -209,7 +209,8 @@ REGISTRY: dict[str, ErrorKind] = {
     "not_finite": ErrorKind("{what} holds values that are not finite.", "{hint}", NUMERIC, 500, "server_error"),
     "not_as_written": ErrorKind(
         "{layer} does not read back from the disk as it was written.",
-        "Nothing was published. The disk or the memory is failing, or this is a bug: repeat, and report what stays.",
+        "Nothing was published. The disk or the memory is failing, or this is a bug: repeat, and report it if it "
+        "happens again.",
         RESOURCES,
     ),
     "max_kl": ErrorKind(
@@ -237,20 +238,20 @@ REGISTRY: dict[str, ErrorKind] = {
     ),
     "engine_dead": ErrorKind(
         "The engine process ended: {reason}.",
-        "Its own last lines are above; start the server again.",
+        "Its last lines are above; start the server again.",
         WORKER,
         503,
         "service_unavailable_error",
     ),
     "model_broken": ErrorKind(
-        "The model computes nothing finite any more, not even for a prompt of one token.",
+        "The model computes nothing finite, not even for a prompt of one token.",
         "Load it again; if that happens at once, the weights are damaged or overflow in this --dtype.",
         NUMERIC,
         500,
         "server_error",
     ),
     "no_key": ErrorKind(
-        "Everyone who reaches {host} could use this server, because no key is set.",
+        "Anyone who can reach {host} could use this server, because no API key is set.",
         "Set one with --api-key-file or AIAKQ_API_KEY; --allow-no-key if a gateway in front of it asks for keys.",
         UNSAFE,
     ),
@@ -326,7 +327,7 @@ REGISTRY: dict[str, ErrorKind] = {
     "chat_template": ErrorKind("The chat template refused the messages: {reason}.", ""),
     "request_too_large": ErrorKind("The request body is larger than {limit} bytes.", "Split it.", USAGE, 413),
     "overloaded": ErrorKind(
-        "{waiting} {what} are waiting already; at most {limit} may.",
+        "{waiting} {what} are waiting already; at most {limit} are allowed.",
         "Try again in a moment, or raise {flag}.",
         WORKER,
         503,
@@ -340,14 +341,14 @@ REGISTRY: dict[str, ErrorKind] = {
         "service_unavailable_error",
     ),
     "time_limit": ErrorKind(
-        "The request was not done after {limit:g} s.",
+        "The request was not finished after {limit:g} s.",
         "Ask for fewer tokens; --max-request-seconds sets the time.",
         WORKER,
         503,
         "service_unavailable_error",
     ),
     "slow_reader": ErrorKind(
-        "More than {limit} bytes of the answer were waiting to be read.", "Read faster.", USAGE, 408
+        "More than {limit} bytes of the answer were not read in time.", "Read faster.", USAGE, 408
     ),
     "numerical_error": ErrorKind("The request failed: {reason}.", "", NUMERIC, 500, "server_error"),
     "request_memory": ErrorKind(
@@ -358,36 +359,36 @@ REGISTRY: dict[str, ErrorKind] = {
         "service_unavailable_error",
     ),
     "engine_restarting": ErrorKind(
-        "The engine is being started again: {reason}.",
+        "The engine is restarting: {reason}.",
         "Try again in a moment.",
         WORKER,
         503,
         "service_unavailable_error",
     ),
     "engine_restarted": ErrorKind(
-        "The engine ended before the answer did: {reason}.",
-        "It is being started again; repeat the request.",
+        "The engine ended before the answer was complete: {reason}.",
+        "The engine is restarting; repeat the request.",
         WORKER,
         503,
         "service_unavailable_error",
     ),
     "engine_timeout": ErrorKind(
         "The engine took longer than {limit:g} s for a step.",
-        "It is being started again; repeat the request.",
+        "The engine is restarting; repeat the request.",
         WORKER,
         500,
         "server_error",
     ),
     "request_quarantined": ErrorKind(
-        "Two engines ended while this request ran, so it is not tried a third time.",
-        "It may be why; the server's log says how they ended.",
+        "The engine ended twice while this request ran, so it is not tried again.",
+        "The request may be the cause; the server's log says how the engine ended.",
         WORKER,
         500,
         "server_error",
     ),
     "aborted": ErrorKind("The operator of the server stopped the request.", "", WORKER, 410, "request_aborted"),
     "nothing_left": ErrorKind(
-        "The request cannot go on: {reason}.", "Allow more token ids, or fewer min_tokens or bad_words.", USAGE
+        "The request cannot continue: {reason}.", "Allow more token ids, or fewer min_tokens or bad_words.", USAGE
     ),
     "request_failed": ErrorKind("The request failed: {reason}.", "", BUG, 500, "server_error"),
     "loading": ErrorKind(

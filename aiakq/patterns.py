@@ -1,7 +1,7 @@
 """Patterns of layer names in configs: plain names, globs with ``*`` and ``?``, and regular expressions after ``re:``.
 
-Configs come from strangers, and one line of text can make a backtracking matcher run for ever. The package ``regex``
-(which transformers needs anyway) matches what ``re`` does and stops when its time is up.
+Configs are untrusted, and one line of text can make a backtracking matcher run forever. The package ``regex``, which
+transformers needs anyway, matches like ``re`` and has a timeout.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from aiakq.errors import AiakqError, error
 
 MAX_PATTERN = 8192
 MAX_NAME = 1024
-#: Seconds for one name; real patterns need some microseconds.
-_PATIENCE = 0.5
+#: Seconds for one name; real patterns need microseconds.
+_TIMEOUT = 0.5
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether ``pattern`` means the module ``name``; a regular expression need only fit the beginning, as ``re.match``.
+    """Whether ``pattern`` matches the module ``name``; regular expressions match at its beginning, as ``re.match``.
 
     Raises ``format_unsupported`` for a pattern that is too long, malformed or too costly.
     """
@@ -29,7 +29,7 @@ def matches(pattern: str, name: str) -> bool:
     if len(name) > MAX_NAME:
         raise _refused(text, f"a name has {len(name)} characters, at most {MAX_NAME} are read")
     try:
-        return _compiled(text).match(name, timeout=_PATIENCE) is not None
+        return _compiled(text).match(name, timeout=_TIMEOUT) is not None
     except TimeoutError:
         raise _refused(text, "it takes too long to match") from None
 
@@ -40,14 +40,14 @@ def is_plain(pattern: str) -> bool:
 
 
 def glob_to_regex(pattern: str) -> str:
-    """The regular expression (without ``re:``) that a glob or a plain name stands for."""
+    """The regular expression (without ``re:``) equivalent to a glob or a plain name."""
     pieces = {"*": ".*", "?": "."}
     return "^" + "".join(pieces.get(char) or re.escape(char) for char in pattern) + "$"
 
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(text: str) -> Any:
-    import regex  # not at the top: the command line needs this module before it needs patterns
+    import regex  # imported late: the command line imports this module before it matches anything
 
     if len(text) > MAX_PATTERN:
         raise _refused(text, f"it has {len(text)} characters, at most {MAX_PATTERN} are read")
@@ -58,4 +58,4 @@ def _compiled(text: str) -> Any:
 
 
 def _refused(text: str, reason: str) -> AiakqError:
-    return error("format_unsupported", reason=f"the layer pattern {text[:60]!r} is not understood: {reason}")
+    return error("format_unsupported", reason=f"the layer pattern {text[:60]!r} cannot be used: {reason}")

@@ -1,4 +1,4 @@
-"""QuantSpec: how a checkpoint is quantized, and its two-way map to ``quantization_config`` in config.json.
+"""QuantSpec: how a checkpoint is quantized, whatever its format. aiakq/formats maps it to ``quantization_config``.
 
 Four words are kept apart everywhere (docs/structure.md): the *method* chose the numbers, the *scheme* is the
 arithmetic, the *format* is the layout on disk, the *implementation* is the code that computes.
@@ -27,7 +27,7 @@ def canonical_method(name: str) -> str:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """How one linear is stored: the part of a QuantSpec that may differ from layer to layer."""
+    """How one linear layer is stored: the fields of a QuantSpec that may differ between layers."""
 
     bits: int
     group_size: int = -1
@@ -38,16 +38,19 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class QuantSpec:
-    """What every quantized linear layer of a checkpoint has in common, and which layers differ.
+    """How the linear layers of a checkpoint are quantized: the common values, and the layers that differ.
 
+    method           a key of METHODS; a guess where the format does not record it.
+    format           a key of FORMATS (aiakq/formats).
+    bits             bits per weight code.
     group_size       inputs per scale along K; -1 means one scale per output row.
-    activation_bits  8 when activations are quantized too (scheme w8a8), else None.
+    symmetric        whether the zero point is 2**(bits - 1) everywhere.
+    activation_bits  8 if activations are quantized too (scheme w8a8), else None.
     static_input     activations use a stored scale instead of one computed per token.
-    desc_act         the file stores a scrambled group index per input (GPTQ act-order).
-    ignore           module names (or patterns, see aiakq/patterns.py) that stay in 16 or 32 bits.
-    layers           (module name or pattern, what holds there instead); the first that matches counts. None means not
-                     quantized.
-    notes            what aiakq records about the making; other tools ignore it.
+    desc_act         the file stores the group index of every input, in no order (GPTQ act-order).
+    ignore           names or patterns (aiakq/patterns.py) of modules that are not quantized.
+    layers           (module name or pattern, its LayerSpec); the first match counts. None means not quantized.
+    notes            what the writer recorded about itself; other programs ignore it.
     """
 
     method: str
@@ -63,7 +66,7 @@ class QuantSpec:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     def for_layer(self, name: str) -> QuantSpec | None:
-        """The spec of the linear ``name`` alone, without ``layers``; None where it is not quantized."""
+        """The spec of the linear ``name`` alone, with empty ``layers``; None if it is not quantized."""
         if self._position(self._ignored, name) is not None:
             return None
         found = self._position(self._listed, name)
@@ -72,7 +75,7 @@ class QuantSpec:
         layer = self.layers[found][1]
         return None if layer is None else replace(self, layers=(), **vars(layer))
 
-    # Lists may name every linear of a large model, so plain names are looked up, and only patterns are tried.
+    # Lists may name every linear of a large model, so plain names are looked up and only patterns are matched.
     @cached_property
     def _ignored(self) -> tuple[dict[str, int], list[tuple[int, str]]]:
         return _indexed(self.ignore)
@@ -100,11 +103,12 @@ class QuantSpec:
 
     @property
     def layer(self) -> LayerSpec:
-        """What holds for every layer that ``layers`` does not name."""
+        """The values of every layer that ``layers`` does not name."""
         return LayerSpec(self.bits, self.group_size, self.symmetric, self.activation_bits, self.static_input)
 
     @property
     def scheme(self) -> str:
+        """The arithmetic: ``w4a16``, ``w8a8`` and so on."""
         return "w8a8" if self.activation_bits else f"w{self.bits}a16"
 
     def describe(self) -> str:
@@ -115,7 +119,7 @@ class QuantSpec:
 
 
 def _indexed(patterns: Sequence[str]) -> tuple[dict[str, int], list[tuple[int, str]]]:
-    """Plain names with their first position, and the patterns with theirs."""
+    """The first position of every plain name, and (position, pattern) of every pattern."""
     names: dict[str, int] = {}
     others: list[tuple[int, str]] = []
     for position, pattern in enumerate(patterns):

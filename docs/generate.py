@@ -1,4 +1,4 @@
-"""Write the reference pages that come from code: docs/structure.md, arguments.md, errors.md and cli.md.
+"""Write the reference pages that come from code: docs/structure.md, arguments.md, errors.md, cli.md and routes.md.
 
 ``make docs`` runs this; tests/test_docs.py fails when a page is not what this would write.
 """
@@ -6,18 +6,24 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from aiakq.arguments.argument import Argument
 from aiakq.arguments.commands import COMMANDS, CommandArguments
 from aiakq.arguments.server import ARGUMENTS
 from aiakq.arguments.unsupported import UNSUPPORTED
 from aiakq.errors import REGISTRY
+from aiakq.server.api.openapi import BODY_ERRORS, COMMON_ERRORS, KEY_ERRORS, request_schema
+from aiakq.server.api.request_model import LIMITED_BY, RequestModel
+from aiakq.server.api.routes import ROUTE_MODULES, Route
+from aiakq.server.api.unsupported_fields import IGNORED_FIELDS, UNSUPPORTED_FIELDS
 
 DOCS = Path(__file__).resolve().parent
 #: The commands with a help page, in the order of docs/cli.md.
@@ -220,7 +226,120 @@ def structure_page() -> str:
     return "\n".join(lines)
 
 
-PAGES = {"structure.md": structure_page, "arguments.md": arguments_page, "errors.md": errors_page, "cli.md": cli_page}
+_ROUTES = """\
+# Routes
+
+Written by `make docs` from the tables of routes in `aiakq/server/api/`. A running server returns the same as
+`/openapi.json`, with the limits of its model; `/docs` shows it as a page. [serving.md](serving.md) describes how
+requests are handled, [adding.md](adding.md) how to add a route.
+"""
+
+#: Bounds that depend on the loaded model, in words.
+_LIMITED_BY = {
+    "token_id": "token ids",
+    "max_tokens": "as many as the context has room for",
+    "logprobs": "0 to `--max-logprobs`",
+    "priority": "",
+    "model": "",
+}
+
+
+def routes_page() -> str:
+    """docs/routes.md from the tables of routes in aiakq/server/api."""
+    modules = [name for name in ROUTE_MODULES if ROUTE_MODULES.package(name) is None]
+    routes = [route for name in modules for route in ROUTE_MODULES.load(name).ROUTES]
+    lines = [_ROUTES, "| route | what it does | needs a key |", "|---|---|---|"]
+    for route in routes:
+        text = route.summary
+        if route.enabled_by:
+            text = f"With `{_flag(route.enabled_by)}`. {text}"
+        key = f"yes, without `{_flag(route.needs_key)}`" if isinstance(route.needs_key, str) else "yes"
+        lines.append(f"| `{_methods(route)} {route.openapi_path}` | {text} | {key if route.needs_key else 'no'} |")
+    lines += ["| `GET /docs`, `GET /openapi.json` | The API page and the OpenAPI document. | yes |"]
+    lines += [
+        "",
+        "## Request fields",
+        "",
+        "A field that is absent or null has its default. Those of sampling parameters may be changed by the model's",
+        "generation_config.json.",
+    ]
+    models = [(route, model) for route in routes for model in route.request]
+    fields = {model: request_fields(model) for _, model in models}
+    generating = [fields[model] for route, model in models if route.generates]
+    shared = {name: field for name, field in generating[0].items() if all(field == own.get(name) for own in generating)}
+    lines += ["", "### All requests that generate", "", *_fields_table(shared)]
+    for route, model in models:
+        own = {name: field for name, field in fields[model].items() if not route.generates or name not in shared}
+        lines += ["", f"### `{_methods(route)} {route.openapi_path}`: {model.__name__}", "", *_fields_table(own)]
+    lines += ["", "### Without effect", "", "Accepted and ignored: " + _names(sorted(IGNORED_FIELDS)) + "."]
+    lines += ["", "### Refused", "", "| field | values accepted, besides null | because |", "|---|---|---|"]
+    lines += [
+        f"| `{name}` | {_names(map(json.dumps, field.neutral))} | {field.reason} |"
+        for name, field in UNSUPPORTED_FIELDS.items()
+    ]
+    lines += ["", "## Errors", "", "[errors.md](errors.md) explains them.", "", "| route | errors |", "|---|---|"]
+    lines += [f"| every route | {_names(COMMON_ERRORS)}; with keys {_names(KEY_ERRORS)} |"]
+    lines += [f"| routes with a request body, also | {_names(BODY_ERRORS)} |"]
+    lines += [f"| `{route.openapi_path}`, also | {_names(route.errors)} |" for route in routes if route.errors]
+    return "\n".join(lines) + "\n"
+
+
+def request_fields(model: type[RequestModel]) -> dict[str, dict[str, Any]]:
+    """Name -> JSON schema of the declared fields of a request model."""
+    properties = request_schema(model)["properties"]
+    return {name: properties[name] for name in model.model_fields}
+
+
+def _fields_table(fields: dict[str, dict[str, Any]]) -> list[str]:
+    lines = ["| field | default | value | what it does |", "|---|---|---|---|"]
+    for name, field in fields.items():
+        branches = [branch for branch in field.get("anyOf", [field]) if branch.get("type") != "null"]
+        values = ", or ".join(filter(None, dict.fromkeys(map(_value, branches)))).replace("|", "\\|")
+        default = "" if field.get("default") is None else f"`{json.dumps(field['default'])}`"
+        lines.append(
+            f"| `{name}` | {default} | {values} | {field.get('description', '').replace('|', chr(92) + '|')} |"
+        )
+    return lines
+
+
+def _value(schema: dict[str, Any]) -> str:
+    """The values a schema allows, in words."""
+    kind = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false"}.get(
+        schema.get("type", ""), schema.get("type", "")
+    )
+    if kind == "array":
+        item = _value(schema.get("items", {})) or "entries"
+        kind = f"list of {item}" + (f", at most {schema['maxItems']}" if "maxItems" in schema else "")
+    if LIMITED_BY in schema:
+        return ", ".join(filter(None, (kind, _LIMITED_BY[schema[LIMITED_BY]])))
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum")
+    if low is not None and high is not None and abs(high) < 2**31:
+        return f"{kind}, {'above ' if 'exclusiveMinimum' in schema else ''}{low:g} to {high:g}"
+    if low is not None and abs(low) < 2**31:
+        return f"{kind}, {low:g} or more"
+    return kind
+
+
+def _methods(route: Route) -> str:
+    return " or ".join(route.methods)
+
+
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+PAGES = {
+    "structure.md": structure_page,
+    "arguments.md": arguments_page,
+    "errors.md": errors_page,
+    "cli.md": cli_page,
+    "routes.md": routes_page,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -19,7 +19,7 @@ def _generator():
     return module
 
 
-@pytest.mark.parametrize("name", ["structure.md", "arguments.md", "errors.md", "cli.md"])
+@pytest.mark.parametrize("name", ["structure.md", "arguments.md", "errors.md", "cli.md", "routes.md"])
 def test_generated_pages_are_current(name):
     assert (ROOT / "docs" / name).read_text() == _generator().PAGES[name](), "run make docs"
 

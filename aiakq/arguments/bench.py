@@ -53,28 +53,31 @@ class LatencyArguments:
     input_len: int = argument(32, "Tokens of every random prompt.", low=1)
     output_len: int = argument(128, "Tokens to generate.", low=1)
     batch_size: int = argument(8, "Requests per batch.", low=1)
-    iterations: int = argument(10, "Batches measured.", flags=("--num-iters",), low=1)
-    warmups: int = argument(2, "Runs before it, not measured.", flags=("--num-warmups",), low=0)
-    seed: int | None = argument(None, "Repeat an earlier run. A new one each time if not given.", low=0)
+    iterations: int = argument(10, "Measured batches.", flags=("--num-iters",), low=1)
+    warmups: int = argument(2, "Runs before the measured ones.", flags=("--num-warmups",), low=0)
+    seed: int | None = argument(None, "Seed, to repeat an earlier run; a new one each time if not given.", low=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadArguments:
     """Which requests are sent."""
 
-    num_prompts: int | None = argument(None, "Requests; 100, or all of the dataset, if not given.", low=1)
+    num_prompts: int | None = argument(None, "Number of requests; 100, or all of the dataset, if not given.", low=1)
     input_len: int = argument(256, "Tokens of every random prompt.", low=1)
     output_len: int = argument(128, "Tokens to generate.", low=1)
+    workload: str | None = argument(
+        None, "Where requests come from: random, dataset, or one that a package adds.", metavar="NAME"
+    )
     dataset: Path | None = argument(None, 'Prompts: a line of text or of JSON ({"prompt": ...}) each.', metavar="FILE")
     ignore_eos: bool | None = argument(None, "Always generate --output-len tokens; the default for random prompts.")
-    seed: int | None = argument(None, "Repeat an earlier run. A new one each time if not given.", low=0)
+    seed: int | None = argument(None, "Seed, to repeat an earlier run; a new one each time if not given.", low=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputArguments(WorkloadArguments):
     """Many requests that are all there from the start."""
 
-    warmups: int = argument(1, "Runs before it, not measured.", flags=("--num-warmups",), low=0)
+    warmups: int = argument(1, "Runs before the measured ones.", flags=("--num-warmups",), low=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,32 +87,36 @@ class ServeArguments(WorkloadArguments):
     base_url: str | None = argument(None, "A running server, like http://127.0.0.1:8000.", metavar="URL")
     host: str = argument("127.0.0.1", "Instead of --base-url.")
     port: int = argument(8000, "Instead of --base-url.", low=1, high=65535)
-    model: str | None = argument(None, "Name on the server; the first it lists if not given.", metavar="NAME")
+    model: str | None = argument(
+        None, "Name of the model on the server; the first one listed if not given.", metavar="NAME"
+    )
     request_rate: float = argument(
         float("inf"), "Requests per second; inf sends all at once.", above=0.0, hint="inf sends all at once."
     )
     burstiness: float = argument(
         1.0,
-        "Of the arrivals: 1 Poisson, less burstier, more steadier.",
+        "Burstiness of arrivals: 1 is a Poisson process, less is burstier, more is steadier.",
         above=0.0,
         high=sys.float_info.max,
         expected="above 0",
         hint="1 is a Poisson process.",
     )
-    max_concurrency: int | None = argument(None, "Most requests in flight.", low=1)
-    vocab_size: int | None = argument(None, "For random prompts, if the server is silent.", low=2)
+    max_concurrency: int | None = argument(None, "Most concurrent requests.", low=1)
+    vocab_size: int | None = argument(
+        None, "Vocabulary size for random prompts, if the server does not report it.", low=2
+    )
     goodput: Mapping[str, float] = argument(
         dict,
-        "Count requests within limits, like 'ttft:200 tpot:50'.",
+        "Count the requests within these limits in ms, like 'ttft:200 tpot:50'.",
         type=tuple,
         metavar="METRIC:MS",
         convert=parse_goodput,
         expected="a metric (ttft, tpot or e2el), a colon and milliseconds",
         hint="Example: --goodput ttft:200 --goodput tpot:50",
     )
-    num_warmups: int = argument(1, "Runs before it, not measured.", low=0)
+    num_warmups: int = argument(1, "Runs before the measured ones.", low=0)
     timeout_s: float = argument(
-        600.0, "Seconds without news until a request has failed.", flags=("--timeout",), low=0.1
+        600.0, "Seconds without a token until a request counts as failed.", flags=("--timeout",), low=0.1
     )
     api_key: str | None = argument(None, "Bearer token to send.", metavar="KEY")
     save_detailed: bool = argument(False, "Keep the timings of every request in the JSON.")
@@ -120,11 +127,14 @@ class KernelArguments:
     """Single kernels."""
 
     model: str | None = argument(
-        None, "Folder or hub name: its shapes, its scheme, its heads.", positional=True, metavar="[MODEL]"
+        None,
+        "Folder or hub name of a model whose shapes, scheme and heads are used.",
+        positional=True,
+        metavar="[MODEL]",
     )
     shapes: tuple[tuple[int, int], ...] = argument(
         (),
-        "Outputs and inputs of a layer.",
+        "Shape of a layer: outputs x inputs.",
         flags=("--shape",),
         metavar="NxK",
         convert=_shapes,
@@ -132,20 +142,22 @@ class KernelArguments:
         hint=_EXAMPLES,
     )
     schemes: tuple[str, ...] = argument(
-        (), "Like w4a16, w8a16, w8a8, w16; the model's own if not given.", flags=("--scheme",), metavar="NAME"
+        (), "Scheme, like w4a16, w8a16, w8a8, w16; the model's own if not given.", flags=("--scheme",), metavar="NAME"
     )
     group_size: int = argument(128, "Inputs per scale, for fewer than 8 bits.", low=1)
     rows: tuple[int, ...] = argument(
         (1, 16, 64),
-        "Tokens of a step, or sequences that decode.",
+        "Tokens of a step, or decoding sequences.",
         metavar="N",
         convert=_row_counts,
         expected="whole numbers above 0",
         hint=_EXAMPLES,
     )
-    context: int = argument(1024, "Tokens of every sequence, for attention.", low=2)
-    dtype: str = argument("auto", "Of activations; auto as for serve.")
-    kv_cache_dtype: str = argument("auto", "Of keys and values; as for serve.")
+    context: int = argument(1024, "Tokens of each sequence, for attention.", low=2)
+    dtype: str = argument("auto", "Dtype of activations; auto as for serve.")
+    kv_cache_dtype: str = argument("auto", "Dtype of the KV cache; as for serve.")
     device: str = device_argument()
-    tune: bool = argument(False, "Find the quickest launch configurations first and write them; on a GPU, minutes.")
+    tune: bool = argument(
+        False, "First find the fastest launch configurations and save them. GPUs only; takes minutes."
+    )
     into: Path | None = argument(None, "Where --tune writes; ~/.config/aiakq/launch, read from then on.", metavar="DIR")

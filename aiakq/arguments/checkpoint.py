@@ -15,10 +15,10 @@ class EvalArguments:
 
     model: str = argument(..., "Folder, or hub name (org/name).", positional=True, metavar="MODEL")
     original: str | None = argument(None, "Also compare its predictions with this model's.", metavar="MODEL")
-    text: Path | None = argument(None, "Text to predict; bundled held-out prose if not given.", metavar="FILE")
+    text: Path | None = argument(None, "Text to predict; a bundled held-out text if not given.", metavar="FILE")
     seqlen: int | None = argument(None, "Tokens per window; 512, or the context if shorter.", low=2)
-    limit: int = argument(32768, "Most tokens of text.", low=2)
-    dtype: str = argument("float32", "Arithmetic of what is not quantized; auto as for serve.")
+    limit: int = argument(32768, "Most tokens of the text.", low=2)
+    dtype: str = argument("float32", "Dtype of what is not quantized; auto as for serve.")
     device: str = device_argument()
 
 
@@ -27,7 +27,7 @@ class InspectArguments:
     """What a checkpoint is."""
 
     model: str = argument(..., "Folder, or hub name (org/name).", positional=True, metavar="MODEL")
-    all: bool = argument(False, "A row for every layer; equal ones are joined without.")
+    all: bool = argument(False, "One row per layer, instead of one for all equal layers.")
     device: str = device_argument()
-    dtype: str = argument("auto", "Activations the implementations are asked about.")
+    dtype: str = argument("auto", "Dtype of activations.")
     revision: str | None = revision_argument()

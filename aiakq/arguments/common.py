@@ -20,10 +20,11 @@ class JsonArguments:
 class ResultArguments:
     """What is done with a measured result."""
 
-    output: Path | None = argument(None, "Write the same JSON to this file, all or nothing.", metavar="FILE")
+    output: Path | None = argument(None, "Also write the JSON to this file, atomically.", metavar="FILE")
     fail_if: tuple[str, ...] = argument(
         (),
-        "Exit with 10 if this holds, like 'tpot_ms.p50>50': a key of the JSON result, an operator, a number.",
+        "Exit with code 10 if this condition holds, like 'tpot_ms.p50>50': a key of the JSON result, an operator, "
+        "a number.",
         metavar="GATE",
     )
 
@@ -41,7 +42,7 @@ class ConfigArguments:
 
 def device_argument() -> Any:
     """The field of --device."""
-    return argument("auto", "auto: cuda if there is one, else cpu.", metavar="auto|cpu|cuda")
+    return argument("auto", "auto: cuda if available, else cpu.", metavar="auto|cpu|cuda")
 
 
 def revision_argument() -> Any:

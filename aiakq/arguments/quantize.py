@@ -47,7 +47,7 @@ class QuantizeArguments:
     )
     tp: int = argument(
         1,
-        "GPUs it will be served on; checks that it can be cut so.",
+        "Tensor-parallel size it will be served with; checks that the model can be split that way.",
         flags=("-tp", "--tensor-parallel"),
         low=1,
         high=1024,
@@ -56,7 +56,7 @@ class QuantizeArguments:
     )
     dtype: str | None = argument(
         None,
-        "Of what is not quantized; the source's own if not given.",
+        "Dtype of what is not quantized; that of the source if not given.",
         flags=("-t", "--dtype"),
         choices=tuple(DTYPES),
         metavar="fp16|bf16|fp32",
@@ -65,7 +65,7 @@ class QuantizeArguments:
     )
     smooth_alpha: float | str | None = argument(
         None,
-        "smooth_quant: strength, 0 to 1, or auto to search it; by the model's family if not given.",
+        "smooth_quant: strength, 0 to 1, or auto to search it; usual for the model family if not given.",
         flags=("-sq", "--smooth-alpha"),
         low=0.0,
         high=1.0,
@@ -80,31 +80,38 @@ class QuantizeArguments:
         flags=("-token", "--token-ids", "--tokenids_path"),
         metavar="FILE",
     )
-    multi_query_mode: bool = argument(False, "Insist that heads share keys and values; found out otherwise.")
-    bits: int | None = argument(None, "Bits per weight; the method's usual if not given.")
-    group_size: int | None = argument(None, "Inputs per scale; -1: one scale a row. 128 for awq and gptq.")
-    symmetric: bool | None = argument(None, "Whether zero is always the middle code.", off="--asymmetric")
+    multi_query_mode: bool = argument(False, "Require that heads share keys and values; detected otherwise.")
+    bits: int | None = argument(None, "Bits per weight; the method's default if not given.")
+    group_size: int | None = argument(
+        None, "Inputs per scale; -1: one scale per row. 128 for awq and gptq if not given."
+    )
+    symmetric: bool | None = argument(
+        None, "Whether quantization is symmetric; the method's default if not given.", off="--asymmetric"
+    )
     act_order: str | None = argument(
         None,
-        "gptq: important inputs first, by row or within and between groups (if not given).",
+        "gptq: order columns by importance: over the whole row (static), or within and between groups (group, "
+        "if not given).",
         choices=("none", "static", "group"),
         hint="",
     )
     scale_search: str | None = argument(
         None,
-        "Whole ranges, or also smaller ones by the error they leave.",
+        "Quantization ranges: whole (minmax), or also smaller ones if their error is lower (mse).",
         choices=("minmax", "mse"),
         hint="",
     )
     sweeps: int | None = argument(
         None,
-        "gptq: go over all columns again N times; 2 if not given, 0 as published.",
+        "gptq: further passes over all columns; 2 if not given, 0 as published.",
         low=0,
         high=100,
         expected="between 0 and 100",
         hint="",
     )
-    gptaq: bool = argument(False, "gptq: make up for changed inputs too (GPTAQ); about half as long again.")
+    gptaq: bool = argument(
+        False, "gptq: also compensate for the error of the inputs (GPTAQ); takes about 1.5 times as long."
+    )
     awq_scaling: bool = argument(False, "gptq: fold the scales of awq first.")
     gptq: bool = argument(False, "smooth_quant: round the weights as gptq does.")
     activation_scales: str = argument(
@@ -115,7 +122,7 @@ class QuantizeArguments:
     )
     damp: float | None = argument(
         None,
-        "gptq: part of the mean diagonal of the Hessian to add; 0.01 if not given.",
+        "gptq: fraction of the Hessian's mean diagonal to add; 0.01 if not given.",
         above=0.0,
         high=1.0,
         expected="above 0 and at most 1",
@@ -138,22 +145,24 @@ class QuantizeArguments:
     )
     device: str = argument(
         "auto",
-        "auto: cuda if there is one, else cpu. Several with commas (cuda:0,cuda:1) share out calibration.",
+        "auto: cuda if available, else cpu. Several, as in cuda:0,cuda:1, share the calibration.",
         metavar="auto|cpu|cuda",
     )
     overwrite: bool = argument(False, "Replace the output folder if it exists.")
     evaluate: bool = argument(True, "Measure perplexity before and after.", flags=("--eval",))
-    eval_text: str | Path | None = argument(None, "Text for it; a bundled book if not given.", metavar="FILE")
+    eval_text: str | Path | None = argument(
+        None, "Text to measure perplexity on; a bundled book if not given.", metavar="FILE"
+    )
     layer: tuple[str, ...] = argument(
         (),
-        "For some layers, like 'model.layers.0.*=bits:8,group:64'.",
+        "Settings of some layers, like 'model.layers.0.*=bits:8,group:64'.",
         metavar="GLOB=HOW",
         separator=";",
     )
-    skip: tuple[str, ...] = argument((), "Leave these layers as they are.", metavar="GLOB")
+    skip: tuple[str, ...] = argument((), "Layers that are not quantized.", metavar="GLOB")
     lm_head: int | None = argument(
         None,
-        "Quantize the output layer too, to so many bits.",
+        "Also quantize the output layer, to this many bits.",
         choices=(4, 8),
         metavar="4|8",
         expected="4 or 8 bits",
@@ -161,7 +170,7 @@ class QuantizeArguments:
     )
     target_bpw: float | None = argument(
         None,
-        "Choose bits and groups per layer, for X bits per weight.",
+        "Choose bits and groups of each layer for X bits per weight on average.",
         above=2.0,
         high=8.5,
         expected="above 2 and at most 8.5",
@@ -169,25 +178,25 @@ class QuantizeArguments:
     )
     max_kl: float | None = argument(
         None,
-        "Choose them for at most X nats per token from the original.",
+        "Choose them for a KL divergence from the original of at most X nats per token.",
         above=0.0,
         hint="0.01 nats per token is little, 0.05 can be noticed.",
     )
     format: str | None = argument(
         None,
-        "Layout on disk; the most widely read one if not given.",
+        "Format on disk; the most widely supported one if not given.",
         metavar="NAME",
     )
-    resume: bool = argument(False, "Go on where an interrupted run with these options stopped.")
+    resume: bool = argument(False, "Continue an interrupted run that had the same options.")
     activation_memory: float | None = argument(
         None,
-        "Hidden states held in memory; more goes to disk. A quarter of what is free if not given.",
+        "Most hidden states in memory; the rest goes to disk. A quarter of the free memory if not given.",
         low=0.0,
         metavar="GB",
         expected="a number of gigabytes",
         hint="",
     )
-    trust_remote_code: bool = argument(False, "Run Python code that the model folder brings.")
+    trust_remote_code: bool = argument(False, "Run Python code from the model folder.")
     revision: str | None = revision_argument()
 
 

@@ -19,7 +19,7 @@ from aiakq.errors import error
 API_KEY_VARIABLE = "AIAKQ_API_KEY"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False, repr=False, eq=False)  # only its fields are used: the server takes a mapping
 class ServerArguments:
     """Options of the HTTP server."""
 
@@ -27,69 +27,69 @@ class ServerArguments:
     port: int = argument(8000, "Port to listen on; 0 takes any free one.", low=0, high=65535)
     served_model_name: list[str] | None = argument(
         None,
-        "Names clients use for the model; the folder as given if not given.",
+        "Names of the model in requests; the value of --model if not given.",
     )
     chat_template: str | None = argument(
         None,
-        "Jinja template, as a file or one line; the tokenizer's own if not given.",
+        "Jinja template, as a file or a single line; the tokenizer's own if not given.",
     )
-    response_role: str = argument("assistant", "Role of chat answers.")
+    response_role: str = argument("assistant", "Role of chat responses.")
     api_key: list[str] | None = argument(
         None,
-        "Key that requests must bring as Authorization: Bearer KEY. Others see it in the list of processes: "
-        "--api-key-file and the environment variable AIAKQ_API_KEY keep it from them.",
+        "Key that requests must send as Authorization: Bearer KEY. Visible in the list of processes: prefer "
+        "--api-key-file or the environment variable AIAKQ_API_KEY.",
         environment=False,  # read beside --api-key and the file, see aiakq/server/http/auth.py
     )
-    api_key_file: str | None = argument(None, "File with one key per line; lines that begin with # are skipped.")
-    allow_no_key: bool = argument(False, "Listen without a key on an address that others can reach.")
-    metrics_without_key: bool = argument(False, "Show /metrics without a key.")
+    api_key_file: str | None = argument(None, "File with one key per line; lines that start with # are ignored.")
+    allow_no_key: bool = argument(False, "Allow listening on a public address without a key.")
+    metrics_without_key: bool = argument(False, "Serve /metrics without a key.")
     allowed_hosts: list[str] | None = argument(
         None,
-        "Names the Host header may hold. On a loopback address only this machine's own if not given.",
+        "Allowed values of the Host header. If not given: on a loopback address only this machine's own names.",
     )
     allowed_origins: list[str] | None = argument(
         None,
-        "Origins whose web pages may use the server, or *; none if not given.",
+        "Origins allowed by CORS, or *; none if not given.",
     )
-    allowed_methods: list[str] | None = argument(None, "Methods allowed to those pages; all if not given.")
-    allowed_headers: list[str] | None = argument(None, "Headers allowed to those pages; all if not given.")
-    allow_credentials: bool = argument(False, "Let those pages send credentials.")
+    allowed_methods: list[str] | None = argument(None, "Methods allowed by CORS; all if not given.")
+    allowed_headers: list[str] | None = argument(None, "Headers allowed by CORS; all if not given.")
+    allow_credentials: bool = argument(False, "Allow credentials in CORS requests.")
     ssl_keyfile: str | None = argument(None, "Private key for TLS.")
-    ssl_certfile: str | None = argument(None, "Certificate chain for TLS; with it the server speaks HTTPS only.")
-    ssl_ca_certs: str | None = argument(None, "Certificates that clients' own certificates are checked against.")
+    ssl_certfile: str | None = argument(None, "Certificate chain for TLS. If given, the server accepts HTTPS only.")
+    ssl_ca_certs: str | None = argument(None, "CA certificates to verify client certificates with.")
     ssl_cert_reqs: int = argument(0, "Client certificates: 0 none, 1 optional, 2 required.", low=0, high=2)
-    max_connections: int = argument(1024, "Connections at a time; more are answered 503.", low=1)
-    max_connections_per_address: int = argument(256, "Of those from one address.", low=1)
-    header_timeout: float = argument(10.0, "Seconds for a request's headers to arrive.", low=0.1)
-    body_timeout: float = argument(30.0, "Seconds for its body.", low=0.1)
-    idle_timeout: float = argument(75.0, "Seconds a connection is kept without a request.", low=0.1)
-    write_timeout: float = argument(60.0, "Seconds to wait for a client that takes nothing.", low=0.1)
+    max_connections: int = argument(1024, "Most open connections; further ones get status 503.", low=1)
+    max_connections_per_address: int = argument(256, "Most open connections from one address.", low=1)
+    header_timeout: float = argument(10.0, "Seconds to receive the headers of a request.", low=0.1)
+    body_timeout: float = argument(30.0, "Seconds to receive the body of a request.", low=0.1)
+    idle_timeout: float = argument(75.0, "Seconds to keep an idle connection open.", low=0.1)
+    write_timeout: float = argument(60.0, "Seconds to wait for a client that does not read.", low=0.1)
     max_body_bytes: int | None = argument(
         None,
-        "Bytes of a request body. 4 MiB, or 8 per token of context if not given.",
+        "Largest request body in bytes; 4 MiB, or 8 bytes per token of context, if not given.",
         low=1,
     )
     max_num_queued_reqs: int = argument(
         256,
-        "Sequences that may wait for a place in the batch; beyond it a request is answered 503 at once.",
+        "Most waiting sequences; further requests get status 503 at once.",
         low=1,
     )
     max_num_queued_tokens: int | None = argument(
         None,
-        "Prompt tokens of all that wait; beyond it likewise. Four times what the KV pages hold if not given.",
+        "Most prompt tokens of waiting sequences, likewise; four times the tokens in KV pages if not given.",
         low=1,
     )
-    max_queue_seconds: float = argument(60.0, "Seconds a request may wait; then it is answered 503.", low=0.1)
-    max_request_seconds: float = argument(600.0, "Seconds from a request's arrival to its end.", low=0.1)
+    max_queue_seconds: float = argument(60.0, "Seconds a request may wait before it gets status 503.", low=0.1)
+    max_request_seconds: float = argument(600.0, "Seconds a request may take in all.", low=0.1)
     step_timeout: float = argument(
         60.0,
-        "Seconds for a step of the engine; then its stacks are written to standard error and it is started again.",
+        "Seconds a step of the engine may take. After that its stacks are written to stderr and it is restarted.",
         low=0.1,
     )
-    first_step_timeout: float = argument(600.0, "The same for an engine's first step.", low=0.1)
+    first_step_timeout: float = argument(600.0, "The same for the first step of an engine.", low=0.1)
     max_engine_restarts: int = argument(
         5,
-        "Times within ten minutes that an engine that ended is started again; then the server ends.",
+        "Most restarts of the engine within ten minutes; after that the server exits.",
         low=0,
     )
     shutdown_timeout: float = argument(30.0, "Seconds to finish running requests after SIGTERM.", low=0)
@@ -98,15 +98,15 @@ class ServerArguments:
         "Log level of the HTTP server.",
         choices=("critical", "error", "warning", "info", "debug"),
     )
-    root_path: str = argument("", "Path under which a proxy offers this server.")
-    enable_log_requests: bool = argument(False, "Log every request: its prompts and how it is sampled.")
+    root_path: str = argument("", "URL path under which a proxy serves this server.")
+    enable_log_requests: bool = argument(False, "Log the prompts and sampling parameters of every request.")
     max_log_len: int | None = argument(
         None,
-        "Characters or token ids of a prompt in the log; all if not given.",
+        "Most characters or token ids of a prompt in the log; all if not given.",
         low=0,
     )
-    enable_admin_routes: bool = argument(False, "Offer the routes /abort_requests and /reset_prefix_cache.")
-    disable_log_stats: bool = argument(False, "No line of statistics every ten seconds.")
+    enable_admin_routes: bool = argument(False, "Serve the routes /abort_requests and /reset_prefix_cache.")
+    disable_log_stats: bool = argument(False, "Do not log statistics every ten seconds.")
 
 
 SERVER_ARGUMENTS: tuple[Argument, ...] = rows_of(ServerArguments, "server")

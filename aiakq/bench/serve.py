@@ -1,6 +1,6 @@
-"""``bench serve``: load on a running server over HTTP, measured from the client's side.
+"""``bench serve``: the performance of a running server over HTTP, measured by the client.
 
-Every request is timed as users see it: time to first token (TTFT), time per output token after the first (TPOT),
+Every request is timed as a user sees it: time to first token (TTFT), time per output token after the first (TPOT),
 gaps between tokens (ITL) and end-to-end latency (E2EL). Keys follow vLLM's benchmark, so that comparison scripts work.
 """
 
@@ -18,7 +18,7 @@ import httpx
 from aiakq.arguments.bench import ServeArguments
 from aiakq.bench import client as http
 from aiakq.bench import workload
-from aiakq.bench.client import ServedModel, Timing
+from aiakq.bench.client import Timing
 from aiakq.bench.summary import milliseconds, rate
 from aiakq.bench.workload import Request
 from aiakq.errors import error
@@ -48,9 +48,9 @@ class ServeOptions(ServeArguments):
 def run(options: ServeOptions, progress: Progress, facts: Mapping[str, str] | None = None) -> Record:
     """Send the workload and measure it. Requests that fail are counted in the record, with the first reason.
 
-    facts  what the server told about itself when it started, if this process started it; kept in the record.
-    Raises ``server_unreachable``, ``unknown_model``, ``bench_failed`` when not even the warm-up is answered, and
-    what ``workload`` raises for a dataset.
+    facts  what the server reported when it started, if this process started it; kept in the record.
+    Raises ``server_unreachable``, ``unknown_model``, ``bench_failed`` if a warm-up request fails, and what
+    ``workload`` raises for a dataset.
     """
     return asyncio.run(_run(options, progress, facts))
 
@@ -58,11 +58,18 @@ def run(options: ServeOptions, progress: Progress, facts: Mapping[str, str] | No
 async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, str] | None) -> Record:
     seed = workload.new_seed() if options.seed is None else options.seed
     rng = random.Random(seed)
+    source = workload.open_workload(options, rng)
     async with http.open_client(options.base_url, options.api_key, options.timeout_s) as client:
         model = await http.served_model(client, options.model)
-        requests, repeated = _requests(options, model, rng)
-        ignore_eos = options.dataset is None if options.ignore_eos is None else options.ignore_eos
-        await _warm_up(client, model, requests[0], options, ignore_eos, rng)
+        vocab_size = options.vocab_size or model.vocab_size
+        requests = source.requests(vocab_size)
+        ignore_eos = source.ignore_eos if options.ignore_eos is None else options.ignore_eos
+        for number in range(options.num_warmups):
+            warm_up = requests[0]
+            if source.fresh_prompts:  # a prompt that leaves no prefix of the others in the cache
+                size = workload.known_size(vocab_size)
+                warm_up = workload.random_requests(1, options.input_len, options.output_len, size, rng)[0]
+            await _warm_up(client, model.name, warm_up, ignore_eos, number, options.num_warmups)
         before = await http.prefix_counters(client)
         started = time.perf_counter()
         timings = await _send_all(client, model.name, requests, options, ignore_eos, rng, progress)
@@ -71,60 +78,34 @@ async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, st
 
     queries, hits = (None if x is None or y is None else y - x for x, y in zip(before, after, strict=True))
     share = workload.hit_rate(queries, hits)
-    notes = workload.cache_warning(options.dataset is None, share)
-    if repeated:
-        notes.append(workload.REPEATED)
+    warnings = workload.cache_warning(source.fresh_prompts, share) + source.warnings()
+    name = workload.workload_name(options)
     metrics = measure(timings, duration, options.goodput)
     metrics["prefix_cache"] = {"queries": queries, "hits": hits, "hit_rate": share}
     if options.save_detailed:
         metrics["detailed"] = _detailed(timings, started)
     config = {
         **{key: value for key, value in asdict(options).items() if key not in ("api_key", "seed", "host", "port")},
-        "dataset": "random" if options.dataset is None else str(options.dataset),
+        "workload": name,
+        "dataset": name if options.dataset is None else str(options.dataset),
         "model": model.name,
         "num_prompts": len(requests),
-        "vocab_size": options.vocab_size or model.vocab_size,
+        "vocab_size": vocab_size,
         "ignore_eos": ignore_eos,
         "server_version": model.server_version,
     }
     where = {**environment(), "engine": None if facts is None else dict(facts)}
-    return Record("serve", seed, config, metrics, where, tuple(notes))
-
-
-def _requests(options: ServeOptions, model: ServedModel, rng: random.Random) -> tuple[list[Request], bool]:
-    if options.dataset is not None:
-        return workload.dataset_requests(options.dataset, options.num_prompts, options.output_len, rng)
-    return _random_requests(100 if options.num_prompts is None else options.num_prompts, options, model, rng), False
-
-
-def _random_requests(count: int, options: ServeOptions, model: ServedModel, rng: random.Random) -> list[Request]:
-    size = options.vocab_size or model.vocab_size
-    if size is None:
-        raise error(
-            "usage",
-            reason="Random prompts need the size of the vocabulary, which this server does not tell.",
-            hint="Give --vocab-size N (it is in the model's config.json), or --dataset FILE.",
-        )
-    return workload.random_requests(count, options.input_len, options.output_len, size, rng)
+    return Record("serve", seed, config, metrics, where, tuple(warnings))
 
 
 async def _warm_up(
-    client: httpx.AsyncClient,
-    model: ServedModel,
-    like: Request,
-    options: ServeOptions,
-    ignore_eos: bool,
-    rng: random.Random,
+    client: httpx.AsyncClient, model: str, request: Request, ignore_eos: bool, number: int, total: int
 ) -> None:
-    """Send requests that are not measured, one after the other. Random ones, so that they leave no useful prefix."""
-    for number in range(options.num_warmups):
-        request = like
-        if options.dataset is None:
-            request = _random_requests(1, options, model, rng)[0]
-        timing = Timing(scheduled=time.perf_counter())
-        await http.complete(client, model.name, request, ignore_eos, timing)
-        if timing.error:
-            raise error("bench_failed", failed=number + 1, total=options.num_warmups, reason=timing.error.rstrip("."))
+    """Send a request that is not measured. Raises ``bench_failed`` if it fails."""
+    timing = Timing(scheduled=time.perf_counter())
+    await http.complete(client, model, request, ignore_eos, timing)
+    if timing.error:
+        raise error("bench_failed", failed=number + 1, total=total, reason=timing.error.rstrip("."))
 
 
 async def _send_all(
@@ -178,8 +159,8 @@ def measure(timings: Sequence[Timing], duration: float, goodput: Mapping[str, fl
         "request_goodput": rate(sum(_within(timing, goodput) for timing in good), duration) if goodput else None,
         "output_throughput": rate(outputs, duration),
         "total_token_throughput": rate(inputs + outputs, duration),
-        "max_output_tokens_per_s": _busiest_second(good),
-        "max_concurrent_requests": _most_at_once(timings),
+        "max_output_tokens_per_s": _peak_output_tokens(good),
+        "max_concurrent_requests": _peak_concurrency(timings),
     }
     metrics.update(milliseconds("ttft", [timing.ttft for timing in good]))
     metrics.update(milliseconds("tpot", [timing.tpot for timing in good if timing.tpot is not None]))
@@ -202,14 +183,14 @@ def _within(timing: Timing, goodput: Mapping[str, float]) -> bool:
     return all(1000 * measured[name] <= limit for name, limit in goodput.items())
 
 
-def _busiest_second(timings: Sequence[Timing]) -> float | None:
-    """Most output tokens that arrived within one whole second of the run."""
+def _peak_output_tokens(timings: Sequence[Timing]) -> float | None:
+    """The most output tokens that arrived within one second of the run."""
     if not timings:
         return None
     start = min(timing.sent for timing in timings)
     seconds: dict[int, float] = {}
     for timing in timings:
-        # A chunk may hold several tokens; the answer's tokens are spread evenly over its chunks.
+        # A chunk may hold several tokens; the tokens of a response are spread evenly over its chunks.
         share = timing.output_tokens / len(timing.token_times)
         for moment in timing.token_times:
             second = int(moment - start)
@@ -217,14 +198,14 @@ def _busiest_second(timings: Sequence[Timing]) -> float | None:
     return max(seconds.values())
 
 
-def _most_at_once(timings: Sequence[Timing]) -> int:
+def _peak_concurrency(timings: Sequence[Timing]) -> int:
     changes = [(timing.sent, 1) for timing in timings if timing.sent]
     changes += [(timing.ended, -1) for timing in timings if timing.sent]
-    most = now = 0
+    peak = current = 0
     for _, change in sorted(changes):
-        now += change
-        most = max(most, now)
-    return most
+        current += change
+        peak = max(peak, current)
+    return peak
 
 
 def _detailed(timings: Sequence[Timing], started: float) -> dict[str, list[Any]]:

@@ -1,4 +1,4 @@
-"""``bench throughput``: how fast many requests are answered when all are there from the start."""
+"""``bench throughput``: the throughput of many requests that are submitted at once."""
 
 from __future__ import annotations
 
@@ -10,65 +10,54 @@ from typing import Any
 from aiakq.arguments.bench import ThroughputArguments
 from aiakq.bench import workload
 from aiakq.bench.latency import token_times
-from aiakq.bench.offline import Engine, Progress
+from aiakq.bench.offline import MeasuredEngine, Progress
 from aiakq.bench.summary import milliseconds, rate
 from aiakq.records import Record
 from aiakq.runtime.text.outputs import RequestOutput
 
-#: Prompts of a run on random ones, if not given.
-RANDOM_PROMPTS = 100
-
 
 @dataclass(frozen=True)
 class ThroughputOptions(ThroughputArguments):
-    """``engine`` holds the engine arguments. ``num_prompts`` None: 100 random ones, or the whole dataset once.
-
-    ignore_eos  None: yes for random prompts, no for a dataset.
-    """
+    """``engine`` holds the engine arguments."""
 
     engine: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run(options: ThroughputOptions, progress: Progress) -> Record:
-    """Answer all requests at once and time it, after ``warmups`` single requests that are not counted."""
+    """Run all requests at once and time it, after ``warmups`` single requests that are not measured."""
     seed = workload.new_seed() if options.seed is None else options.seed
     rng = random.Random(seed)
-    requests: list[workload.Request] = []
-    repeated = False
-    if options.dataset is not None:  # before the model, so that a wrong file costs no time
-        requests, repeated = workload.dataset_requests(options.dataset, options.num_prompts, options.output_len, rng)
+    source = workload.open_workload(options, rng)
     progress("load", 0, 1)
-    engine = Engine(options.engine)
-    if options.dataset is None:
-        count = RANDOM_PROMPTS if options.num_prompts is None else options.num_prompts
-        requests = workload.random_requests(count, options.input_len, options.output_len, engine.vocab_size, rng)
-    ignore_eos = options.dataset is None if options.ignore_eos is None else options.ignore_eos
+    engine = MeasuredEngine(options.engine)
+    requests = source.requests(engine.vocab_size)
+    ignore_eos = source.ignore_eos if options.ignore_eos is None else options.ignore_eos
     for number in range(options.warmups):
         progress("warm-up", number, options.warmups)
         engine.generate(
             workload.random_requests(1, options.input_len, min(options.output_len, 16), engine.vocab_size, rng), True
         )
-    engine.forget_cache_counts()
+    engine.reset_cache_counts()
     progress("measure", 0, 1)
     duration, outputs = engine.generate(requests, ignore_eos)
     progress("measure", 1, 1)
     metrics = measure(duration, outputs)
     metrics["load_s"] = engine.load_s
     metrics["prefix_cache"] = engine.cache_use()
-    notes = workload.cache_warning(options.dataset is None, metrics["prefix_cache"]["hit_rate"])
-    if repeated:
-        notes.append(workload.REPEATED)
+    warnings = workload.cache_warning(source.fresh_prompts, metrics["prefix_cache"]["hit_rate"]) + source.warnings()
+    name = workload.workload_name(options)
     config = {
         **{key: value for key, value in asdict(options).items() if key != "seed"},
-        "dataset": "random" if options.dataset is None else str(options.dataset),
+        "workload": name,
+        "dataset": name if options.dataset is None else str(options.dataset),
         "num_prompts": len(requests),
         "ignore_eos": ignore_eos,
     }
-    return Record("throughput", seed, config, metrics, engine.environment(), tuple(notes))
+    return Record("throughput", seed, config, metrics, engine.environment(), tuple(warnings))
 
 
 def measure(duration: float, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """The metrics of requests answered together in ``duration`` seconds; None where nothing was measured.
+    """The metrics of requests that took ``duration`` seconds together; None where nothing was measured.
 
     ``elapsed_time``, ``num_requests``, ``total_num_tokens``, ``requests_per_second`` and ``tokens_per_second`` repeat
     other keys under the names of vLLM's offline benchmark.

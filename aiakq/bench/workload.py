@@ -1,19 +1,33 @@
-"""What a benchmark asks for: random prompts or the prompts of a file, and when each request is sent."""
+"""Workloads: which requests a benchmark sends, and when. ``WORKLOADS`` lists them by name.
+
+A workload is a class with ``requests(vocab_size)``; adding one is a line here or an entry point of a package.
+"""
 
 from __future__ import annotations
 
 import json
 import random
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aiakq.arguments.bench import WorkloadArguments
 from aiakq.errors import error
+from aiakq.registry import Registry
 
+#: Name -> a subclass of ``Workload``.
+WORKLOADS = Registry(
+    "aiakq.workloads",
+    {"random": "aiakq.bench.workload:RandomPrompts", "dataset": "aiakq.bench.workload:Dataset"},
+)
+
+#: Requests of a run on random prompts, if --num-prompts is not given.
+NUM_PROMPTS = 100
 #: A run on random prompts that finds more of its prompt tokens in the prefix cache measures the cache.
-MOST_RANDOM_HITS = 0.01
+MAX_RANDOM_HIT_RATE = 0.01
 
 
 @dataclass(frozen=True)
@@ -22,6 +36,96 @@ class Request:
 
     prompt: str | list[int]
     output_len: int
+
+
+class Workload(ABC):
+    """Which requests a benchmark sends. Made before a model is loaded, so that wrong options cost no time.
+
+    fresh_prompts  whether prompts are new in every run, so that hits in the prefix cache spoil the measurement.
+    ignore_eos     whether answers have their full length if the user does not say.
+    """
+
+    fresh_prompts = True
+    ignore_eos = True
+
+    def __init__(self, options: WorkloadArguments, rng: random.Random) -> None:
+        self.options = options
+        self.rng = rng
+
+    @abstractmethod
+    def requests(self, vocab_size: int | None) -> list[Request]:
+        """The requests to measure, for a model of this vocabulary; None where a server does not tell its size."""
+
+    def warnings(self) -> list[str]:
+        """Sentences that a reader must see before trusting the numbers."""
+        return []
+
+
+class RandomPrompts(Workload):
+    """Prompts of --input-len random token ids."""
+
+    def __init__(self, options: WorkloadArguments, rng: random.Random) -> None:
+        """Raises ``option_conflict`` if there is a dataset, which would not be read."""
+        super().__init__(options, rng)
+        if options.dataset is not None:
+            hint = "Leave one of them out."
+            reason = "random prompts come from no file"
+            raise error("option_conflict", option="--workload random", other="--dataset", reason=reason, hint=hint)
+
+    def requests(self, vocab_size: int | None) -> list[Request]:
+        """See Workload. Raises ``usage`` if the size of the vocabulary is not known."""
+        count = NUM_PROMPTS if self.options.num_prompts is None else self.options.num_prompts
+        size = known_size(vocab_size)
+        return random_requests(count, self.options.input_len, self.options.output_len, size, self.rng)
+
+
+class Dataset(Workload):
+    """The prompts of --dataset, as ``dataset_requests`` reads them."""
+
+    fresh_prompts = False
+    ignore_eos = False
+
+    def __init__(self, options: WorkloadArguments, rng: random.Random) -> None:
+        """Raises ``usage`` without a dataset, and what reading it raises."""
+        super().__init__(options, rng)
+        if options.dataset is None:
+            raise error("usage", reason="--workload dataset needs a file of prompts.", hint="Give --dataset FILE.")
+        self._requests, self._repeated = dataset_requests(options.dataset, options.num_prompts, options.output_len, rng)
+
+    def requests(self, vocab_size: int | None) -> list[Request]:
+        """See Workload."""
+        return self._requests
+
+    def warnings(self) -> list[str]:
+        """See Workload."""
+        return [REPEATED] if self._repeated else []
+
+
+def workload_name(options: WorkloadArguments) -> str:
+    """The name of the workload that the options mean."""
+    if options.workload is not None:
+        return options.workload
+    return "random" if options.dataset is None else "dataset"
+
+
+def open_workload(options: WorkloadArguments, rng: random.Random) -> Workload:
+    """The workload that the options name. Raises ``bad_option`` for an unknown name, and what the workload raises."""
+    name = workload_name(options)
+    if name not in WORKLOADS:
+        expected = f"one of {', '.join(WORKLOADS)}"
+        raise error("bad_option", option="--workload", value=name, expected=expected, hint="Packages can add more.")
+    return WORKLOADS.load(name)(options, rng)
+
+
+def known_size(vocab_size: int | None) -> int:
+    """``vocab_size``. Raises ``usage`` if it is None."""
+    if vocab_size is None:
+        raise error(
+            "usage",
+            reason="Random prompts need the size of the vocabulary, which this server does not tell.",
+            hint="Give --vocab-size N (it is in the model's config.json), or --dataset FILE.",
+        )
+    return vocab_size
 
 
 def new_seed() -> int:
@@ -35,9 +139,9 @@ def random_requests(count: int, input_len: int, output_len: int, vocab_size: int
 
 
 def dataset_requests(path: Path, count: int | None, output_len: int, rng: random.Random) -> tuple[list[Request], bool]:
-    """Requests from a file: JSON lines with ``prompt`` (and ``max_tokens``, if they like), or a prompt a line.
+    """Requests from a file: one per line, as text or as JSON with ``prompt`` and optionally ``max_tokens``.
 
-    ``count`` are drawn in random order; None takes each once. The second value says whether some had to be repeated.
+    ``count`` of them in random order; None takes each once. The second value says whether some had to be repeated.
     Raises ``usage`` when the file holds no prompts, ``model_malformed`` for a line that is no such JSON.
     """
     try:
@@ -47,11 +151,11 @@ def dataset_requests(path: Path, count: int | None, output_len: int, rng: random
     found = [_parse_line(path, number, line, output_len) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise error(
-            "usage", reason=f"{path} holds no prompts.", hint='One a line, as plain text or as {"prompt": "..."}.'
+            "usage", reason=f"{path} holds no prompts.", hint='One per line, as plain text or as {"prompt": "..."}.'
         )
     rng.shuffle(found)
-    wanted = len(found) if count is None else count
-    return [found[index % len(found)] for index in range(wanted)], wanted > len(found)
+    total = len(found) if count is None else count
+    return [found[index % len(found)] for index in range(total)], total > len(found)
 
 
 def _parse_line(path: Path, number: int, line: str, output_len: int) -> Request:
@@ -94,9 +198,9 @@ def hit_rate(queries: float | None, hits: float | None) -> float | None:
     return hits / queries if queries and hits is not None else None
 
 
-def cache_warning(random_prompts: bool, share: float | None) -> list[str]:
-    """The sentence that marks a run on random prompts which the prefix cache answered in part."""
-    if not random_prompts or share is None or share <= MOST_RANDOM_HITS:
+def cache_warning(fresh_prompts: bool, share: float | None) -> list[str]:
+    """The sentence that marks a run on new prompts which the prefix cache answered in part."""
+    if not fresh_prompts or share is None or share <= MAX_RANDOM_HIT_RATE:
         return []
     return [
         f"{share:.1%} of the prompt tokens came from the prefix cache, so this run does not measure random prompts. "

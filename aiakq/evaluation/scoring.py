@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.executor.runner import Runner
+from aiakq.runtime.executor.kv_cache import new_caches
 from aiakq.runtime.loader.loading import load_model
 from aiakq.runtime.models.decoder import Model, ModelInput
 
@@ -30,7 +30,7 @@ class ScoringModel:
         P = self.config.cache.block_size
         per_sequence = -(-T // P)
         device = self.config.device.device
-        runner = Runner(self.model, 1 + B * per_sequence, P, self.config.device.dtype, device)
+        caches = new_caches(self.model, 1 + B * per_sequence, P, self.config.device.dtype, device)
         table = torch.arange(1, 1 + B * per_sequence, dtype=torch.int32, device=device).view(B, per_sequence)
         positions = torch.arange(T, device=device).repeat(B)
         slots = (table.long().repeat_interleave(P, dim=1) * P)[:, :T] + (torch.arange(T, device=device) % P)
@@ -50,7 +50,7 @@ class ScoringModel:
             context,
             torch.arange(B * T, device=device),
         )
-        return self.model.forward(step, runner.caches).view(B, T, -1)
+        return self.model.forward(step, caches).view(B, T, -1)
 
 
 def load_for_scoring(path: str | Path, dtype: str = "float32", device: str = "auto") -> ScoringModel:

@@ -1,7 +1,7 @@
-"""Checkpoint folders: found, checked from their headers alone, and read tensor by tensor.
+"""Checkpoint folders: opened, checked from their headers alone, and read tensor by tensor.
 
-Nothing here executes anything from the folder: no Python, no path that leaves it, and pickles only as plain tensors
-(torch_file.py), where a model has no safetensors.
+Nothing from the folder is executed, no path leads out of it, and pickles are read only as plain tensors
+(torch_file.py), for models without safetensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ from aiakq.spec import QuantSpec
 
 
 class Checkpoint:
-    """A model folder whose headers were read and checked; tensors are mapped in when asked for."""
+    """A model folder whose headers were read and checked; tensors are mapped from their files on access.
+
+    path       the folder.
+    config     its config.json.
+    inventory  name -> header of every tensor.
+    """
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
         self.path = path
@@ -55,7 +60,7 @@ class Checkpoint:
 
         weights  safetensors or pt read only one kind; auto reads torch's files where there are no safetensors.
         ignore   patterns of weight files that are not read.
-        config   what holds instead of config.json.
+        config   replaces config.json.
 
         Raises ``model_missing``, ``model_incomplete``, ``model_malformed``, ``pickle_refused``, ``path_outside_model``.
         """
@@ -104,7 +109,7 @@ class Checkpoint:
         return handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
 
     def _header(self, file: str) -> dict[str, TensorInfo]:
-        """What one file holds, without reading a weight."""
+        """name -> header of the tensors of one file."""
         if not file.endswith(".bin"):
             return read_header(real_path(self.path, file), file)
         tensors = self._handles[file] = self._open(file)
@@ -137,7 +142,7 @@ class Checkpoint:
         return next((each for each in _spellings(name) if each in self.inventory), None)
 
     def locate_linear(self, name: str) -> str | None:
-        """The quantized linear that a model calls ``name``; see ``locate``."""
+        """The packed linear that a model calls ``name``; see ``locate``."""
         return next((each for each in _spellings(name) if each in self._linear_set), None)
 
     @cached_property
@@ -145,7 +150,7 @@ class Checkpoint:
         return frozenset(self._linears)
 
     def quantized_linears(self) -> list[str]:
-        """The modules that own quantized weights, by what is in the files, whatever the config says."""
+        """The names of all packed linears, sorted: those with the tensors of one, whatever the config says."""
         return list(self._linears)
 
     def layout(self, prefix: str) -> str:
@@ -183,16 +188,19 @@ class Checkpoint:
         return found, derive_group_size(found.k, found.groups, spec.group_size, "scales", prefix)
 
     def linear_spec(self, prefix: str) -> QuantSpec:
-        """The spec of one quantized linear, in the layout its tensors have.
+        """The spec of the packed linear ``prefix``, in the format its tensors have.
 
-        What is in the file counts, even where the config says that this linear is not quantized.
+        The tensors count even if the config says that this linear is not quantized.
         """
-        assert self.spec is not None, "an unquantized checkpoint has no quantized linears"
+        assert self.spec is not None, "an unquantized checkpoint has no packed linears"
         spec = self.spec.for_layer(prefix) or replace(self.spec, layers=())
         return replace(spec, format=self.layout(prefix))
 
     def read_linear(self, prefix: str) -> QWeight:
-        """One quantized linear, bias included. Raises ``tensor_mismatch`` and ``not_finite`` naming the tensor."""
+        """One packed linear of N outputs and K inputs, with its bias [N] if it has one.
+
+        Raises ``tensor_mismatch`` and ``not_finite``, which name the tensor.
+        """
         tensors = {suffix: self.tensor(name) for suffix, name in self.linear_tensors(prefix).items()}
         spec = self.linear_spec(prefix)
         try:
@@ -203,7 +211,7 @@ class Checkpoint:
             raise
 
     def close(self) -> None:
-        """Drop the file handles; tensors already handed out stay valid."""
+        """Close the files; tensors that were read stay valid."""
         self._handles.clear()
 
 

@@ -16,39 +16,43 @@ def mismatch(name: str, reason: str) -> AiakqError:
 
 
 def need(tensors: Mapping[str, Tensor], suffix: str, name: str, dims: int, *dtypes: torch.dtype) -> Tensor:
-    """The tensor ``suffix``, which must exist with ``dims`` dimensions and one of ``dtypes``."""
+    """The tensor ``suffix``, which has ``dims`` dimensions and one of ``dtypes``. Raises ``tensor_mismatch``."""
     tensor = tensors.get(suffix)
     if tensor is None:
         raise mismatch(name, f"{suffix} is missing")
     if tensor.dim() != dims or 0 in tensor.shape:
         raise mismatch(name, f"{suffix} has shape {list(tensor.shape)}, not {dims} dimensions")
     if tensor.dtype not in dtypes:
-        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise mismatch(name, f"{suffix} is {str(tensor.dtype).removeprefix('torch.')}, not {wanted}")
+        allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise mismatch(name, f"{suffix} is {str(tensor.dtype).removeprefix('torch.')}, not {allowed}")
     return tensor
 
 
 def shaped(tensor: Tensor, shape: tuple[int, ...], suffix: str, name: str) -> Tensor:
-    """``tensor`` itself, whose shape must be exactly ``shape``."""
+    """``tensor`` itself if it has exactly this shape. Raises ``tensor_mismatch``."""
     if tuple(tensor.shape) != shape:
         raise mismatch(name, f"{suffix} has shape {list(tensor.shape)}, expected {list(shape)}")
     return tensor
 
 
 def finite(tensor: Tensor, suffix: str, name: str) -> Tensor:
-    """``tensor`` itself, which must hold no NaN and no infinity."""
+    """``tensor`` itself, of any shape, if it holds no NaN and no infinity. Raises ``not_finite``."""
     if not bool(torch.isfinite(tensor).all()):
-        raise error("not_finite", what=f"{name}.{suffix}", hint="The checkpoint is damaged; fetch or make it again.")
+        raise error(
+            "not_finite",
+            what=f"{name}.{suffix}",
+            hint="The checkpoint is damaged; download it or quantize the model again.",
+        )
     return tensor
 
 
 def check_scales(
     scales: Tensor, codes: Tensor, zeros: Tensor | None, group_size: int, bits: int, suffix: str, name: str
 ) -> None:
-    """Refuse a scale of 0 unless its whole group is zero anyway, which some tools write for dead inputs.
+    """Refuse a scale of 0 unless all weights of its group are 0, as some tools write for dead inputs.
 
-    scales [N, ng], codes [N, K], zeros [N, ng] or None, as in QWeight. Anywhere else a scale of 0 means that it was too
-    small for its dtype, and that the weights are lost.
+    scales [N, ng] float, codes [N, K] uint8, zeros [N, ng] or None, as in QWeight. Elsewhere a scale of 0 was too small
+    for its dtype, and the weights are lost. Raises ``tensor_mismatch``.
     """
     dead = scales == 0
     if not bool(dead.any()):
@@ -61,29 +65,32 @@ def check_scales(
 
 
 def read_bias(tensors: Mapping[str, Tensor], n: int, name: str) -> Tensor | None:
-    """The bias [N] of the linear, checked, or None."""
+    """The bias [N] of the linear, or None. Raises ``tensor_mismatch`` and ``not_finite``."""
     bias = tensors.get("bias")
     if bias is None:
         return None
     return finite(shaped(bias, (n,), "bias", name), "bias", name)
 
 
-def derive_group_size(k: int, groups: int, wanted: int, suffix: str, name: str) -> int:
-    """G from the number of groups, preferring the config's where it fits (per-layer overrides make it lie)."""
+def derive_group_size(k: int, groups: int, configured: int, suffix: str, name: str) -> int:
+    """G for K inputs in ``groups`` groups: the ``configured`` one if it fits; tools leave overrides out.
+
+    Raises ``tensor_mismatch`` if no G fits.
+    """
     if groups == 1:
         return k
-    if wanted > 0 and -(-k // wanted) == groups:
-        return wanted
+    if configured > 0 and -(-k // configured) == groups:
+        return configured
     if groups > 0 and k % groups == 0:
         return k // groups
     raise mismatch(name, f"{suffix} holds {groups} groups, which do not divide {k} inputs")
 
 
 def order_from_groups(g_idx: Tensor, k: int, groups: int, group_size: int, suffix: str, name: str) -> Tensor | None:
-    """The order that makes a scrambled group index contiguous.
+    """The order of inputs that makes the groups contiguous.
 
-    g_idx [K] integer, the group of each input channel -> perm [K] int64 with ``g_idx[perm[j]] == j // G``, or None
-    when the order is natural already. Every group but the last must own exactly G channels.
+    g_idx [K] integer, the group of each input -> perm [K] int64 with ``g_idx[perm[j]] == j // G``, or None if groups
+    are contiguous already. Every group but the last must have exactly G inputs. Raises ``tensor_mismatch``.
     """
     shaped(g_idx, (k,), suffix, name)
     index = g_idx.to(torch.int64)

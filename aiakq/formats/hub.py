@@ -26,15 +26,15 @@ def resolve_model(
 ) -> Path:
     """The folder of a model: the local one, else a snapshot fetched from the hub.
 
-    cache    folder that is downloaded to; the hub's own if None.
+    cache    the folder to download to; the hub client's own if None.
     weights  which kind to fetch, as for ``Checkpoint.open``, or none.
     ignore   patterns of files that are not fetched.
 
-    Raises ``model_missing`` for something that looks like a path, ``model_hub`` when the hub could not deliver.
+    Raises ``model_missing`` for a path that does not exist, ``model_hub`` if the hub does not deliver it.
     """
     name = str(name_or_path)
     path = Path(name_or_path).expanduser()
-    if name.strip() and os.path.isdir(path):  # which, other than the path's own method, minds no name however long
+    if name.strip() and os.path.isdir(path):  # unlike path.is_dir, it takes names of any length
         return path
     if os.path.lexists(path) or not name.strip():
         raise error("model_missing", path=name)
@@ -59,7 +59,7 @@ def resolve_model(
 
 
 def _weight_patterns(name: str, revision: str | None, weights: str) -> list[str]:
-    """Which weights to fetch of a repository."""
+    """Patterns of the weight files to fetch from a repository."""
     known: dict[str, list[str]] = {"none": [], "safetensors": _SAFETENSORS, "pt": _TORCH}
     if weights in known:
         return known[weights]
@@ -68,7 +68,7 @@ def _weight_patterns(name: str, revision: str | None, weights: str) -> list[str]
     try:
         siblings = huggingface_hub.HfApi().model_info(name, revision=revision).siblings or []
     except Exception:
-        # Offline, or unreachable: what is in the cache is all there is, and the download says what is wrong.
+        # Offline or unreachable: only the cache is left, and the download reports the error.
         return _SAFETENSORS + (_TORCH if huggingface_hub.constants.HF_HUB_OFFLINE else [])
     files = [sibling.rfilename for sibling in siblings if "/" not in sibling.rfilename]
     return _SAFETENSORS if any(file.endswith(".safetensors") for file in files) else _TORCH

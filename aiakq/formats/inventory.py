@@ -11,20 +11,18 @@ from aiakq.formats.checkpoint import Checkpoint
 
 #: Rows of the table in an error.
 MAX_ROWS = 20
-#: Ends of the names of tensors that files carry and models compute again.
+#: Name endings of tensors that files may hold but models compute themselves.
 COMPUTED = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias", "decoder.version", "act.scales")
-
-
 _FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 @dataclass
 class RequiredTensors:
-    """What a model needs.
+    """The tensors that a model needs.
 
     tensors   name -> shape of everything that is not a linear layer.
     linears   module name -> (N, K, whether it has a bias).
-    optional  tensors that may be there and are not needed: a head that is tied to the embedding.
+    optional  tensors that may be there but need not: the output layer, which may be tied to the embedding.
     """
 
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -34,7 +32,7 @@ class RequiredTensors:
 
 @dataclass(frozen=True)
 class Difference:
-    """One tensor that is not as the model needs it. ``found`` and ``expected`` are shapes in words, "-" for none."""
+    """A tensor that is missing, extra or misshapen. ``found`` and ``expected`` are shapes as text, "-" for none."""
 
     name: str
     found: str
@@ -55,7 +53,7 @@ def compare(checkpoint: Checkpoint, required: RequiredTensors) -> list[Differenc
 
 
 def refusal(path: str, differences: Sequence[Difference]) -> AiakqError | None:
-    """All of it as one ``tensor_inventory`` error with a table; None where there is no difference."""
+    """All differences as one ``tensor_inventory`` error with a table; None if there are none."""
     if not differences:
         return None
     counts = {kind: sum(each.kind == kind for each in differences) for kind in ("missing", "shape", "extra")}

@@ -83,12 +83,12 @@ def _contains(outer: Path, inner: Path) -> bool:
     if inner.is_relative_to(outer):
         return True
     try:
-        wanted = outer.stat()
+        status = outer.stat()
     except OSError:
         return False
     for step in (inner, *inner.parents):
         with contextlib.suppress(OSError):
-            if os.path.samestat(step.stat(), wanted):
+            if os.path.samestat(step.stat(), status):
                 return True
     return False
 

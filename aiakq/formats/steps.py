@@ -1,6 +1,6 @@
-"""Steps: what an unfinished output already holds, so that interrupted work can go on from there.
+"""Steps: the finished parts of an unfinished output, from which interrupted work is resumed.
 
-A step is a safetensors file and, renamed into place after it, a JSON file with its sha256: only both together count.
+A step is a safetensors file and a JSON file with its sha256, which is renamed into place later: only both count.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LazyTensors(Mapping[str, Tensor]):
 
 
 def whole_steps(folder: Path, fingerprint: str) -> Iterator[CommittedStep]:
-    """The steps in ``folder`` up to the first that is missing, damaged or of other work."""
+    """The steps in ``folder``, up to the first that is missing, damaged or has another fingerprint."""
     for number in range(100_000):
         file = folder / f"{STEP_PREFIX}{number:05d}.safetensors"
         try:

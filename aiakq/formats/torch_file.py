@@ -23,7 +23,7 @@ from aiakq.formats.safetensors_file import DTYPE_NAMES, TensorInfo, open_weights
 #: Bounds of the part that is parsed: names and shapes. The largest real models stay below 20 MB and 200 000 entries.
 _MAX_PICKLE_BYTES = 64 << 20
 _MAX_ENTRIES = 500_000
-#: Where training scripts put the weights beside other things.
+#: Keys under which training scripts store the weights.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 
 
@@ -34,7 +34,7 @@ def read_torch_file(path: Path, file: str) -> dict[str, Tensor]:
     """
     size = _check_container(path, file)
     try:
-        with warnings.catch_warnings():  # about pickle protocols, which is no concern of the user
+        with warnings.catch_warnings():  # about pickle protocols, which do not concern the user
             warnings.simplefilter("ignore")
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:
@@ -48,7 +48,7 @@ def read_torch_file(path: Path, file: str) -> dict[str, Tensor]:
 
 
 def describe(tensors: dict[str, Tensor], file: str) -> dict[str, TensorInfo]:
-    """What a header would say about ``tensors``."""
+    """name -> the header that ``tensors`` would have in a safetensors file."""
     return {name: TensorInfo(DTYPE_NAMES[each.dtype], tuple(each.shape), file) for name, each in tensors.items()}
 
 
@@ -57,7 +57,7 @@ def _refused(path: Path, reason: str) -> AiakqError:
 
 
 def _check_container(path: Path, file: str) -> int:
-    """Refuse what is no zip archive of plain records before torch sees it; returns the size of the file."""
+    """Refuse anything but a zip archive of uncompressed records before torch opens it. Returns the file's bytes."""
 
     def bad(reason: str) -> AiakqError:
         return error("model_malformed", file=file, reason=reason)
@@ -107,7 +107,7 @@ def _tensors(content: Any, path: Path, file: str) -> dict[str, Tensor]:
 
 
 def _check_storages(tensors: dict[str, Tensor], size: int, path: Path, file: str) -> None:
-    """Refuse shapes that claim more than the file holds: shared tensors may, but every byte must be there once."""
+    """Refuse tensors that claim more bytes than the file holds. Tensors may share storage, counted once."""
     storages: dict[int, int] = {}
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import warnings
 from collections.abc import Sequence as SequenceType
 from typing import Any
@@ -11,7 +10,9 @@ from typing import Any
 from aiakq.arguments import unsupported
 from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache
+from aiakq.runtime.engine.loop import run, timed_step
+from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache, StepOutput
+from aiakq.runtime.executor.local import LocalExecutor
 from aiakq.runtime.loader.loading import load_engine
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor, truncated
@@ -49,7 +50,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Let no later prompt reuse what was computed for earlier ones; returns True, as vLLM does on success."""
-        self.engine.step(time.monotonic(), [ResetPrefixCache()])
+        timed_step(self.engine, [ResetPrefixCache()])
         return True
 
     def generate(
@@ -141,40 +142,65 @@ class LLM:
     ) -> list[RequestOutput]:
         results: dict[str, RequestOutput] = {}
         inbox: Inbox = []
+        with_processors: list[str] = []
         try:
-            for (text, ids), wanted, priority, salt in zip(prompts, params, priorities, salts, strict=True):
+            for (text, ids), each, priority, salt in zip(prompts, params, priorities, salts, strict=True):
                 request_id = str(next(self._ids))
-                ids = truncated(ids, wanted, self.engine.limits)
-                results[request_id] = _empty(request_id, text, ids, wanted)
-                inbox += self._processor.add(request_id, ids, wanted, priority, salt)
-            self._drive(inbox, results, use_tqdm)
+                ids = truncated(ids, each, self.engine.limits)
+                results[request_id] = _empty(request_id, text, ids, each)
+                specs = self._processor.add(request_id, ids, each, priority, salt)
+                inbox += specs
+                if each.logits_processors:
+                    for spec in specs:
+                        self._executor_with_functions().register_logits_processors(
+                            spec.request_id, each.logits_processors
+                        )
+                        with_processors.append(spec.request_id)
+            self._run_requests(inbox, results, use_tqdm)
         except BaseException:
             # Nothing of a failed or interrupted call may go on running in the next one.
             for request_id in results:
                 self._processor.cancel(request_id)
             self.engine.abort_all()
             raise
-        for result, wanted in zip(results.values(), params, strict=True):
-            if wanted.num_sequences > wanted.n:
-                result.outputs = _best(result.outputs, wanted.n)
+        finally:
+            for request_id in with_processors:
+                self._executor_with_functions().unregister_logits_processors(request_id)
+        for result, each in zip(results.values(), params, strict=True):
+            if each.num_sequences > each.n:
+                result.outputs = _best(result.outputs, each.n)
         return list(results.values())
 
-    def _drive(self, inbox: Inbox, results: dict[str, RequestOutput], use_tqdm: bool) -> None:
+    def _executor_with_functions(self) -> LocalExecutor:
+        """The executor, if it can call functions of this process. Raises ``unsupported_parameter``."""
+        if not isinstance(self.engine.executor, LocalExecutor):
+            reason = "the model runs in another process, which functions cannot reach"
+            raise error("unsupported_parameter", param="logits_processors", reason=reason)
+        return self.engine.executor
+
+    def _run_requests(self, inbox: Inbox, results: dict[str, RequestOutput], use_tqdm: bool) -> None:
+        """Run the requests in ``inbox`` to their end, and fill in ``results``."""
         from tqdm import tqdm
 
+        def receive(idle: bool) -> Inbox | None:
+            if idle and not inbox:
+                return None
+            taken = inbox[:]
+            inbox.clear()
+            return taken
+
         with tqdm(total=len(results), desc="Processed prompts", disable=not use_tqdm) as bar:
-            while inbox or self.engine.has_work():
-                began = time.monotonic()
-                step = self.engine.step(began, inbox)
-                step.date(began, time.monotonic())
-                inbox = []
+
+            def deliver(step: StepOutput) -> None:
                 for output in step.outputs:
                     deltas, aborts = self._processor.process(output)
-                    inbox += [Abort(id) for id in aborts]
+                    inbox.extend(Abort(id) for id in aborts)
                     for delta in deltas:
                         result = results[delta.request_id]
                         _apply(delta, result)
                         bar.update(result.finished)
+
+            run(self.engine, receive, deliver)
 
 
 def _listed(prompts: Any) -> list[Prompt]:
@@ -203,7 +229,7 @@ def _best(outputs: list[CompletionOutput], count: int) -> list[CompletionOutput]
 
 
 def _apply(delta: Delta, result: RequestOutput) -> None:
-    """Add what one step brought to a result."""
+    """Add a delta to its request's result."""
     output = result.outputs[delta.index]
     output.text += delta.text
     output.token_ids += delta.token_ids

@@ -145,7 +145,7 @@ class SamplingParams:
         None, "Return this many of the most likely tokens per position, beside the chosen one.", *_LOGPROBS
     )
     prompt_logprobs: int | None = _count(
-        None, "The same for the positions of the prompt; the first has none.", *_LOGPROBS
+        None, "Return this many of the most likely tokens per position of the prompt; the first has none.", *_LOGPROBS
     )
     detokenize: bool = _param(True, "Whether to generate text, not only token ids.", only_local=True)
     skip_special_tokens: bool = _param(True, "Leave special tokens out of the text.")
@@ -236,6 +236,8 @@ class SamplingParams:
             # Every comparison with NaN is False.
             if not (above and value <= parameter.maximum):
                 raise error("value_out_of_range", param=name, value=value, allowed=parameter.allowed)
+            if expected is not int:
+                setattr(self, name, float(value))
 
     def _check_stops(self) -> None:
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())

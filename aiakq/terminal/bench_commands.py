@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from aiakq.arguments.bench import KernelArguments, LatencyArguments, ServeArguments, ThroughputArguments
-from aiakq.arguments.common import ResultArguments
-from aiakq.arguments.server import checked
 from aiakq.errors import error
 from aiakq.terminal import console, tables
 from aiakq.terminal.help import Command, Group
 from aiakq.terminal.options import with_arguments
 
 if TYPE_CHECKING:
+    from aiakq.arguments.bench import KernelArguments, LatencyArguments, ServeArguments, ThroughputArguments
+    from aiakq.arguments.common import ResultArguments
     from aiakq.bench.serve import ServeOptions
     from aiakq.records import Record
 
@@ -62,6 +61,8 @@ def measure(
 
 def _check_engine(engine: dict[str, Any], command: str) -> None:
     """Refuse wrong engine arguments before anything heavy is imported."""
+    from aiakq.arguments.server import checked
+
     if not checked(engine, server=False)["model"]:
         raise error("usage", reason="No model is given.", hint=f"Example: aiakq bench {command} MODEL")
 
@@ -76,7 +77,7 @@ def latency(arguments: LatencyArguments, result: ResultArguments, engine: dict[s
     options = measuring.LatencyOptions(engine, **vars(arguments))
 
     def run() -> Record:
-        with console.Progress("bench latency") as bars:
+        with console.ProgressBars("bench latency") as bars:
             return measuring.run(options, bars.update)
 
     measure(measuring.template(), result, run)
@@ -92,7 +93,7 @@ def throughput(arguments: ThroughputArguments, result: ResultArguments, engine: 
     options = measuring.ThroughputOptions(engine, **vars(arguments))
 
     def run() -> Record:
-        with console.Progress("bench throughput") as bars:
+        with console.ProgressBars("bench throughput") as bars:
             return measuring.run(options, bars.update)
 
     measure(measuring.template(), result, run)
@@ -116,7 +117,7 @@ def _measure_server(options: ServeOptions, engine: dict[str, Any]) -> Record:
     """Measure the running server, or one that is started with ``engine``."""
     from aiakq.bench import serve as measuring
 
-    with console.Progress("bench serve") as bars:
+    with console.ProgressBars("bench serve") as bars:
 
         def progress(done: int, total: int, failed: int) -> None:
             bars.update("requests", done, total, f"{failed} failed" if failed else "")
@@ -144,6 +145,8 @@ _NO_ADMISSION_LIMITS = {
 
 def _running_server(arguments: ServeArguments, engine: dict[str, Any]) -> str:
     """The URL of the server to measure; empty when one is to be started. Raises ``option_conflict``, ``usage``."""
+    from aiakq.arguments.server import checked
+
     if "model" in engine:
         if arguments.base_url is not None:
             raise error(
@@ -169,6 +172,7 @@ def _running_server(arguments: ServeArguments, engine: dict[str, Any]) -> str:
 @with_arguments("bench kernels")
 def kernels(arguments: KernelArguments, result: ResultArguments) -> None:
     """Time each kernel on this device, beside what its memory and its units would allow."""
+    from aiakq.arguments.server import checked
     from aiakq.bench import kernels as measuring
 
     engine = {name: getattr(arguments, name) for name in ("dtype", "device", "kv_cache_dtype")}
@@ -176,7 +180,7 @@ def kernels(arguments: KernelArguments, result: ResultArguments) -> None:
     measuring.check(arguments)
 
     def run() -> Record:
-        with console.Progress("bench kernels") as bars:
+        with console.ProgressBars("bench kernels") as bars:
             return measuring.run(arguments, bars.update)
 
     measure(measuring.template(), result, run, tables.kernels_result)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiakq.arguments.checkpoint import EvalArguments, InspectArguments
-from aiakq.arguments.common import JsonArguments, ResultArguments
-from aiakq.arguments.server import checked
 from aiakq.terminal import console, tables
 from aiakq.terminal.bench_commands import measure
 from aiakq.terminal.options import with_arguments
 
 if TYPE_CHECKING:
+    from aiakq.arguments.checkpoint import EvalArguments, InspectArguments
+    from aiakq.arguments.common import JsonArguments, ResultArguments
     from aiakq.records import Record
 
 
 @with_arguments("eval")
 def evaluate(arguments: EvalArguments, shown: JsonArguments, result: ResultArguments) -> None:
     """Measure how good a model is: perplexity, and with --original KL divergence and top-1 agreement."""
+    from aiakq.arguments.server import checked
     from aiakq.evaluation import evaluate as quality
 
     # The engine's rows know what dtypes and devices there are.
     checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)
 
     def run() -> Record:
-        with console.Progress("eval") as bars:
+        with console.ProgressBars("eval") as bars:
             return quality.run(arguments, bars.update)
 
     measure(quality.template(), result, run, tables.quality_result, emit=shown.json)
@@ -33,6 +33,7 @@ def evaluate(arguments: EvalArguments, shown: JsonArguments, result: ResultArgum
 @with_arguments("inspect")
 def inspect(arguments: InspectArguments, shown: JsonArguments) -> None:
     """Say what a checkpoint is, layer by layer, and which kernels would run it. Reads headers only."""
+    from aiakq.arguments.server import checked
     from aiakq.runtime.loader.inspection import collapse, inspect_checkpoint
 
     checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aiakq.arguments.argument import Argument
 from aiakq.errors import AiakqError, error
+
+if TYPE_CHECKING:
+    from aiakq.arguments.argument import Argument
 
 #: What word processors and web pages make of a hyphen.
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"

@@ -6,16 +6,17 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aiakq.arguments.argument import Argument
-from aiakq.arguments.commands import COMMANDS, CONFIG, CommandArguments, MissingArgument
 from aiakq.errors import error
-from aiakq.terminal.config_file import read_config_file
 from aiakq.terminal.help import default_text
 from aiakq.terminal.hints import missing_option
+
+if TYPE_CHECKING:
+    from aiakq.arguments.argument import Argument
+    from aiakq.arguments.commands import CommandArguments
 
 _METAVARS: dict[type, str] = {
     int: "N",
@@ -32,16 +33,18 @@ def with_arguments(name: str) -> Callable[[Callable[..., Any]], Any]:
     """A decorator that gives a command the options of ``COMMANDS[name]``.
 
     The command is called with an instance of each of its parts and, where it takes the engine's arguments, a mapping of
-    those that were given. Typer sees the options once ``add_options`` was called with the command's name: building a
-    hundred takes longer than showing a page without them.
+    those that were given. Tables are imported, and Typer sees the options, once ``add_options`` was called with the
+    command's name: building a hundred takes longer than showing a page without them.
     """
-    arguments = COMMANDS[name]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(**words: Any) -> Any:
-            return command(*_values(name, arguments, words))
+            return command(*_values(name, words))
 
         def sign() -> None:
+            from aiakq.arguments.commands import COMMANDS
+
+            arguments = COMMANDS[name]
             parameters = _parameters(arguments)
             wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
             wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -68,8 +71,12 @@ def add_options(words: Iterable[str]) -> None:
             sign()
 
 
-def _values(name: str, arguments: CommandArguments, words: dict[str, Any]) -> list[Any]:
+def _values(name: str, words: dict[str, Any]) -> list[Any]:
     """The command's parts and the engine's arguments; see ``CommandArguments.values``."""
+    from aiakq.arguments.commands import COMMANDS, CONFIG, MissingArgument
+    from aiakq.terminal.config_file import read_config_file
+
+    arguments = COMMANDS[name]
     model = words.pop("model_word", None)
     own = {row.name for row in arguments.own_rows}
     if model is not None and "model" not in own and words.get("model") not in (None, model):
@@ -102,6 +109,8 @@ def _recipe_options(arguments: CommandArguments, file: str) -> dict[str, Any]:
 
 def _parameters(arguments: CommandArguments) -> list[inspect.Parameter]:
     """The parameters of a command, for Typer. All default to None, so that only what the user wrote is passed on."""
+    from aiakq.arguments.commands import CONFIG
+
     parameters = [] if arguments.model_help is None else [_word("model_word", "[MODEL]", arguments.model_help)]
     for row in (*arguments.own_rows, CONFIG, *arguments.engine_rows):
         if row.positional:

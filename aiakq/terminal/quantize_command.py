@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from aiakq.arguments.common import JsonArguments
-from aiakq.arguments.quantize import QuantizeArguments
+from typing import TYPE_CHECKING
+
 from aiakq.terminal import console, tables
 from aiakq.terminal.options import with_arguments
+
+if TYPE_CHECKING:
+    from aiakq.arguments.common import JsonArguments
+    from aiakq.arguments.quantize import QuantizeArguments
 
 
 @with_arguments("quantize")
@@ -17,7 +21,7 @@ def quantize(arguments: QuantizeArguments, shown: JsonArguments) -> None:
     # Heavy: only once the options are known to be good.
     from aiakq.quantizers.pipeline import quantize_checkpoint
 
-    with console.Progress("quantize") as bars:
+    with console.ProgressBars("quantize") as bars:
         report = quantize_checkpoint(options, lambda p: bars.update(p.stage, p.done, p.total, p.detail))
     tables.quantize_report(report)
     if shown.json:

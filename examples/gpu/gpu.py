@@ -191,7 +191,7 @@ def timings() -> dict:
         params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
         row: dict[str, Any] = {"batch": batch}
         for name, ahead in (("tokens_per_s", True), ("one_after_another", False)):
-            llm.engine.ahead = ahead
+            llm.engine.max_pending_steps = 2 if ahead else 1
             llm.generate(prompts, params, use_tqdm=False)
             began = time.perf_counter()
             llm.generate(prompts, params, use_tqdm=False)

@@ -230,7 +230,7 @@ def step_floor_ms(config: dict[str, Any], kind: str, batch: int, context: int, c
 
 def step_ms(engine: Any, batch: int, steps: int, ahead: bool) -> float | None:
     """The median of steps of all ``batch`` sequences, or None where there is none. The first ones capture a graph."""
-    engine.ahead = ahead
+    engine.max_pending_steps = 2 if ahead else 1
     times = []
     for _ in range(steps):
         start = time.perf_counter()

@@ -196,7 +196,7 @@ def address(tensor: Tensor | None) -> int | None:
 
 
 def allocate_scratch(count: int) -> Tensor:
-    """``count`` bytes of uninitialized memory, which torch's allocator aligns to 64 bytes."""
+    """-> [count] uint8, uninitialized; torch's allocator aligns it to 64 bytes."""
     return torch.empty(count, dtype=torch.uint8)
 
 

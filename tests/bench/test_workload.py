@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import statistics
+from pathlib import Path
 
 import pytest
 
+from aiakq.arguments.bench import WorkloadArguments, parse_goodput
 from aiakq.bench import workload
-from aiakq.bench.serve import parse_goodput
 from aiakq.errors import AiakqError
 
 
@@ -85,6 +86,28 @@ def test_a_dataset_that_cannot_be_used(tmp_path, content, id):
     assert caught.value.id == id and str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "id"),
+    [
+        ({"workload": "nothing"}, "bad_option"),
+        ({"workload": "dataset"}, "usage"),
+        ({"workload": "random", "dataset": Path("prompts.txt")}, "option_conflict"),
+        ({"dataset": Path("not-there.txt")}, "model_malformed"),
+    ],
+)
+def test_a_workload_that_cannot_be_used(options, id):
+    with pytest.raises(AiakqError) as caught:
+        workload.open_workload(WorkloadArguments(**options), random.Random(0))
+    assert caught.value.id == id
+
+
+def test_random_prompts_need_the_size_of_the_vocabulary():
+    source = workload.open_workload(WorkloadArguments(num_prompts=2, input_len=3), random.Random(0))
+    assert [len(request.prompt) for request in source.requests(50)] == [3, 3]
+    with pytest.raises(AiakqError, match="--vocab-size"):
+        source.requests(None)
+
+
 def test_a_random_run_that_hits_the_cache_is_marked():
     assert workload.hit_rate(0, 0) is None
     assert workload.hit_rate(None, None) is None
@@ -100,8 +123,8 @@ def test_vocabulary_of_plain_and_nested_configs():
     assert workload.vocab_size({}) is None
 
 
-def test_goodput_limits():
+def test_goodput_limits(aiakq):
     assert parse_goodput(["ttft:200 tpot:50", "e2el:1e3"]) == {"ttft": 200, "tpot": 50, "e2el": 1000}
     for text in ("ttft", "ttft:x", "ttft:-1", "ttft:inf", "speed:5"):
-        with pytest.raises(AiakqError, match="goodput"):
-            parse_goodput([text])
+        ended = aiakq("bench", "serve", "--goodput", text)
+        assert ended.code == 2 and f"--goodput is '{text}'" in ended.last

@@ -9,13 +9,12 @@ known from its tokens (``Alone``), without pages.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import Counter, deque
+from dataclasses import dataclass, field
 
 from aiakq.runtime.engine.engine import PROBE
-from aiakq.runtime.engine.messages import NOTHING_LEFT, RequestSpec, TokenLogprobs
-from aiakq.runtime.engine.sequence import Scheduled, Sequence
-from aiakq.runtime.executor.runner import RunResult, sequence_pages
-from aiakq.runtime.executor.sampler import NOT_FINITE, Sampled
+from aiakq.runtime.engine.messages import NOT_FINITE, NOTHING_LEFT, RequestSpec, TokenLogprobs
+from aiakq.runtime.engine.records import Chunk, ChunkResult, NewSequence, SampledToken, StepBatch, StepResult
 
 VOCAB = 2048
 #: Tokens 0 .. ENDS - 1 come up often: what requests stop at.
@@ -63,7 +62,8 @@ def choice(entries: list[int], spec: RequestSpec, outputs: int) -> tuple[int, fl
     token = value % VOCAB
     if value & 0xF00000 == 0:
         token %= ENDS
-    if outputs < spec.min_tokens and (token in spec.stop_token_ids or token in spec.eos_token_ids):
+    ends = {*(spec.sampling.stop_token_ids or ()), *spec.eos_token_ids}
+    if outputs < spec.sampling.min_tokens and token in ends:
         token = ENDS + token
     return token, -float(value & _MASK)
 
@@ -84,10 +84,10 @@ class Alone:
         token, logprob = choice(self.entries, spec, self.outputs)
         self._put(token)
         self.outputs += 1
-        if self.outputs >= spec.min_tokens:
+        if self.outputs >= spec.sampling.min_tokens:
             if token in spec.eos_token_ids:
                 return token, logprob, "stop", None
-            if token in spec.stop_token_ids:
+            if token in (spec.sampling.stop_token_ids or ()):
                 return token, logprob, "stop", token
         return token, logprob, "length" if self.outputs >= spec.max_tokens else None, None
 
@@ -107,42 +107,66 @@ def _scored(held: int, target: int) -> TokenLogprobs:
 
 @dataclass(frozen=True)
 class Row:
-    """A sequence's part of a launch."""
+    """A sequence's part of a step that runs. starts: how often the sequence was introduced."""
 
     id: str
     first: int
     count: int
-    draws: bool
-    preemptions: int
+    samples: bool
+    starts: int
     epoch: int
 
 
 @dataclass(frozen=True)
-class Landed:
-    """What became of a row: whether it ``failed``, with which words. written: the pages it wrote to, of ``pages``."""
+class Refused:
+    """A part of a step that did not fit into memory alone, for the second time."""
 
     row: Row
-    dropped: bool
+
+
+@dataclass
+class Collected:
+    """What became of a row: with which words it ``failed``, and whether its token is to be sampled again or was not
+    sampled, because the token before it was not valid. written: the pages it wrote to, of ``pages``. dropped: whether
+    nobody waits for it any more, which the world knows.
+    """
+
+    row: Row
     failed: str | None
-    again: bool
+    resample: bool
+    skipped: bool
     pages: list[int]
     written: list[int]
+    dropped: bool = False
 
 
-#: What the engine asked the model for and got, in order: rows to launch, rows of which it takes the results; or, with
-#: None, whether anything is finite.
-Event = list[Row] | list[Landed] | None
+#: What the engine asked the executor for and got, in order: rows that run, rows whose results it takes, a refused one;
+#: or, with None, whether anything is finite.
+Event = list[Row] | list[Collected] | Refused | None
 
 
-class PagedModel:
-    """Stands in for the runner: the same calls, a memory of pages, faults on demand.
+@dataclass(eq=False)
+class State:
+    """A sequence as the executor knows it."""
 
-    fault    of what is launched next.
+    spec: RequestSpec
+    tokens: list[int]
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.tokens) - len(self.spec.prompt_token_ids)
+
+
+class PagedExecutor:
+    """An executor over a memory of pages, with faults on demand.
+
+    fault    of what is submitted next.
     epoch    a number of the caller, to know rows by.
-    asked    rows of the first launch since ``begin``, whether or not they fitted into memory.
     events   since ``begin``.
-    refused  ids of rows that did not fit into memory alone.
     broken   whether nothing is finite any more.
+    ran_out  whether memory ran out since ``begin``.
+    cleared  pages that were filled with zeros since ``begin``.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -150,165 +174,220 @@ class PagedModel:
         self.pages = [[EMPTY] * page_size for _ in range(num_pages)]
         self.fault: Fault | None = None
         self.epoch = 0
-        self.asked: list[Row] = []
         self.events: list[Event] = []
-        self.refused: set[str] = set()
         self.broken = False
         self.poisoned = False
-        self.sampled: dict[Sequence, int] = {}
+        self.silent = False
+        self.ran_out = False
+        self.sampled: dict[State, int] = {}
+        self._limit: int | None = None
+        self._states: dict[int, State] = {}
+        self._starts: Counter[str] = Counter()
+        self._pending: deque[PagedStep] = deque()
+        #: Rows that did not run: id and first token, with the epoch in which they were submitted first.
+        self._not_run: dict[tuple[str, int], int] = {}
+        self.cleared: set[int] = set()
 
     def begin(self, fault: Fault | None) -> None:
-        """A step begins in which ``fault`` happens."""
-        self.fault = fault
-        self.asked, self.events, self.refused = [], [], set()
-        self._limit: int | None = None
-        self._ran_out = False
+        """A step begins in which ``fault`` happens; memory stays short while a step is pending that did not fit."""
+        if not any(step.out_of_memory for step in self._pending):
+            self.fault, self._limit = fault, None
+        self.events = []
+        self.cleared = set()
+        self.ran_out = False
         self.silent = False
 
-    def launch(self, items: list[Scheduled]) -> PagedFlight:
-        """As ``Runner.launch``."""
-        if items[0].sequence.id == PROBE:
-            return self.probe(items[0])
-        fault, epoch = self.fault, self.epoch
-        rows = {
-            item: Row(item.sequence.id, item.first, item.count, item.draws, item.sequence.num_preemptions, epoch)
-            for item in items
-        }
-        self.asked = self.asked or list(rows.values())
-        if self._too_large(items, "launch"):
+    def submit(self, batch: StepBatch) -> PagedStep:
+        """See ``Executor``."""
+        for slot in batch.freed_slots:
+            del self._states[slot]
+        for page in batch.cleared_pages:
+            self.pages[page] = [EMPTY] * self.page_size
+        self.cleared.update(batch.cleared_pages)
+        for record in batch.new_sequences:
+            self._introduce(record)
+        for chunk in batch.chunks:
+            self._states[chunk.slot].pages += chunk.new_pages
+        states = [self._states[chunk.slot] for chunk in batch.chunks]
+        step = PagedStep(self, batch.chunks, states)
+        behind = self._pending[-1] if self._pending else None
+        self._pending.append(step)
+        if states[0].spec.request_id == PROBE:
+            self._probe(step)
+        elif behind is not None and behind.out_of_memory:
+            step.rows = [self._row(chunk, state) for chunk, state in zip(step.chunks, step.states, strict=True)]
+            self._does_not_run(step)
+        else:
+            assert behind is None or behind.is_sampled
+            self._run(step)
+            if behind is None and not step.out_of_memory:
+                self._sample(step)
+        return step
+
+    def collect(self, step: PagedStep) -> StepResult:
+        """See ``PendingStep``."""
+        assert self._pending.popleft() is step
+        if step.out_of_memory:
+            return StepResult(out_of_memory=True)
+        if step.dies:
+            raise Died
+        for state, result in zip(step.states, step.results, strict=True):
+            state.tokens += [sampled.token for sampled in result.sampled if sampled.is_valid]
+        if step.rows:
+            self.events.append([self._collected(step, at) for at in range(len(step.rows))])
+        if self._pending and not self._pending[0].out_of_memory:
+            self._sample(self._pending[0])
+        return StepResult(step.results)
+
+    def reset(self) -> None:
+        """See ``Executor``."""
+        self._pending.clear()
+        self._states.clear()
+        self._not_run.clear()
+
+    def _introduce(self, record: NewSequence) -> None:
+        assert record.slot not in self._states, f"slot {record.slot} is in use"
+        self._states[record.slot] = State(record.spec, record.spec.prompt_token_ids + record.output_token_ids)
+        self._starts[record.spec.request_id] += 1
+
+    def _row(self, chunk: Chunk, state: State) -> Row:
+        id = state.spec.request_id
+        epoch = self._not_run.get((id, chunk.first), self.epoch)
+        return Row(id, chunk.first, chunk.count, chunk.samples, self._starts[id], epoch)
+
+    def _run(self, step: PagedStep) -> None:
+        fault = self.fault
+        step.rows = [self._row(chunk, state) for chunk, state in zip(step.chunks, step.states, strict=True)]
+        if self._too_large(step, "launch"):
             # Some of it was written before.
-            self._write(items[: len(items) // 2], None)
-            raise MemoryError
-        launched = list(rows.values())
-        self.events.append(launched)
+            self._write(step, len(step.chunks) // 2, None)
+            return
+        self.events.append(step.rows)
         self.broken |= bool(fault and fault.kind == "broken")
         kind, place = (fault.kind, fault.place) if fault else ("", 0.0)
-        at = int(place * len(items))
-        self._write(items, items[at] if kind == "poison" else None)
+        chosen = int(place * len(step.chunks))
+        self._write(step, len(step.chunks), chosen if kind == "poison" else None)
         if kind == "dies" and place < 0.5:
             raise Died
-        flight = PagedFlight(self, rows, launched, kind == "dies")
-        for item in items:
-            seen = self._read(sequence_pages(item.sequence, -(-item.end // self.page_size)), item.end)
-            flight.seen[item] = seen
-            chosen = item is items[at] and item.draws
-            bad = kind == "all" or self.broken or (kind == "row" and chosen) or POISON in seen
-            flight.failed[item] = NOT_FINITE if bad and item.draws else None
-            if kind == "nothing" and chosen and not bad:
-                flight.failed[item] = NOTHING_LEFT
-        return flight
+        step.dies = kind == "dies"
+        for at, (chunk, state) in enumerate(zip(step.chunks, step.states, strict=True)):
+            seen = self._read(state, chunk.first + chunk.count)
+            is_chosen = at == chosen and chunk.samples
+            bad = kind == "all" or self.broken or (kind == "row" and is_chosen) or POISON in seen
+            failed = NOT_FINITE if bad and chunk.samples else None
+            step.seen.append(seen)
+            step.failed.append(NOTHING_LEFT if kind == "nothing" and is_chosen and not bad else failed)
 
-    def probe(self, item: Scheduled) -> PagedFlight:
-        """The engine asks itself something; ``silent`` if there is no memory for that."""
+    def _sample(self, step: PagedStep) -> None:
+        if self._too_large(step, "sample"):
+            self.events = [one for one in self.events if one is not step.rows]
+            return
+        step.is_sampled = True
+        self.sampled = {}
+        for at, (chunk, state) in enumerate(zip(step.chunks, step.states, strict=True)):
+            seen = step.seen[at]
+            result = ChunkResult([], _prompt_logprobs(chunk, state, seen))
+            step.results.append(result)
+            self._not_run.pop((state.spec.request_id, chunk.first), None)
+            if any(math.isnan(one.logprobs[0]) for one in result.prompt_logprobs or ()):
+                step.failed[at] = NOT_FINITE
+            if not chunk.samples or chunk.first + chunk.count != len(state.tokens):
+                continue
+            failed = step.failed[at]
+            if failed:
+                sampled = SampledToken(0, math.nan, error=failed)
+            elif unsettled(seen) and not chunk.resamples:
+                sampled = SampledToken(0, math.nan, resample=True)
+            else:
+                sampled = SampledToken(*choice(seen, state.spec, state.num_outputs))
+            result.sampled = [sampled]
+            self.sampled[state] = sampled.token
+
+    def _probe(self, step: PagedStep) -> None:
+        """The engine tests the model; ``silent`` if there is no memory for that."""
         self.silent = self.fault is not None and self.fault.kind == "memory"
-        if self.silent:
-            raise MemoryError
-        self.events.append(None)
-        flight = PagedFlight(self, {}, [], False)
-        flight.seen[item], flight.failed[item] = [START], NOT_FINITE if self.broken else None
-        return flight
+        step.out_of_memory = self.silent
+        step.is_sampled = True
+        if not self.silent:
+            self.events.append(None)
+            sampled = SampledToken(0, 0.0, error=NOT_FINITE if self.broken else None)
+            step.results = [ChunkResult([sampled])]
 
-    def _too_large(self, items: list[Scheduled], where: str) -> bool:
-        """Whether memory runs out in ``where``, "launch" or "sample"."""
+    def _too_large(self, step: PagedStep, where: str) -> bool:
+        """Whether memory runs out in ``where``, "launch" or "sample"; then the step does not run."""
         fault = self.fault
         if not fault or fault.kind != "memory" or where != ("launch" if fault.place * 10 % 1 < 0.6 else "sample"):
             return False
-        tokens = sum(item.count for item in items)
+        tokens = sum(chunk.count for chunk in step.chunks)
         if self._limit is None:
             self._limit = int(fault.place * tokens)
         if tokens <= self._limit:
             return False
-        # The first time, memory may be given back.
-        if self._ran_out and len(items) == 1:
-            self.refused.add(items[0].sequence.id)
-        self._ran_out = True
+        self.ran_out = True
+        # The first time, memory may have been released.
+        if len(step.rows) == 1 and (step.rows[0].id, step.rows[0].first) in self._not_run:
+            self.events.append(Refused(step.rows[0]))
+        self._does_not_run(step)
         return True
 
-    def clear(self, pages: list[int]) -> None:
-        """As ``Runner.clear``."""
-        for page in pages:
-            self.pages[page] = [EMPTY] * self.page_size
+    def _does_not_run(self, step: PagedStep) -> None:
+        step.out_of_memory = True
+        self._not_run.update({(row.id, row.first): row.epoch for row in step.rows})
 
-    def release_memory(self) -> None:
-        """As ``Runner.release_memory``: there is nothing to release."""
-
-    def _write(self, items: list[Scheduled], poisoned: Scheduled | None) -> None:
+    def _write(self, step: PagedStep, count: int, poisoned: int | None) -> None:
         P = self.page_size
-        for item in items:
-            sequence, first = item.sequence, item.first
-            tokens, pages = sequence.token_ids, sequence.pages
-            if item.end > len(tokens):
+        for at, (chunk, state) in enumerate(zip(step.chunks[:count], step.states, strict=False)):
+            first, end, tokens, pages = chunk.first, chunk.first + chunk.count, state.tokens, state.pages
+            if end > len(tokens):
                 # The host does not know its last token yet; the device has it.
-                tokens = [*tokens, self.sampled[sequence]]
+                tokens = [*tokens, self.sampled[state]]
             held = START if first == 0 else self.pages[pages[(first - 1) // P]][(first - 1) % P]
-            if item is poisoned or (self.poisoned and POISON in self._read(pages, first)):
+            if at == poisoned or (self.poisoned and POISON in self._read(state, first)):
                 # Later layers see the whole context.
                 held, self.poisoned = POISON, True
-            for at in range(first, item.end):
-                held = entry(held, tokens[at], at)
-                self.pages[pages[at // P]][at % P] = held
+            for position in range(first, end):
+                held = entry(held, tokens[position], position)
+                self.pages[pages[position // P]][position % P] = held
 
-    def _read(self, table: list[int], end: int) -> list[int]:
+    def _read(self, state: State, end: int) -> list[int]:
+        """What the first ``end`` positions hold; a page that is missing reads as the scratch page."""
+        P = self.page_size
+        pages = state.pages + [0] * (-(-end // P) - len(state.pages))
         seen: list[int] = []
-        for page in table:
+        for page in pages:
             seen += self.pages[page]
         del seen[end:]
         return seen
 
+    def _collected(self, step: PagedStep, at: int) -> Collected:
+        row, result, pages = step.rows[at], step.results[at], list(step.states[at].pages)
+        resample = any(sampled.resample for sampled in result.sampled)
+        skipped = row.samples and not result.sampled
+        return Collected(row, step.failed[at], resample, skipped, pages, pages[row.first // self.page_size :])
 
-class PagedFlight:
-    """As ``Flight``: what a step read from the pages, and what is made of it."""
 
-    def __init__(self, model: PagedModel, rows: dict[Scheduled, Row], launched: list[Row], dies: bool):
-        self.items: list[Scheduled] = []
-        self.seen: dict[Scheduled, list[int]] = {}
-        self.failed: dict[Scheduled, str | None] = {}
-        self._model = model
-        self._rows, self._launched = rows, launched
-        self._dies = dies
-        self._results: list[RunResult] = []
+class PagedStep:
+    """A pending step: what it read from the pages, and what is made of it."""
 
-    def sample(self, items: list[Scheduled]) -> bool:
-        """As ``Flight.sample``."""
-        if items[0].sequence.id != PROBE and self._model._too_large(items, "sample"):
-            self._model.events = [one for one in self._model.events if one is not self._launched]
-            raise MemoryError
-        self.items = items
-        self._model.sampled = {}
-        for item in items:
-            sequence, seen = item.sequence, self.seen[item]
-            result = RunResult(None, self._prompt_logprobs(item, seen))
-            self._results.append(result)
-            if any(math.isnan(one.logprobs[0]) for one in result.prompt_logprobs or ()):
-                self.failed[item] = NOT_FINITE
-            if not item.draws:
-                continue
-            if self.failed[item]:
-                result.sampled = Sampled(0, math.nan, error=self.failed[item])
-            elif unsettled(seen) and not sequence.draws_from_all:
-                result.sampled = Sampled(0, math.nan, again=True)
-            else:
-                result.sampled = Sampled(*choice(seen, sequence.spec, sequence.num_outputs))
-            self._model.sampled[sequence] = result.sampled.token
-        return True
+    def __init__(self, executor: PagedExecutor, chunks: list[Chunk], states: list[State]) -> None:
+        self.chunks, self.states = chunks, states
+        self.out_of_memory = False
+        self.is_sampled = False
+        self.dies = False
+        self.rows: list[Row] = []
+        self.seen: list[list[int]] = []
+        self.failed: list[str | None] = []
+        self.results: list[ChunkResult] = []
+        self._executor = executor
 
-    def results(self) -> list[RunResult]:
-        """As ``Flight.results``."""
-        if self._dies:
-            raise Died
-        if self.items[0].sequence.id != PROBE:
-            self._model.events.append([self._landed(*one) for one in zip(self.items, self._results, strict=True)])
-        return self._results
+    def collect(self) -> StepResult:
+        """See ``PendingStep``."""
+        return self._executor.collect(self)
 
-    def _landed(self, item: Scheduled, result: RunResult) -> Landed:
-        pages = list(item.sequence.pages)
-        again = bool(result.sampled and result.sampled.again)
-        written = pages[item.first // self._model.page_size :]
-        return Landed(self._rows[item], item.dropped, self.failed[item], again, pages, written)
 
-    def _prompt_logprobs(self, item: Scheduled, seen: list[int]) -> list[TokenLogprobs] | None:
-        sequence = item.sequence
-        if sequence.spec.prompt_logprobs is None:
-            return None
-        end = min(item.end + 1, sequence.num_prompt)
-        return [_scored(seen[at - 1], sequence.token_ids[at]) for at in range(item.first + 1, end)]
+def _prompt_logprobs(chunk: Chunk, state: State, seen: list[int]) -> list[TokenLogprobs] | None:
+    num_prompt = len(state.spec.prompt_token_ids)
+    if state.spec.sampling.prompt_logprobs is None or chunk.first >= num_prompt:
+        return None
+    end = min(chunk.first + chunk.count + 1, num_prompt)
+    return [_scored(seen[at - 1], state.tokens[at]) for at in range(chunk.first + 1, end)]

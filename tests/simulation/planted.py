@@ -9,40 +9,44 @@ import bisect
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from aiakq.errors import error
 from aiakq.runtime.engine import engine as planted_engine
 from aiakq.runtime.engine import sequence as planted_sequence
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.pages import ROOT, PagePool, page_hash
 from aiakq.runtime.engine.scheduler import Scheduler
-from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 
 Patch = Callable[[object, str, Any], None]
 
 
-def release_without_counting_holders(patch: Patch) -> None:
+def decref_without_counting(patch: Patch) -> None:
     """Who ends gives back pages that others still read."""
 
-    def release(self: PagePool, pages: list[int]) -> None:
+    def decref(self: PagePool, pages: list[int]) -> None:
         for page in reversed(pages):
-            self._holders[page] = 0
+            self._refcounts[page] = 0
             self._free[page] = None
 
-    patch(PagePool, "release", release)
+    patch(PagePool, "decref", decref)
 
 
-def page_published_before_it_is_full(patch: Patch) -> None:
+def page_inserted_before_it_is_full(patch: Patch) -> None:
     """Others find a page whose last positions are still to be written."""
 
-    def computed(self: Scheduler, item: Any) -> None:
-        sequence = item.sequence
-        real(self, item)
-        full = min(-(-sequence.num_computed // self.pool.page_size), len(sequence.token_ids) // self.pool.page_size)
-        if self.pool.caching and full > sequence.num_published:
-            self.pool.publish(sequence.pages[full - 1], sequence.page_hashes(self.pool.page_size, full)[full - 1])
+    def insert_pages(self: Scheduler, chunk: Any) -> None:
+        sequence = chunk.sequence
+        real(self, chunk)
+        full = min(
+            -(-sequence.num_computed_tokens // self.pool.page_size), len(sequence.token_ids) // self.pool.page_size
+        )
+        if self.pool.caching and full > sequence.num_inserted_pages:
+            self.pool.insert(sequence.pages[full - 1], sequence.page_hashes(self.pool.page_size, full)[full - 1])
 
-    real = Scheduler.computed
-    patch(Scheduler, "computed", computed)
+    real = Scheduler.insert_pages
+    patch(Scheduler, "insert_pages", insert_pages)
 
 
 def last_token_taken_from_the_cache(patch: Patch) -> None:
@@ -74,7 +78,7 @@ def salt_left_out_of_the_hash(patch: Patch) -> None:
 
 def reset_that_forgets_nothing(patch: Patch) -> None:
     """Pages from before a reset of the prefix cache are found after it."""
-    patch(PagePool, "forget_all", lambda self: None)
+    patch(PagePool, "evict_all", lambda self: None)
 
 
 def reused_page_keeps_its_hash(patch: Patch) -> None:
@@ -93,28 +97,28 @@ def reused_page_keeps_its_hash(patch: Patch) -> None:
 def held_page_stays_free(patch: Patch) -> None:
     """A cached page is taken over, and handed out to someone else as well."""
 
-    def hold(self: PagePool, pages: list[int]) -> None:
+    def incref(self: PagePool, pages: list[int]) -> None:
         for page in pages:
-            self._holders[page] += 1
+            self._refcounts[page] += 1
 
-    patch(PagePool, "hold", hold)
+    patch(PagePool, "incref", incref)
 
 
 def preempted_sequence_keeps_its_progress(patch: Patch) -> None:
     """Its pages are gone, but what was in them counts as computed."""
 
     def reset(self: Sequence) -> list[int]:
-        computed = self.num_computed
+        computed = self.num_computed_tokens
         pages = real(self)
-        self.num_computed = computed
+        self.num_computed_tokens = computed
         return pages
 
     def admit(self: Scheduler, *args: Any) -> None:
-        before = {sequence: sequence.num_computed for sequence in self.waiting}
+        before = {sequence: sequence.num_computed_tokens for sequence in self.waiting}
         real_admit(self, *args)
         for sequence, computed in before.items():
-            if sequence.pages and computed and sequence.num_computed < computed:
-                sequence.num_computed = computed
+            if sequence.pages and computed and sequence.num_computed_tokens < computed:
+                sequence.num_computed_tokens = computed
 
     real, real_admit = Sequence.reset, Scheduler._admit
     patch(Sequence, "reset", reset)
@@ -125,7 +129,8 @@ def preempted_sequence_loses_its_place(patch: Patch) -> None:
     """It waits behind everyone who came after it."""
 
     def preempt(self: Scheduler, sequence: Sequence) -> None:
-        self.pool.release(sequence.reset())
+        self.pool.decref(sequence.reset())
+        self._free_slot(sequence)
         sequence.order = (sequence.order[0], next(self._numbers))
         bisect.insort(self.waiting, sequence, key=lambda one: one.order)
         self.num_preemptions += 1
@@ -193,7 +198,12 @@ def page_in_the_wrong_place_at_a_border(patch: Patch) -> None:
     def grow(self: Scheduler, sequence: Sequence, count: int) -> bool:
         before = len(sequence.pages)
         grown = real(self, sequence, count)
-        if grown and before and len(sequence.pages) > before and sequence.num_computed % self.pool.page_size == 0:
+        if (
+            grown
+            and before
+            and len(sequence.pages) > before
+            and sequence.num_computed_tokens % self.pool.page_size == 0
+        ):
             sequence.pages[before - 1], sequence.pages[before] = sequence.pages[before], sequence.pages[before - 1]
         return grown
 
@@ -205,13 +215,13 @@ def row_of_who_ended_answered_to_another(patch: Patch) -> None:
     """Who moves up in the batch gets the token that was drawn for the sequence in its place before."""
     rows: dict[Engine, list[Any]] = {}
 
-    def commit(self: Engine, item: Any, result: Any, *rest: Any) -> None:
+    def commit(self: Engine, chunk: Any, result: Any, *rest: Any) -> None:
         kept = rows.setdefault(self, [])
-        if item.sequence.num_outputs and kept and kept[-1][0].id not in self._sequences and result.sampled:
-            result.sampled.token = kept[-1][1]
+        if chunk.sequence.num_outputs and kept and kept[-1][0].id not in self._sequences and result.sampled:
+            result.sampled[0].token = kept[-1][1]
         if result.sampled:
-            kept.append((item.sequence, result.sampled.token))
-        real(self, item, result, *rest)
+            kept.append((chunk.sequence, result.sampled[0].token))
+        real(self, chunk, result, *rest)
 
     real = Engine._commit
     patch(Engine, "_commit", commit)
@@ -219,7 +229,7 @@ def row_of_who_ended_answered_to_another(patch: Patch) -> None:
 
 def pages_of_who_failed_stay_findable(patch: Patch) -> None:
     """The next request with the same beginning inherits what is not finite."""
-    patch(PagePool, "forget", lambda self, pages: [page for page in pages if self._holders[page] == 1])
+    patch(PagePool, "evict", lambda self, pages: [page for page in pages if self._refcounts[page] == 1])
 
 
 def preempted_prompt_counted_twice(patch: Patch) -> None:
@@ -233,21 +243,22 @@ def preempted_prompt_counted_twice(patch: Patch) -> None:
     patch(Sequence, "reset", reset)
 
 
-def reset_misses_what_is_on_its_way(patch: Patch) -> None:
+def reset_misses_pending_pages(patch: Patch) -> None:
     """Pages that were being filled at a reset of the prefix cache are found after it."""
-    patch(Scheduler, "forget_prefixes", lambda self: self.pool.forget_all())
+    patch(Scheduler, "reset_prefix_cache", lambda self: self.pool.evict_all())
 
 
 def dropped_result_is_told(patch: Patch) -> None:
-    """Who was drawn a token that does not count gets it all the same."""
+    """A sequence gets a token that was sampled after its end."""
 
-    def drop_launched(self: Sequence) -> None:
+    def drop_pending(self: Sequence) -> None:
+        chunks = list(self.pending_chunks)
         real(self)
-        if self.launched is not None:
-            self.launched.dropped = False
+        for chunk in chunks:
+            chunk.dropped = False
 
-    real = Sequence.drop_launched
-    patch(Sequence, "drop_launched", drop_launched)
+    real = Sequence.drop_pending
+    patch(Sequence, "drop_pending", drop_pending)
 
 
 def hostile_requests_end_the_engine(patch: Patch) -> None:
@@ -269,9 +280,53 @@ def half_of_a_large_step_is_lost(patch: Patch) -> None:
     patch(planted_engine, "_halves", lambda items: [items[: -(-len(items) // 2)]])
 
 
+def pages_of_who_failed_are_not_cleared(patch: Patch) -> None:
+    """Who gets them next computes with what is not finite."""
+
+    def submit(self: Engine, chunks: list[Any]) -> Any:
+        self._cleared_pages = []
+        return real(self, chunks)
+
+    real = Engine._submit
+    patch(Engine, "_submit", submit)
+
+
+def freed_slot_is_not_submitted(patch: Patch) -> None:
+    """The executor goes on with the sequence that had the slot before."""
+
+    def free_slot(self: Scheduler, sequence: Sequence) -> None:
+        real(self, sequence)
+        self.freed_slots.clear()
+
+    real = Scheduler._free_slot
+    patch(Scheduler, "_free_slot", free_slot)
+
+
+def pages_are_submitted_again(patch: Patch) -> None:
+    """The executor appends pages to a table that has them already."""
+
+    def record(self: ScheduledChunk) -> Any:
+        made = real(self)
+        self.sequence.num_submitted_pages -= bool(made.new_pages)
+        return made
+
+    real = ScheduledChunk.record
+    patch(ScheduledChunk, "record", record)
+
+
+def preempted_sequence_is_introduced_without_its_outputs(patch: Patch) -> None:
+    """What it generated before the preemption is lost."""
+
+    def introduction(self: Sequence) -> Any:
+        return msgspec.structs.replace(real(self), output_token_ids=[])
+
+    real = Sequence.introduction
+    patch(Sequence, "introduction", introduction)
+
+
 BUGS: list[Callable[[Patch], None]] = [
-    release_without_counting_holders,
-    page_published_before_it_is_full,
+    decref_without_counting,
+    page_inserted_before_it_is_full,
     last_token_taken_from_the_cache,
     hash_without_the_one_before,
     salt_left_out_of_the_hash,
@@ -288,9 +343,13 @@ BUGS: list[Callable[[Patch], None]] = [
     row_of_who_ended_answered_to_another,
     pages_of_who_failed_stay_findable,
     preempted_prompt_counted_twice,
-    reset_misses_what_is_on_its_way,
+    reset_misses_pending_pages,
     dropped_result_is_told,
     hostile_requests_end_the_engine,
     broken_model_goes_on,
     half_of_a_large_step_is_lost,
+    pages_of_who_failed_are_not_cleared,
+    freed_slot_is_not_submitted,
+    pages_are_submitted_again,
+    preempted_sequence_is_introduced_without_its_outputs,
 ]

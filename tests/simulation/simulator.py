@@ -27,7 +27,7 @@ PARTS = ("aborts", "resets", "faults", "priorities", "children", "ends")
 #: Steps of a world before its clients stop, in a long run.
 STEPS = 400
 #: Part of the steps with traffic that carry a fault; of all, with those that end a world, it is more than 5 %.
-FAULTS = 0.08
+FAULTS = 0.09
 
 #: Kinds of faults; those more often that end less.
 KINDS = (

@@ -1,4 +1,4 @@
-"""The engine under the simulator: nothing is violated, and eighteen planted bugs are each found on the same seeds."""
+"""The engine under the simulator: nothing is violated, and every planted bug is found on the same seeds."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from model import ENDS, VOCAB, Alone, Died, Fault, PagedModel
+from model import ENDS, VOCAB, Alone, Died, Fault, PagedExecutor
 from sizes import Setup
 from world import World
 
@@ -145,9 +145,9 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.engine is None)
     @rule(ahead=st.booleans())
     def engine_starts(self, ahead=False):
-        self.model = PagedModel(14, 4)
+        self.model = PagedExecutor(14, 4)
         scheduler = Scheduler(PagePool(14, 4), SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16))
-        self.engine = Engine(self.model, scheduler, self.limits, {}, ahead)
+        self.engine = Engine(self.model, scheduler, self.limits, {}, 2 if ahead else 1)
         self.inbox = []
         self.manager.on_engine_ready(self.hear, self.limits)
 

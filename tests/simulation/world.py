@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
-from model import VOCAB, Alone, Died, Fault, Landed, PagedModel, Row
+from model import VOCAB, Alone, Collected, Died, Fault, PagedExecutor, Refused, Row
 from sizes import Setup
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.messages import (
+    NOT_FINITE,
     OUT_OF_MEMORY,
     Abort,
     Inbox,
@@ -25,8 +26,7 @@ from aiakq.runtime.engine.messages import (
 )
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
-from aiakq.runtime.engine.sequence import Sequence
-from aiakq.runtime.executor.sampler import NOT_FINITE
+from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.sampling_params import SamplingParams
 
 #: Deaths of the engine that a request may take part in; as in the server's table.
@@ -52,13 +52,14 @@ class Client:
     got: int = 0
     ended: str | None = None
     deaths: int = 0
-    #: In the life of the engine that runs now. coming: tokens drawn and not told yet.
+    #: In the life of the engine that runs now. pending: tokens that are sampled and not told yet.
     computed: int = 0
-    coming: int = 0
+    pending: int = 0
+    queried: bool = False
     started: bool = False
     counted: bool = False
-    again: bool = False
-    preempted: int = 0
+    resample: bool = False
+    starts: int = 1
 
 
 @dataclass
@@ -105,19 +106,31 @@ class World:
 
     def _start_engine(self) -> None:
         setup = self.setup
-        self.model = PagedModel(setup.num_pages, setup.page_size)
+        self.model = PagedExecutor(setup.num_pages, setup.page_size)
         pool = PagePool(setup.num_pages, setup.page_size, setup.caching)
         limits = ModelLimits(
             VOCAB, setup.max_len, pool.num_usable * setup.page_size, eos_token_ids=(0,), by_priority=True
         )
         scheduler = Scheduler(pool, setup.scheduler)
-        self.engine = Engine(self.model, scheduler, limits, {}, setup.ahead)  # type: ignore[arg-type]
+        self.scheduled: list[ScheduledChunk] = []
+        scheduler.schedule = self._recorded(scheduler.schedule)  # type: ignore[method-assign]
+        self.engine = Engine(self.model, scheduler, limits, {}, 2 if setup.ahead else 1)
         self._generated = self._prompted = self._preempted = self._queried = self._hit = self._worked = 0
         self._bad_steps = self._doubts = 0
         self._head: str | None = None
         self._head_steps = 0
-        # What was computed since the prefix cache was empty: salt and what the last position of a page holds.
-        self._pages: set[tuple[str, int]] = set()
+        self._to_clear: set[int] = set()
+        # Full pages: the epoch in which they were computed, the salt, and what the last position holds.
+        self._pages: set[tuple[int, str, int]] = set()
+
+    def _recorded(self, schedule: Callable[[float], list[ScheduledChunk]]) -> Callable[[float], list[ScheduledChunk]]:
+        """``schedule``, with its last result kept in ``scheduled``."""
+
+        def scheduled(now: float = 0.0) -> list[ScheduledChunk]:
+            self.scheduled = schedule(now)
+            return self.scheduled
+
+        return scheduled
 
     def ask(
         self, prompt: list[int], params: SamplingParams, count: int = 1, priority: int = 0, salt: str = ""
@@ -149,11 +162,13 @@ class World:
         self.totals.steps += 1
         scheduler = self.engine.scheduler
         if any(isinstance(message, ResetPrefixCache) for message in inbox):
-            self._pages.clear()
             self.model.epoch += 1
         stopped = {message.request_id for message in inbox if isinstance(message, Abort)} & self.live.keys()
-        before = [(one, one.num_missing, one.num_preemptions) for one in scheduler.running if one.id not in stopped]
+        before = [
+            (one, one.num_uncomputed_tokens, one.num_preemptions) for one in scheduler.running if one.id not in stopped
+        ]
         self.model.begin(fault)
+        self.scheduled = []
         was_broken = self.model.broken
         suspicious = self._bad_steps >= 2
         doubtful = was_broken and suspicious and scheduler.pool.num_free
@@ -170,7 +185,7 @@ class World:
             raise
         except BaseException as failure:
             raise Violation(f"{type(failure).__name__}: {failure}") from failure
-        if fault and self.model.asked:
+        if fault and self.scheduled:
             self.totals.faults[fault.kind] += 1
         try:
             self.engine.check()
@@ -184,27 +199,26 @@ class World:
         for id in sorted(stopped.difference(late)):
             self._check_end(id, "abort")
         self._check_schedule(before, out)
-        landed = False
+        collected = False
         for event in self.model.events:
             if event is None:
                 must(not was_broken, "nothing is finite any more, and the engine goes on")
                 self._bad_steps = 0
+            elif isinstance(event, Refused):
+                self._check_row(event.row)
+                self._check_end(event.row.id, "error", OUT_OF_MEMORY)
             elif isinstance(event[0], Row):
                 for row in event:
                     self._check_row(row)
             else:
-                landed = True
-                self._check_landing(event)
-        for row in self.model.asked:
-            if row.id in self.model.refused:
-                self._check_row(row)
-                self._check_end(row.id, "error", OUT_OF_MEMORY)
+                collected = True
+                self._check_collected(event)
         for id in late:
             if self.clients[id].ended is None:
                 self._check_end(id, "abort")
         unasked = [id for id, news in self._told.items() if news]
         must(not unasked, f"someone is told something and nothing happened: {unasked}")
-        must(self.model.asked or landed or not self.live, "nothing runs although there is work")
+        must(self.scheduled or collected or self.model.events or not self.live, "nothing runs although there is work")
         # One that was launched before may still be finite.
         if not self.model.silent:
             self._doubts += 1 if doubtful else -self._doubts
@@ -236,8 +250,9 @@ class World:
                 self._end(client, "engine ended")
                 continue
             client.alone = Alone(client.spec)
-            client.computed = client.coming = client.preempted = 0
-            client.started = client.counted = client.again = False
+            client.computed = client.pending = 0
+            client.starts = 1
+            client.queried = client.started = client.counted = client.resample = False
             again.append(client.spec)
         self._start_engine()
         self.step([*again], None)
@@ -256,7 +271,7 @@ class World:
         for sequence in scheduler.running:
             pages = sequence.pages
             must(len(pages) <= -(-(len(sequence.token_ids) + self.setup.ahead) // P), "more pages than tokens")
-            full = sequence.num_computed // P
+            full = sequence.num_computed_tokens // P
             for index, page in enumerate(pages):
                 if page in at:
                     must(at[page] == index and index < full, f"page {page} is in two places")
@@ -271,11 +286,11 @@ class World:
         found: dict[int, str] = {}
         dirty: dict[int, str] = {}
         for event in self.model.events:
-            if event is None:
+            if event is None or isinstance(event, Refused):
                 continue
             for one in event:
                 if isinstance(one, Row):
-                    dirty.clear()  # this launch may have got them, and written to them
+                    dirty.clear()  # this step may have got them, and written to them
                 elif one.failed == NOT_FINITE and not one.dropped:
                     found.update(dict.fromkeys(one.pages, one.row.id))
                     dirty.update(dict.fromkeys(one.written, one.row.id))
@@ -284,21 +299,34 @@ class World:
                         found.pop(page, None)
         for page, id in found.items():
             must(self.engine.scheduler.pool._hashes[page] is None, f"a page of {id}, which failed, can be found")
-        # A launch that ran out of memory has written, too, and is no event.
-        for page, id in () if self.model._ran_out else dirty.items():
-            must(page in held or not any(self.model.pages[page]), f"a page of {id}, which failed, is not cleared")
+        to_clear = set(self.engine._cleared_pages)
+        must(self._to_clear <= to_clear | self.model.cleared, "a page that is not finite was not cleared")
+        self._to_clear = to_clear
+        # A step that ran out of memory has written, too, and is no event.
+        for page, id in () if self.model.ran_out else dirty.items():
+            clean = page in to_clear or not any(self.model.pages[page])
+            must(page in held or clean, f"a page of {id}, which failed, is not cleared")
 
     def _check_schedule(self, before: list[tuple[Sequence, int, int]], out: StepOutput) -> None:
         """The bounds of a step, its order, and that running answers go on."""
         scheduler, setup = self.engine.scheduler, self.setup
-        rows = self.model.asked
-        scheduled = sum(row.count for row in rows)
-        must(scheduled <= setup.budget, f"{scheduled} tokens in a step of {setup.budget}")
+        rows = self.scheduled
+        scheduled = sum(chunk.count for chunk in rows)
+        must(
+            scheduled <= setup.budget,
+            f"{scheduled} tokens in a step of {setup.budget}",
+        )
         must(scheduled == out.stats.num_scheduled_tokens, "the number of scheduled tokens is wrong")
         must(len(rows) <= setup.max_num_seqs >= len(scheduler.running), "too many sequences run")
-        ids = {row.id for row in rows}
+        ids = {chunk.sequence.id for chunk in rows}
+        for client, chunk in ((self.clients[chunk.sequence.id], chunk) for chunk in rows):
+            if not client.queried:
+                client.queried = True
+                self._queried += len(client.spec.prompt_token_ids)
+                self._hit += chunk.first
+                self.totals.cached += chunk.first
         must(len(ids) == len(rows), "a sequence is twice in a step")
-        ones = [row.count == 1 for row in rows]
+        ones = [chunk.count == 1 for chunk in rows]
         must(ones == sorted(ones, reverse=True), "decodes come first")
         answering = [one for one, missing, times in before if missing == 1 and one.num_preemptions == times]
         # One step ahead, the last results are read first where pages run short, and then some have ended.
@@ -320,42 +348,44 @@ class World:
             self.totals.preemptions += len(victims)
 
     def _check_row(self, row: Row) -> None:
-        """A sequence's part of a launch."""
+        """A sequence's part of a step that runs."""
         client, first, end, P = self.clients[row.id], row.first, row.first + row.count, self.setup.page_size
         spec = client.spec
-        total = len(spec.prompt_token_ids) + client.got + client.coming
+        total = len(spec.prompt_token_ids) + client.got + client.pending
         cached = first != client.computed
         if not client.started:
             client.started = True
-            must(first == 0 or (self.setup.caching and spec.prompt_logprobs is None), "cached although it must not be")
-            self._queried += len(spec.prompt_token_ids)
-            self._hit += first
-            self.totals.cached += first
+            must(
+                first == 0 or (self.setup.caching and spec.sampling.prompt_logprobs is None),
+                "cached although it must not be",
+            )
         else:
-            must(not cached or row.preemptions > client.preempted, "positions were left out")
+            must(not cached or row.starts > client.starts, "positions were left out")
         if cached and first:
             must(first % P == 0 and first < total, f"{first} tokens cannot come from the cache")
-            must((spec.cache_salt, client.alone.entries[first - 1]) in self._pages, f"{row.id} may not find its pages")
-        client.preempted, client.computed = row.preemptions, end
+            page = (row.epoch, spec.cache_salt, client.alone.entries[first - 1])
+            must(page in self._pages, f"{row.id} may not find its pages")
+        client.starts, client.computed = row.starts, end
         must(first < end <= total, "more tokens run than there are")
         must(self.setup.scheduler.enable_chunked_prefill or end == total, "a prompt was split")
-        must(row.draws == (end == total and spec.max_tokens > 0), "a token is drawn at the wrong time")
-        client.coming += row.draws
-        must(client.coming <= 1 or self.setup.ahead, "a token is drawn before the one before it")
+        must(row.samples == (end == total and spec.max_tokens > 0), "a token is sampled at the wrong time")
+        client.pending += row.samples
+        must(client.pending <= 1 or self.setup.ahead, "a token is sampled before the one before it")
 
-    def _check_landing(self, landed: list[Landed]) -> None:
-        """What became of a launch: the right news for everyone in it."""
-        if any(one.row.draws and one.failed != NOT_FINITE for one in landed):
+    def _check_collected(self, collected: list[Collected]) -> None:
+        """What became of a step: the right outputs for everyone in it."""
+        for one in collected:
+            client = self.clients[one.row.id]
+            one.dropped = one.skipped or client.ended is not None
+            must(not one.skipped or client.ended is not None or client.resample, f"{one.row.id} was left out")
+        kept = [one for one in collected if not one.dropped]
+        if any(one.row.samples and one.failed != NOT_FINITE for one in kept):
             self._bad_steps = 0
-        elif any(one.failed == NOT_FINITE for one in landed):
+        elif any(one.failed == NOT_FINITE for one in kept):
             self._bad_steps += 1
-        for one in landed:
+        for one in kept:
             row, client = one.row, self.clients[one.row.id]
             spec = client.spec
-            if one.dropped:
-                must(client.ended is not None or client.again, f"{row.id} is waiting for what was dropped")
-                continue
-            must(client.ended is None, f"{row.id} has ended and still runs")
             if one.failed:
                 self._check_end(row.id, "error", one.failed)
                 continue
@@ -363,17 +393,17 @@ class World:
             if row.epoch == self.model.epoch:
                 P = self.setup.page_size
                 ends = range((row.first // P + 1) * P, end + 1, P)
-                self._pages |= {(spec.cache_salt, client.alone.entries[at - 1]) for at in ends}
-            client.coming -= row.draws
-            client.again = one.again
-            if one.again:
+                self._pages |= {(row.epoch, spec.cache_salt, client.alone.entries[at - 1]) for at in ends}
+            client.pending -= row.samples
+            client.resample = one.resample
+            if one.resample:
                 # It goes back to the token before.
-                client.computed, client.coming = len(spec.prompt_token_ids) + client.got - 1, 0
+                client.computed, client.pending = len(spec.prompt_token_ids) + client.got - 1, 0
                 continue
             if not client.counted and end >= len(spec.prompt_token_ids):
                 client.counted = True
                 self._prompted += len(spec.prompt_token_ids)
-            if row.draws:
+            if row.samples:
                 self._check_token(client)
             elif end == len(spec.prompt_token_ids) and spec.max_tokens == 0:
                 must(not self._check_end(row.id, "length").token_ids, f"{row.id} wanted no tokens")
@@ -398,7 +428,7 @@ class World:
 
     def _check_prompt(self, client: Client, news: TokenOutput) -> None:
         """Log-probabilities of the prompt, which come once, for who wants them."""
-        wanted = client.alone.prompt_logprobs() if client.spec.prompt_logprobs is not None else None
+        wanted = client.alone.prompt_logprobs() if client.spec.sampling.prompt_logprobs is not None else None
         must(news.prompt_logprobs == wanted, f"{client.spec.request_id}: other prompt log-probabilities")
 
     def _next(self, id: str) -> TokenOutput:
@@ -420,7 +450,7 @@ class World:
 
     def _check_counters(self, out: StepOutput) -> None:
         stats, scheduler = out.stats, self.engine.scheduler
-        self._worked += bool(self.model.asked)
+        self._worked += bool(self.scheduled)
         found = {
             "generation_tokens": (stats.generation_tokens, self._generated),
             "prompt_tokens": (stats.prompt_tokens, self._prompted),

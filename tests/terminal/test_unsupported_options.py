@@ -15,5 +15,5 @@ def test_what_there_is_not_is_refused_in_one_line(process):
     done = process("serve", "./no-such-model", "--enable-lora")
     assert done.code == 2
     assert done.err.strip() == (
-        "aiakq: error[option_refused]: --enable-lora cannot be had: LoRA adapters are not built yet. Leave it out."
+        "aiakq: error[option_refused]: --enable-lora is not available: LoRA adapters are not built yet. Leave it out."
     )

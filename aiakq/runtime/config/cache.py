@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from aiakq.arguments.argument import part_of
+from aiakq.arguments.engine import CacheArguments
+from aiakq.runtime.config.device import DeviceConfig, pick_kv_dtype
+
 
 @dataclass(frozen=True, kw_only=True)
-class CacheConfig:
-    """Pages of the KV cache, named as the arguments.
-
-    dtype                    of keys and values, which ``kv_cache_dtype`` names.
-    num_gpu_blocks_override  exact number of pages; None: as many as are useful and fit.
-    """
+class CacheConfig(CacheArguments):
+    """The arguments of the KV cache, and the ``dtype`` of keys and values that ``kv_cache_dtype`` leads to."""
 
     dtype: torch.dtype
-    kv_cache_dtype: str = "auto"
-    block_size: int = 16
-    gpu_memory_utilization: float = 0.9
-    num_gpu_blocks_override: int | None = None
-    enable_prefix_caching: bool = True
+
+    @staticmethod
+    def from_args(args: Mapping[str, Any], device: DeviceConfig) -> CacheConfig:
+        """Raises ``bad_option`` for a dtype that the GPU does not know."""
+        dtype = pick_kv_dtype(args["kv_cache_dtype"], device.dtype, device.device)
+        return CacheConfig(**part_of(CacheConfig, args) | {"dtype": dtype})

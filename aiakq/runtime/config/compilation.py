@@ -1,4 +1,4 @@
-"""CompilationConfig: which decoding steps become CUDA graphs.
+"""CompilationConfig: which decoding steps are captured as CUDA graphs.
 
 Keys and values of --compilation-config are vLLM's. Models are not compiled, so keys about compiling are refused.
 """
@@ -54,22 +54,22 @@ class CompilationConfig:
             raise _bad(config, "a mode from 0 (step by step, no graphs) to 3")
         if not isinstance(graphs, bool) and str(graphs).upper() not in MODES:
             raise _bad(config, f"a cudagraph_mode of {', '.join(MODES)}")
-        sizes, most = given.get("cudagraph_capture_sizes"), given.get("max_cudagraph_capture_size")
+        sizes, largest = given.get("cudagraph_capture_sizes"), given.get("max_cudagraph_capture_size")
         if sizes is not None and not (isinstance(sizes, list) and all(_whole(size, 1) for size in sizes)):
-            raise _bad(config, "cudagraph_capture_sizes that are a list of numbers of sequences")
-        if most is not None and not _whole(most, 0):
-            raise _bad(config, "a max_cudagraph_capture_size that is a number of sequences")
-        none = mode == 0 or graphs is False or str(graphs).upper() == "NONE" or sizes == [] or most == 0
+            raise _bad(config, "cudagraph_capture_sizes as a list of batch sizes")
+        if largest is not None and not _whole(largest, 0):
+            raise _bad(config, "a batch size as max_cudagraph_capture_size")
+        none = mode == 0 or graphs is False or str(graphs).upper() == "NONE" or sizes == [] or largest == 0
         return CompilationConfig(
             enforce_eager=args["enforce_eager"] or none,
             cudagraph_capture_sizes=tuple(sorted(set(sizes))) if sizes else None,
-            max_cudagraph_capture_size=most,
+            max_cudagraph_capture_size=largest,
             max_seq_len_to_capture=args["max_seq_len_to_capture"],
         )
 
 
-def _whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _whole(value: Any, minimum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
 
 def _bad(config: Any, expected: str) -> Exception:
@@ -78,5 +78,5 @@ def _bad(config: Any, expected: str) -> Exception:
         option="--compilation-config",
         value=config,
         expected=expected,
-        hint="Models are not compiled; it says which decoding steps become CUDA graphs.",
+        hint="Models are not compiled; it selects the decoding steps that are captured as CUDA graphs.",
     )

@@ -1,4 +1,4 @@
-"""Device and dtypes: what the options name, and what ``auto`` picks."""
+"""DeviceConfig: device and dtypes that the options name, and what ``auto`` picks."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def _cpu_has_bf16() -> bool:
     return any(getattr(torch.cpu, check, lambda: False)() for check in checks)
 
 
-def pick_dtype(wanted: str, raw: Mapping[str, Any], device: torch.device) -> tuple[torch.dtype, str]:
-    """The arithmetic for what is not quantized, and why."""
-    if wanted != "auto":
-        return DTYPES[wanted], "asked for"
+def pick_dtype(name: str, raw: Mapping[str, Any], device: torch.device) -> tuple[torch.dtype, str]:
+    """The dtype of what is not quantized, and why; ``raw`` is config.json."""
+    if name != "auto":
+        return DTYPES[name], "set by --dtype"
     stored = DTYPES.get(
         str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."), torch.float32
     )
@@ -86,14 +86,14 @@ def pick_dtype(wanted: str, raw: Mapping[str, Any], device: torch.device) -> tup
     return torch.float32, "fastest and most exact on this processor, which has no bf16 arithmetic"
 
 
-def pick_kv_dtype(wanted: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Of keys and values. Raises ``bad_option`` where the GPU does not know it."""
-    if wanted.startswith("fp8") and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+def pick_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype of keys and values. Raises ``bad_option`` if the GPU does not support it."""
+    if name.startswith("fp8") and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise error(
             "bad_option",
             option="--kv-cache-dtype",
-            value=wanted,
-            expected="what this GPU can store",
+            value=name,
+            expected="supported by this GPU",
             hint="GPUs before compute capability 8.9 have no floats of 8 bits: int8 takes as little memory.",
         )
-    return KV_DTYPES.get(wanted, dtype)
+    return KV_DTYPES.get(name, dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from aiakq.formats.hub import resolve_model
 from aiakq.formats.quantization_config import read_spec
 from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.compilation import CompilationConfig
-from aiakq.runtime.config.device import DeviceConfig, pick_kv_dtype
+from aiakq.runtime.config.device import DeviceConfig
 from aiakq.runtime.config.hf_config import GenerationConfig, model_config
 from aiakq.runtime.config.load import LoadConfig
 from aiakq.runtime.config.model import ModelConfig
@@ -56,7 +56,7 @@ class EngineConfig:
         args = checked({k: v for k, v in given.items() if v is not None}, server=True)
         if not args["model"]:
             raise error("usage", reason="No model is given.", hint="Name a folder or a hub model with --model.")
-        load = _load_config(args)
+        load = LoadConfig.from_args(args)
         raw = model_config(load.path, args)
         spec = read_spec(load.path, raw)
         _check_quantization(args["quantization"], spec)
@@ -71,46 +71,14 @@ class EngineConfig:
             spec=spec,
             tokenizer=_tokenizer_source(args, load.path),
             device=device,
-            cache=_cache_config(args, device),
-            scheduler=_scheduler_config(args, max_model_len, device.device.type == "cpu"),
+            cache=CacheConfig.from_args(args, device),
+            scheduler=SchedulerConfig.from_args(args, max_model_len, device.device.type == "cpu"),
             compilation=CompilationConfig.from_args(args),
             generation=GenerationConfig.from_args(load.path, args, raw),
             max_model_len=max_model_len,
             fit_model_len=args["max_model_len"] == "auto",
             max_logprobs=model.vocab_size if args["max_logprobs"] == -1 else args["max_logprobs"],
         )
-
-
-def _same_names(config: type, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that are fields of ``config``, under their names."""
-    return {field.name: args[field.name] for field in fields(config) if field.name in args}
-
-
-def _load_config(args: Mapping[str, Any]) -> LoadConfig:
-    """How the model is loaded; downloads it. Raises model_*."""
-    ignored = tuple(args["ignore_patterns"] or ())
-    weights = "none" if args["load_format"] == "dummy" else args["load_format"]
-    path = resolve_model(args["model"], args["revision"], args["download_dir"], weights, ignored)
-    return LoadConfig(**_same_names(LoadConfig, args) | {"path": path, "ignore_patterns": ignored})
-
-
-def _cache_config(args: Mapping[str, Any], device: DeviceConfig) -> CacheConfig:
-    dtype = pick_kv_dtype(args["kv_cache_dtype"], device.dtype, device.device)
-    return CacheConfig(**_same_names(CacheConfig, args) | {"dtype": dtype})
-
-
-def _scheduler_config(args: Mapping[str, Any], max_model_len: int, on_cpu: bool) -> SchedulerConfig:
-    """Raises ``option_conflict`` for limits that do not go together."""
-    _check_partial_prefills(args)
-    # vLLM's share of the context where several prompts run together.
-    share = int(max_model_len * 0.04) if args["max_num_partial_prefills"] > 1 else 0
-    settled = {
-        "max_num_seqs": args["max_num_seqs"] or (128 if on_cpu else 256),
-        "max_num_batched_tokens": _max_num_batched_tokens(args, max_model_len, on_cpu),
-        "long_prompt_tokens": args["long_prefill_token_threshold"] or share,
-        "async_scheduling": not on_cpu if args["async_scheduling"] is None else args["async_scheduling"],
-    }
-    return SchedulerConfig(**_same_names(SchedulerConfig, args) | settled)
 
 
 def _max_model_len(args: Mapping[str, Any], model: ModelConfig) -> int:
@@ -121,49 +89,13 @@ def _max_model_len(args: Mapping[str, Any], model: ModelConfig) -> int:
     if args["disable_sliding_window"] and windows and min(windows) < limit:
         limit, whose = min(windows), "the model's window"
         hint = "Without --disable-sliding-window more are possible."
-    wanted = args["max_model_len"]
-    if wanted in (None, "auto"):
+    max_model_len = args["max_model_len"]
+    if max_model_len in (None, "auto"):
         return limit
-    if wanted > limit:
+    if max_model_len > limit:
         expected = f"at most {limit}, {whose}"
-        raise error("bad_option", option="--max-model-len", value=wanted, expected=expected, hint=hint)
-    return wanted
-
-
-def _max_num_batched_tokens(args: Mapping[str, Any], max_model_len: int, on_cpu: bool) -> int:
-    """Tokens per step. Raises ``option_conflict`` where a prompt must fit into one and does not."""
-    budget = args["max_num_batched_tokens"] or (512 if on_cpu else 8192)
-    if args["enable_chunked_prefill"] or budget >= max_model_len:
-        return budget
-    if args["max_num_batched_tokens"]:
-        raise error(
-            "option_conflict",
-            option="--no-enable-chunked-prefill",
-            other=f"--max-num-batched-tokens {budget}",
-            reason=f"a prompt may have {max_model_len} tokens and must then fit into one step",
-            hint=f"Raise it to {max_model_len}, or lower --max-model-len.",
-        )
+        raise error("bad_option", option="--max-model-len", value=max_model_len, expected=expected, hint=hint)
     return max_model_len
-
-
-def _check_partial_prefills(args: Mapping[str, Any]) -> None:
-    partial, long = args["max_num_partial_prefills"], args["max_long_partial_prefills"]
-    if partial > 1 and not args["enable_chunked_prefill"]:
-        raise error(
-            "option_conflict",
-            option=f"--max-num-partial-prefills {partial}",
-            other="--no-enable-chunked-prefill",
-            reason="prompts are then never split",
-            hint="Leave one out.",
-        )
-    if long > partial:
-        raise error(
-            "option_conflict",
-            option=f"--max-long-partial-prefills {long}",
-            other=f"--max-num-partial-prefills {partial}",
-            reason="long prompts are some of all",
-            hint=f"At most {partial} is possible.",
-        )
 
 
 def _tokenizer_source(args: Mapping[str, Any], model: Path) -> TokenizerSource:
@@ -188,15 +120,15 @@ def _tokenizer_source(args: Mapping[str, Any], model: Path) -> TokenizerSource:
     )
 
 
-def _check_quantization(wanted: str | None, spec: QuantSpec | None) -> None:
-    if wanted is None or wanted.lower() == "none":
+def _check_quantization(expected: str | None, spec: QuantSpec | None) -> None:
+    if expected is None or expected.lower() == "none":
         return
-    method = canonical_method(wanted)
+    method = canonical_method(expected)
     found = spec.method if spec else "unquantized weights"
     # Some formats do not record the method; awq and gptq both mean their 4-bit weights.
     same = found == method or (spec is not None and not records_method(spec.format) and {found, method} <= _INT4)
     if not same:
-        raise error("quantization_mismatch", wanted=wanted, found=found)
+        raise error("quantization_mismatch", wanted=expected, found=found)
 
 
 _INT4 = {"awq", "gptq"}

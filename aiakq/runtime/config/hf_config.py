@@ -1,4 +1,4 @@
-"""What config.json and generation_config.json say once the operator's arguments were put over them."""
+"""config.json and generation_config.json with the values of arguments in place of theirs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import read_json
 
-#: Architectures that look positions up in a table: nothing turns there.
+#: Architectures with learned positions: they have no rotary embedding.
 _LEARNED_POSITIONS = frozenset({"OPTForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM"})
-#: Settings of rotary positions that say nothing about scaling; scalings that leave the context as long as it is.
+#: Rotary parameters that are not about scaling; kinds of scaling that do not change the length of the context.
 _NO_SCALING = frozenset({"rope_theta", "partial_rotary_factor"})
 _SAME_CONTEXT = frozenset({"default", "llama3", "longrope"})
-#: What of a generation_config.json is used: its names are SamplingParams', but for the last two.
+#: The keys of generation_config.json that are used; the names are those of SamplingParams, except the last two.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GENERATION = (*_SAMPLING, "max_new_tokens", "eos_token_id")
 
@@ -31,7 +31,7 @@ def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, An
 
 
 def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json of the model in ``folder``, or of --hf-config-path, under --hf-replaced and --rope-*.
+    """config.json of the model in ``folder`` or of --hf-config-path, changed by --hf-overrides and --rope-*.
 
     Raises ``bad_option`` and what reading it raises.
     """
@@ -39,7 +39,7 @@ def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
         folder = resolve_model(args["hf_config_path"], None, args["download_dir"], weights="none")
     raw = read_config(folder, "config.json")
     replaced = dict(args["hf_overrides"] or {})
-    # Configs of transformers 5 keep rotary settings elsewhere: these two have to find their place in either kind.
+    # Configs of transformers 5 keep these two inside rope_parameters.
     scaling = args["rope_scaling"] or replaced.pop("rope_scaling", None)
     theta = args["rope_theta"] or replaced.pop("rope_theta", None)
     raw |= replaced
@@ -51,13 +51,13 @@ def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(architectures, list) and _LEARNED_POSITIONS.intersection(map(str, architectures)):
         raise _bad(option, value, "left out: the positions of this model are learned")
     if isinstance(parameters, dict) and any(isinstance(entry, dict) for entry in parameters.values()):
-        raise _bad(option, value, "left out: kinds of layers differ here, see rope_parameters in --hf-replaced")
+        raise _bad(option, value, "left out: kinds of layers differ here, see rope_parameters in --hf-overrides")
     if scaling is not None:
         if not isinstance(scaling, dict):
-            raise _bad("--hf-replaced", scaling, "an object where rope_scaling is one")
-        raw, scaling = _stretched(raw, scaling)
+            raise _bad("--hf-overrides", scaling, "an object where rope_scaling is one")
+        raw, scaling = _with_longer_context(raw, scaling)
     if isinstance(parameters, dict):
-        # What is said anew about scaling is said whole; what is none of it stays.
+        # New scaling replaces all of the old; other rotary parameters are kept.
         kept = {name: value for name, value in parameters.items() if scaling is None or name in _NO_SCALING}
         raw["rope_parameters"] = {**kept, **(scaling or {}), **({} if theta is None else {"rope_theta": theta})}
     else:
@@ -66,10 +66,10 @@ def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     return raw
 
 
-def _stretched(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``raw`` with a context that is longer by the factor of ``scaling``, and ``scaling`` as a whole.
+def _with_longer_context(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``raw`` with a context that is longer by the factor of ``scaling``, and the complete ``scaling``.
 
-    It gets its type under the name of today, and the context that the model was trained with.
+    ``rope_type`` and ``original_max_position_embeddings`` are filled in. Raises ``bad_option``.
     """
     names = ("max_position_embeddings", "n_positions", "max_seq_len")
     trained = scaling.get("original_max_position_embeddings") or next((raw[n] for n in names if raw.get(n)), 2048)
@@ -83,9 +83,9 @@ def _stretched(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tuple[dict[st
 
 
 def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of generation_config.json that count, under --generation-config and --override-generation-config.
+    """The used values of generation_config.json, changed by --generation-config and --override-generation-config.
 
-    The end-of-sequence tokens are always the model's, unless a folder was named. Raises ``bad_option``.
+    The end-of-sequence tokens are those of the model, unless a folder is named. Raises ``bad_option``.
     """
     source = args["generation_config"]
     if source in ("auto", "vllm"):
@@ -125,15 +125,15 @@ class GenerationConfig:
         eos = values.get("eos_token_id", raw.get("eos_token_id"))
         eos_token_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
         sampling = {name: values[name] for name in _SAMPLING if name in values}
-        return GenerationConfig(eos_token_ids, sampling, most_new_tokens(values))
+        return GenerationConfig(eos_token_ids, sampling, max_new_tokens_of(values))
 
 
-def most_new_tokens(generation: Mapping[str, Any]) -> int | None:
-    """The limit of every answer, if there is one. Raises ``bad_option`` for one that is no number of tokens."""
-    most = generation.get("max_new_tokens")
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-        raise _bad("max_new_tokens of the generation config", most, "a number of tokens")
-    return most
+def max_new_tokens_of(generation: Mapping[str, Any]) -> int | None:
+    """The limit of every answer, if there is one. Raises ``bad_option`` if it is not a number of tokens."""
+    limit = generation.get("max_new_tokens")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise _bad("max_new_tokens of the generation config", limit, "a number of tokens")
+    return limit
 
 
 def _bad(option: str, value: Any, expected: str) -> AiakqError:

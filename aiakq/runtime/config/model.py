@@ -11,7 +11,7 @@ from typing import Any
 
 from aiakq.errors import error
 
-#: Ten times more than any model has; what is kept per layer must not fill the memory before a weight is looked at.
+#: Ten times more than any model has. Config files are untrusted: what is kept per layer must not exhaust memory.
 _MAX_LAYERS = 10_000
 
 
@@ -54,7 +54,7 @@ class ModelConfig:
             OverflowError,
             ZeroDivisionError,
         ) as problem:
-            # Configs come from strangers, and any value may be of any kind.
+            # Config files are untrusted: any value may be of any type.
             reason = f"{type(problem).__name__}: {problem}"
             raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
 

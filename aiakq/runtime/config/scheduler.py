@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from aiakq.arguments.argument import part_of
+from aiakq.arguments.engine import SchedulerArguments
+from aiakq.errors import error
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerConfig:
-    """Limits and policy of the scheduler, named as the arguments.
+class SchedulerConfig(SchedulerArguments):
+    """Limits and policy of the scheduler: its arguments, with values in place of None.
 
     long_prompt_tokens  a prompt with more uncomputed tokens is long; 0: none is. The same as
                         ``long_prefill_token_threshold``, or a share of the context where several prompts run together.
@@ -15,11 +21,55 @@ class SchedulerConfig:
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    enable_chunked_prefill: bool = True
-    max_num_partial_prefills: int = 1
-    max_long_partial_prefills: int = 1
-    long_prefill_token_threshold: int = 0
-    long_prompt_tokens: int = 0
-    scheduling_policy: str = "fcfs"
-    scheduler_delay_factor: float = 0.0
     async_scheduling: bool = False
+    long_prompt_tokens: int = 0
+
+    @staticmethod
+    def from_args(args: Mapping[str, Any], max_model_len: int, on_cpu: bool) -> SchedulerConfig:
+        """Raises ``option_conflict`` for limits that do not go together."""
+        _check_partial_prefills(args)
+        # vLLM's share of the context where several prompts run together.
+        share = int(max_model_len * 0.04) if args["max_num_partial_prefills"] > 1 else 0
+        settled = {
+            "max_num_seqs": args["max_num_seqs"] or (128 if on_cpu else 256),
+            "max_num_batched_tokens": _max_num_batched_tokens(args, max_model_len, on_cpu),
+            "long_prompt_tokens": args["long_prefill_token_threshold"] or share,
+            "async_scheduling": not on_cpu if args["async_scheduling"] is None else args["async_scheduling"],
+        }
+        return SchedulerConfig(**part_of(SchedulerConfig, args) | settled)
+
+
+def _max_num_batched_tokens(args: Mapping[str, Any], max_model_len: int, on_cpu: bool) -> int:
+    """Tokens per step. Raises ``option_conflict`` where a prompt must fit into one and does not."""
+    budget = args["max_num_batched_tokens"] or (512 if on_cpu else 8192)
+    if args["enable_chunked_prefill"] or budget >= max_model_len:
+        return budget
+    if args["max_num_batched_tokens"]:
+        raise error(
+            "option_conflict",
+            option="--no-enable-chunked-prefill",
+            other=f"--max-num-batched-tokens {budget}",
+            reason=f"a prompt may have {max_model_len} tokens and must then fit into one step",
+            hint=f"Raise it to {max_model_len}, or lower --max-model-len.",
+        )
+    return max_model_len
+
+
+def _check_partial_prefills(args: Mapping[str, Any]) -> None:
+    partial, long = args["max_num_partial_prefills"], args["max_long_partial_prefills"]
+    if partial > 1 and not args["enable_chunked_prefill"]:
+        raise error(
+            "option_conflict",
+            option=f"--max-num-partial-prefills {partial}",
+            other="--no-enable-chunked-prefill",
+            reason="prompts are then never split",
+            hint="Leave one out.",
+        )
+    if long > partial:
+        raise error(
+            "option_conflict",
+            option=f"--max-long-partial-prefills {long}",
+            other=f"--max-num-partial-prefills {partial}",
+            reason="long prompts are some of all",
+            hint=f"At most {partial} is possible.",
+        )

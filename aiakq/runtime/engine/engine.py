@@ -1,10 +1,10 @@
 """The engine: a state machine with one transition, ``step(now, inbox) -> StepOutput``.
 
-A step takes what arrived, schedules, runs the model once and commits the tokens. There is no clock, thread, socket or
-random source in here, so a run can be repeated exactly. ``serve`` keeps an engine in a process of its own; ``LLM``
-calls it directly.
+A step takes what arrived, schedules chunks, submits them to the executor and commits the results of pending steps.
+There is no clock, thread, socket or random source in here, so a run can be repeated exactly; ``loop.run`` supplies the
+clock and the inbox.
 
-With ``ahead``, a step launches the model for its own tokens and commits those of the step before, so that a GPU
+With ``max_pending_steps`` of 2 the next step is submitted before the last one's results are collected, so that a GPU
 computes while the host works (docs/decisions/0016-asynchronous-scheduling.md).
 """
 
@@ -13,12 +13,11 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable
-from typing import TypeVar
+from collections import deque
 
 from aiakq.errors import error
-from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.engine.messages import (
+    NOT_FINITE,
     OUT_OF_MEMORY,
     Abort,
     EngineStats,
@@ -31,14 +30,19 @@ from aiakq.runtime.engine.messages import (
     TokenLogprobs,
     TokenOutput,
 )
+from aiakq.runtime.engine.records import (
+    ChunkResult,
+    Executor,
+    PendingStep,
+    SampledToken,
+    StepBatch,
+    StepResult,
+)
 from aiakq.runtime.engine.scheduler import Scheduler
-from aiakq.runtime.engine.sequence import Scheduled, Sequence
-from aiakq.runtime.executor.runner import Flight, Runner, RunResult
-from aiakq.runtime.executor.sampler import NOT_FINITE, Sampled
+from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.sampling_params import SamplingParams
 
-T = TypeVar("T")
-
-#: The id of what the engine asks itself.
+#: The id of the request with which the engine tests the model.
 PROBE = "probe"
 
 
@@ -48,24 +52,26 @@ class Engine:
     limits  what requests are checked against (``messages.admit``).
     facts   what the start-up table shows: dtype and why, kernels per layer kind, pages.
     stats   after the last step.
+    max_pending_steps  steps that may be submitted and not collected; 1 is synchronous.
     """
 
     def __init__(
         self,
-        runner: Runner,
+        executor: Executor,
         scheduler: Scheduler,
         limits: ModelLimits,
         facts: dict[str, str],
-        ahead: bool = False,
+        max_pending_steps: int = 1,
     ) -> None:
-        self.runner = runner
+        self.executor = executor
         self.scheduler = scheduler
         self.limits = limits
         self.facts = facts
-        self.ahead = ahead
+        self.max_pending_steps = max_pending_steps
         self.stats = EngineStats(num_pages=scheduler.pool.num_usable, num_free_pages=scheduler.pool.num_free)
         self._sequences: dict[str, Sequence] = {}
-        self._flight: Flight | None = None  # sampled, and not committed
+        self._pending: deque[tuple[list[ScheduledChunk], PendingStep]] = deque()
+        self._cleared_pages: list[int] = []
         self._prompt_tokens = 0
         self._bad_steps = 0  # in a row, without a finite row
 
@@ -74,9 +80,10 @@ class Engine:
         return bool(self._sequences)
 
     def step(self, now: float, inbox: Inbox) -> StepOutput:
-        """Take ``inbox``, run the model once, and return the news. ``now`` is in seconds on the caller's clock.
+        """Take ``inbox``, submit a step, and return what became of earlier ones. ``now`` is in seconds on the caller's
+        clock.
 
-        Raises ``model_broken`` when the model computes nothing that is finite any more.
+        Raises ``model_broken`` when the model no longer computes anything finite.
         """
         outputs: list[TokenOutput] = []
         if self._bad_steps >= 2:
@@ -85,50 +92,44 @@ class Engine:
             if isinstance(message, RequestSpec):
                 self._add(message, now)
             elif isinstance(message, ResetPrefixCache):
-                self.scheduler.forget_prefixes()
+                self.scheduler.reset_prefix_cache()
             else:
                 self._abort(message, outputs)
-        if self._flight is not None and self.scheduler.may_preempt():
-            # Who has ended gives pages back, and nobody is preempted whose token is on its way.
-            self._land(now, outputs)
-        items = self.scheduler.schedule(now)
-        started = [item.sequence for item in items if item.sequence.times.scheduled is None]
+        if self._pending and self.scheduler.may_preempt():
+            # Sequences that ended free their pages, and no sequence is preempted while a token of it is pending.
+            self._collect(0, now, outputs)
+        chunks = self.scheduler.schedule(now)
+        started = [chunk.sequence for chunk in chunks if chunk.sequence.times.scheduled is None]
         for sequence in started:
             sequence.times.scheduled = now
-        launched = self._fitting(self.runner.launch, items) if items else None
-        self._land(now, outputs)
-        # Sampled only now: what a token depends on, up to the one before it, is known on the host.
-        alive = [item for item in items if not item.dropped]
-        if alive and launched is not None and self._fitting(launched.sample, alive):
-            self._flight = launched
-        elif alive:
-            launched = None
-            # The memory that was given back may do for one, and for fewer than before.
-            whole = len(alive) == 1 or len(alive) < len(items)
-            self._run_apart([alive] if whole else _halves(alive), now, outputs)
-        if not self.ahead:
-            self._land(now, outputs)
-        self._count(items, outputs)
+        if chunks:
+            self._pending.append((chunks, self._submit(chunks)))
+        # Without new work every step brings the results of one that is pending.
+        self._collect(self.max_pending_steps - 1 if chunks else len(self._pending) - 1, now, outputs)
+        self._count(chunks, outputs)
         return StepOutput(outputs, self.stats, [sequence.id for sequence in started])
 
     def abort_all(self) -> list[TokenOutput]:
-        """Abort every request and return their last news."""
+        """Abort every request, drop what is pending, and return the requests' last outputs."""
         outputs: list[TokenOutput] = []
         for request_id in list(self._sequences):
             self._abort(Abort(request_id), outputs)
-        self._flight = None
+        self._pending.clear()
+        self.scheduler.freed_slots.clear()
+        self.executor.reset()
         self._count([], outputs)
         return outputs
 
     def check(self) -> None:
-        """Assert the invariants that hold between steps: no page lost, held twice or crossed, no token awaited that
-        is not on its way.
+        """Assert the invariants that hold between steps: no page or slot lost, used twice or mixed up, and every
+        awaited token is sampled by a pending step.
         """
         self.scheduler.check()
-        awaited = [item for item in self._flight.items if not item.dropped] if self._flight else []
-        assert all(self._sequences[item.sequence.id] is item.sequence for item in awaited)
-        assert sum(sequence.num_coming for sequence in self._sequences.values()) == sum(item.draws for item in awaited)
-        assert all(item.sequence.num_coming == item.draws for item in awaited)
+        awaited = [chunk for chunks, _ in self._pending for chunk in chunks if not chunk.dropped]
+        assert len(self._pending) <= max(self.max_pending_steps - 1, 0)
+        assert all(self._sequences[chunk.sequence.id] is chunk.sequence for chunk in awaited)
+        assert all(chunk in chunk.sequence.pending_chunks for chunk in awaited)
+        assert sum(len(sequence.pending_chunks) for sequence in self._sequences.values()) == len(awaited)
 
     def _add(self, spec: RequestSpec, now: float) -> None:
         assert spec.request_id not in self._sequences, f"request {spec.request_id} was added twice"
@@ -139,121 +140,146 @@ class Engine:
     def _abort(self, message: Abort, outputs: list[TokenOutput]) -> None:
         sequence = self._sequences.get(message.request_id)
         if sequence is not None:
-            news = self._news(sequence)
-            self._finish(sequence, news, "abort")
-            outputs.append(news)
+            output = self._output(sequence)
+            self._finish(sequence, output, "abort")
+            outputs.append(output)
 
-    def _land(self, now: float, outputs: list[TokenOutput]) -> None:
-        """Wait for what is on its way, if anything is, and commit it."""
-        flight, self._flight = self._flight, None
-        if flight is None:
-            return
-        results = flight.results()
-        for item, result in zip(flight.items, results, strict=True):
-            if not item.dropped:
-                self._commit(item, result, now, outputs)
-        if any(result.sampled is not None and result.sampled.error != NOT_FINITE for result in results):
-            self._bad_steps = 0
-        elif any(_failure(result) == NOT_FINITE for result in results):
-            self._bad_steps += 1
+    def _submit(self, chunks: list[ScheduledChunk]) -> PendingStep:
+        """Submit a step, and with it what changed since the one before."""
+        freed, self.scheduler.freed_slots = self.scheduler.freed_slots, []
+        cleared, self._cleared_pages = self._cleared_pages, []
+        sequences = [chunk.sequence for chunk in chunks]
+        new = [sequence.introduction() for sequence in sequences if sequence.num_submitted_pages is None]
+        return self.executor.submit(StepBatch(freed, cleared, new, [chunk.record() for chunk in chunks]))
 
-    def _fitting(self, call: Callable[[list[Scheduled]], T], items: list[Scheduled]) -> T | None:
-        """What ``call`` returns, or None if there is not enough memory for it."""
-        try:
-            return call(items)
-        except Exception as failure:
-            if not is_out_of_memory(failure):
-                raise
-        # Only here the tensors are gone that the traceback held.
-        self.runner.release_memory()
-        return None
+    def _collect(self, most: int, now: float, outputs: list[TokenOutput]) -> None:
+        """Collect and commit the oldest steps until at most ``most`` are pending."""
+        while len(self._pending) > max(most, 0):
+            chunks, pending = self._pending.popleft()
+            result = pending.collect()
+            if result.out_of_memory:
+                self._run_again(chunks, now, outputs)
+            else:
+                self._commit_step(chunks, result, now, outputs)
 
-    def _run_apart(self, parts: list[list[Scheduled]], now: float, outputs: list[TokenOutput]) -> None:
-        """Run ``parts`` of a step that did not fit into memory, in halves where one still does not; who does not fit
-        alone fails.
+    def _run_again(self, chunks: list[ScheduledChunk], now: float, outputs: list[TokenOutput]) -> None:
+        """Run a step that did not fit into memory in parts, then those that were pending behind it."""
+        later = []
+        while self._pending:
+            behind, pending = self._pending.popleft()
+            pending.collect()  # out of memory as well: a step does not run after one that did not
+            later.append(behind)
+        alive = [chunk for chunk in chunks if not chunk.dropped]
+        # The memory that was released may suffice for one chunk, or for fewer than before.
+        whole = len(alive) == 1 or len(alive) < len(chunks)
+        for part in [[alive] if whole else _halves(alive), *([behind] for behind in later)]:
+            self._run_parts(part, now, outputs)
+
+    def _run_parts(self, parts: list[list[ScheduledChunk]], now: float, outputs: list[TokenOutput]) -> None:
+        """Run and commit parts of a step one after the other, in halves where one does not fit into memory; a sequence
+        whose chunk does not fit alone fails.
         """
         for part in parts:
-            flight = self._fitting(self.runner.launch, part)
-            if flight is not None and self._fitting(flight.sample, part):
-                self._flight = flight
-                self._land(now, outputs)
-            elif len(part) > 1:
-                flight = None
-                self._run_apart(_halves(part), now, outputs)
+            alive = [chunk for chunk in part if not chunk.dropped]
+            result = self._submit(alive).collect() if alive else StepResult()
+            if not result.out_of_memory:
+                self._commit_step(alive, result, now, outputs)
+            elif len(alive) > 1:
+                self._run_parts(_halves(alive), now, outputs)
             else:
-                self._fail(part[0].sequence, OUT_OF_MEMORY, outputs)
+                self._fail(alive[0].sequence, OUT_OF_MEMORY, outputs)
 
     def _check_model(self, now: float, outputs: list[TokenOutput]) -> None:
-        """Raise ``model_broken`` if it does not compute a prompt of our own either; requests may all be hostile."""
-        self._land(now, outputs)
+        """Raise ``model_broken`` if the model fails on a prompt of our own, too: the requests may all be hostile."""
+        self._collect(0, now, outputs)
         pages = self.scheduler.pool.allocate(1) if self._bad_steps >= 2 else None
         if pages is None:
             return
         token = self.limits.eos_token_ids[0] if self.limits.eos_token_ids else 0
-        sequence = Sequence(RequestSpec(PROBE, [token], 1, seed=0, temperature=0.0), RequestTimes(arrived=now))
-        sequence.pages = pages
-        item = Scheduled.of(sequence, 1)
-        flight = self._fitting(self.runner.launch, [item])
-        if flight is not None and self._fitting(flight.sample, [item]):
-            if _failure(flight.results()[0]) == NOT_FINITE:
+        spec = RequestSpec(PROBE, [token], SamplingParams(temperature=0.0), max_tokens=1, seed=0)
+        # The slot after those of the scheduler.
+        slot = self.scheduler.max_num_seqs
+        sequence = Sequence(spec, RequestTimes(arrived=now), slot=slot, pages=pages)
+        result = self._submit([ScheduledChunk.of(sequence, 1)]).collect()
+        self.scheduler.freed_slots.append(slot)
+        self.scheduler.pool.decref(pages)
+        if not result.out_of_memory:
+            if _failure(result.chunks[0]) == NOT_FINITE:
                 raise error("model_broken")
             self._bad_steps = 0
-        self.scheduler.pool.release(pages)
 
-    def _commit(self, item: Scheduled, result: RunResult, now: float, outputs: list[TokenOutput]) -> None:
-        """Take over what one sequence's part of a step produced."""
-        sequence = item.sequence
+    def _commit_step(
+        self, chunks: list[ScheduledChunk], result: StepResult, now: float, outputs: list[TokenOutput]
+    ) -> None:
+        """Take over the results of a step."""
+        found = [(one, part) for one, part in zip(chunks, result.chunks, strict=True) if not one.dropped]
+        for chunk, part in found:
+            self._commit(chunk, part, now, outputs)
+        if any(sampled.error != NOT_FINITE for _, part in found for sampled in part.sampled):
+            self._bad_steps = 0
+        elif any(_failure(part) == NOT_FINITE for _, part in found):
+            self._bad_steps += 1
+
+    def _commit(self, chunk: ScheduledChunk, result: ChunkResult, now: float, outputs: list[TokenOutput]) -> None:
+        """Take over the result of one chunk."""
+        sequence = chunk.sequence
+        sequence.collected(chunk)
         failure = _failure(result)
         if failure is not None:
             if failure == NOT_FINITE:
-                # What this sequence wrote may not be finite either: nobody may find or inherit it.
-                self.runner.clear(self.scheduler.pool.forget(sequence.pages))
+                # What this sequence wrote may not be finite either: nobody may share it, or get it in a new page.
+                self._cleared_pages += self.scheduler.pool.evict(sequence.pages)
             self._fail(sequence, failure, outputs)
             return
         if result.prompt_logprobs is not None:
-            self._keep_prompt_logprobs(item, result.prompt_logprobs)
-        if result.sampled is not None and result.sampled.again:
-            sequence.draw_again()
+            self._keep_prompt_logprobs(chunk, result.prompt_logprobs)
+        if any(sampled.resample for sampled in result.sampled):
+            sequence.resample()
             return
-        self.scheduler.computed(item)
-        if not sequence.prompt_done and item.end >= sequence.num_prompt:
+        self.scheduler.insert_pages(chunk)
+        if not sequence.prompt_done and chunk.end >= sequence.num_prompt:
             # What a preemption repeats does not count again.
             sequence.prompt_done = True
             self._prompt_tokens += sequence.num_prompt
-        if result.sampled is not None:
+        if result.sampled:
             outputs.append(self._append(sequence, result.sampled, now))
-        elif item.completes:
-            news = self._news(sequence)
-            self._finish(sequence, news, "length")
-            outputs.append(news)
+        elif chunk.completes:
+            output = self._output(sequence)
+            self._finish(sequence, output, "length")
+            outputs.append(output)
 
-    def _keep_prompt_logprobs(self, item: Scheduled, found: list[TokenLogprobs]) -> None:
-        sequence = item.sequence
-        if item.first == 0:
+    def _keep_prompt_logprobs(self, chunk: ScheduledChunk, found: list[TokenLogprobs]) -> None:
+        sequence = chunk.sequence
+        if chunk.first == 0:
             sequence.prompt_logprobs = [None]
         if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) < sequence.num_prompt:
             sequence.prompt_logprobs += found
 
-    def _append(self, sequence: Sequence, sampled: Sampled, now: float) -> TokenOutput:
-        sequence.token_ids.append(sampled.token)
-        sequence.num_coming -= 1
+    def _append(self, sequence: Sequence, tokens: list[SampledToken], now: float) -> TokenOutput:
+        """Continue ``sequence`` with ``tokens``, up to one that ends it."""
         times = sequence.times
         if times.first_token is None:
             times.first_token = now
         times.last_token = now
-        news = self._news(sequence)
-        news.token_ids = [sampled.token]
-        news.token_logprobs = [sampled.logprob]
-        news.logprobs = [sampled.logprobs] if sampled.logprobs else None
-        reason, stop_reason = sequence.finish_reason(sampled.token)
+        reason = stop_reason = None
+        accepted: list[SampledToken] = []
+        while reason is None and len(accepted) < len(tokens):
+            accepted.append(tokens[len(accepted)])
+            sequence.token_ids.append(accepted[-1].token)
+            reason, stop_reason = sequence.finish_reason(accepted[-1].token)
+        output = self._output(sequence)
+        output.token_ids = [sampled.token for sampled in accepted]
+        output.token_logprobs = [sampled.logprob for sampled in accepted]
+        logprobs = [sampled.logprobs for sampled in accepted if sampled.logprobs is not None]
+        output.logprobs = logprobs or None
         if reason is not None:
-            self._finish(sequence, news, reason)
-            news.stop_reason = stop_reason
-        return news
+            self._finish(sequence, output, reason)
+            output.stop_reason = stop_reason
+        return output
 
-    def _news(self, sequence: Sequence) -> TokenOutput:
-        """A report on ``sequence``; prompt log-probabilities travel once, with the first."""
-        news = TokenOutput(
+    def _output(self, sequence: Sequence) -> TokenOutput:
+        """An output of ``sequence`` without tokens; the first one carries the prompt's log-probabilities."""
+        output = TokenOutput(
             request_id=sequence.id,
             num_cached_tokens=sequence.num_cached or 0,
             num_preemptions=sequence.num_preemptions,
@@ -261,22 +287,22 @@ class Engine:
         )
         if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) == sequence.num_prompt:
             if sequence.num_outputs <= 1:
-                news.prompt_logprobs = sequence.prompt_logprobs
-        return news
+                output.prompt_logprobs = sequence.prompt_logprobs
+        return output
 
     def _fail(self, sequence: Sequence, reason: str, outputs: list[TokenOutput]) -> None:
-        news = self._news(sequence)
-        news.error = reason
-        self._finish(sequence, news, "error")
-        outputs.append(news)
+        output = self._output(sequence)
+        output.error = reason
+        self._finish(sequence, output, "error")
+        outputs.append(output)
 
-    def _finish(self, sequence: Sequence, news: TokenOutput, reason: str) -> None:
-        news.finish_reason = reason
-        sequence.drop_launched()
+    def _finish(self, sequence: Sequence, output: TokenOutput, reason: str) -> None:
+        output.finish_reason = reason
+        sequence.drop_pending()
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
 
-    def _count(self, items: list[Scheduled], outputs: list[TokenOutput]) -> None:
+    def _count(self, chunks: list[ScheduledChunk], outputs: list[TokenOutput]) -> None:
         """Refresh ``stats``."""
         old, scheduler = self.stats, self.scheduler
         self.stats = EngineStats(
@@ -284,25 +310,26 @@ class Engine:
             num_waiting=len(scheduler.waiting),
             num_pages=scheduler.pool.num_usable,
             num_free_pages=scheduler.pool.num_free,
-            num_scheduled_tokens=sum(item.count for item in items),
+            num_scheduled_tokens=sum(chunk.count for chunk in chunks),
             preemptions=scheduler.num_preemptions,
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=old.generation_tokens + sum(len(output.token_ids) for output in outputs),
-            steps=old.steps + bool(items),
+            steps=old.steps + bool(chunks),
         )
 
 
-def _failure(result: RunResult) -> str | None:
-    """Why a sequence cannot go on after a step: a token that could not be drawn, or a score that is not a number."""
-    if result.sampled is not None and result.sampled.error is not None:
-        return result.sampled.error
+def _failure(result: ChunkResult) -> str | None:
+    """Why a sequence cannot go on: a token that could not be sampled, or a log-probability that is not a number."""
+    for sampled in result.sampled:
+        if sampled.error is not None:
+            return sampled.error
     return NOT_FINITE if any(math.isnan(scores.logprobs[0]) for scores in result.prompt_logprobs or ()) else None
 
 
-def _halves(items: list[Scheduled]) -> list[list[Scheduled]]:
-    """``items``, at least two, cut where about half of the tokens are on either side."""
-    tokens = list(itertools.accumulate(item.count for item in items))
-    cut = min(1 + bisect.bisect_left(tokens, tokens[-1] // 2), len(items) - 1)
-    return [items[:cut], items[cut:]]
+def _halves(chunks: list[ScheduledChunk]) -> list[list[ScheduledChunk]]:
+    """``chunks``, at least two, cut where about half of the tokens are on either side."""
+    tokens = list(itertools.accumulate(chunk.count for chunk in chunks))
+    cut = min(1 + bisect.bisect_left(tokens, tokens[-1] // 2), len(chunks) - 1)
+    return [chunks[:cut], chunks[cut:]]

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from aiakq.errors import error
-from aiakq.runtime.sampling_params import LogitsProcessor, SamplingParams
+from aiakq.runtime.sampling_params import SamplingParams
 
-#: The ``error`` of a sequence whose own masks forbid every token.
+#: Reasons for which a sequence ends with ``finish_reason`` "error": the logits of its next token are not finite,
+NOT_FINITE = "the model's output is not finite (overflow)"
+#: its own masks forbid every token,
 NOTHING_LEFT = "no token is left that the request allows"
-#: That of one that does not fit into memory beside the weights, even alone.
+#: or its part of a step does not fit into memory beside the weights, even alone.
 OUT_OF_MEMORY = "its part of a step does not fit into memory"
 
 
@@ -40,47 +44,28 @@ class ModelLimits:
     by_priority: bool = False
 
 
-@dataclass(frozen=True)
-class RequestSpec:
+class RequestSpec(msgspec.Struct, frozen=True):
     """One sequence to generate, every field checked. Made by ``admit`` only.
 
+    sampling         the request's parameters, whole; without ``logits_processors``, which no record can carry.
     max_tokens       tokens to generate at most; 0 scores the prompt and stops.
-    stop_token_ids   end the sequence, reported as ``stop_reason``.
+    seed             the sequence's own: that of the request plus its index, or a random one, so that a preempted
+                     sequence repeats itself.
     eos_token_ids    end the sequence, ``stop_reason`` None; empty with ignore_eos.
-    seed             drawn when the user gave none, so that a preempted request repeats itself.
-    bad_words        token ids that may not follow each other in the output.
+    bad_word_ids     ``sampling.bad_words`` as token ids that may not follow each other in the output.
     priority         lower ones are scheduled first.
     cache_salt       pages are shared only between requests with the same one.
     """
 
     request_id: str
     prompt_token_ids: list[int]
+    sampling: SamplingParams
     max_tokens: int
     seed: int
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    stop_token_ids: list[int] = field(default_factory=list)
-    eos_token_ids: list[int] = field(default_factory=list)
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[list[int]] = field(default_factory=list)
+    eos_token_ids: list[int] = []
+    bad_word_ids: list[list[int]] = []
     priority: int = 0
     cache_salt: str = ""
-
-
-@dataclass(frozen=True)
-class LocalSpec(RequestSpec):
-    """One that brings code: for an engine in the caller's own process. It never crosses a wire."""
-
-    logits_processors: tuple[LogitsProcessor, ...] = ()
 
 
 def admit(
@@ -89,13 +74,13 @@ def admit(
     params: SamplingParams,
     limits: ModelLimits,
     index: int = 0,
-    bad_words: Sequence[list[int]] = (),
+    bad_word_ids: Sequence[list[int]] = (),
     priority: int = 0,
     cache_salt: str = "",
 ) -> RequestSpec:
     """Check one request against ``limits`` and freeze it. ``index`` counts the sequences of an n > 1 request.
 
-    ``bad_words`` are those of ``params`` as token ids.
+    ``bad_word_ids`` are the token ids of ``params.bad_words``.
 
     Raises AiakqError: empty_prompt, invalid_token_id, context_length_exceeded, value_out_of_range, invalid_type,
     unsupported_parameter.
@@ -106,7 +91,7 @@ def admit(
     _check_ids("stop_token_ids", params.stop_token_ids or (), limits.vocab_size)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab_size)
     _check_ids("logit_bias", params.logit_bias or (), limits.vocab_size)
-    for word in bad_words:
+    for word in bad_word_ids:
         _check_ids("bad_words", word, limits.vocab_size)
     _check_priority(priority, limits)
     for name in ("logprobs", "prompt_logprobs"):
@@ -130,33 +115,17 @@ def admit(
             wanted=max(1, max_tokens),
             limit=longest,
         )
-    seed = secrets.randbits(63) if params.seed is None else params.seed + index
-    spec = RequestSpec(
+    return RequestSpec(
         request_id=request_id,
         prompt_token_ids=list(prompt_token_ids),
+        sampling=replace(params, logits_processors=None) if params.logits_processors else params,
         max_tokens=max_tokens,
-        seed=seed,
-        min_tokens=params.min_tokens,
-        temperature=0.0 if params.greedy else float(params.temperature),
-        top_p=float(params.top_p),
-        top_k=max(params.top_k, 0),
-        min_p=float(params.min_p),
-        presence_penalty=float(params.presence_penalty),
-        frequency_penalty=float(params.frequency_penalty),
-        repetition_penalty=float(params.repetition_penalty),
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-        stop_token_ids=list(params.stop_token_ids or ()),
+        seed=secrets.randbits(63) if params.seed is None else params.seed + index,
         eos_token_ids=[] if params.ignore_eos else list(limits.eos_token_ids),
-        logit_bias=params.logit_bias,
-        allowed_token_ids=params.allowed_token_ids,
-        bad_words=list(bad_words),
+        bad_word_ids=list(bad_word_ids),
         priority=priority,
         cache_salt=cache_salt,
     )
-    if params.logits_processors:
-        return LocalSpec(**vars(spec), logits_processors=tuple(params.logits_processors))
-    return spec
 
 
 def _check_priority(priority: int, limits: ModelLimits) -> None:
@@ -193,8 +162,7 @@ class ResetPrefixCache:
 Inbox = list[RequestSpec | Abort | ResetPrefixCache]
 
 
-@dataclass
-class TokenLogprobs:
+class TokenLogprobs(msgspec.Struct):
     """Log-probabilities at one position: the chosen token first, then the most likely ones, best first."""
 
     token_ids: list[int]
@@ -214,13 +182,13 @@ class RequestTimes:
 
 @dataclass
 class TokenOutput:
-    """News of one request after a step.
+    """What a step brought one request.
 
     token_ids         generated in this step.
     token_logprobs    of the generated tokens, raw (before temperature and penalties); same length.
     logprobs          per generated token, only if the request asked.
-    prompt_logprobs   for the whole prompt, once, with the first news; the first entry is None.
-    finish_reason     "stop", "length", "abort" or "error" with the last news, else None.
+    prompt_logprobs   for the whole prompt, once, with the first output; the first entry is None.
+    finish_reason     "stop", "length", "abort" or "error" with the last output, else None.
     stop_reason       the stop token id that ended it; None for end of sequence.
     num_cached_tokens prompt tokens taken from the prefix cache.
     """
@@ -262,14 +230,14 @@ class EngineStats:
 
 @dataclass
 class StepOutput:
-    """Everything one ``Engine.step`` has to say. ``started``: ids of requests that it ran for the first time."""
+    """What one ``Engine.step`` returns. ``started``: ids of requests that it scheduled for the first time."""
 
     outputs: list[TokenOutput] = field(default_factory=list)
     stats: EngineStats = field(default_factory=EngineStats)
     started: list[str] = field(default_factory=list)
 
     def date(self, began: float, ended: float) -> None:
-        """Date the step's tokens to when they exist: the engine, having no clock, dates them to the step's begin."""
+        """Replace the time at which the step began by the time at which its tokens exist: the engine has no clock."""
         for output in self.outputs:
             if output.times is not None and output.token_ids:
                 output.times.last_token = ended

@@ -1,9 +1,9 @@
 """The page pool: fixed-size pages of KV memory, shared between requests with equal prompt beginnings.
 
 A page holds P positions of keys and values for every layer. Page 0 is scratch for padding and never handed out. Full
-pages are known by the hash of everything up to their end, so a new prompt can take over the pages of an equal
-beginning. A page nobody holds keeps its contents and its hash until it is needed for something else, least recently
-used first.
+pages are known by the hash of everything up to their end, so a new prompt can share the pages of an equal beginning. A
+page without references keeps its contents and its hash until it is needed for something else, least recently used
+first.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ ROOT = b""
 
 
 def root_hash(salt: str) -> bytes:
-    """Hash of the empty prefix among requests with ``salt``: those with another find nothing of theirs."""
+    """Hash of the empty prefix among requests with ``salt``, which share no pages with those of another salt."""
     return hashlib.blake2b(salt.encode(), digest_size=16, person=b"aiakq cache salt").digest() if salt else ROOT
 
 
 def page_hash(parent: bytes, token_ids: SequenceType[int]) -> bytes:
-    """16 bytes that stand for ``token_ids`` following the prefix that ``parent`` stands for."""
+    """16 bytes that identify ``token_ids`` after the prefix that ``parent`` identifies."""
     digest = hashlib.blake2b(parent, digest_size=16)
     for token in token_ids:
         digest.update(token.to_bytes(4, "little"))
@@ -30,17 +30,17 @@ def page_hash(parent: bytes, token_ids: SequenceType[int]) -> bytes:
 
 
 class PagePool:
-    """Hands out pages, counts their holders and finds pages of known prefixes. Knows nothing of requests."""
+    """Allocates pages, counts their references and finds pages of known prefixes. Knows nothing of requests."""
 
     def __init__(self, num_pages: int, page_size: int, caching: bool = True) -> None:
         assert num_pages >= 2, "page 0 is scratch, so a pool needs at least two"
         self.num_pages = num_pages
         self.page_size = page_size
         self.caching = caching
-        self._holders = [0] * num_pages
+        self._refcounts = [0] * num_pages
         self._hashes: list[bytes | None] = [None] * num_pages
         self._by_hash: dict[bytes, int] = {}
-        # Pages nobody holds, least recently used first.
+        # Pages without references, least recently used first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_pages))
 
     @property
@@ -52,19 +52,19 @@ class PagePool:
         return self.num_pages - 1
 
     def allocate(self, count: int) -> list[int] | None:
-        """``count`` pages for one holder, contents undefined; None (and no change) if there are not enough."""
+        """``count`` pages with one reference each, contents undefined; None (and no change) if there are not enough."""
         if count > len(self._free):
             return None
         pages = []
         for _ in range(count):
             page, _ = self._free.popitem(last=False)
-            self._forget(page)
-            self._holders[page] = 1
+            self._evict(page)
+            self._refcounts[page] = 1
             pages.append(page)
         return pages
 
     def match(self, hashes: SequenceType[bytes]) -> list[int]:
-        """The pages of the longest known beginning of ``hashes``; nothing is taken yet."""
+        """The pages of the longest known beginning of ``hashes``; their reference counts do not change."""
         pages = []
         for value in hashes if self.caching else ():
             page = self._by_hash.get(value)
@@ -73,45 +73,45 @@ class PagePool:
             pages.append(page)
         return pages
 
-    def hold(self, pages: SequenceType[int]) -> None:
-        """Add a holder to each of ``pages``, as found by ``match``."""
+    def incref(self, pages: SequenceType[int]) -> None:
+        """Add a reference to each of ``pages``, as found by ``match``."""
         for page in pages:
-            if self._holders[page] == 0:
+            if self._refcounts[page] == 0:
                 del self._free[page]
-            self._holders[page] += 1
+            self._refcounts[page] += 1
 
     def num_idle(self, pages: SequenceType[int]) -> int:
-        """How many of ``pages`` nobody holds, so that holding them takes them from the free ones."""
-        return sum(self._holders[page] == 0 for page in pages)
+        """How many of ``pages`` have no reference, so that ``incref`` takes them from the free ones."""
+        return sum(self._refcounts[page] == 0 for page in pages)
 
-    def release(self, pages: SequenceType[int]) -> None:
-        """Drop one holder of each page. The last pages of a sequence are reused first, its beginning last."""
+    def decref(self, pages: SequenceType[int]) -> None:
+        """Drop one reference of each page. The last pages of a sequence are reused first, its beginning last."""
         for page in reversed(pages):
-            self._holders[page] -= 1
-            assert self._holders[page] >= 0, f"page {page} was released more often than held"
-            if self._holders[page] == 0:
+            self._refcounts[page] -= 1
+            assert self._refcounts[page] >= 0, f"page {page} has fewer references than were dropped"
+            if self._refcounts[page] == 0:
                 self._free[page] = None
                 if self._hashes[page] is None:
                     self._free.move_to_end(page, last=False)
 
-    def publish(self, page: int, value: bytes) -> None:
-        """Make a full, held page findable under its hash; an equal page published earlier stays the one found."""
+    def insert(self, page: int, value: bytes) -> None:
+        """Put a full page in use into the prefix cache; an equal page that is already there stays the one found."""
         if self.caching and value not in self._by_hash and self._hashes[page] is None:
             self._by_hash[value] = page
             self._hashes[page] = value
 
-    def forget(self, pages: SequenceType[int]) -> list[int]:
-        """Make ``pages`` unfindable; returns those that have one holder, the others are in use elsewhere."""
+    def evict(self, pages: SequenceType[int]) -> list[int]:
+        """Take ``pages`` out of the prefix cache; returns those with one reference, the others are shared."""
         for page in pages:
-            self._forget(page)
-        return [page for page in pages if self._holders[page] == 1]
+            self._evict(page)
+        return [page for page in pages if self._refcounts[page] == 1]
 
-    def forget_all(self) -> None:
-        """Make every page unfindable; who holds pages keeps them."""
+    def evict_all(self) -> None:
+        """Empty the prefix cache; references stay as they are."""
         self._by_hash.clear()
         self._hashes = [None] * self.num_pages
 
-    def _forget(self, page: int) -> None:
+    def _evict(self, page: int) -> None:
         value = self._hashes[page]
         if value is not None:
             del self._by_hash[value]
@@ -123,10 +123,10 @@ class PagePool:
         for pages in held:
             for page in pages:
                 counts[page] += 1
-        assert counts == self._holders, "holders and sequences disagree"
+        assert counts == self._refcounts, "reference counts and sequences disagree"
         assert counts[0] == 0, "the scratch page was handed out"
         free = {page for page in range(1, self.num_pages) if counts[page] == 0}
-        assert free == set(self._free), "free list and holders disagree"
+        assert free == set(self._free), "free list and reference counts disagree"
         for value, page in self._by_hash.items():
             assert self._hashes[page] == value, "hash tables disagree"
         assert sum(value is not None for value in self._hashes) == len(self._by_hash), "a hash is lost"

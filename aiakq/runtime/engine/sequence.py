@@ -1,4 +1,4 @@
-"""Sequence: one request inside the engine, from waiting to finished. Scheduled: its part of a step."""
+"""Sequence: one request inside the engine, from waiting to finished. ScheduledChunk: its part of a step."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ from dataclasses import dataclass, field
 
 from aiakq.runtime.engine.messages import RequestSpec, RequestTimes, TokenLogprobs
 from aiakq.runtime.engine.pages import page_hash, root_hash
+from aiakq.runtime.engine.records import Chunk, NewSequence
 
 
 @dataclass(eq=False)
 class Sequence:
     """A request's tokens, its pages, and how far its keys and values are computed.
 
-    token_ids       prompt, then generated tokens, as far as the host knows them.
-    num_coming      tokens after them that launched steps bring.
-    num_computed    tokens whose keys and values are in ``pages``, or will be when what is launched has run.
-    pages           KV pages in order; covers at least num_computed tokens.
-    launched        its part of the last step it had one in.
-    draws_from_all  whether its tokens are drawn among the whole vocabulary sorted: the sampler's usual candidates
-                    were not enough once.
-    hashes          of the full pages' tokens, as far as computed by ``page_hashes``.
-    order           its place among others: (priority, number of arrival), smallest first.
+    token_ids           prompt, then generated tokens; those of pending steps are not among them.
+    num_pending_tokens  tokens that pending steps will add.
+    num_computed_tokens tokens whose keys and values are in ``pages``, or will be after the pending steps.
+    pending_chunks      its chunks in pending steps, oldest first.
+    slot                its number in the executor while it runs.
+    num_submitted_pages of ``pages``, how many the executor knows; None: it does not know the sequence.
+    pages               KV pages in order; covers at least num_computed_tokens.
+    num_inserted_pages  of ``pages``, how many are in the prefix cache, or are kept out of it.
+    resamples           whether its tokens are sampled among the whole vocabulary sorted: the sampler's usual
+                        candidates were not enough once.
+    hashes              of the full pages' tokens, as far as computed by ``page_hashes``.
+    order               its place among others: (priority, number of arrival), smallest first.
     """
 
     spec: RequestSpec
@@ -28,13 +32,15 @@ class Sequence:
     token_ids: list[int] = field(init=False)
     num_prompt: int = field(init=False)
     order: tuple[int, int] = (0, 0)
-    num_coming: int = 0
-    num_computed: int = 0
-    launched: Scheduled | None = None
-    draws_from_all: bool = False
+    num_pending_tokens: int = 0
+    num_computed_tokens: int = 0
+    pending_chunks: list[ScheduledChunk] = field(default_factory=list)
+    slot: int | None = None
+    num_submitted_pages: int | None = None
+    resamples: bool = False
     pages: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
-    num_published: int = 0
+    num_inserted_pages: int = 0
     num_cached: int | None = None
     num_preemptions: int = 0
     prompt_done: bool = False
@@ -43,8 +49,10 @@ class Sequence:
     def __post_init__(self) -> None:
         self.token_ids = list(self.spec.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
-        self.stop_ids = frozenset(self.spec.stop_token_ids)
+        self.stop_ids = frozenset(self.spec.sampling.stop_token_ids or ())
         self.eos_ids = frozenset(self.spec.eos_token_ids)
+        # The keys and values of the last token are never needed.
+        self._num_needed_tokens = self.num_prompt + max(self.spec.max_tokens - 1, 0)
 
     @property
     def id(self) -> str:
@@ -55,14 +63,13 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt
 
     @property
-    def num_missing(self) -> int:
-        """Tokens whose keys and values are not computed yet; the last one's never are."""
-        last = self.num_prompt + max(self.spec.max_tokens - 1, 0)
-        return min(len(self.token_ids) + self.num_coming, last) - self.num_computed
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens, pending ones included, whose keys and values are still to be computed."""
+        return min(len(self.token_ids) + self.num_pending_tokens, self._num_needed_tokens) - self.num_computed_tokens
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        return self.spec.prompt_logprobs is not None
+        return self.spec.sampling.prompt_logprobs is not None
 
     def page_hashes(self, page_size: int, count: int) -> list[bytes]:
         """Chained hashes of the first ``count`` full pages; computed once each."""
@@ -72,30 +79,43 @@ class Sequence:
             self.hashes.append(page_hash(parent, self.token_ids[at : at + page_size]))
         return self.hashes[:count]
 
+    def introduction(self) -> NewSequence:
+        """The record with which the executor gets to know the sequence; from then on it keeps its tokens and pages."""
+        assert self.slot is not None
+        self.num_submitted_pages = 0
+        return NewSequence(self.slot, self.spec, self.token_ids[self.num_prompt :])
+
+    def collected(self, chunk: ScheduledChunk) -> None:
+        """Take ``chunk``, the oldest pending one, off the pending ones."""
+        oldest = self.pending_chunks.pop(0)
+        assert oldest is chunk
+        self.num_pending_tokens -= chunk.samples
+
     def reset(self) -> list[int]:
-        """Forget everything computed, for a preemption; returns the pages to release."""
-        assert self.num_coming == 0, "what is launched writes into the pages"
+        """Discard everything computed, for a preemption; returns the pages to release."""
+        assert not self.pending_chunks, "a pending step writes into the pages"
         pages, self.pages = self.pages, []
-        self.num_computed = 0
-        self.num_published = 0
+        self.num_computed_tokens = 0
+        self.num_inserted_pages = 0
         self.num_preemptions += 1
         return pages
 
-    def drop_launched(self) -> None:
-        """Let nothing come of what is launched for this sequence."""
-        if self.launched is not None:
-            self.launched.dropped = True
-        self.num_coming = 0
+    def drop_pending(self) -> None:
+        """Ignore the results of this sequence's chunks in pending steps."""
+        for chunk in self.pending_chunks:
+            chunk.dropped = True
+        self.pending_chunks.clear()
+        self.num_pending_tokens = 0
 
-    def draw_again(self) -> None:
-        """Run the last token once more, and draw the next among all: the candidates were not enough."""
-        self.drop_launched()
-        self.num_computed = len(self.token_ids) - 1
-        self.draws_from_all = True
+    def resample(self) -> None:
+        """Compute the last token once more, and sample the next from the whole vocabulary."""
+        self.drop_pending()
+        self.num_computed_tokens = len(self.token_ids) - 1
+        self.resamples = True
 
     def finish_reason(self, token: int) -> tuple[str | None, int | None]:
         """Whether the sequence ends with ``token`` just appended: (finish_reason, stop_reason)."""
-        if self.num_outputs >= self.spec.min_tokens:
+        if self.num_outputs >= self.spec.sampling.min_tokens:
             if token in self.eos_ids:
                 return "stop", None
             if token in self.stop_ids:
@@ -106,11 +126,11 @@ class Sequence:
 
 
 @dataclass(eq=False)
-class Scheduled:
-    """``count`` tokens of ``sequence`` to run in a step, from number ``first`` on.
+class ScheduledChunk:
+    """``count`` tokens of ``sequence`` to compute in a step, from number ``first`` on.
 
-    completes  whether that reaches its last token, so that the next one can be sampled.
-    dropped    whether nobody waits for the result any more.
+    completes  whether these are its last uncomputed tokens, so that the next one can be sampled.
+    dropped    whether the result is ignored.
     """
 
     sequence: Sequence
@@ -120,15 +140,23 @@ class Scheduled:
     dropped: bool = False
 
     @staticmethod
-    def of(sequence: Sequence, count: int) -> Scheduled:
+    def of(sequence: Sequence, count: int) -> ScheduledChunk:
         """The next ``count`` tokens."""
-        return Scheduled(sequence, sequence.num_computed, count, count == sequence.num_missing)
+        return ScheduledChunk(sequence, sequence.num_computed_tokens, count, count == sequence.num_uncomputed_tokens)
 
     @property
     def end(self) -> int:
         return self.first + self.count
 
     @property
-    def draws(self) -> bool:
+    def samples(self) -> bool:
         """Whether a token is sampled."""
         return self.completes and self.sequence.spec.max_tokens > 0
+
+    def record(self) -> Chunk:
+        """The chunk as the executor gets it, with the pages it does not know yet."""
+        sequence = self.sequence
+        assert sequence.slot is not None
+        new_pages = sequence.pages[sequence.num_submitted_pages :]
+        sequence.num_submitted_pages = len(sequence.pages)
+        return Chunk(sequence.slot, self.first, self.count, new_pages, self.samples, sequence.resamples)

@@ -1,1 +1,1 @@
-"""The executor: runs the batches that the engine schedules, on one device."""
+"""Executors: they run the steps that the engine schedules. The protocol is in ``aiakq.runtime.engine.records``."""

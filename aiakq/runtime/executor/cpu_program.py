@@ -1,7 +1,7 @@
-"""A model's step as one list of native operations, recorded when the engine is put together.
+"""A model's step as one list of native operations, recorded when the engine is loaded.
 
-Between two operations there is then no Python, no memory to ask for, and no thread to wake: a thread that the system
-does not let run for a moment is waited for once per step, not once per operation.
+Between two operations there is then no Python, no allocation and no wake-up of threads: a thread that the system
+suspends for a moment delays the step once, not at every operation.
 """
 
 from __future__ import annotations
@@ -12,16 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.kernels import triton
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.attention import StepTables
-from aiakq.kernels.cpu.recording import Recording, RecordingError
+from aiakq.kernels.cpu.recording import Recording
 from aiakq.kernels.types import AttentionContext
-from aiakq.runtime.config.compilation import CompilationConfig
-from aiakq.runtime.executor.cuda_graphs import DecodeGraphs, sizes
 from aiakq.runtime.layers.attention import LayerCache
-from aiakq.runtime.layers.experts import SparseMLP
-from aiakq.runtime.models.decoder import Decoder, Model, ModelInput
+from aiakq.runtime.models.decoder import Decoder, ModelInput
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,11 @@ class Program:
         """The number of operations."""
         return len(self._op_list.ops)
 
-    def takes(self, step: ModelInput) -> bool:
+    def describe(self) -> str:
+        """See ``CapturedStep``."""
+        return f"{len(self)} operations in one call"
+
+    def accepts(self, step: ModelInput) -> bool:
         """Whether ``step`` is within the bounds."""
         bounds = self.bounds
         return (
@@ -95,26 +95,3 @@ class Program:
         self._tables.turn(step.positions)
         self._op_list()
         return self._logits[:rows].float()
-
-
-def recorded(
-    model: Model, caches: list[LayerCache], bounds: Bounds, page_size: int, compilation: CompilationConfig
-) -> Program | DecodeGraphs | str:
-    """The step of ``model`` recorded, or why it cannot be: all of it on a CPU, decoding on a GPU."""
-    if not isinstance(model, Decoder):
-        return "the model is transformers'"
-    device = caches[0][0].device
-    if device.type == "cuda":
-        if any(isinstance(block.mlp, SparseMLP) for block in model.blocks):
-            return "experts are chosen on the host"
-        if triton.trouble() is not None or model.embedding.dtype not in triton.DTYPES:
-            return "attention is torch's"
-        length = min(bounds.length, compilation.max_seq_len_to_capture or bounds.length)
-        return DecodeGraphs(model, caches, sizes(bounds.rows, compilation), length, page_size, device)
-    if library.unavailable() is not None:
-        return "no native library"
-    try:
-        with torch.inference_mode():
-            return Program(model, caches, bounds)
-    except RecordingError as problem:
-        return str(problem)

@@ -1,7 +1,7 @@
-"""Decoding steps on an NVIDIA GPU as CUDA graphs: what hundreds of launches do, in one.
+"""Decoding steps on an NVIDIA GPU as CUDA graphs: one launch instead of hundreds.
 
-A graph is of one number of sequences. Steps are padded up to the next of a few sizes, each captured when it is first
-needed; everything a graph reads lies in tensors that stay, into which a step copies its own.
+A graph runs a fixed number of sequences. Steps are padded up to the next of a few sizes, each captured when it is first
+needed; a graph reads persistent tensors, into which a step copies its inputs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def sizes(rows: int, compilation: CompilationConfig = _DEFAULT) -> list[int]:
 
 
 def captured(compute: Callable[[], object], pool: Any) -> Callable[[], None]:
-    """``compute`` as a graph: a function that runs it again. What it returns is not kept."""
-    # Once without: kernels are compiled and libraries set up, which cannot be captured.
+    """``compute`` as a graph: a function that runs it again, without a result."""
+    # Run once outside a graph: compiling kernels and initializing libraries cannot be captured.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -46,7 +46,7 @@ def captured(compute: Callable[[], object], pool: Any) -> Callable[[], None]:
 class DecodeGraphs:
     """The decoding steps of one model over one cache.
 
-    Rows beyond a step's sequences are tokens at the scratch page, which nobody reads.
+    Rows beyond a step's sequences are padding: tokens that write to the scratch page.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class DecodeGraphs:
         self._kv_len = zeros(most, dtype=torch.int32) + 1
         self._table = zeros(most, -(-length // page_size), dtype=torch.int32)
         self._rows = torch.arange(most + 1, device=device)
-        # Of all sizes: what a graph computes on the way takes the same memory as the next one's.
+        # Shared by all sizes; their graphs share the memory of intermediate results, too.
         self._logits = torch.empty(most, model.vocab_size, device=device)
         self._made: dict[int, Callable[[], None]] = {}
 
@@ -79,8 +79,12 @@ class DecodeGraphs:
         """The number of sizes."""
         return len(self._sizes)
 
-    def takes(self, step: ModelInput) -> bool:
-        """Whether every sequence of ``step`` has one token, whose logits are wanted, and all fit."""
+    def describe(self) -> str:
+        """See ``CapturedStep``."""
+        return f"decoding in CUDA graphs, {len(self)} sizes, captured when needed"
+
+    def accepts(self, step: ModelInput) -> bool:
+        """Whether ``step`` is decoding: one token of each sequence, whose logits are needed, within the bounds."""
         count = len(step.context.kv_len_list)
         return (
             step.context.num_decodes == count == len(step.token_ids) == len(step.logit_rows)

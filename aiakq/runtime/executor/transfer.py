@@ -1,4 +1,4 @@
-"""Numbers of the host as tensors and back, without waiting for the GPU."""
+"""Copies from the host to the device and back that do not wait for the GPU."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 
 
 def on_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """A list of numbers as a tensor on ``device``, there when what is launched next on it runs."""
-    made = torch.tensor(values, dtype=dtype)
+    """A list of numbers, or a tensor of the host, as a tensor on ``device``; work launched later on it may use it."""
+    made = values if isinstance(values, Tensor) else torch.tensor(values, dtype=dtype)
     if device.type == "cuda" and torch.cuda.is_available():
-        # From memory that may be swapped out a copy is waited for.
+        # A copy from pageable memory would be synchronous.
         made = made.pin_memory()
     return made.to(device, non_blocking=True)
 
 
 def on_host(*tensors: Tensor) -> Callable[[], list[list]]:
-    """Start copying ``tensors`` to the host. The function returned waits for what its device was told to do up to
-    here, no further, and gives the numbers of each.
+    """Start copying ``tensors`` to the host. The function returned waits for the work launched before the copy, not for
+    later work, and gives the numbers of each tensor.
     """
-    # To pinned memory: so torch does it from a GPU if it need not wait.
+    # torch copies to pinned memory from a GPU if it need not wait.
     copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
     arrived = None
     if any(tensor.is_cuda for tensor in tensors):

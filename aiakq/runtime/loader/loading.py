@@ -21,6 +21,7 @@ from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.kv_cache import count_pages, kv_bytes_per_page
+from aiakq.runtime.executor.local import LocalExecutor
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.loader.weights import CheckpointWeights, DummyWeights, check_inventory, describe_kinds, open_weights
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
@@ -87,8 +88,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         config = replace(config, max_model_len=min(config.max_model_len, (num_pages - 1) * config.cache.block_size))
     runner = Runner(model, num_pages, config.cache.block_size, config.cache.dtype, config.device.device)
     bounds = Bounds(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs, config.max_model_len)
-    eager = config.compilation.enforce_eager
-    recorded = "operation by operation" if eager else runner.record(bounds, config.compilation)
+    how = runner.capture(bounds, config.compilation)
     pool = PagePool(num_pages, config.cache.block_size, config.cache.enable_prefix_caching)
     scheduler = Scheduler(pool, config.scheduler)
     tokens = pool.num_usable * config.cache.block_size
@@ -111,11 +111,13 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         "dtype": f"{dtype} ({config.device.dtype_reason})",
         "linear layers": kernels,
         "attention": attention_name(runner.caches[0][0], config.device.dtype),
-        "step": recorded + ("; the next is prepared meanwhile" if config.scheduler.async_scheduling else ""),
+        "step": how + ("; the next is prepared meanwhile" if config.scheduler.async_scheduling else ""),
         "KV pages": f"{pages}, {str(config.cache.dtype).removeprefix('torch.')}",
         "batch": f"up to {bounds.rows} sequences, {bounds.tokens} tokens a step",
     }
-    return Engine(runner, scheduler, limits, facts, config.scheduler.async_scheduling)
+    # One slot more than sequences may run: the engine's own.
+    executor = LocalExecutor(runner, bounds.rows + 1, -(-bounds.length // config.cache.block_size))
+    return Engine(executor, scheduler, limits, facts, max_pending_steps=2 if config.scheduler.async_scheduling else 1)
 
 
 def attention_name(cache: Tensor, dtype: torch.dtype) -> str:

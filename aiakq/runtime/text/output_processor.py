@@ -147,9 +147,9 @@ class OutputProcessor:
         return ids
 
     def process(self, output: TokenOutput) -> tuple[list[Delta], list[str]]:
-        """Turn the engine's news into deltas; second, engine ids to abort because a stop string was met.
+        """Turn an engine output into deltas; second, engine ids to abort because a stop string was met.
 
-        News of requests that are no longer followed is dropped.
+        Outputs of requests that were cancelled are dropped.
         """
         stream = self._streams.get(output.request_id)
         if stream is None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response as HttpResponse
+from starlette.responses import Response
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
@@ -18,12 +18,12 @@ from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.generation import generate
 from aiakq.server.api.openai import (
     ChoiceState,
-    Chunk,
     FinishReason,
+    GenerationChunk,
     GenerationRequest,
+    GenerationResponse,
     OpenAIResponseBuilder,
     PromptLogprobs,
-    Response,
     finite,
     top_by_rank,
 )
@@ -39,6 +39,9 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
     logprobs: bool | None = Field(None, description="Return the log-probability of every token.")
     top_logprobs: Annotated[int, Field(json_schema_extra={LIMITED_BY: "logprobs"})] | None = Field(
         None, description="Return this many of the most likely tokens per position; needs logprobs=true."
+    )
+    max_tokens: Annotated[int, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
+        None, description="Tokens to generate at most; up to the end of the context if not given."
     )
     max_completion_tokens: Annotated[int, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
         None, description="The newer name of max_tokens, which it overrides."
@@ -138,13 +141,13 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatCompletionResponse(Response[ChatChoice], kw_only=True):
+class ChatCompletionResponse(GenerationResponse[ChatChoice], kw_only=True):
     """The whole response."""
 
     object: Literal["chat.completion"] = "chat.completion"
 
 
-class ChatCompletionChunk(Chunk[ChatChunkChoice], kw_only=True):
+class ChatCompletionChunk(GenerationChunk[ChatChunkChoice], kw_only=True):
     """One event of a stream."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -198,7 +201,7 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
         return text, finite(logprob.logprob), list(text.encode())
 
 
-async def chat_completions(service: Service, request: Request) -> HttpResponse:
+async def chat_completions(service: Service, request: Request) -> Response:
     """Answer a conversation, in the model's chat template. Messages hold text only."""
     return await generate(service, request, ChatCompletionRequest, ChatResponseBuilder)
 

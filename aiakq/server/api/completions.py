@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import Field, WithJsonSchema
 from starlette.requests import Request
-from starlette.responses import Response as HttpResponse
+from starlette.responses import Response
 
 from aiakq.errors import error
 from aiakq.runtime.sampling_params import SamplingParams
@@ -17,12 +17,12 @@ from aiakq.runtime.text.outputs import PositionLogprobs
 from aiakq.server.api.generation import generate
 from aiakq.server.api.openai import (
     ChoiceState,
-    Chunk,
     FinishReason,
+    GenerationChunk,
     GenerationRequest,
+    GenerationResponse,
     OpenAIResponseBuilder,
     PromptLogprobs,
-    Response,
     finite,
 )
 from aiakq.server.api.routes import GENERATION, TOKENIZATION, UNAVAILABLE, Route
@@ -120,13 +120,13 @@ class CompletionChunkChoice(msgspec.Struct, kw_only=True):
     cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
 
 
-class CompletionResponse(Response[CompletionChoice], kw_only=True):
+class CompletionResponse(GenerationResponse[CompletionChoice], kw_only=True):
     """The whole response."""
 
     object: Literal["text_completion"] = "text_completion"
 
 
-class CompletionChunk(Chunk[CompletionChunkChoice], kw_only=True):
+class CompletionChunk(GenerationChunk[CompletionChunkChoice], kw_only=True):
     """One event of a stream."""
 
     object: Literal["text_completion"] = "text_completion"
@@ -198,7 +198,7 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
             )
 
 
-async def completions(service: Service, request: Request) -> HttpResponse:
+async def completions(service: Service, request: Request) -> Response:
     """Continue a text."""
     return await generate(service, request, CompletionRequest, CompletionResponseBuilder)
 

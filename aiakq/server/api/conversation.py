@@ -70,7 +70,7 @@ class ChatMessage(RequestModel):
 class ConversationFields(RequestModel):
     """The fields of requests with a conversation."""
 
-    messages: FailFastList[ChatMessage] = Field(min_length=1)
+    messages: FailFastList[ChatMessage] = Field(min_length=1, description="The conversation; text only.")
     add_generation_prompt: bool | None = Field(
         None, description="Begin the assistant's message after the last one; true if not given."
     )

@@ -30,6 +30,7 @@ from aiakq.server.process.request_stream import Prompt, RequestDeltas
 #: JSON has no infinity; OpenAI's value for tokens that are as good as impossible.
 LOWEST_LOGPROB = -9999.0
 
+#: The name of a served model.
 ModelName = Annotated[str, Field(json_schema_extra={LIMITED_BY: "model"})]
 FinishReason = Literal["stop", "length"]
 
@@ -52,7 +53,7 @@ class GenerationRequest(SamplingFields):
 
     model: ModelName | None = Field(None, description="A served name; the first one if not given.")
     stream: bool | None = Field(None, description="Return the text as server-sent events while it is generated.")
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions | None = Field(None, description="include_usage, continuous_usage_stats.")
     priority: Annotated[int, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
         None, description="Lower ones are scheduled first, with --scheduling-policy priority."
     )
@@ -140,7 +141,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 Choice = TypeVar("Choice")
 
 
-class Response(msgspec.Struct, Generic[Choice], kw_only=True):
+class GenerationResponse(msgspec.Struct, Generic[Choice], kw_only=True):
     """A whole response. ``sentence_length`` and ``cum_log_probs`` are those of the choice, if there is only one."""
 
     id: str
@@ -154,7 +155,7 @@ class Response(msgspec.Struct, Generic[Choice], kw_only=True):
     cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
 
 
-class Chunk(msgspec.Struct, Generic[Choice], kw_only=True):
+class GenerationChunk(msgspec.Struct, Generic[Choice], kw_only=True):
     """One event of a stream. ``usage`` is there with include_usage: null but for the last chunk."""
 
     id: str
@@ -187,8 +188,8 @@ class OpenAIResponseBuilder(ResponseBuilder):
 
     end_of_stream = b"data: [DONE]\n\n"
     request: GenerationRequest
-    response_type: type[Response[Any]]
-    chunk_type: type[Chunk[Any]]
+    response_type: type[GenerationResponse[Any]]
+    chunk_type: type[GenerationChunk[Any]]
 
     def __init__(
         self,

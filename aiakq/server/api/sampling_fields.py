@@ -12,7 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import Field, create_model
 
-from aiakq.runtime.sampling_params import Parameter, parameters
+from aiakq.runtime.sampling_params import Parameter, SamplingParams, parameters
 from aiakq.server.api.request_model import LIMITED_BY, RequestModel
 
 
@@ -44,17 +44,19 @@ def _keywords(parameter: Parameter, json_type: str) -> dict[str, Any]:
     return keywords
 
 
-def _field(type_: Any, parameter: Parameter) -> Any:
-    """A pydantic field whose JSON schema states the bounds. ``SamplingParams`` checks them, for all its users alike."""
+def _field(type_: Any, parameter: Parameter, default: Any) -> Any:
+    """A pydantic field whose JSON schema states default and bounds, which ``SamplingParams`` applies and checks."""
 
-    def add_bounds(schema: dict[str, Any]) -> None:
+    def describe(schema: dict[str, Any]) -> None:
+        schema["default"] = default
         for branch in schema.get("anyOf", [schema]):
             branch.update(_keywords(parameter, branch.get("type", "")))
 
     optional = _json_type(type_) | None
-    return optional, Field(default=None, description=parameter.help, json_schema_extra=add_bounds)
+    return optional, Field(default=None, description=parameter.help, json_schema_extra=describe)
 
 
+_DEFAULTS = SamplingParams()
 _DECLARED = {name: declared for name, declared in parameters().items() if not declared[1].only_local}
 
 #: The names of the fields.
@@ -64,5 +66,5 @@ SAMPLING_FIELDS = tuple(_DECLARED)
 SamplingFields: Any = create_model(
     "SamplingFields",
     __base__=RequestModel,
-    **{name: _field(type_, parameter) for name, (type_, parameter) in _DECLARED.items()},
+    **{name: _field(type_, parameter, getattr(_DEFAULTS, name)) for name, (type_, parameter) in _DECLARED.items()},
 )

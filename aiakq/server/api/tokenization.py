@@ -23,7 +23,7 @@ from aiakq.server.http.responses import JSONResponse
 class TokenizeFields(RequestModel):
     """The fields of both forms of /tokenize."""
 
-    model: ModelName | None = None
+    model: ModelName | None = Field(None, description="A served name.")
     add_special_tokens: bool | None = Field(None, description="True if not given for a prompt, false for messages.")
     return_token_strs: bool | None = Field(None, description="Return the text of every token, too.")
 
@@ -31,7 +31,7 @@ class TokenizeFields(RequestModel):
 class TokenizeRequest(TokenizeFields):
     """The body of POST /tokenize for a text."""
 
-    prompt: str
+    prompt: str = Field(description="The text.")
 
 
 class TokenizeChatRequest(ConversationFields, TokenizeFields):
@@ -50,8 +50,10 @@ class TokenizeResponse(msgspec.Struct):
 class DetokenizeRequest(RequestModel):
     """The body of POST /detokenize."""
 
-    model: ModelName | None = None
-    tokens: FailFastList[Annotated[int, Field(json_schema_extra={LIMITED_BY: "token_id"})]]
+    model: ModelName | None = Field(None, description="A served name.")
+    tokens: FailFastList[Annotated[int, Field(json_schema_extra={LIMITED_BY: "token_id"})]] = Field(
+        description="The token ids."
+    )
 
 
 class DetokenizeResponse(msgspec.Struct):

@@ -17,6 +17,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from aiakq.errors import WORKER, AiakqError, error
+from aiakq.runtime.engine.loop import run
 from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache
 from aiakq.server.process.ipc import (
     Cancel,
@@ -124,14 +125,12 @@ def _load(link: EngineLink, start: Start) -> Engine:
 
 
 def _serve(link: EngineLink, engine: Engine) -> None:
-    """Step while there is work, sleep in ``receive`` while there is none; returns when the other side is gone."""
-    while True:
-        busy = engine.has_work()
-        # Cheap enough for always: an idle engine that misses a page starts afresh instead of running dry.
-        assert busy or engine.stats.num_free_pages == engine.stats.num_pages, "a page is lost"
-        records = link.receive(wait=not busy)
+    """Run the engine on what the HTTP process sends, until that is gone."""
+
+    def receive(idle: bool) -> Inbox | None:
+        records = link.receive(wait=idle)
         if records is None:
-            return
+            return None
         inbox: Inbox = []
         for record in records:
             if isinstance(record, Submit):
@@ -140,12 +139,9 @@ def _serve(link: EngineLink, engine: Engine) -> None:
                 inbox.extend(Abort(request_id) for request_id in record.request_ids)
             elif isinstance(record, Reset):
                 inbox.append(ResetPrefixCache())
-        if busy or inbox:
-            # Steps without output are reported too, so that gauges and the histogram of step sizes stay exact.
-            began = time.monotonic()
-            output = engine.step(began, inbox)
-            output.date(began, time.monotonic())
-            link.send(Stepped(output))
+        return inbox
+
+    run(engine, receive, lambda output: link.send(Stepped(output)))
 
 
 def _settings(config: EngineConfig) -> dict[str, str]:

@@ -16,7 +16,7 @@ from aiakq.server.process.ipc import Cancel, Reset, Submit, ToEngine
 from aiakq.server.process.request_stream import (
     Prompt,
     RequestStream,
-    SequenceState,
+    SequenceProgress,
     check_sequence_count,
     merge_deltas,
 )
@@ -53,7 +53,7 @@ class _PromptState:
 
     stream: RequestStream
     index: int
-    sequences: dict[str, SequenceState]
+    sequences: dict[str, SequenceProgress]
     num_unfinished: int
     num_returned: int
     candidates: dict[int, Delta] = field(default_factory=dict)
@@ -178,7 +178,7 @@ class RequestManager:
                 )
                 states = stream.sequences[index]
                 if not states:
-                    states += [SequenceState(len(prompt.token_ids), spec.max_tokens) for spec in prompt_specs]
+                    states += [SequenceProgress(len(prompt.token_ids), spec.max_tokens) for spec in prompt_specs]
                 sequences = {spec.request_id: state for spec, state in zip(prompt_specs, states, strict=True)}
                 entry = _PromptState(stream, index, sequences, len(prompt_specs), stream.params.n)
                 self._prompts[prompt_id] = entry
@@ -212,7 +212,7 @@ class RequestManager:
             del self._prompt_of_sequence[sequence_id]
         return entry
 
-    def _on_scheduled(self, sequence: SequenceState) -> None:
+    def _on_scheduled(self, sequence: SequenceProgress) -> None:
         """``sequence`` has left the queue."""
         if not sequence.scheduled:
             sequence.scheduled = True
@@ -321,7 +321,7 @@ class RequestManager:
             for index, best in enumerate(ranked[: entry.num_returned]):
                 entry.stream.put(entry.index, replace(best, index=index))
 
-    def _observe(self, stream: RequestStream, sequence: SequenceState, delta: Delta, now: float) -> None:
+    def _observe(self, stream: RequestStream, sequence: SequenceProgress, delta: Delta, now: float) -> None:
         """Update the metrics with one delta."""
         metrics = self._metrics
         sequence.num_generated += len(delta.token_ids)

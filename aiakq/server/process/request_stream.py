@@ -31,7 +31,7 @@ class Prompt:
 
 
 @dataclass
-class SequenceState:
+class SequenceProgress:
     """One sequence, for the queue and the metrics. Times are on the HTTP process's monotonic clock.
 
     num_counted  tokens already counted by the metrics. Tokens that a restarted engine generates again are not counted
@@ -95,7 +95,7 @@ class RequestStream:
         self.final_only = final_only
         self.priority = priority
         self.cache_salt = cache_salt
-        self.sequences: list[list[SequenceState]] = [[] for _ in prompts]
+        self.sequences: list[list[SequenceProgress]] = [[] for _ in prompts]
         self.num_unfinished = 0
         self.max_generated = 0
         self.consumed = False

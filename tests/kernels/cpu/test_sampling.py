@@ -9,24 +9,25 @@ import pytest
 import torch
 
 from aiakq.kernels.cpu import sampling as native
-from aiakq.runtime.engine.messages import ModelLimits, RequestTimes, admit
-from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.engine.messages import ModelLimits, admit
+from aiakq.runtime.engine.records import NewSequence, SampledToken
 from aiakq.runtime.executor import sampler
+from aiakq.runtime.executor.sampler import SamplerRow
+from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.sampling_params import SamplingParams
 
 
-def sequence(vocab: int, seed: int = 0, outputs=(), **params) -> Sequence:
+def sampler_row(vocab: int, seed: int = 0, outputs=(), **params) -> SamplerRow:
     limits = ModelLimits(vocab, 10**6, 10**6, max_logprobs=vocab)
-    made = Sequence(admit("r", [0], SamplingParams(seed=seed, **params), limits), RequestTimes(0.0))
-    made.token_ids += outputs
-    return made
+    spec = admit("r", [0], SamplingParams(seed=seed, **params), limits)
+    return SamplerRow(SequenceState(NewSequence(0, spec, list(outputs))), 1 + len(outputs))
 
 
-def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[sampler.Sampled]:
-    return sampler.choose(logits, sequences).results()
+def sample(logits: torch.Tensor, sequences: list[SamplerRow]) -> list[SampledToken]:
+    return sampler.sample(logits, sequences).collect()
 
 
-def both(logits: torch.Tensor, sequences: list[Sequence], monkeypatch) -> tuple[list, list]:
+def both(logits: torch.Tensor, sequences: list[SamplerRow], monkeypatch) -> tuple[list, list]:
     ours = sample(logits, sequences)
     with monkeypatch.context() as patch:
         patch.setattr(sampler, "_is_native", lambda _: False)
@@ -53,7 +54,7 @@ def test_tokens_equal_those_of_a_full_sort(isa, kind, vocab, monkeypatch):
     rows = 120
     logits = some_logits(kind, rows, vocab)
     sequences = [
-        sequence(
+        sampler_row(
             vocab,
             seed=row,
             temperature=draw.choice([0, 0.3, 0.7, 1.0, 1.9]),
@@ -65,7 +66,7 @@ def test_tokens_equal_those_of_a_full_sort(isa, kind, vocab, monkeypatch):
     ]
     ours, oracle = both(logits, sequences, monkeypatch)
     for row, (mine, theirs) in enumerate(zip(ours, oracle, strict=True)):
-        assert mine.token == theirs.token, sequences[row].spec
+        assert mine.token == theirs.token, sequences[row].sampling
         assert mine.logprob == pytest.approx(theirs.logprob, abs=2e-6 + 1e-7 * abs(logits[row]).max().item())
 
 
@@ -75,7 +76,7 @@ def test_vocabulary_orders_that_are_hard_for_a_rising_threshold(isa, params, ord
     vocab = 9000
     row = torch.linspace(-3, 3, vocab)
     row = {"rising": row, "falling": row.flip(0), "equal": torch.full((vocab,), 1.5)}[order]
-    sequences = [sequence(vocab, seed=seed, **params) for seed in range(40)]
+    sequences = [sampler_row(vocab, seed=seed, **params) for seed in range(40)]
     ours, oracle = both(row.repeat(40, 1), sequences, monkeypatch)
     different = [(a.token, b.token) for a, b in zip(ours, oracle, strict=True) if a.token != b.token]
     # Where all weights are equal, the last bit of a sum decides which of two neighbours it is.
@@ -86,14 +87,14 @@ def test_greedy_takes_the_first_of_equal_logits(isa):
     logits = torch.zeros(3, 777)
     logits[0, [5, 300, 776]] = 2.0
     logits[1, 776] = 1.0
-    tokens = [s.token for s in sample(logits, [sequence(777, temperature=0)] * 3)]
+    tokens = [s.token for s in sample(logits, [sampler_row(777, temperature=0)] * 3)]
     assert tokens == [5, 776, 0]
 
 
 @pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
 def test_masked_tokens_are_never_sampled(isa, params):
     vocab, allowed = 700, [3, 450, 699]
-    sequences = [sequence(vocab, seed=seed, allowed_token_ids=allowed, **params) for seed in range(60)]
+    sequences = [sampler_row(vocab, seed=seed, allowed_token_ids=allowed, **params) for seed in range(60)]
     tokens = {s.token for s in sample(torch.randn(60, vocab), sequences)}
     assert tokens <= set(allowed) and len(tokens) > 1
 
@@ -117,7 +118,7 @@ def test_log_probabilities_ranks_and_top_tokens_match_torch(isa, vocab, monkeypa
     logits = torch.randn(6, vocab) * 3
     logits[1] = logits[1].round()
     counts = [0, 1, 5, 8, -1, 3]
-    sequences = [sequence(vocab, seed=i, logprobs=count, top_p=0.9) for i, count in enumerate(counts)]
+    sequences = [sampler_row(vocab, seed=i, logprobs=count, top_p=0.9) for i, count in enumerate(counts)]
     ours, oracle = both(logits, sequences, monkeypatch)
     exact = logits.double().log_softmax(-1)
     for row, (mine, theirs) in enumerate(zip(ours, oracle, strict=True)):
@@ -138,7 +139,7 @@ def test_log_probabilities_ranks_and_top_tokens_match_torch(isa, vocab, monkeypa
 @pytest.mark.parametrize("place", [0, 17, 99])
 def test_a_non_finite_row_is_reported_and_others_are_unaffected(isa, bad, place):
     logits = torch.randn(3, 100)
-    sequences = [sequence(100, seed=i, top_k=10, logprobs=4) for i in range(3)]
+    sequences = [sampler_row(100, seed=i, top_k=10, logprobs=4) for i in range(3)]
     expected = sample(logits.clone(), sequences)
     logits[1, place] = bad
     found = sample(logits, sequences)
@@ -152,7 +153,7 @@ def test_a_non_finite_row_is_reported_and_others_are_unaffected(isa, bad, place)
 
 def test_a_row_samples_the_same_token_in_any_batch_and_on_any_number_of_threads(isa, threads):
     logits = torch.randn(33, 4099)
-    sequences = [sequence(4099, seed=i, temperature=0.8, top_p=0.95) for i in range(33)]
+    sequences = [sampler_row(4099, seed=i, temperature=0.8, top_p=0.95) for i in range(33)]
     crowd = sample(logits, sequences)
     alone = [sample(logits[i : i + 1], [sequences[i]])[0] for i in range(33)]
     threads(3)
@@ -162,5 +163,5 @@ def test_a_row_samples_the_same_token_in_any_batch_and_on_any_number_of_threads(
 def test_sampling_does_not_modify_the_logits(isa):
     logits = torch.randn(2, 500)
     kept = logits.clone()
-    sample(logits, [sequence(500, outputs=(4, 4), repetition_penalty=1.3, logit_bias={"7": 9}), sequence(500)])
+    sample(logits, [sampler_row(500, outputs=(4, 4), repetition_penalty=1.3, logit_bias={"7": 9}), sampler_row(500)])
     assert torch.equal(logits, kept)

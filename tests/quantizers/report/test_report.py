@@ -198,8 +198,10 @@ def test_the_command_line_is_understood_by_the_command_line() -> None:
     """Every option's flag is one that ``aiakq quantize`` has."""
     import typer
 
+    from aiakq.terminal.options import add_options
     from aiakq.terminal.quantize_command import quantize
 
+    add_options(["quantize"])
     app = typer.Typer()
     app.command()(quantize)
     command = typer.main.get_command(app)

@@ -14,12 +14,13 @@ from aiakq.kernels.cpu import library
 from aiakq.kernels.ops import attention
 from aiakq.runtime.config import device as device_config
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.engine.messages import Abort, RequestSpec, RequestTimes, ResetPrefixCache
-from aiakq.runtime.engine.sequence import Scheduled, Sequence
+from aiakq.runtime.engine.messages import Abort, RequestSpec, ResetPrefixCache
+from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
+from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.executor import cuda_graphs as graphs
 from aiakq.runtime.executor import sampler, transfer
 from aiakq.runtime.executor.cuda_graphs import DecodeGraphs
-from aiakq.runtime.executor.runner import Runner
+from aiakq.runtime.executor.local import LocalExecutor, LocalPendingStep
 
 #: Ways to run the same requests, as in test_exactness.py.
 MODES = {
@@ -75,9 +76,14 @@ def requests(vocab_size: int) -> tuple[list[dict], list[SamplingParams], list[in
     return prompts, params, [draw.randrange(3) for _ in prompts]
 
 
-def answers(llm: LLM) -> list:
-    """Everything that is said about every request, but how often it was preempted and what was cached."""
+def answers(llm: LLM, functions: bool = True) -> list:
+    """Everything that is said about every request, but how often it was preempted and what was cached.
+
+    functions  whether those with logits processors have them.
+    """
     prompts, params, priorities = requests(320)
+    if not functions:
+        params = [replace(one, logits_processors=None) for one in params]
     told = llm.generate(prompts, params, use_tqdm=False, priority=priorities if llm.engine.limits.by_priority else None)
     llm.engine.check()
     assert llm.engine.stats.num_free_pages == llm.engine.stats.num_pages
@@ -93,7 +99,7 @@ def pair(folder, **arguments) -> tuple[LLM, LLM]:
 @pytest.mark.parametrize("mode", MODES)
 def test_answers_are_the_same_in_every_mode(mode, tiny_model):
     one, ahead = pair(tiny_model("LlamaForCausalLM"), **MODES[mode])
-    assert ahead.engine.ahead and not one.engine.ahead
+    assert (ahead.engine.max_pending_steps, one.engine.max_pending_steps) == (2, 1)
     wanted = answers(one)
     assert answers(ahead) == wanted
     if mode == "batched":
@@ -105,6 +111,14 @@ def test_answers_are_the_same_in_every_mode(mode, tiny_model):
         assert ahead.engine.stats.preemptions > 0
 
 
+@pytest.mark.parametrize("mode", ["preempted", "small_pages"])
+def test_answers_are_the_same_with_encoded_records(mode, tiny_model, behind_bytes):
+    one, ahead = pair(tiny_model("LlamaForCausalLM"), **MODES[mode])
+    expected = answers(one, functions=False)
+    assert answers(behind_bytes(ahead), functions=False) == expected
+    assert answers(behind_bytes(one), functions=False) == expected
+
+
 @pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GPTNeoXForCausalLM"])
 def test_answers_of_other_models_are_the_same(architecture, tiny_model):
     one, ahead = pair(tiny_model(architecture))
@@ -113,13 +127,13 @@ def test_answers_of_other_models_are_the_same(architecture, tiny_model):
 
 @pytest.mark.parametrize("candidates", [2, 1024])
 def test_answers_of_the_sampler_for_gpus_are_the_same(candidates, tiny_model, monkeypatch):
-    """With few candidates their number does not do: sequences go back a step, and the token is drawn from all."""
+    """Few candidates do not settle every token: sequences go back a step, and it is sampled from the vocabulary."""
     monkeypatch.setattr(sampler, "_is_native", lambda logits: False)
     plenty = answers(LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", max_model_len=128))
     monkeypatch.setattr(sampler, "CANDIDATES", candidates)
     again = []
-    inner = Sequence.draw_again
-    monkeypatch.setattr(Sequence, "draw_again", lambda sequence: (again.append(sequence.id), inner(sequence))[1])
+    inner = Sequence.resample
+    monkeypatch.setattr(Sequence, "resample", lambda sequence: (again.append(sequence.id), inner(sequence))[1])
     one, ahead = pair(tiny_model("LlamaForCausalLM"))
     assert answers(one) == plenty
     from_one, again[:] = sorted(again), []
@@ -146,42 +160,30 @@ def test_answers_through_graphs_are_the_same(tiny_model, monkeypatch):
     """A graph's logits are written over by the next step, which is launched after they were sampled."""
     monkeypatch.setattr(graphs, "captured", lambda compute, pool: compute)
     one, ahead = pair(tiny_model("LlamaForCausalLM"), max_num_seqs=6, enforce_eager=True)
-    runner = ahead.engine.runner
-    runner.program = DecodeGraphs(runner.model, runner.caches, graphs.sizes(6), 128, runner.page_size, runner.device)
+    runner = ahead.engine.executor.runner
+    runner.captured = DecodeGraphs(runner.model, runner.caches, graphs.sizes(6), 128, runner.page_size, runner.device)
     assert answers(ahead) == answers(one)
-    assert runner.program._made
+    assert runner.captured._made
 
 
 def spec(id: str, prompt: list[int], max_tokens: int, **more) -> RequestSpec:
-    return RequestSpec(request_id=id, prompt_token_ids=prompt, max_tokens=max_tokens, seed=0, temperature=0.0, **more)
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    return RequestSpec(request_id=id, prompt_token_ids=prompt, sampling=sampling, max_tokens=max_tokens, seed=0, **more)
 
 
-class Watched:
-    """A runner's calls, in their order."""
+@pytest.fixture
+def calls(monkeypatch) -> list[tuple[str, int]]:
+    """What a local executor does, in order: each call and its number of chunks, or of the tokens it samples."""
+    made: list[tuple[str, int]] = []
 
-    def __init__(self, runner: Runner) -> None:
-        self.runner, self.calls = runner, []
+    def watch(owner, name, called, count):
+        inner = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given: (made.append((called, count(given))), inner(*given))[1])
 
-    def launch(self, items: list[Scheduled]):
-        self.calls.append(("launch", len(items)))
-        return WatchedFlight(self.runner.launch(items), self.calls)
-
-
-class WatchedFlight:
-    def __init__(self, flight, calls) -> None:
-        self.flight, self.calls = flight, calls
-
-    @property
-    def items(self) -> list[Scheduled]:
-        return self.flight.items
-
-    def sample(self, items: list[Scheduled]) -> bool:
-        self.calls.append(("sample", len(items)))
-        return self.flight.sample(items)
-
-    def results(self):
-        self.calls.append(("results", len(self.items)))
-        return self.flight.results()
+    watch(LocalPendingStep, "launch_model", "launch", lambda given: len(given[0]._chunks))
+    watch(LocalPendingStep, "launch_sampler", "sample", lambda given: len(given[0]._chunks))
+    watch(LocalPendingStep, "results", "results", lambda given: len(given[0]._row_of))
+    return made
 
 
 @pytest.fixture
@@ -190,36 +192,40 @@ def engine(tiny_model):
     return llm.engine
 
 
-def test_the_next_step_is_launched_before_results_are_waited_for(engine):
-    engine.runner = Watched(engine.runner)
+def test_the_next_step_is_launched_before_results_are_waited_for(engine, calls):
     assert engine.step(0.0, [spec("a", [5] * 4, 3), spec("b", [6] * 4, 2)]).outputs == []
-    assert engine.runner.calls == [("launch", 2), ("sample", 2)]
-    engine.runner.calls.clear()
-    news = engine.step(1.0, []).outputs
-    assert [(n.request_id, len(n.token_ids), n.times.first_token) for n in news] == [("a", 1, 1.0), ("b", 1, 1.0)]
-    assert engine.runner.calls == [("launch", 2), ("results", 2), ("sample", 2)]
-    engine.runner.calls.clear()
-    # b's last token is on its way: nothing more is launched for it.
+    assert calls == [("launch", 2), ("sample", 2)]
+    calls.clear()
+    outputs = engine.step(1.0, []).outputs
+    assert [(n.request_id, len(n.token_ids), n.times.first_token) for n in outputs] == [("a", 1, 1.0), ("b", 1, 1.0)]
+    assert calls == [("launch", 2), ("results", 2), ("sample", 2)]
+    calls.clear()
+    # b's last token is pending: nothing more is launched for it.
     assert [n.finish_reason for n in engine.step(2.0, []).outputs] == [None, "length"]
-    assert engine.runner.calls == [("launch", 1), ("results", 2), ("sample", 1)]
-    engine.runner.calls.clear()
+    assert calls == [("launch", 1), ("results", 2), ("sample", 1)]
+    calls.clear()
     assert [n.finish_reason for n in engine.step(3.0, []).outputs] == ["length"]
-    assert engine.runner.calls == [("results", 1)]
+    assert calls == [("results", 1)]
     assert not engine.has_work() and engine.stats.steps == 3
 
 
-def test_what_was_launched_for_an_answer_that_ended_is_not_sampled(engine):
+def test_the_token_after_the_end_of_an_answer_is_ignored(engine, calls):
     first = engine.step(0.0, [spec("probe", [5] * 4, 2)]).outputs + engine.step(1.0, []).outputs
     ends_with = first[0].token_ids[0]
     while engine.has_work():
         engine.step(2.0, [])
-    engine.runner = Watched(engine.runner)
+    calls.clear()
     engine.step(3.0, [spec("a", [5] * 4, 9, eos_token_ids=[ends_with])])
-    news = engine.step(4.0, []).outputs
-    assert [n.finish_reason for n in news] == ["stop"]
-    assert engine.runner.calls == [("launch", 1), ("sample", 1), ("launch", 1), ("results", 1)]
+    outputs = engine.step(4.0, []).outputs
+    assert [n.finish_reason for n in outputs] == ["stop"]
+    assert calls == [("launch", 1), ("sample", 1), ("launch", 1), ("results", 1), ("sample", 1)]
     engine.check()
     assert not engine.has_work() and engine.stats.num_free_pages == engine.stats.num_pages
+    # It is collected with the next request, which may have the same slot.
+    calls.clear()
+    outputs = engine.step(5.0, [spec("b", [5] * 4, 1)]).outputs + engine.step(6.0, []).outputs
+    assert [(n.request_id, n.token_ids) for n in outputs] == [("b", [ends_with])]
+    assert calls == [("launch", 1), ("results", 1), ("sample", 1), ("results", 1)]
 
 
 def test_an_aborted_request_is_not_heard_of_again_even_if_another_has_its_name(engine):
@@ -242,9 +248,9 @@ def test_an_aborted_request_is_not_heard_of_again_even_if_another_has_its_name(e
 
 
 def test_only_the_request_that_overflows_fails(engine):
-    """Its next step is on its way when that is found: nobody inherits what it wrote."""
-    weights = engine.runner.model.embedding
-    inner, poisoned = engine.runner.model.compute, []
+    """Its next step is pending when that is found: nobody inherits what it wrote."""
+    runner = engine.executor.runner
+    inner, poisoned = runner.model.compute, []
 
     def forward(step, caches):
         logits = inner(step, caches).float()
@@ -254,9 +260,9 @@ def test_only_the_request_that_overflows_fails(engine):
             poisoned.extend(rows)
         return logits
 
-    assert weights is not None
-    engine.runner.program = "off"
-    engine.runner.model.forward = forward
+    assert runner.model.embedding is not None
+    runner.captured = None
+    runner.model.forward = forward
     engine.step(0.0, [spec("good", [5] * 4, 4), spec("bad", [6] * 20 + [7], 4)])
     told = []
     while engine.has_work():
@@ -286,7 +292,6 @@ def test_a_launched_step_waits_for_nothing(tiny_model, monkeypatch, request):
     for path in ("aiakq.kernels.cpu.rows.available", "aiakq.runtime.layers.linear.available"):
         monkeypatch.setattr(path, lambda: False)
     llm = LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", num_gpu_blocks_override=60, enforce_eager=True)
-    runner = llm.engine.runner
     waited = []
 
     def on_host(*tensors):
@@ -294,26 +299,27 @@ def test_a_launched_step_waits_for_nothing(tiny_model, monkeypatch, request):
 
     monkeypatch.setattr(sampler, "on_host", on_host)
     asked = [{}, {"temperature": 0.9, "top_p": 0.9}, {"frequency_penalty": 1.0}, {"logprobs": 2, "prompt_logprobs": 2}]
-    sequences = [
-        Sequence(replace(spec(f"{n}", [5 + n] * 9, 5), **more), RequestTimes(0.0)) for n, more in enumerate(asked)
+    specs = [
+        RequestSpec(f"{n}", [5 + n] * 9, SamplingParams(**({"temperature": 0.0} | more)), max_tokens=5, seed=0)
+        for n, more in enumerate(asked)
     ]
-    for n, sequence in enumerate(sequences):
-        sequence.pages = [n + 1]
     with FakeTensorMode(allow_non_fake_inputs=True):
         with pytest.raises(DataDependentOutputException):
             torch.ones(1).item()
-        first = [Scheduled(sequence, 0, 9, True) for sequence in sequences]
-        runner.launch(first).sample(first)
+        executor = LocalExecutor(llm.engine.executor.runner, len(specs), 4)
+        new = [NewSequence(slot, spec) for slot, spec in enumerate(specs)]
+        first = executor.submit(StepBatch([], [], new, [Chunk(slot, 0, 9, [slot + 1], True) for slot in range(4)]))
         # The tokens of the first step are nowhere but on the device.
-        second = [Scheduled(sequence, 9, 1, True) for sequence in sequences]
-        flight = runner.launch(second)
-        for sequence in sequences:
+        second = executor.submit(StepBatch([], [], [], [Chunk(slot, 9, 1, [], True) for slot in range(4)]))
+        assert first.is_sampled and not second.is_sampled
+        for sequence in second._sequences:
             sequence.token_ids.append(3)
-        flight.sample(second)
+        second.launch_sampler()
+        assert len(second._row_of) == 4
     assert not waited
 
 
-def test_numbers_are_on_their_way_when_asked_for():
+def test_numbers_are_copied_before_they_are_asked_for():
     values = torch.arange(3)
     numbers = transfer.on_host(values, values.double() / 2)
     assert numbers() == [[0, 1, 2], [0, 0.5, 1]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,8 +14,10 @@ from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.messages import NOTHING_LEFT, OUT_OF_MEMORY, Abort, ModelLimits, RequestSpec, ResetPrefixCache
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
-from aiakq.runtime.executor import runner, sampler
+from aiakq.runtime.executor import local, sampler
+from aiakq.runtime.executor.local import LocalExecutor
 from aiakq.runtime.executor.runner import Runner
+from aiakq.runtime.sampling_params import SamplingParams
 
 VOCAB = 50
 PAGE = 4
@@ -61,13 +62,17 @@ def make_engine(num_pages=12, max_num_seqs=4, budget=16, chunked=True, caching=T
     )
     scheduler = Scheduler(pool, config)
     limits = ModelLimits(VOCAB, max_model_len=64, max_kv_tokens=pool.num_usable * PAGE, by_priority=True)
-    return Engine(runner, scheduler, limits, {}, ahead)
+    executor = LocalExecutor(runner, max_num_seqs + 1, num_pages)
+    return Engine(executor, scheduler, limits, {}, 2 if ahead else 1)
 
 
-def spec(id: str, prompt: list[int], max_tokens: int, priority: int = 0) -> RequestSpec:
-    return RequestSpec(
-        request_id=id, prompt_token_ids=prompt, max_tokens=max_tokens, seed=0, temperature=0.0, priority=priority
-    )
+def model_of(engine: Engine) -> CountingModel:
+    return engine.executor.runner.model
+
+
+def spec(id: str, prompt: list[int], max_tokens: int, priority: int = 0, **sampling) -> RequestSpec:
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, **sampling)
+    return RequestSpec(id, prompt, params, max_tokens=max_tokens, seed=0, priority=priority)
 
 
 def expected(prompt: list[int], count: int) -> list[int]:
@@ -144,7 +149,7 @@ def test_same_inbox_gives_the_same_outputs():
 
 def test_only_the_request_that_overflows_fails():
     engine = make_engine()
-    engine.runner.model.poison = 49
+    model_of(engine).poison = 49
     outs = engine.step(0.0, [spec("good", [1, 2], 6), spec("bad", [49, 2, 3, 4, 5], 6)]).outputs
     news = {}
     for _ in range(10):
@@ -155,7 +160,7 @@ def test_only_the_request_that_overflows_fails():
     assert [t for n in news["good"] for t in n.token_ids] == expected([1, 2], 6)
     assert engine.stats.num_free_pages == engine.stats.num_pages
     # What the failed request computed is not handed to the next one with the same beginning.
-    engine.runner.model.poison = None
+    model_of(engine).poison = None
     tokens = engine.step(2.0, [spec("again", [49, 2, 3, 4, 5], 1)]).outputs
     assert tokens[0].token_ids == expected([49, 2, 3, 4, 5], 1)
     assert tokens[0].num_cached_tokens == 0
@@ -164,8 +169,8 @@ def test_only_the_request_that_overflows_fails():
 def test_a_score_that_is_not_a_number_fails_its_request():
     """Without a token to draw, nothing else would notice."""
     engine = make_engine(num_pages=40, budget=8)
-    engine.runner.model.poison = 49
-    scored = replace(spec("bad", [1] * 10 + [49] + [1] * 9, 0), prompt_logprobs=0)
+    model_of(engine).poison = 49
+    scored = spec("bad", [1] * 10 + [49] + [1] * 9, 0, prompt_logprobs=0)
     news = []
     for now in range(4):
         news += engine.step(float(now), [scored, spec("good", [1, 2], 2)] if now == 0 else []).outputs
@@ -178,7 +183,7 @@ def test_a_request_that_leaves_no_token_does_not_empty_the_cache():
     """What it computed is sound; others may go on finding it."""
     engine = make_engine(num_pages=40, budget=32)
     run_all(engine, [spec("a", [1] * 9, 1)])
-    nothing = replace(spec("b", [1] * 9, 5), allowed_token_ids=[9], stop_token_ids=[9], min_tokens=3)
+    nothing = spec("b", [1] * 9, 5, allowed_token_ids=[9], stop_token_ids=[9], min_tokens=3)
     (told,) = run_all(engine, [nothing])["b"]
     assert (told.error, told.num_cached_tokens) == (NOTHING_LEFT, 8)
     assert run_all(engine, [spec("c", [1] * 9, 1)])["c"][0].num_cached_tokens == 8
@@ -201,7 +206,7 @@ def run_all(engine: Engine, inbox: list) -> dict[str, list]:
 @pytest.mark.parametrize("where", ["forward", "sampler"])
 def test_a_step_that_does_not_fit_into_memory_is_run_in_halves(ahead, where, monkeypatch):
     engine = make_engine(num_pages=80, max_num_seqs=8, budget=64)
-    engine.ahead = ahead
+    engine.max_pending_steps = 2 if ahead else 1
     sizes = []
 
     def limited(inner, size):
@@ -214,11 +219,11 @@ def test_a_step_that_does_not_fit_into_memory_is_run_in_halves(ahead, where, mon
         return call
 
     if where == "forward":
-        counted = limited(engine.runner.model.forward, lambda arguments: arguments[0].context.query_start_list[-1])
-        monkeypatch.setattr(engine.runner.model, "forward", counted)
+        counted = limited(model_of(engine).forward, lambda arguments: arguments[0].context.query_start_list[-1])
+        monkeypatch.setattr(model_of(engine), "forward", counted)
     else:
-        counted = limited(sampler.choose, lambda arguments: sum(one.num_computed for one in arguments[1]))
-        monkeypatch.setattr(runner, "choose", counted)
+        counted = limited(sampler.sample, lambda arguments: sum(row.position for row in arguments[1]))
+        monkeypatch.setattr(local, "sample", counted)
     prompts = [[1], [2, 3, 4], [5] * 9, [6] * 12, [7] * 2, [8] * 4]
     news = run_all(engine, [spec(f"r{at}", prompt, 2) for at, prompt in enumerate(prompts)])
     for at, prompt in enumerate(prompts):
@@ -240,8 +245,8 @@ def test_memory_that_runs_out_is_recognized():
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_model_that_computes_nothing_finite_any_more_ends_the_engine(ahead):
     engine = make_engine()
-    engine.ahead = ahead
-    engine.runner.model.poison = 0  # what the engine asks itself is a token 0
+    engine.max_pending_steps = 2 if ahead else 1
+    model_of(engine).poison = 0  # what the engine asks itself is a token 0
     with pytest.raises(AiakqError) as failure:
         for now in range(9):
             engine.step(float(now), [spec(f"r{now}", [0, 1], 3)])
@@ -251,8 +256,8 @@ def test_a_model_that_computes_nothing_finite_any_more_ends_the_engine(ahead):
 @pytest.mark.parametrize("ahead", [False, True])
 def test_requests_that_all_overflow_do_not_end_the_engine(ahead):
     engine = make_engine()
-    engine.ahead = ahead
-    engine.runner.model.poison = 49
+    engine.max_pending_steps = 2 if ahead else 1
+    model_of(engine).poison = 49
     for now in range(9):
         engine.step(float(now), [spec(f"r{now}", [49, 1], 3), spec(f"s{now}", [49, 2], 3)])
     news = run_all(engine, [spec("good", [1, 2], 4)])["good"]

@@ -1,4 +1,8 @@
-"""Greedy fp32 tokens: however requests are batched, cut and interrupted, they are those of transformers.generate."""
+"""Greedy fp32 tokens: however requests are batched, cut and interrupted, they are those of transformers.generate.
+
+All of it runs with every record between engine and executor encoded and decoded, as if the model were in another
+process.
+"""
 
 from __future__ import annotations
 
@@ -51,25 +55,27 @@ def _transformers_tokens(folder, prompts: list[list[int]]) -> list[list[int]]:
     return answers
 
 
-def _ours(folder, prompts: list[list[int]], **arguments) -> tuple[list[list[int]], LLM]:
-    llm = LLM(str(folder), dtype="float32", max_model_len=128, **arguments)
+def _ours(change, folder, prompts: list[list[int]], **arguments) -> tuple[list[list[int]], LLM]:
+    llm = change(LLM(str(folder), dtype="float32", max_model_len=128, **arguments))
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
     results = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
     return [result.outputs[0].token_ids for result in results], llm
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "GPTNeoXForCausalLM"])
-def test_greedy_tokens_match_transformers_in_every_mode(architecture, tiny_model):
+def test_greedy_tokens_match_transformers_in_every_mode(architecture, tiny_model, behind_bytes):
     folder = tiny_model(architecture)
     prompts = _prompts(320)
     expected = _transformers_tokens(folder, prompts)
     for mode, arguments in MODES.items():
-        tokens, llm = _ours(folder, prompts, **arguments)
+        tokens, llm = _ours(behind_bytes, folder, prompts, **arguments)
         assert tokens == expected, mode
         llm.engine.check()
         assert llm.engine.stats.num_free_pages == llm.engine.stats.num_pages, mode
         if mode == "preempted":
             assert llm.engine.stats.preemptions > 0
+            as_objects, _ = _ours(lambda llm: llm, folder, prompts, **arguments)
+            assert as_objects == expected, "records that are not encoded"
         if mode in ("batched", "odd_pages"):
             before = llm.engine.stats.prefix_hits
             params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
@@ -78,7 +84,7 @@ def test_greedy_tokens_match_transformers_in_every_mode(architecture, tiny_model
             assert llm.engine.stats.prefix_hits > before
 
 
-def test_example_model_matches_transformers(example_model, heldout_text):
+def test_example_model_matches_transformers(example_model, heldout_text, behind_bytes):
     from aiakq.runtime.text.tokenizer import Tokenizer
 
     words = heldout_text.split()
@@ -86,14 +92,14 @@ def test_example_model_matches_transformers(example_model, heldout_text):
     prompts = [tokenizer.encode(" ".join(words[at * 50 : at * 50 + 5 + at])) for at in range(NUM_PROMPTS)]
     expected = _transformers_tokens(example_model, prompts)
     for mode in ("batched", "one_at_a_time", "chunked", "preempted"):
-        tokens, _ = _ours(example_model, prompts, **MODES[mode])
+        tokens, _ = _ours(behind_bytes, example_model, prompts, **MODES[mode])
         assert tokens == expected, mode
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_are_equal_bit_for_bit_whatever_the_batch(example_model, heldout_text, dtype):
+def test_logits_are_equal_bit_for_bit_whatever_the_batch(example_model, heldout_text, dtype, behind_bytes):
     """Stronger than equal tokens: the log-probabilities of a request do not change in the last bit."""
-    llm = LLM(str(example_model), dtype=dtype, enable_prefix_caching=False)
+    llm = behind_bytes(LLM(str(example_model), dtype=dtype, enable_prefix_caching=False))
     words = heldout_text.split()
     prompts = [" ".join(words[at * 90 : at * 90 + 3 + 7 * at]) for at in range(9)]
     params = SamplingParams(temperature=0, max_tokens=12, logprobs=3)

@@ -34,8 +34,8 @@ def test_released_prefix_is_found_until_its_pages_are_needed():
     hashes = [page_hash(ROOT, [1, 2])]
     hashes.append(page_hash(hashes[0], [3, 4]))
     for page, value in zip(pages, hashes, strict=True):
-        pool.publish(page, value)
-    pool.release(pages)
+        pool.insert(page, value)
+    pool.decref(pages)
     assert pool.match(hashes) == pages
     pool.allocate(2)
     # The page nobody ever used goes first, then the end of the prefix, so its beginning lasts longest.
@@ -47,14 +47,14 @@ def test_pages_of_a_failed_request_are_not_found_again():
     pages = pool.allocate(2)
     values = [page_hash(ROOT, [1, 2]), page_hash(ROOT, [3, 4])]
     for page, value in zip(pages, values, strict=True):
-        pool.publish(page, value)
-    pool.hold(pages[1:])
-    assert pool.forget(pages) == pages[:1], "a page with another holder is not ours to clear"
+        pool.insert(page, value)
+    pool.incref(pages[1:])
+    assert pool.evict(pages) == pages[:1], "a shared page is not ours to clear"
     assert [pool.match([value]) for value in values] == [[], []], "while others hold it, still others could join them"
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Random holders over a small pool; after every step the pool agrees with who holds what."""
+    """Random references over a small pool; after every step the pool agrees with the lists of pages in use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,20 +72,20 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
-    def release(self, data):
-        self.pool.release(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
+    def decref(self, data):
+        self.pool.decref(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), token=st.integers(0, 3))
-    def publish(self, data, token):
+    def insert(self, data, token):
         pages = self.held[data.draw(st.integers(0, len(self.held) - 1))]
-        self.pool.publish(pages[0], page_hash(ROOT, [token]))
+        self.pool.insert(pages[0], page_hash(ROOT, [token]))
 
     @rule(token=st.integers(0, 3))
     def share(self, token):
         pages = self.pool.match([page_hash(ROOT, [token])])
         if pages:
-            self.pool.hold(pages)
+            self.pool.incref(pages)
             self.held.append(pages)
 
     @invariant()

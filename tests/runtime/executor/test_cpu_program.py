@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -34,11 +35,11 @@ def answers(llm, logprobs=5, prompts=20):
 @pytest.mark.parametrize("architecture", RECORDED)
 def test_the_same_answers_as_operation_by_operation(architecture, dtype, tiny_model):
     llm = loaded(tiny_model(architecture), dtype=dtype)
-    runner = llm.engine.runner
-    assert isinstance(runner.program, Program), runner.program
-    assert llm.engine.facts["step"] == f"{len(runner.program)} operations in one call"
+    runner = llm.engine.executor.runner
+    assert isinstance(runner.captured, Program)
+    assert llm.engine.facts["step"] == f"{len(runner.captured)} operations in one call"
     ours = answers(llm)
-    runner.program = "off"
+    runner.captured = None
     assert answers(llm) == ours
 
 
@@ -48,7 +49,7 @@ def test_every_step_within_the_bounds_is_run_in_one_call(tiny_model, monkeypatch
     def forward(*_):
         raise AssertionError("a step was not recorded")
 
-    monkeypatch.setattr(type(llm.engine.runner.model), "forward", forward)
+    monkeypatch.setattr(type(llm.engine.executor.runner.model), "forward", forward)
     answers(llm)
 
 
@@ -57,10 +58,10 @@ def test_a_step_beyond_the_bounds_is_run_all_the_same(tiny_model):
     llm = loaded(tiny_model("LlamaForCausalLM"), enable_prefix_caching=False)
     prompt = {"prompt_token_ids": list(range(3, 33))}
     params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2)
-    runner = llm.engine.runner
-    assert runner.program.bounds.rows < 30
+    runner = llm.engine.executor.runner
+    assert runner.captured.bounds.rows < 30
     [before] = llm.generate([prompt], params, use_tqdm=False)
-    runner.program = "off"
+    runner.captured = None
     [after] = llm.generate([prompt], params, use_tqdm=False)
     assert before.prompt_logprobs == after.prompt_logprobs
     assert before.outputs[0].token_ids == after.outputs[0].token_ids
@@ -69,9 +70,8 @@ def test_a_step_beyond_the_bounds_is_run_all_the_same(tiny_model):
 @pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "GPTNeoXForCausalLM"])
 def test_what_torch_computes_is_run_operation_by_operation(architecture, tiny_model):
     llm = loaded(tiny_model(architecture))
-    reason = llm.engine.runner.program
-    assert isinstance(reason, str)
-    assert llm.engine.facts["step"] == f"operation by operation ({reason})"
+    assert llm.engine.executor.runner.captured is None
+    assert re.fullmatch(r"operation by operation \(.+\)", llm.engine.facts["step"])
     assert answers(llm)
 
 
@@ -79,7 +79,8 @@ def test_without_the_library_nothing_is_recorded(tiny_model, monkeypatch):
     expected = answers(loaded(tiny_model("LlamaForCausalLM")), prompts=3)
     monkeypatch.setattr(library, "unavailable", lambda: "for a test")
     llm = loaded(tiny_model("LlamaForCausalLM"))
-    assert llm.engine.runner.program == "no native library"
+    assert llm.engine.executor.runner.captured is None
+    assert llm.engine.facts["step"] == "operation by operation (no native library)"
     assert [tokens for tokens, _ in answers(llm, prompts=3)] == [tokens for tokens, _ in expected]
 
 

@@ -37,7 +37,7 @@ def test_decoding_through_tensors_that_stay(tiny_model, monkeypatch):
         str(tiny_model("LlamaForCausalLM")), dtype="float32", max_model_len=64, max_num_seqs=6, enforce_eager=True
     )
     assert llm.engine.facts["step"] == "operation by operation"
-    runner = llm.engine.runner
+    runner = llm.engine.executor.runner
     draw = torch.Generator().manual_seed(1)
     prompts = [
         {"prompt_token_ids": torch.randint(3, 300, (1 + 5 * n % 40,), generator=draw).tolist()} for n in range(14)
@@ -49,15 +49,15 @@ def test_decoding_through_tensors_that_stay(tiny_model, monkeypatch):
         return [(result.outputs[0].token_ids, result.outputs[0].logprobs) for result in results]
 
     wanted = answers()
-    runner.program = DecodeGraphs(runner.model, runner.caches, sizes(6), 64, runner.page_size, runner.device)
+    runner.captured = DecodeGraphs(runner.model, runner.caches, sizes(6), 64, runner.page_size, runner.device)
     assert answers() == wanted
-    assert {1, 2, 4, 6} <= runner.program._made.keys()
+    assert {1, 2, 4, 6} <= runner.captured._made.keys()
     # Steps of more sequences than the largest graph is of, or longer ones, run without.
-    runner.program = DecodeGraphs(runner.model, runner.caches, [3], 30, runner.page_size, runner.device)
+    runner.captured = DecodeGraphs(runner.model, runner.caches, [3], 30, runner.page_size, runner.device)
     replayed = []
     monkeypatch.setattr(graphs, "captured", lambda compute, pool: lambda: replayed.append(compute()))
     assert answers() == wanted
-    assert runner.program._made.keys() == {3} and replayed
+    assert runner.captured._made.keys() == {3} and replayed
 
 
 def test_what_is_asked_for_is_captured():

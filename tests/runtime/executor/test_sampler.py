@@ -8,49 +8,46 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from aiakq.runtime.engine.messages import NOTHING_LEFT, ModelLimits, RequestTimes, admit
-from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.engine.messages import NOTHING_LEFT, ModelLimits, admit
+from aiakq.runtime.engine.records import NewSequence, SampledToken
 from aiakq.runtime.executor import sampler
-from aiakq.runtime.executor.sampler import CANDIDATES, Sampled, choose, prompt_logprobs, uniform_at
+from aiakq.runtime.executor.sampler import CANDIDATES, SamplerRow, prompt_logprobs, uniform_at
+from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.sampling_params import SamplingParams
 
 VOCAB = 12
 
 
-def sequence(prompt=(1, 2), outputs=(), vocab=VOCAB, seed=0, bad_words=(), **params) -> Sequence:
+def row(prompt=(1, 2), outputs=(), vocab=VOCAB, seed=0, bad_words=(), logits_processors=(), **params) -> SamplerRow:
     limits = ModelLimits(vocab, 10**6, 10**6, max_logprobs=vocab)
-    made = Sequence(
-        admit("r", list(prompt), SamplingParams(seed=seed, **params), limits, bad_words=bad_words), RequestTimes(0.0)
-    )
-    made.token_ids += outputs
-    return made
+    spec = admit("r", list(prompt), SamplingParams(seed=seed, **params), limits, bad_word_ids=bad_words)
+    return SamplerRow(SequenceState(NewSequence(0, spec, list(outputs)), logits_processors), len(prompt) + len(outputs))
 
 
-def sample(logits: torch.Tensor, rows: list[Sequence]) -> list[Sampled]:
-    """Tokens as an engine gets them, which draws again from all where candidates were not enough."""
-    choice = choose(logits, rows)
-    results = choice.results()
-    assert choice.tokens.tolist() == [result.token for result in results]
-    late = [row for row, result in enumerate(results) if result.again]
+def sample(logits: torch.Tensor, rows: list[SamplerRow]) -> list[SampledToken]:
+    """Tokens as an engine gets them, which has those resampled that the candidates did not settle."""
+    output = sampler.sample(logits, rows)
+    results = output.collect()
+    assert output.tokens.tolist() == [result.token for result in results]
+    late = [at for at, result in enumerate(results) if result.resample]
     if late:
-        for row in late:
-            rows[row].draws_from_all = True
-        for row, result in zip(late, sample(logits[late], [rows[row] for row in late]), strict=True):
-            results[row] = result
+        again = [SamplerRow(rows[at].sequence, rows[at].position, True) for at in late]
+        for at, result in zip(late, sample(logits[late], again), strict=True):
+            results[at] = result
     return results
 
 
 def draws(logits: torch.Tensor, count: int, **params) -> torch.Tensor:
     """``count`` draws from one row of logits, each with its own seed."""
     vocab = len(logits)
-    rows = [sequence(vocab=vocab, seed=seed, **params) for seed in range(count)]
+    rows = [row(vocab=vocab, seed=seed, **params) for seed in range(count)]
     tokens = [s.token for s in sample(logits.repeat(count, 1), rows)]
     return torch.bincount(torch.tensor(tokens), minlength=vocab) / count
 
 
 def test_greedy_takes_the_highest_logit():
     logits = torch.randn(3, VOCAB)
-    results = sample(logits.clone(), [sequence(temperature=0)] * 3)
+    results = sample(logits.clone(), [row(temperature=0)] * 3)
     assert [r.token for r in results] == logits.argmax(-1).tolist()
     assert results[0].logprob == pytest.approx(logits.log_softmax(-1)[0].max().item(), abs=1e-6)
 
@@ -84,7 +81,7 @@ def test_cuts_keep_the_right_tokens_and_renormalize(params, kept):
 @pytest.mark.parametrize("params", [{"top_p": 0.999}, {"top_k": CANDIDATES + 50}, {"min_p": 1e-9}])
 def test_wide_cuts_over_a_large_vocabulary_use_the_full_sort(params):
     logits = torch.randn(CANDIDATES * 3) * 0.1
-    rows = [sequence(vocab=len(logits), seed=seed, **params) for seed in range(200)]
+    rows = [row(vocab=len(logits), seed=seed, **params) for seed in range(200)]
     tokens = [s.token for s in sample(logits.repeat(200, 1), rows)]
     allowed = logits.topk(params.get("top_k", len(logits))).indices
     assert set(tokens) <= set(allowed.tolist())
@@ -94,8 +91,8 @@ def test_wide_cuts_over_a_large_vocabulary_use_the_full_sort(params):
 
 def test_a_draw_depends_on_seed_and_position_only():
     logits = torch.randn(VOCAB)
-    alone = sample(logits.repeat(1, 1), [sequence(seed=5)])[0].token
-    crowd = sample(logits.repeat(6, 1), [sequence(seed=s) for s in (9, 5, 5, 1, 2, 3)])
+    alone = sample(logits.repeat(1, 1), [row(seed=5)])[0].token
+    crowd = sample(logits.repeat(6, 1), [row(seed=s) for s in (9, 5, 5, 1, 2, 3)])
     assert crowd[1].token == crowd[2].token == alone
     numbers = {uniform_at(5, position) for position in range(1000)}
     assert len(numbers) == 1000 and 0.45 < sum(numbers) / 1000 < 0.55
@@ -103,7 +100,7 @@ def test_a_draw_depends_on_seed_and_position_only():
 
 def test_penalties_match_their_formulas():
     logits = torch.linspace(-1, 1, VOCAB)
-    row = sequence(
+    penalized = row(
         prompt=(3,), outputs=(11, 11, 10), temperature=0, repetition_penalty=1.5, frequency_penalty=0.2,
         presence_penalty=0.1, logprobs=VOCAB,
     )  # fmt: skip
@@ -112,7 +109,7 @@ def test_penalties_match_their_formulas():
         wanted[token] = wanted[token] / 1.5 if wanted[token] > 0 else wanted[token] * 1.5
     wanted[11] -= 0.2 * 2 + 0.1
     wanted[10] -= 0.2 + 0.1
-    result = sample(logits.clone().unsqueeze(0), [row])[0]
+    result = sample(logits.clone().unsqueeze(0), [penalized])[0]
     assert result.token == wanted.argmax().item()
     # Log-probabilities are the model's own, not the penalized ones.
     raw = logits.log_softmax(-1)
@@ -123,21 +120,21 @@ def test_penalties_match_their_formulas():
 def test_bias_allowed_ids_and_min_tokens():
     logits = torch.zeros(1, VOCAB)
     logits[0, 7] = 5.0
-    assert sample(logits.clone(), [sequence(temperature=0, logit_bias={"4": 100})])[0].token == 4
-    assert sample(logits.clone(), [sequence(temperature=0, allowed_token_ids=[2])])[0].token == 2
+    assert sample(logits.clone(), [row(temperature=0, logit_bias={"4": 100})])[0].token == 4
+    assert sample(logits.clone(), [row(temperature=0, allowed_token_ids=[2])])[0].token == 2
     stops = {"temperature": 0, "stop_token_ids": [7], "min_tokens": 2}
-    assert sample(logits.clone(), [sequence(**stops)])[0].token != 7
-    assert sample(logits.clone(), [sequence(outputs=(1, 1), **stops)])[0].token == 7
+    assert sample(logits.clone(), [row(**stops)])[0].token != 7
+    assert sample(logits.clone(), [row(outputs=(1, 1), **stops)])[0].token == 7
 
 
 def test_bad_words_are_forbidden_where_they_would_be_completed():
     logits = torch.zeros(1, VOCAB)
     logits[0, 7], logits[0, 5] = 5.0, 4.0
     forbidden = {"temperature": 0, "bad_words": [[7], [3, 4, 5]]}
-    assert sample(logits.clone(), [sequence(**forbidden)])[0].token == 5
-    assert sample(logits.clone(), [sequence(outputs=(3, 4), **forbidden)])[0].token not in (5, 7)
-    assert sample(logits.clone(), [sequence(outputs=(4,), **forbidden)])[0].token == 5
-    assert sample(logits.clone(), [sequence(prompt=(3, 4), **forbidden)])[0].token == 5, "only the output counts"
+    assert sample(logits.clone(), [row(**forbidden)])[0].token == 5
+    assert sample(logits.clone(), [row(outputs=(3, 4), **forbidden)])[0].token not in (5, 7)
+    assert sample(logits.clone(), [row(outputs=(4,), **forbidden)])[0].token == 5
+    assert sample(logits.clone(), [row(prompt=(3, 4), **forbidden)])[0].token == 5, "only the output counts"
 
 
 def test_logits_processors_see_the_tokens_and_change_the_logits():
@@ -153,7 +150,7 @@ def test_logits_processors_see_the_tokens_and_change_the_logits():
         return torch.where(torch.arange(VOCAB) == 6, 200.0, logits)
 
     logits = torch.zeros(2, VOCAB)
-    rows = [sequence(temperature=0, outputs=(8,), logits_processors=[two, three]), sequence(temperature=0)]
+    rows = [row(temperature=0, outputs=(8,), logits_processors=[two, three]), row(temperature=0)]
     results = sample(logits, rows)
     assert seen == [[8], ([1, 2], [8])]
     assert results[0].token == 6 and results[1].token == 0, "neighbours are not touched"
@@ -164,9 +161,9 @@ def test_a_row_that_forbids_everything_fails_alone():
     logits = torch.randn(3, VOCAB)
     good = logits[0].argmax().item()
     rows = [
-        sequence(temperature=0),
-        sequence(allowed_token_ids=[7], bad_words=[[7]]),
-        sequence(temperature=0, allowed_token_ids=[7], stop_token_ids=[7], min_tokens=1),
+        row(temperature=0),
+        row(allowed_token_ids=[7], bad_words=[[7]]),
+        row(temperature=0, allowed_token_ids=[7], stop_token_ids=[7], min_tokens=1),
     ]
     results = sample(logits, rows)
     assert [result.error for result in results] == [None, NOTHING_LEFT, NOTHING_LEFT]
@@ -195,15 +192,15 @@ def test_a_gpu_is_waited_for_once_a_step(monkeypatch):
         {"temperature": 0, "logit_bias": {"4": 1}, "allowed_token_ids": [2, 4]},
         {"temperature": 1, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "stop_token_ids": [7], "min_tokens": 9},
     ]
-    rows = [sequence(vocab=2000, outputs=(3, 3, 4), **params) for params in asked]
+    rows = [row(vocab=2000, outputs=(3, 3, 4), **params) for params in asked]
     with FakeTensorMode():
         logits = torch.empty(len(rows), 2000)
         for reading in (lambda x: x.sum().item(), lambda x: x[x > 0], torch.nonzero, torch.unique):
             with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
                 reading(logits)
-        choice = choose(logits, rows)
-    assert not waited and choice.tokens.shape == (7,), "and without the results, only on the device"
-    results = choice.results()
+        output = sampler.sample(logits, rows)
+    assert not waited and output.tokens.shape == (7,), "and without the results, only on the device"
+    results = output.collect()
     assert len(waited) == 1 and waited[0].shape == (7 * 6 + 2 * 4,)
     assert [len(r.logprobs.token_ids) if r.logprobs else 0 for r in results] == [0, 0, 0, 0, 5, 0, 0]
 
@@ -212,7 +209,7 @@ def test_row_that_is_not_finite_is_named_and_others_are_not_touched():
     logits = torch.randn(2, VOCAB)
     good = logits[1].argmax().item()
     logits[0, 3] = float("nan")
-    results = sample(logits, [sequence(temperature=0), sequence(temperature=0)])
+    results = sample(logits, [row(temperature=0), row(temperature=0)])
     assert results[0].error and results[1].error is None and results[1].token == good
 
 

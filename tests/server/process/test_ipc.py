@@ -19,10 +19,11 @@ from aiakq.runtime.engine.messages import (
     TokenLogprobs,
     TokenOutput,
 )
+from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.server.process import ipc
 
-SPEC = RequestSpec("r/0", [1, 2], 5, 2**63 - 1, logit_bias={7: -1.5}, stop_token_ids=[3])
+SPEC = RequestSpec("r/0", [1, 2], SamplingParams(logit_bias={7: -1.5}, stop_token_ids=[3]), 5, 2**63 - 1)
 OUTPUT = TokenOutput(
     "r/0",
     [4],

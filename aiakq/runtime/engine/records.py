@@ -1,0 +1,123 @@
+"""The executor as the engine sees it: the records of a step, and the protocol that carries them.
+
+The engine decides what runs; an executor holds the model, the KV memory and its own copy of every running sequence.
+Between them pass the records below: integers, strings, floats and lists, which could cross a process or be broadcast
+to ranks. A sequence is introduced once, with its tokens and its request; from then on the executor keeps its tokens
+and its page table under a slot number, and a step names only what is new (docs/decisions/0018-executor.md).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from aiakq.runtime.engine.messages import RequestSpec, TokenLogprobs
+
+
+class NewSequence(msgspec.Struct, frozen=True):
+    """A sequence that starts to run, or runs again after a preemption.
+
+    slot              the number under which later records name it, until a batch lists it in ``freed_slots``.
+    output_token_ids  generated before a preemption.
+    """
+
+    slot: int
+    spec: RequestSpec
+    output_token_ids: list[int] = []
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """Tokens ``first`` .. ``first + count - 1`` of a sequence, to be computed in this step.
+
+    new_pages  appended to the sequence's page table before the step runs; for the first chunk this includes the
+               pages of a cached prefix.
+    samples    whether the token after the last one is sampled.
+    resamples  whether that is among the whole vocabulary sorted, because the usual candidates were not enough.
+    """
+
+    slot: int
+    first: int
+    count: int
+    new_pages: list[int]
+    samples: bool
+    resamples: bool = False
+
+
+class StepBatch(msgspec.Struct, frozen=True):
+    """One step, and what changed since the batch before it. The fields are applied in this order.
+
+    freed_slots    sequences that finished or were preempted; their numbers may be used again in ``new_sequences``.
+    cleared_pages  pages to fill with zeros, because a failed sequence may have left values that are not finite.
+    chunks         those of one token come first.
+    """
+
+    freed_slots: list[int]
+    cleared_pages: list[int]
+    new_sequences: list[NewSequence]
+    chunks: list[Chunk]
+
+
+class SampledToken(msgspec.Struct):
+    """The token sampled from one row of logits.
+
+    logprob   of the raw logits, before temperature and penalties.
+    logprobs  of the most likely tokens, if the request asked.
+    error     why there is no valid token: NOT_FINITE or NOTHING_LEFT.
+    resample  whether there is none because the candidates were not enough to settle it.
+    """
+
+    token: int
+    logprob: float
+    logprobs: TokenLogprobs | None = None
+    error: str | None = None
+    resample: bool = False
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the token continues the sequence."""
+        return self.error is None and not self.resample
+
+
+class ChunkResult(msgspec.Struct):
+    """What a step made of one chunk.
+
+    sampled          in order; empty if nothing was to be sampled, or if the token before was not valid.
+    prompt_logprobs  of the prompt tokens that the chunk's logits predict, if the request asked.
+    """
+
+    sampled: list[SampledToken] = []
+    prompt_logprobs: list[TokenLogprobs] | None = None
+
+
+class StepResult(msgspec.Struct):
+    """The results of a step, one per chunk, in order.
+
+    out_of_memory  the chunks did not run, because they do not fit into memory or because a step before them did not.
+                   The other fields of the batch were applied. The same chunks may be submitted again, without their
+                   new pages, after every pending step has been collected.
+    """
+
+    chunks: list[ChunkResult] = []
+    out_of_memory: bool = False
+
+
+class PendingStep(Protocol):
+    """A step that was submitted."""
+
+    def collect(self) -> StepResult:
+        """Wait for the step's results. Steps are collected once each, in the order in which they were submitted."""
+
+
+class Executor(Protocol):
+    """Runs the steps that an engine schedules, one after the other."""
+
+    def submit(self, batch: StepBatch) -> PendingStep:
+        """Start a step behind those that are pending, without waiting for them.
+
+        A chunk may end with the token that the step before samples. Its own token is sampled only when that step was
+        collected: it may depend on every token before it.
+        """
+
+    def reset(self) -> None:
+        """Drop every pending step and every sequence."""

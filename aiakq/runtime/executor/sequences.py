@@ -1,0 +1,79 @@
+"""What the executor keeps of the running sequences: their tokens and their page tables, updated by each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from aiakq.runtime.engine.messages import RequestSpec
+from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
+from aiakq.runtime.sampling_params import LogitsProcessor
+
+
+class SequenceState:
+    """A running sequence.
+
+    token_ids          prompt, then the tokens of collected steps.
+    pages              its KV pages in order.
+    end_ids            stop and end-of-sequence tokens.
+    logits_processors  applied to its logits, see ``LocalExecutor.register_logits_processors``.
+    """
+
+    __slots__ = ("end_ids", "logits_processors", "num_prompt", "pages", "sampling", "slot", "spec", "token_ids")
+
+    def __init__(self, record: NewSequence, logits_processors: Sequence[LogitsProcessor] = ()) -> None:
+        spec: RequestSpec = record.spec
+        self.slot = record.slot
+        self.spec = spec
+        self.sampling = spec.sampling
+        self.token_ids = spec.prompt_token_ids + record.output_token_ids
+        self.num_prompt = len(spec.prompt_token_ids)
+        self.pages: list[int] = []
+        self.end_ids = sorted({*(spec.sampling.stop_token_ids or ()), *spec.eos_token_ids})
+        self.logits_processors = tuple(logits_processors)
+
+
+class RunningSequences:
+    """The running sequences by slot, and one page table for all.
+
+    page_table  [slots, max pages] int32 on the host; row s holds the pages of slot s, padded with page 0.
+    """
+
+    def __init__(self, num_slots: int, max_pages: int) -> None:
+        self.page_table = torch.zeros(num_slots, max_pages, dtype=torch.int32)
+        self._states: dict[int, SequenceState] = {}
+
+    def update(self, batch: StepBatch, processors: Mapping[str, Sequence[LogitsProcessor]]) -> list[SequenceState]:
+        """Free slots, add sequences and append pages as ``batch`` says; returns the sequence of each chunk.
+
+        ``processors`` are logits processors by request id.
+        """
+        for slot in batch.freed_slots:
+            state = self._states.pop(slot)
+            self.page_table[slot, : len(state.pages)] = 0
+        for record in batch.new_sequences:
+            assert record.slot not in self._states, f"slot {record.slot} is in use"
+            self._states[record.slot] = SequenceState(record, processors.get(record.spec.request_id, ()))
+        return [self._append_pages(chunk) for chunk in batch.chunks]
+
+    def rows(self, slots: list[int], width: int) -> Tensor:
+        """The first ``width`` pages of each of ``slots``: [len(slots), width] int32, possibly a view."""
+        table = self.page_table[:, :width]
+        if slots == list(range(slots[0], slots[0] + len(slots))):
+            return table[slots[0] : slots[0] + len(slots)]
+        return table.index_select(0, torch.tensor(slots))
+
+    def clear(self) -> None:
+        """Free every slot."""
+        self._states.clear()
+        self.page_table.zero_()
+
+    def _append_pages(self, chunk: Chunk) -> SequenceState:
+        state = self._states[chunk.slot]
+        if chunk.new_pages:
+            start = len(state.pages)
+            state.pages += chunk.new_pages
+            self.page_table[chunk.slot, start : len(state.pages)] = torch.tensor(chunk.new_pages, dtype=torch.int32)
+        return state

@@ -1,0 +1,55 @@
+"""An executor whose records are encoded, for the tests of the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+import pytest
+
+from aiakq import LLM
+from aiakq.runtime.engine.records import Executor, PendingStep, StepBatch, StepResult
+
+T = TypeVar("T")
+
+
+class EncodingExecutor:
+    """An executor behind records that are encoded and decoded, as if they crossed to another process.
+
+    num_bytes  of all records so far.
+    """
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self.num_bytes = 0
+
+    def submit(self, batch: StepBatch) -> PendingStep:
+        return EncodingPendingStep(self, self.inner.submit(self.crossed(batch, StepBatch)))
+
+    def reset(self) -> None:
+        self.inner.reset()
+
+    def crossed(self, record: T, type_: type[T]) -> T:
+        encoded = msgspec.msgpack.encode(record)
+        self.num_bytes += len(encoded)
+        return msgspec.msgpack.decode(encoded, type=type_)
+
+
+class EncodingPendingStep:
+    def __init__(self, executor: EncodingExecutor, inner: PendingStep) -> None:
+        self.executor, self.inner = executor, inner
+
+    def collect(self) -> StepResult:
+        return self.executor.crossed(self.inner.collect(), StepResult)
+
+
+@pytest.fixture
+def behind_bytes() -> Callable[[LLM], LLM]:
+    """A function that puts the executor of an ``LLM`` behind an ``EncodingExecutor``."""
+
+    def changed(llm: LLM) -> LLM:
+        llm.engine.executor = EncodingExecutor(llm.engine.executor)
+        return llm
+
+    return changed
