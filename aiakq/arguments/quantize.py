@@ -40,6 +40,11 @@ class QuantizeArguments:
         flags=("-quant_type", "--quant-type"),
         metavar="METHOD",
     )
+    recipe: str | Path | None = argument(
+        None,
+        "A YAML file of these options and of transforms and a rounder, or a report to repeat. Flags come first.",
+        metavar="FILE",
+    )
     tp: int = argument(
         1,
         "Tensor-parallel size it will be served with; checks that the model can be split that way.",

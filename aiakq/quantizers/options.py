@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NoReturn
 
 from aiakq.arguments.argument import checked_value
 from aiakq.arguments.quantize import QUANTIZE_ARGUMENTS, QuantizeArguments
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
 from aiakq.formats import FORMATS
 from aiakq.quantizers import METHODS
 from aiakq.quantizers.recipe import Component, Method, Recipe, load_rounder, load_transform
+from aiakq.quantizers.recipe_file import RecipeFile, read_recipe
 from aiakq.spec import QuantSpec, canonical_method
 
 
@@ -25,20 +27,31 @@ from aiakq.spec import QuantSpec, canonical_method
 class QuantizeOptions(QuantizeArguments):
     """The options of ``aiakq quantize``, checked; the fields are those of aiakq/arguments/quantize.py.
 
-    None means the method's or the model's own choice. ``act_order`` leaves no trace in the file. ``resume`` continues
+    None means the method's or the model's own choice. ``recipe`` is a recipe file whose components are used; its other
+    options are taken over by ``from_recipe``. ``act_order`` leaves no trace in the file. ``resume`` continues
     the work of an earlier, interrupted run with the same options, and keeps what a failure leaves.
     """
 
     def __post_init__(self) -> None:
         """Raises ``bad_option`` and ``option_conflict``."""
-        object.__setattr__(self, "method", _known_method(self.method))
         for row in QUANTIZE_ARGUMENTS:
             object.__setattr__(self, row.name, checked_value(row, getattr(self, row.name)))
+        file = self.recipe_file
+        own = None if file is None else file.options["method"]
+        object.__setattr__(self, "method", self.method if self.method == own else _known_method(self.method))
         if isinstance(self.smooth_alpha, int):
             object.__setattr__(self, "smooth_alpha", float(self.smooth_alpha))
-        self._check_values()
-        self._check_pairs()
-        self.resolved_recipe.check(self.spec("").layer)
+        try:
+            self._check_values()
+            self._check_pairs()
+            self.resolved_recipe.check(self.spec("").layer)
+        except AiakqError as problem:
+            raise (problem if file is None else file.located(problem, self)) from None
+
+    @classmethod
+    def from_recipe(cls, recipe: str | Path, **given: Any) -> QuantizeOptions:
+        """The options of a recipe file; those in ``given``, which name the input and the output, come first."""
+        return cls(**{**read_recipe(Path(recipe)).options, **given, "recipe": recipe})
 
     def _check_values(self) -> None:
         def need(fine: bool, option: str, value: Any, expected: str) -> None:
@@ -79,8 +92,15 @@ class QuantizeOptions(QuantizeArguments):
     # --- what the options lead to -------------------------------------------------------------------------------------
 
     @cached_property
+    def recipe_file(self) -> RecipeFile | None:
+        """The file ``recipe``. Raises ``bad_option``."""
+        return None if self.recipe is None else read_recipe(Path(self.recipe))
+
+    @cached_property
     def preset(self) -> Method:
-        """The method the options start from."""
+        """The method the options start from, with the components of the recipe file if that is for the same method."""
+        if self.recipe_file is not None and self.recipe_file.options["method"] == self.method:
+            return self.recipe_file.preset
         found: Method = METHODS.load(self.method)
         return found
 

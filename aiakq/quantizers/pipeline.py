@@ -15,10 +15,10 @@ from aiakq.evaluation.metrics import Comparison, LoadScorer
 from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.block_loop import BlockLoop
+from aiakq.quantizers.chosen_widths import quantize_with_chosen_widths
 from aiakq.quantizers.lm_head import head_tensors
 from aiakq.quantizers.model.source import cast
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.planning.widths import quantize_with_chosen_widths
 from aiakq.quantizers.preparation import prepare
 from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.progress import OnProgress, Rejected, StageProgress

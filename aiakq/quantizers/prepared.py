@@ -28,7 +28,7 @@ from aiakq.spec import QuantSpec
 
 DTYPE_WORDS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 #: Options that change how the work is done, but not what comes out.
-_WITHOUT_EFFECT = ("output", "overwrite", "resume", "activation_memory", "evaluate", "eval_text", "device")
+_WITHOUT_EFFECT = ("output", "recipe", "overwrite", "resume", "activation_memory", "evaluate", "eval_text", "device")
 
 
 @dataclass(frozen=True)

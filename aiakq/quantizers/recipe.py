@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from aiakq import quantizers
@@ -49,6 +49,11 @@ class Method:
     symmetric: tuple[bool, ...] = (True, False)
     activation_bits: int | None = None
     format: str = "compressed-tensors"
+
+    def with_components(self, transforms: tuple[Component, ...] | None, rounder: Component | None) -> Method:
+        """The same with other transforms or another rounder; None keeps those of the method."""
+        transforms = self.transforms if transforms is None else transforms
+        return replace(self, transforms=transforms, rounder=self.rounder if rounder is None else rounder)
 
 
 class ParameterError(ValueError):

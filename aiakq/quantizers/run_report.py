@@ -10,6 +10,7 @@ from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.model.experts import ExpertTokens, expert_warnings
 from aiakq.quantizers.prepared import DTYPE_WORDS, Prepared
 from aiakq.quantizers.recipe import Recipe
+from aiakq.quantizers.recipe_file import recipe_document
 from aiakq.quantizers.report import card
 from aiakq.quantizers.report.page import html_page
 from aiakq.quantizers.report.records import QuantizeReport, command_line
@@ -66,6 +67,7 @@ def build_report(
         resumed_from=resumed,
         created=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         command=command_line(prepared.options),
+        recipe=recipe_document(prepared.options, prepared.recipe, prepared.spec.activation_bits),
         padded=dict(prepared.cut.widths),
         notes=list(prepared.cut.notes),
         warnings=warnings,

@@ -89,10 +89,22 @@ def _values(name: str, words: dict[str, Any]) -> list[Any]:
         )
     file = words.pop(CONFIG.name) or os.environ.get(str(CONFIG.variable))
     config: Mapping[str, Any] = read_config_file(Path(file), engine=bool(arguments.engine)) if file else {}
+    recipe = words.get("recipe") or os.environ.get("AIAKQ_RECIPE") or config.get("recipe") if "recipe" in own else None
+    if recipe is not None:
+        config = {**_recipe_options(arguments, recipe), **config}
     try:
         return arguments.values(words, os.environ, config, model)
     except MissingArgument as missing:
         raise missing_option(missing.row, name) from None
+
+
+def _recipe_options(arguments: CommandArguments, file: str) -> dict[str, Any]:
+    """The options of a recipe file, by their keys in configuration files."""
+    # Heavy: it loads the transforms and rounders that the file names.
+    from aiakq.quantizers.recipe_file import read_recipe
+
+    options = read_recipe(Path(file)).options
+    return {row.key: options[row.name] for row in arguments.own_rows if row.name in options}
 
 
 def _parameters(arguments: CommandArguments) -> list[inspect.Parameter]:

@@ -30,7 +30,7 @@ SAMPLE_TOKENS = 4096
 
 
 @dataclass
-class Part:
+class ModelPart:
     """Linears stored alike, by full name, their number of weights, and for each candidate its cost: KL in nats."""
 
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ def measure(
     reference: int,
     storage: torch.dtype,
     progress: Callable[[int, int], None],
-) -> list[Part]:
+) -> list[ModelPart]:
     """The cost of every part of the model at every candidate.
 
     batches: token ids, each [B, T] int64. ``candidates[reference]`` is the width at which whole blocks are rounded to
@@ -56,7 +56,7 @@ def measure(
     trace = BlockTrace(Heads.of(model.config), False)
     others: list[Activations] = []
     sizes: list[float] = []
-    errors: list[list[tuple[Part, list[float]]]] = []
+    errors: list[list[tuple[ModelPart, list[float]]]] = []
     total = len(model.blocks)
     for index, block in enumerate(model.blocks):
         progress(index, total)
@@ -65,18 +65,18 @@ def measure(
         plain = base.copy()
         plain.advance(block, index)
         parts = _parts(block, trace.trace(block, index, base)[0])
-        found: list[tuple[Part, list[float]]] = []
+        found: list[tuple[ModelPart, list[float]]] = []
         for names in parts:
             linears = [block.get_submodule(name) for name in names]
             weights = sum(linear.weight.numel() for linear in linears if isinstance(linear.weight, Tensor))
-            part = Part(tuple(f"{prefix}.{name}" for name in names), weights, linears[0].in_features)  # type: ignore
+            part = ModelPart(tuple(f"{prefix}.{name}" for name in names), weights, linears[0].in_features)  # type: ignore
             gaps = []
             for candidate in candidates:
-                with _Rounded(block, names, candidate, storage):
+                with _RoundedLinears(block, names, candidate, storage):
                     gaps.append(_gap(base, plain, block, index))
             found.append((part, gaps))
         rounded = base.copy()
-        with _Rounded(block, [name for names in parts for name in names], candidates[reference], storage):
+        with _RoundedLinears(block, [name for names in parts for name in names], candidates[reference], storage):
             sizes.append(_gap(base, plain, block, index))
             rounded.advance(block, index)
         for other in others:
@@ -106,7 +106,7 @@ def _parts(block: nn.Module, groups: Iterable[tuple[str, ...]]) -> list[list[str
     return [names for names in parts.values() if names]
 
 
-class _Rounded:
+class _RoundedLinears:
     """While open, some linears of a block have the weights that rounding to ``layer`` leaves."""
 
     def __init__(self, block: nn.Module, names: Iterable[str], layer: LayerSpec, storage: torch.dtype) -> None:

@@ -113,13 +113,19 @@ def _quality(report: QuantizeReport) -> str:
 
 
 def _making(report: QuantizeReport, options: QuantizeOptions, source: str) -> str:
-    files = {key: Path(str(getattr(options, key))).name for key in ("token_ids", "eval_text") if getattr(options, key)}
+    files = {
+        key: Path(str(getattr(options, key))).name
+        for key in ("token_ids", "eval_text", "recipe")
+        if getattr(options, key)
+    }
     if options.calibration is not None:
         files["calibration"] = ",".join(title_of(name) for name in sources(options.calibration) if name is not None)
     # Without what changes how the work is done, but not what comes out.
     same = replace(options, overwrite=False, resume=False, device="auto", activation_memory=None)
     command = command_line(same, input=source, output="DIR", **files)
     lines = ["## How it was made", f"```\n{command}\n```"]
+    if options.recipe is not None:
+        lines.append(f"with this recipe:\n\n```yaml\n{_yaml(report.recipe)}```")
     if report.calibration is not None:
         lines.append(
             f"Calibrated on {report.tokens:,} tokens of {_plain(report.calibration)} "

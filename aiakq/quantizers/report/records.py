@@ -44,6 +44,7 @@ class QuantizeReport:
     verified            linears that were read back from the disk and compared bit for bit.
     resumed_from        steps taken over from an interrupted run.
     command             the command line that made it, None from Python; ``created`` when, in UTC.
+    recipe              the recipe that repeats the run (``--recipe``).
     padded              MLP widths that were padded with zeros: key of config.json -> (before, after).
     notes               what was decided on the user's behalf, a sentence each; nothing to worry about.
     perplexity_*        on ``evaluation_text``; None where it was not measured.
@@ -87,6 +88,7 @@ class QuantizeReport:
     version: str = ""
     created: str = ""
     command: str | None = None
+    recipe: dict[str, Any] = field(default_factory=dict)
     padded: dict[str, tuple[int, int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)

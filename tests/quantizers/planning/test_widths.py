@@ -10,7 +10,7 @@ from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
-from aiakq.quantizers.planning.sensitivity import Part, measure
+from aiakq.quantizers.planning.sensitivity import ModelPart, measure
 from aiakq.quantizers.planning.widths import allocate, widths_of
 from aiakq.quantizers.preparation import prepare
 from aiakq.spec import LayerSpec
@@ -18,13 +18,13 @@ from aiakq.spec import LayerSpec
 CANDIDATES = (LayerSpec(3, 128), LayerSpec(4, 128), LayerSpec(8, 128))
 
 
-def chosen(some: list[Part], bits: float | None = None, kl: float | None = None) -> list[int]:
+def chosen(some: list[ModelPart], bits: float | None = None, kl: float | None = None) -> list[int]:
     total = sum(part.weights for part in some)
     return allocate(some, widths_of(some, CANDIDATES, 16), None if bits is None else bits * total, kl)
 
 
-def parts(*costs: tuple[float, float, float]) -> list[Part]:
-    return [Part((f"layer{i}",), 1 << 20, 128, list(cost)) for i, cost in enumerate(costs)]
+def parts(*costs: tuple[float, float, float]) -> list[ModelPart]:
+    return [ModelPart((f"layer{i}",), 1 << 20, 128, list(cost)) for i, cost in enumerate(costs)]
 
 
 def test_bits_go_where_they_gain_most() -> None:
@@ -74,14 +74,14 @@ def test_sensitivity_is_the_divergence_that_rounding_causes(tiny_model: Callable
         assert part.kl[0] > 2 * part.kl[1] > 100 * part.kl[2] > 0
     from aiakq.quantizers.model.groups import block_linears
     from aiakq.quantizers.model.passes import capture, finish, load_outside
-    from aiakq.quantizers.planning.sensitivity import _Rounded
+    from aiakq.quantizers.planning.sensitivity import _RoundedLinears
 
     def logits(rounded: int | None) -> torch.Tensor:
         states = capture(model, [ids], lambda _: None)
         for index, block in enumerate(model.blocks):
             model.load(block, model.block_prefix(index))
             if index == rounded:
-                with _Rounded(block, block_linears(block), candidates[1], torch.float16):
+                with _RoundedLinears(block, block_linears(block), candidates[1], torch.float16):
                     states.advance(block, index)
             else:
                 states.advance(block, index)

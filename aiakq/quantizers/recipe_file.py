@@ -1,0 +1,196 @@
+"""Recipe files: the options of ``aiakq quantize`` in YAML, with transforms and a rounder by name.
+
+    quant_type: gptq
+    bits: 4
+    transforms:
+      - {name: awq, clip: false}
+    rounder: {name: gptq, damp: 0.05}
+
+The keys are those of ``--config`` files. ``transforms`` and ``rounder`` replace those of the method; without
+``quant_type`` both are needed, and ``activation_bits: 8`` quantizes the activations as well. A report in JSON is
+read as the recipe it contains.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiakq.arguments.argument import Argument, checked_value
+from aiakq.arguments.quantize import QUANTIZE_ARGUMENTS, QuantizeArguments
+from aiakq.errors import AiakqError, error
+from aiakq.quantizers import METHODS
+from aiakq.quantizers.recipe import Component, Method, Recipe, load_rounder, load_transform
+from aiakq.spec import canonical_method
+
+_MAX_BYTES = 1 << 26
+#: Options about one run, which a recipe does not hold.
+_OF_ONE_RUN = ("input", "output", "revision", "trust_remote_code", "overwrite", "resume", "recipe")
+#: Options that do not change the bytes of the output, and those that the parameters of components stand for.
+_NOT_REPEATED = ("device", "activation_memory", "evaluate", "eval_text")
+_OF_COMPONENTS = ("smooth_alpha", "act_order", "sweeps", "damp", "scale_search", "gptaq", "awq_scaling", "gptq")
+#: Options that a report always states.
+_ALWAYS = ("method", "samples", "seqlen", "seed")
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """A recipe as its file states it.
+
+    options  the options by field of QuantizeOptions, checked one by one; ``method`` is always among them.
+    preset   the method with the file's components.
+    """
+
+    path: str
+    options: Mapping[str, Any]
+    preset: Method
+
+    def located(self, problem: AiakqError, options: QuantizeArguments) -> AiakqError:
+        """``problem`` of these options with the file and the keys named, where their values come from the file."""
+        if problem.id not in ("bad_option", "option_conflict"):
+            return problem
+        fields = dict(problem.fields)
+        for name in ("option", "other"):
+            words = str(fields.get(name, "")).split(" ")
+            for row in QUANTIZE_ARGUMENTS:
+                same = row.name in self.options and self.options[row.name] == getattr(options, row.name)
+                if same and row.flag == words[0].rstrip(","):
+                    fields[name] = " ".join([row.key, *words[1:], "in", self.path])
+        return error(problem.id, **fields)
+
+
+def read_recipe(path: Path) -> RecipeFile:
+    """The recipe in a YAML file or a report. Raises ``bad_option``, which names the file and the key."""
+    found = _read(path)
+    rows = {row.key: row for row in QUANTIZE_ARGUMENTS if row.name not in _OF_ONE_RUN}
+    options: dict[str, Any] = {}
+    for key, value in found.items():
+        if key in rows and value is not None:
+            options[rows[key].name] = checked_value(rows[key], value, f"{key} in {path}")
+        elif key not in rows and key not in ("transforms", "rounder", "activation_bits"):
+            raise _bad(f"The key {key!r} in {path}", key, "an option of a recipe", "docs/quantize.md lists them.")
+    transforms = _transforms(found.get("transforms"), path)
+    rounder = None if found.get("rounder") is None else _component(found["rounder"], "rounder", path)
+    if rounder is not None:
+        load_rounder(rounder, _labels(rounder, "rounder", path))
+    activation_bits = found.get("activation_bits")
+    if activation_bits not in (None, 8):
+        raise _bad(f"activation_bits in {path}", activation_bits, "8, or left away")
+    return RecipeFile(str(path), *_preset(options, transforms, rounder, activation_bits, path))
+
+
+def recipe_document(options: QuantizeArguments, recipe: Recipe, activation_bits: int | None) -> dict[str, Any]:
+    """The recipe file, as JSON values, that repeats a run of ``options`` byte for byte."""
+    document: dict[str, Any] = {}
+    for row in QUANTIZE_ARGUMENTS:
+        value = getattr(options, row.name)
+        repeated = row.name not in (*_OF_ONE_RUN, *_NOT_REPEATED, *_OF_COMPONENTS)
+        repeated = repeated or (row.name == "eval_text" and options.max_kl is not None)
+        if repeated and (row.name in _ALWAYS or value != row.default):
+            document[row.key] = list(value) if isinstance(value, tuple) else str(value) if row.paths else value
+    method = _row("method").key
+    if document[method] not in METHODS:
+        del document[method]
+        document["activation_bits"] = activation_bits
+    return document | recipe.document()
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
+    hint = "Write a key per line, like bits: 4; docs/quantize.md has an example."
+
+    def unreadable(reason: str) -> AiakqError:
+        return _bad("--recipe", str(path), f"a readable recipe ({reason})", hint)
+
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise unreadable("it is larger than 64 MiB")
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text)["recipe"] if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as problem:
+        raise unreadable(getattr(problem, "strerror", None) or "it is no UTF-8 text") from None
+    except yaml.YAMLError as problem:
+        mark = getattr(problem, "problem_mark", None)
+        raise unreadable(f"line {mark.line + 1} is no YAML" if mark else "it is no YAML") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise unreadable("it is no report with a recipe") from None
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise unreadable("it holds no keys with values")
+    keys = {key.lstrip("-").replace("-", "_"): value for key, value in found.items()}
+    if len(keys) < len(found):
+        raise unreadable("a key is there twice")
+    return keys
+
+
+def _transforms(found: Any, path: Path) -> tuple[Component, ...] | None:
+    if found is None:
+        return None
+    if not isinstance(found, list):
+        raise _bad(f"transforms in {path}", found, "a list")
+    components = []
+    for number, item in enumerate(found, 1):
+        component = _component(item, f"transforms[{number}]", path)
+        load_transform(component, _labels(component, f"transforms[{number}]", path))
+        components.append(component)
+    return tuple(components)
+
+
+def _component(found: Any, key: str, path: Path) -> Component:
+    if isinstance(found, str):
+        return Component(found)
+    named = isinstance(found, dict) and isinstance(found.get("name"), str) and all(isinstance(k, str) for k in found)
+    if not named:
+        raise _bad(f"{key} in {path}", found, "a name, or a mapping with a name and parameters")
+    return Component(found["name"], {name: value for name, value in found.items() if name != "name"})
+
+
+def _labels(component: Component, key: str, path: Path) -> dict[str, str]:
+    return {"": f"{key} in {path}", **{name: f"{key}.{name} in {path}" for name in component.parameters}}
+
+
+def _preset(
+    options: dict[str, Any],
+    transforms: tuple[Component, ...] | None,
+    rounder: Component | None,
+    activation_bits: int | None,
+    path: Path,
+) -> tuple[dict[str, Any], Method]:
+    """The options with their method, and that method with the components of the file."""
+    key = f"{_row('method').key} in {path}"
+    if "method" in options:
+        name = canonical_method(options["method"])
+        if name not in METHODS:
+            raise _bad(key, name, "one of " + ", ".join(METHODS))
+        base: Method = METHODS.load(name)
+        if activation_bits is not None and activation_bits != base.activation_bits:
+            raise _bad(f"activation_bits in {path}", activation_bits, f"possible with {name}", "Leave the method away.")
+        return {**options, "method": name}, base.with_components(transforms, rounder)
+    if rounder is None:
+        raise _bad(key, None, "given, although there is no rounder", "Name a method, or a rounder and its transforms.")
+    components = (*(transforms or ()), rounder)
+    name = "+".join(component.name for component in components)
+    widths = load_rounder(rounder).bits
+    return {**options, "method": name}, Method(
+        summary=f"It was made with {' and '.join(component.name for component in components)}.",
+        transforms=transforms or (),
+        rounder=rounder,
+        bits=(8,) if activation_bits else widths,
+        group_size=-1 if activation_bits else 128,
+        symmetric=(True,) if activation_bits else (True, False),
+        activation_bits=activation_bits,
+    )
+
+
+def _row(name: str) -> Argument:
+    return next(row for row in QUANTIZE_ARGUMENTS if row.name == name)
+
+
+def _bad(option: str, value: Any, expected: str, hint: str = "") -> AiakqError:
+    return error("bad_option", option=option, value=value, expected=expected, hint=hint)

@@ -1,0 +1,41 @@
+"""The rooms of aiakq/quantizers import each other in one direction."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import aiakq.quantizers
+
+FOLDER = Path(aiakq.quantizers.__file__).parent
+#: Rooms and modules, highest first; every other module stands above them.
+ROOMS = (
+    {"planning", "report"},
+    {"transforms", "rounders"},
+    {"block"},
+    {"model"},
+    {"numerics", "calibration"},
+    {"options", "recipe", "recipe_file", "methods"},
+)
+FILES = sorted(path.relative_to(FOLDER) for path in FOLDER.glob("**/*.py"))
+
+
+def rank(room: str) -> int:
+    return next((number for number, names in enumerate(ROOMS) if room in names), -1)
+
+
+def imported_rooms(path: Path) -> Iterator[str]:
+    """The first part below aiakq.quantizers of everything a file imports, at any depth, also for types."""
+    for node in ast.walk(ast.parse((FOLDER / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aiakq.quantizers."):
+            yield str(node.module).split(".")[2]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[2] for alias in node.names if alias.name.count(".") > 1)
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_rooms_import_only_rooms_below(path: Path) -> None:
+    room = path.parts[0].removesuffix(".py")
+    above = {other for other in imported_rooms(path) if rank(other) < rank(room)}
+    assert not above, f"{path} imports {above}"
