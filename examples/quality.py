@@ -94,7 +94,7 @@ def measure_all(asked: argparse.Namespace) -> None:
     subjects = [example(), with_outliers("outliers", "random"), with_outliers("books-outliers", "books")]
     todo = [(subject, row) for subject in subjects for row in ROWS if wanted(row, subject, asked)]
     originals: dict[str, Remembered] = {}
-    with console.Progress("quality") as bars:
+    with console.ProgressBars("quality") as bars:
         for index, (subject, row) in enumerate(todo):
             bars.update("measure", index, len(todo), f"{subject.key}: {row.tool}, {row.name}")
             file = OUT / subject.key / f"{row.slug}.result.json"

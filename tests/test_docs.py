@@ -45,3 +45,11 @@ def test_decisions_are_short_and_whole(page):
     assert len(text.splitlines()) <= 20
     for part in ("Context", "Decision", "Consequences", "Revisit when"):
         assert f"**{part}**" in text
+
+
+def test_paths_in_the_structure_page_exist():
+    text = (ROOT / "docs" / "structure.md").read_text().partition("## Every module")[0]
+    paths = re.findall(r"`([\w/]+(?:\.py|\.cpp|/))`", text)
+    assert len(paths) > 30
+    for path in paths:
+        assert (ROOT / path).exists() or (ROOT / "aiakq" / path).exists(), path

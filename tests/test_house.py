@@ -265,12 +265,13 @@ def only_the_console_prints() -> Iterator[str]:
 
 @rule
 def public_classes_have_names_of_their_own() -> Iterator[str]:
-    places: dict[str, list[str]] = {}
-    for module, path in MODULES.items():
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not extends_namesake(node):
-                places.setdefault(node.name, []).append(module)
-    yield from (f"{name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1)
+    names = Counter(
+        node.name
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not extends_namesake(node)
+    )
+    yield from (f"{name} {times}" for name, times in sorted(names.items()) if times > 1)
 
 
 def extends_namesake(node: ast.ClassDef) -> bool:
@@ -416,6 +417,13 @@ def test_importing_aiakq_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_importing_the_engine_loads_no_torch():
+    modules = sorted(module for module in MODULES if within(module, "aiakq.runtime.engine"))
+    code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_packages_in_pyproject_are_all_there_are():

@@ -1,4 +1,4 @@
-"""The HTTP side of ``bench serve``: one streamed completion, timed token by token; what the server says of itself."""
+"""The HTTP client of ``bench serve``: streamed completions, timed token by token, and facts about the server."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
 
 @dataclass
 class Timing:
-    """One request as the client saw it. Times are seconds of ``time.perf_counter``.
+    """The times of one request, in seconds of ``time.perf_counter``, and its result.
 
-    scheduled      when the workload wanted it sent; ``sent`` is later while ``--max-concurrency`` holds it back.
-    token_times    arrival of every chunk of the answer; the last one may bring only its end.
-    output_tokens  as the server counted them.
-    error          one line, None for a complete answer: every choice finished and the stream ended with [DONE].
+    scheduled      when it is due; ``sent`` is later if ``--max-concurrency`` delays it.
+    token_times    arrival of every chunk of the response; the last one may hold only the end.
+    output_tokens  as counted by the server.
+    error          one line; None for a complete response: every choice finished and the stream ended with [DONE].
     """
 
     scheduled: float
@@ -62,7 +62,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What ``/v1/models`` and ``/version`` say. ``vocab_size`` is None where the server does not tell."""
+    """The served model, from ``/v1/models`` and ``/version``; None for what the server does not report."""
 
     name: str
     vocab_size: int | None
@@ -71,7 +71,7 @@ class ServedModel:
 
 
 def open_client(base_url: str, api_key: str | None, timeout_s: float) -> httpx.AsyncClient:
-    """A client without limits of its own. Proxies of the environment are not used: they would be measured."""
+    """A client without limits of its own. Proxies from the environment are ignored: they would be measured too."""
     return httpx.AsyncClient(
         base_url=base_url,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
@@ -81,8 +81,8 @@ def open_client(base_url: str, api_key: str | None, timeout_s: float) -> httpx.A
     )
 
 
-async def served_model(client: httpx.AsyncClient, wanted: str | None) -> ServedModel:
-    """Ask the server what it serves. Raises ``server_unreachable``; ``unknown_model`` if ``wanted`` is not served."""
+async def served_model(client: httpx.AsyncClient, name: str | None) -> ServedModel:
+    """The model ``name``, or the first that is served. Raises ``server_unreachable`` and ``unknown_model``."""
     try:
         answer = await client.get("/v1/models")
         answer.raise_for_status()
@@ -90,9 +90,9 @@ async def served_model(client: httpx.AsyncClient, wanted: str | None) -> ServedM
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as problem:
         raise error("server_unreachable", url=client.base_url, reason=_one_line(problem)) from None
     names = [model["id"] for model in models]
-    chosen = next((model for model in models if wanted is None or model["id"] == wanted), None)
+    chosen = next((model for model in models if name is None or model["id"] == name), None)
     if chosen is None:
-        raise error("unknown_model", name=wanted, known=", ".join(names) or "nothing")
+        raise error("unknown_model", name=name, known=", ".join(names) or "nothing")
     size = chosen.get("vocab_size") or _local_vocab_size(chosen.get("root"))
     return ServedModel(chosen["id"], size, chosen.get("max_model_len"), await _server_version(client))
 
@@ -115,7 +115,7 @@ def _local_vocab_size(root: Any) -> int | None:
 
 
 async def prefix_counters(client: httpx.AsyncClient) -> tuple[float | None, float | None]:
-    """Prompt tokens looked up in the prefix cache, and found there, since the server started; None if not told."""
+    """Prompt tokens looked up and found in the prefix cache since the server started; None if not reported."""
     try:
         answer = await client.get("/metrics")
         answer.raise_for_status()

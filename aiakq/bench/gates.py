@@ -35,7 +35,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a gate found. ``value`` is None when nothing was measured, which counts as failed."""
+    """The result of a gate. ``value`` is None if nothing was measured, which counts as failed."""
 
     gate: Gate
     value: float | None
@@ -66,7 +66,7 @@ def _parse(text: str) -> Gate:
 def check_keys(gates: Sequence[Gate], document: Mapping[str, Any]) -> None:
     """Raise ``bad_gate`` for a gate whose key is not a number of ``document``; values are not looked at.
 
-    Called with an empty result before the measuring starts, so that a slip of the pen does not cost a long run.
+    Called with an empty result before the run, so that a misspelled key does not cost a long run.
     """
     keys = list(_numeric_keys(document))
     for gate in gates:
@@ -78,7 +78,7 @@ def check_keys(gates: Sequence[Gate], document: Mapping[str, Any]) -> None:
 
 
 def evaluate(gates: Sequence[Gate], document: Mapping[str, Any]) -> list[Outcome]:
-    """Hold every gate against ``document``. Raises ``bad_gate`` for an unknown key."""
+    """Evaluate every gate on ``document``. Raises ``bad_gate`` for an unknown key."""
     check_keys(gates, document)
     outcomes = []
     for gate in gates:

@@ -1,4 +1,4 @@
-"""``bench latency``: how long one batch of equal requests takes, from the prompts to the last token."""
+"""``bench latency``: the time from prompts to last token of one batch of equal requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from aiakq.arguments.bench import LatencyArguments
 from aiakq.bench import workload
-from aiakq.bench.offline import Engine, Progress
+from aiakq.bench.offline import MeasuredEngine, Progress
 from aiakq.bench.summary import milliseconds, rate, summarize
 from aiakq.records import Record
 from aiakq.runtime.text.outputs import RequestOutput
@@ -23,14 +23,14 @@ class LatencyOptions(LatencyArguments):
 
 
 def run(options: LatencyOptions, progress: Progress) -> Record:
-    """Time ``iterations`` batches after ``warmups`` that are not counted.
+    """Time ``iterations`` batches after ``warmups`` that are not measured.
 
-    Every batch has new random prompts: equal ones would be answered from the prefix cache.
+    Every batch has new random prompts: repeated ones would hit the prefix cache.
     """
     seed = workload.new_seed() if options.seed is None else options.seed
     rng = random.Random(seed)
     progress("load", 0, 1)
-    engine = Engine(options.engine)
+    engine = MeasuredEngine(options.engine)
 
     def batch() -> tuple[float, list[RequestOutput]]:
         requests = workload.random_requests(
@@ -41,7 +41,7 @@ def run(options: LatencyOptions, progress: Progress) -> Record:
     for number in range(options.warmups):
         progress("warm-up", number, options.warmups)
         batch()
-    engine.forget_cache_counts()
+    engine.reset_cache_counts()
     durations: list[float] = []
     outputs: list[RequestOutput] = []
     for number in range(options.iterations):
@@ -79,7 +79,7 @@ def measure(durations: Sequence[float], outputs: Sequence[RequestOutput]) -> dic
 
 
 def token_times(outputs: Sequence[RequestOutput]) -> tuple[list[float], list[float]]:
-    """Seconds to the first token, and per output token after it, of every answer whose times the engine kept."""
+    """Seconds to the first token, and per output token after it, of every output that has times."""
     ttft, tpot = [], []
     for output in outputs:
         times = output.metrics

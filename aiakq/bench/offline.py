@@ -1,4 +1,4 @@
-"""What ``latency`` and ``throughput`` share: an engine in this process, fed with prompts of known size."""
+"""The engine of ``latency`` and ``throughput``, in this process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from aiakq.runtime.llm import LLM
     from aiakq.runtime.text.outputs import RequestOutput
 
-#: Called with what is going on, steps done, steps in all.
+#: ``(stage, done, total)``
 Progress = Callable[[str, int, int], None]
 
 
-class Engine:
-    """An ``LLM`` under measurement: loading is timed, prefix-cache counters are read as differences.
+class MeasuredEngine:
+    """An ``LLM`` whose loading is timed and whose prefix-cache counters are read as differences.
 
-    arguments  engine arguments as in runtime/args.py; ``model`` is one of them.
+    arguments  keywords of ``LLM``; ``model`` is one of them.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
@@ -37,7 +37,7 @@ class Engine:
         return self.llm.engine.limits.vocab_size
 
     def generate(self, requests: Sequence[Request], ignore_eos: bool) -> tuple[float, list[RequestOutput]]:
-        """Answer all requests greedily; the seconds it took, and the answers in the order of ``requests``."""
+        """Run all requests greedily. Returns the seconds it took, and the outputs in the order of ``requests``."""
         from aiakq.runtime.sampling_params import SamplingParams
 
         prompts = [
@@ -52,19 +52,19 @@ class Engine:
         outputs = self.llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - started, outputs
 
-    def forget_cache_counts(self) -> None:
-        """Count prefix-cache use from here on."""
+    def reset_cache_counts(self) -> None:
+        """Count the use of the prefix cache from now on."""
         stats = self.llm.engine.stats
         self._queries, self._hits = stats.prefix_queries, stats.prefix_hits
 
     def cache_use(self) -> dict[str, float | None]:
-        """Prompt tokens looked up in the prefix cache and found there, since ``forget_cache_counts``."""
+        """Prompt tokens looked up and found in the prefix cache since ``reset_cache_counts``."""
         stats = self.llm.engine.stats
         queries, hits = stats.prefix_queries - self._queries, stats.prefix_hits - self._hits
         return {"queries": queries, "hits": hits, "hit_rate": workload.hit_rate(queries, hits)}
 
     def environment(self) -> dict[str, Any]:
-        """Where it ran, with the engine's own account of dtype, kernels and pages under ``engine``."""
+        """The environment of the run, with the engine's dtype, kernels and pages under ``engine``."""
         import torch
 
         found = environment(str(self.llm.config.device.device), torch.get_num_threads())

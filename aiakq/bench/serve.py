@@ -1,6 +1,6 @@
-"""``bench serve``: load on a running server over HTTP, measured from the client's side.
+"""``bench serve``: the performance of a running server over HTTP, measured by the client.
 
-Every request is timed as users see it: time to first token (TTFT), time per output token after the first (TPOT),
+Every request is timed as a user sees it: time to first token (TTFT), time per output token after the first (TPOT),
 gaps between tokens (ITL) and end-to-end latency (E2EL). Keys follow vLLM's benchmark, so that comparison scripts work.
 """
 
@@ -48,9 +48,9 @@ class ServeOptions(ServeArguments):
 def run(options: ServeOptions, progress: Progress, facts: Mapping[str, str] | None = None) -> Record:
     """Send the workload and measure it. Requests that fail are counted in the record, with the first reason.
 
-    facts  what the server told about itself when it started, if this process started it; kept in the record.
-    Raises ``server_unreachable``, ``unknown_model``, ``bench_failed`` when not even the warm-up is answered, and
-    what ``workload`` raises for a dataset.
+    facts  what the server reported when it started, if this process started it; kept in the record.
+    Raises ``server_unreachable``, ``unknown_model``, ``bench_failed`` if a warm-up request fails, and what
+    ``workload`` raises for a dataset.
     """
     return asyncio.run(_run(options, progress, facts))
 
@@ -159,8 +159,8 @@ def measure(timings: Sequence[Timing], duration: float, goodput: Mapping[str, fl
         "request_goodput": rate(sum(_within(timing, goodput) for timing in good), duration) if goodput else None,
         "output_throughput": rate(outputs, duration),
         "total_token_throughput": rate(inputs + outputs, duration),
-        "max_output_tokens_per_s": _busiest_second(good),
-        "max_concurrent_requests": _most_at_once(timings),
+        "max_output_tokens_per_s": _peak_output_tokens(good),
+        "max_concurrent_requests": _peak_concurrency(timings),
     }
     metrics.update(milliseconds("ttft", [timing.ttft for timing in good]))
     metrics.update(milliseconds("tpot", [timing.tpot for timing in good if timing.tpot is not None]))
@@ -183,14 +183,14 @@ def _within(timing: Timing, goodput: Mapping[str, float]) -> bool:
     return all(1000 * measured[name] <= limit for name, limit in goodput.items())
 
 
-def _busiest_second(timings: Sequence[Timing]) -> float | None:
-    """Most output tokens that arrived within one whole second of the run."""
+def _peak_output_tokens(timings: Sequence[Timing]) -> float | None:
+    """The most output tokens that arrived within one second of the run."""
     if not timings:
         return None
     start = min(timing.sent for timing in timings)
     seconds: dict[int, float] = {}
     for timing in timings:
-        # A chunk may hold several tokens; the answer's tokens are spread evenly over its chunks.
+        # A chunk may hold several tokens; the tokens of a response are spread evenly over its chunks.
         share = timing.output_tokens / len(timing.token_times)
         for moment in timing.token_times:
             second = int(moment - start)
@@ -198,14 +198,14 @@ def _busiest_second(timings: Sequence[Timing]) -> float | None:
     return max(seconds.values())
 
 
-def _most_at_once(timings: Sequence[Timing]) -> int:
+def _peak_concurrency(timings: Sequence[Timing]) -> int:
     changes = [(timing.sent, 1) for timing in timings if timing.sent]
     changes += [(timing.ended, -1) for timing in timings if timing.sent]
-    most = now = 0
+    peak = current = 0
     for _, change in sorted(changes):
-        now += change
-        most = max(most, now)
-    return most
+        current += change
+        peak = max(peak, current)
+    return peak
 
 
 def _detailed(timings: Sequence[Timing], started: float) -> dict[str, list[Any]]:

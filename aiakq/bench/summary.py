@@ -1,4 +1,4 @@
-"""Statistics of a list of measurements, in one place: every table, record and gate uses these."""
+"""Statistics of measurements, used by every table, record and gate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 #: The percentiles every summary holds.
 PERCENTILES = (50, 90, 95, 99)
 
-#: None stands for "nothing was measured"; it is kept apart from zero everywhere.
+#: None means that nothing was measured; it is never written as zero.
 Summary = dict[str, float | None]
 
 

@@ -1,4 +1,4 @@
-"""``bench throughput``: how fast many requests are answered when all are there from the start."""
+"""``bench throughput``: the throughput of many requests that are submitted at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from aiakq.arguments.bench import ThroughputArguments
 from aiakq.bench import workload
 from aiakq.bench.latency import token_times
-from aiakq.bench.offline import Engine, Progress
+from aiakq.bench.offline import MeasuredEngine, Progress
 from aiakq.bench.summary import milliseconds, rate
 from aiakq.records import Record
 from aiakq.runtime.text.outputs import RequestOutput
@@ -24,12 +24,12 @@ class ThroughputOptions(ThroughputArguments):
 
 
 def run(options: ThroughputOptions, progress: Progress) -> Record:
-    """Answer all requests at once and time it, after ``warmups`` single requests that are not counted."""
+    """Run all requests at once and time it, after ``warmups`` single requests that are not measured."""
     seed = workload.new_seed() if options.seed is None else options.seed
     rng = random.Random(seed)
     source = workload.open_workload(options, rng)
     progress("load", 0, 1)
-    engine = Engine(options.engine)
+    engine = MeasuredEngine(options.engine)
     requests = source.requests(engine.vocab_size)
     ignore_eos = source.ignore_eos if options.ignore_eos is None else options.ignore_eos
     for number in range(options.warmups):
@@ -37,7 +37,7 @@ def run(options: ThroughputOptions, progress: Progress) -> Record:
         engine.generate(
             workload.random_requests(1, options.input_len, min(options.output_len, 16), engine.vocab_size, rng), True
         )
-    engine.forget_cache_counts()
+    engine.reset_cache_counts()
     progress("measure", 0, 1)
     duration, outputs = engine.generate(requests, ignore_eos)
     progress("measure", 1, 1)
@@ -57,7 +57,7 @@ def run(options: ThroughputOptions, progress: Progress) -> Record:
 
 
 def measure(duration: float, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """The metrics of requests answered together in ``duration`` seconds; None where nothing was measured.
+    """The metrics of requests that took ``duration`` seconds together; None where nothing was measured.
 
     ``elapsed_time``, ``num_requests``, ``total_num_tokens``, ``requests_per_second`` and ``tokens_per_second`` repeat
     other keys under the names of vLLM's offline benchmark.

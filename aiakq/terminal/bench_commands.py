@@ -77,7 +77,7 @@ def latency(arguments: LatencyArguments, result: ResultArguments, engine: dict[s
     options = measuring.LatencyOptions(engine, **vars(arguments))
 
     def run() -> Record:
-        with console.Progress("bench latency") as bars:
+        with console.ProgressBars("bench latency") as bars:
             return measuring.run(options, bars.update)
 
     measure(measuring.template(), result, run)
@@ -93,7 +93,7 @@ def throughput(arguments: ThroughputArguments, result: ResultArguments, engine: 
     options = measuring.ThroughputOptions(engine, **vars(arguments))
 
     def run() -> Record:
-        with console.Progress("bench throughput") as bars:
+        with console.ProgressBars("bench throughput") as bars:
             return measuring.run(options, bars.update)
 
     measure(measuring.template(), result, run)
@@ -117,7 +117,7 @@ def _measure_server(options: ServeOptions, engine: dict[str, Any]) -> Record:
     """Measure the running server, or one that is started with ``engine``."""
     from aiakq.bench import serve as measuring
 
-    with console.Progress("bench serve") as bars:
+    with console.ProgressBars("bench serve") as bars:
 
         def progress(done: int, total: int, failed: int) -> None:
             bars.update("requests", done, total, f"{failed} failed" if failed else "")
@@ -180,7 +180,7 @@ def kernels(arguments: KernelArguments, result: ResultArguments) -> None:
     measuring.check(arguments)
 
     def run() -> Record:
-        with console.Progress("bench kernels") as bars:
+        with console.ProgressBars("bench kernels") as bars:
             return measuring.run(arguments, bars.update)
 
     measure(measuring.template(), result, run, tables.kernels_result)

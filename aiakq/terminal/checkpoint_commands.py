@@ -24,7 +24,7 @@ def evaluate(arguments: EvalArguments, shown: JsonArguments, result: ResultArgum
     checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)
 
     def run() -> Record:
-        with console.Progress("eval") as bars:
+        with console.ProgressBars("eval") as bars:
             return quality.run(arguments, bars.update)
 
     measure(quality.template(), result, run, tables.quality_result, emit=shown.json)

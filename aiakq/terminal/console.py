@@ -32,7 +32,7 @@ class ClosedOutput(Exception):
 
 
 class _Stderr:
-    """The present stderr, where a failing write is dropped: a full disk or a closed pipe must not end a server."""
+    """The current stderr. A failing write is dropped: a full disk or a closed pipe must not end a server."""
 
     def write(self, text: str) -> int:
         try:
@@ -52,7 +52,7 @@ class _Stderr:
 
 
 def err() -> Console:
-    """A console on the present stderr."""
+    """A console on the current stderr."""
     file: Any = _Stderr()
     console = Console(file=file, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -101,7 +101,7 @@ def bug(problem: BaseException, where: str) -> None:
 
 
 def warning(text: str) -> None:
-    """Something to know before trusting a result; nothing failed."""
+    """A warning: something to know before trusting a result."""
     line(("aiakq: ", "bold"), ("warning", "bold yellow"), ": ", plain(text))
 
 
@@ -110,7 +110,7 @@ def note(text: str) -> None:
 
 
 def emit(document: Mapping[str, Any]) -> None:
-    """One JSON document on stdout. Raises ClosedOutput when its reader went away, ``output_failed`` otherwise."""
+    """Write one JSON document to stdout. Raises ClosedOutput if its reader has gone, ``output_failed`` otherwise."""
     from aiakq.records import finite, to_json
 
     text = to_json(finite(document))
@@ -125,7 +125,7 @@ def emit(document: Mapping[str, Any]) -> None:
 
 
 def _write_all(text: str) -> None:
-    """All of ``text`` on stdout. Where Python does not buffer (PYTHONUNBUFFERED), a write to a pipe may do a part."""
+    """Write all of ``text`` to stdout. Without buffering (PYTHONUNBUFFERED) one write to a pipe may be partial."""
     binary = getattr(sys.stdout, "buffer", None)
     if binary is None:
         sys.stdout.write(text)
@@ -138,7 +138,7 @@ def _write_all(text: str) -> None:
 
 
 def show(drawn: RenderableType) -> None:
-    """Something drawn by rich, on stderr; without the padding at the ends of lines where a log may keep it."""
+    """Print something drawn by rich on stderr; without a terminal, without the padding at the ends of lines."""
     console = err()
     if console.is_terminal:
         console.print(drawn)
@@ -209,10 +209,10 @@ def seconds(value: float | None) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-class Progress:
-    """Progress of long work in stages: a bar with the time left on a terminal, a line now and then elsewhere.
+class ProgressBars:
+    """Progress of long work in stages: bars with the time left on a terminal, a line every few seconds elsewhere.
 
-    Use as a context manager and call ``update``. When a stage is followed by another one it counts as done.
+    Use as a context manager and call ``update``. A new stage completes the one before it.
     """
 
     def __init__(self, title: str) -> None:
@@ -223,7 +223,7 @@ class Progress:
         self._bars: Any = None
         self._task: Any = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBars:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             from rich import progress as rich_progress
 
@@ -245,13 +245,13 @@ class Progress:
             self._bars.stop()
 
     def update(self, stage: str, done: int, total: int, detail: str = "") -> None:
-        """``done`` of ``total`` steps of ``stage`` are finished; ``detail`` names the present one."""
+        """``done`` of ``total`` steps of ``stage`` are finished; ``detail`` names the current one."""
         if stage != self._stage:
             self._begin(stage, total)
         if self._bars is not None:
             self._bars.update(self._task, completed=done, total=max(total, 1), detail=plain(detail))
         else:
-            self._say(stage, done, total, detail)
+            self._print_line(stage, done, total, detail)
         self._last = time.monotonic()
 
     def _begin(self, stage: str, total: int) -> None:
@@ -261,11 +261,11 @@ class Progress:
                 self._bars.update(self._task, completed=whole, detail="")
             self._task = self._bars.add_task(stage, total=max(total, 1), detail="")
         self._stage = stage
-        # Not now: the first news of a stage may come when its first step is done.
+        # Not the current time: the first update of a stage may come when its first step is done.
         self._started = self._last
         self._printed = float("-inf")
 
-    def _say(self, stage: str, done: int, total: int, detail: str) -> None:
+    def _print_line(self, stage: str, done: int, total: int, detail: str) -> None:
         now = time.monotonic()
         if done < total and now - self._printed < _PLAIN_INTERVAL_S:
             return

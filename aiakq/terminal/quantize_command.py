@@ -21,7 +21,7 @@ def quantize(arguments: QuantizeArguments, shown: JsonArguments) -> None:
     # Heavy: only once the options are known to be good.
     from aiakq.quantizers.pipeline import quantize_checkpoint
 
-    with console.Progress("quantize") as bars:
+    with console.ProgressBars("quantize") as bars:
         report = quantize_checkpoint(options, lambda p: bars.update(p.stage, p.done, p.total, p.detail))
     tables.quantize_report(report)
     if shown.json:

@@ -1,4 +1,4 @@
-"""What results look like on a terminal: one function per kind of result, all drawn with console.py."""
+"""Results on a terminal: one function per kind of result, all drawn with console.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DURATIONS = {
     "queue_ms": "wait before sending",
     "ttft_ms": "time to first token",
     "tpot_ms": "time per output token",
-    "itl_ms": "gap between tokens",
+    "itl_ms": "time between tokens",
     "e2el_ms": "whole request",
 }
 _RATES = {
@@ -28,8 +28,8 @@ _RATES = {
     "request_goodput": "good requests/s",
     "output_throughput": "output tokens/s",
     "total_token_throughput": "all tokens/s",
-    "max_output_tokens_per_s": "busiest second, tokens",
-    "max_concurrent_requests": "most requests at once",
+    "max_output_tokens_per_s": "peak output tokens/s",
+    "max_concurrent_requests": "peak concurrent requests",
 }
 
 
@@ -51,7 +51,7 @@ def bench_result(document: Mapping[str, Any]) -> None:
         if document.get(key) is not None:
             rows[name] = number(document[key])
     share = document["prefix_cache"]["hit_rate"]
-    rows["prefix-cache hits"] = "not told" if share is None else f"{share:.1%}"
+    rows["prefix-cache hits"] = "not reported" if share is None else f"{share:.1%}"
     rows["seed"] = document["seed"]
     facts(f"bench {document['kind']}", rows)
     drawn = table("milliseconds", "mean", "p50", "p90", "p95", "p99", "max")
@@ -67,7 +67,7 @@ def bench_result(document: Mapping[str, Any]) -> None:
 
 
 def kernels_result(document: Mapping[str, Any]) -> None:
-    """Times of kernels, each beside its roofline."""
+    """Times of kernels, each next to its roofline."""
     environment, ceilings = document["environment"], document["ceilings"]
     most = (
         f"{number(ceilings['gbps'])} GB/s, {number(ceilings['float_tflops'], 3)} TFLOP/s, "
@@ -95,7 +95,7 @@ def _load(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     lengths = f"{config['input_len']} tokens in, {config['output_len']} out"
     if document["kind"] == "latency":
         return f"{config['iterations']} batches of {config['batch_size']}, {lengths}"
-    source = f"random prompts, {lengths}" if config["dataset"] == "random" else config["dataset"]
+    source = config["dataset"] if config["workload"] == "dataset" else f"{config['workload']} prompts, {lengths}"
     text = f"{config['num_prompts']} requests: {source}"
     if document["kind"] == "serve":
         rate = config["request_rate"]
@@ -134,7 +134,7 @@ def quality_result(document: Mapping[str, Any]) -> None:
 
 
 def quantize_report(report: QuantizeReport) -> None:
-    """What was made, how big it is, how wrong it is; then how to go on."""
+    """A quantized checkpoint: its size, its error, and the command to serve it."""
     worst = report.worst
     rows: dict[str, object] = {
         "method": f"{report.method}, {report.format} format",
@@ -210,7 +210,7 @@ def inspection(found: Inspection, layers: Sequence[Layer]) -> None:
 
 
 def _inventory(found: Inspection) -> None:
-    """Whether every tensor is there, and those that are not as they should be."""
+    """The tensors that are missing, extra or of another shape, if there are any."""
     from aiakq.runtime.loader.inspection import collapse_differences
 
     if found.differences is None:

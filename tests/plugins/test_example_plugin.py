@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
+from pathlib import Path
 
+import httpx
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from aiakq.server.background import start_in_background
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGIN = Path(__file__).with_name("aiakq_example_plugin")
 ARCHITECTURE = "ArceeForCausalLM"
 
 
@@ -27,6 +39,51 @@ def test_a_format_holds_what_the_formats_of_the_tree_hold(run_tests):
     assert run_tests(*suites, "-k", cases) == 4
 
 
+@pytest.fixture(scope="module")
+def quantized(run, example_model, tmp_path_factory) -> Path:
+    """The example model, quantized by the plugin's method into the plugin's format."""
+    output = tmp_path_factory.mktemp("quantized") / "out"
+    options = ["-quant_type", "trimmed_rtn", "--format", "unpacked", "-tp", "1", "-t", "fp16"]
+    run("-m", "aiakq", "quantize", "-i", example_model, "-o", output, *options)
+    return output
+
+
+def test_a_method_quantizes_into_a_format_that_is_inspected(run, quantized):
+    report = json.loads((quantized / "aiakq_report.json").read_text())
+    assert (report["method"], report["format"]) == ("trimmed_rtn", "unpacked")
+    # Four bits with a scale of 16 bits for 32 weights; perplexity would double if the files were misread.
+    assert report["perplexity_after"] < 1.2 * report["perplexity_before"]
+    tensors = load_file(quantized / "model.safetensors")
+    codes, scales = (tensors[f"model.layers.0.self_attn.q_proj.{suffix}"] for suffix in ("codes", "scales"))
+    assert codes.dtype == torch.uint8 and int(codes.max()) == 15
+    weight = load_file(ROOT / "examples" / "tinybooks" / "model.safetensors")[
+        "model.layers.0.self_attn.q_proj.weight"
+    ].float()
+    largest = weight.unflatten(1, (-1, 32)).abs().amax(-1)
+    assert torch.allclose(scales.float() * 7.5, 0.9 * largest, rtol=0.1)
+    document = json.loads(run("-m", "aiakq", "inspect", quantized, "--json").stdout)
+    assert document["quantization"]["format"] == "unpacked"
+
+
+def test_its_output_is_served_beside_a_route_of_the_plugin(plugin_folder, quantized, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(plugin_folder))
+    arguments = {"model": str(quantized), "dtype": "float32", "num_gpu_blocks_override": 129}
+    with (
+        start_in_background(arguments, timeout=240) as server,
+        httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http,
+    ):
+        text = "The whale"
+        asked = {"prompt": text, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        assert http.post("/v1/completions", json=asked).json()["usage"]["completion_tokens"] == 8
+        count = http.post("/count_tokens", json={"text": text}).json()["count"]
+        assert count == len(http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"])
+        refused = http.post("/count_tokens", json={"words": text})
+        assert refused.status_code == 400 and refused.json()["error"]["type"] == "invalid_request_error"
+        route = http.get("/openapi.json").json()["paths"]["/count_tokens"]["post"]
+        assert route["summary"] == "The number of tokens of a text, without special tokens."
+        assert "CountTokensRequest" in json.dumps(route["requestBody"])
+
+
 def test_a_workload_is_measured_by_its_name(run, tiny_model):
     words = ["--workload", "shared-prefix", "--num-prompts", "6", "--input-len", "64", "--output-len", "3"]
     model = tiny_model("LlamaForCausalLM")
@@ -35,3 +92,15 @@ def test_a_workload_is_measured_by_its_name(run, tiny_model):
     assert document["config"]["workload"] == "shared-prefix"
     assert (document["completed"], document["total_input_tokens"]) == (6, 6 * 64)
     assert document["prefix_cache"]["hits"] == 5 * 32 and document["warnings"] == []
+
+
+def test_the_page_about_adding_things_names_every_registry_and_every_example():
+    rows = [line for line in (ROOT / "docs" / "adding.md").read_text().splitlines() if line.startswith("|")]
+    documented = {group for line in rows for group in re.findall(r"`(aiakq\.[a-z_.]+)`", line.split("|")[2])}
+    sources = [*ROOT.glob("aiakq/**/*.py"), *ROOT.glob("kernels/**/*.py")]
+    declared = {group for path in sources for group in re.findall(r"= Registry\(\s*\"([a-z_.]+)\"", path.read_text())}
+    assert documented == declared
+    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
+    assert set(project["entry-points"]) <= documented
+    examples = {file for line in rows for file in re.findall(r"`(\w+\.py)`", line.split("|")[5])}
+    assert examples == {path.name for path in PLUGIN.glob("aiakq_example_plugin/*.py")} - {"__init__.py"}

@@ -58,7 +58,7 @@ def test_control_characters_are_shown_not_sent():
 
 
 def test_progress_without_a_terminal_is_a_few_plain_lines(capsys):
-    with console.Progress("quantize") as bars:
+    with console.ProgressBars("quantize") as bars:
         bars.update("load", 0, 1, "model")
         bars.update("load", 1, 1)
         for done in range(101):
@@ -71,7 +71,7 @@ def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
-    with console.Progress("quantize") as bars:
+    with console.ProgressBars("quantize") as bars:
         bars.update("load", 0, 1, "model")
         bars.update("blocks", 3, 10, "[bold]layer")
     shown = capsys.readouterr().err

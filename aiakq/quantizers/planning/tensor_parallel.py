@@ -129,7 +129,8 @@ class _Planner:
         usual = self.options.preset.group_size
         asked = self.options.group_size
         free = asked is None and usual != -1
-        specs = [_with_groups(self.spec, size) for size in (_CHOSEN_FROM if free else (asked or usual,))]
+        sizes = (usual, *(size for size in _CHOSEN_FROM if size < usual)) if free else (asked or usual,)
+        specs = [_with_groups(self.spec, size) for size in sizes]
         problems = []
         for spec in specs:
             problem = self._problem(tp, spec, self.linears)

@@ -30,8 +30,8 @@ void put(uint8_t* half, int bits, int lane, int o, int b, uint8_t c) {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// codes [N, K] uint8 -> tiles [ceil(N / 32), blocks, bits, 2, 64] bytes. ``columns`` [blocks * 32] holds the column at each
-// place of a tile, -1 for padding.
+// codes [N, K] uint8 -> tiles [ceil(N / 32), blocks, bits, 2, 64] bytes. ``columns`` [blocks * 32] holds the column at
+// each place of a tile, -1 for padding.
 void aiakq_pack_codes(const uint8_t* codes, int64_t n, int64_t k, int32_t bits, const int32_t* columns, int64_t blocks,
                       uint8_t* tiles, int32_t threads) {
   const int64_t block_bytes = VECTOR_STRIDE * bits, count = ceil_div(n, TILE);

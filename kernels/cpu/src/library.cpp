@@ -62,7 +62,7 @@ const KernelTable* best_table() {
 
 const KernelTable* kernels = best_table();
 
-// work(rank, count) once on each of at most ``threads`` threads, all at the same time.
+// Calls work(rank, count) once on each of ``count`` threads at the same time, at most ``threads`` of them.
 template <class Work> void parallel(int32_t threads, Work work) {
   if (threads <= 1) return work(0, 1);
 #if defined(_OPENMP)

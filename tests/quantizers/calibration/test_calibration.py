@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from aiakq.data import chat
-from aiakq.data.tokens import read_documents, tokenize
 from aiakq.errors import AiakqError
 from aiakq.quantizers.calibration.samples import load_samples, load_tokenizer, read_token_ids
 from aiakq.quantizers.options import QuantizeOptions
@@ -148,11 +147,6 @@ def test_without_tokenizer_only_ids_work() -> None:
         load_samples(options(), None, 100)
 
 
-def test_pieces_change_no_token_at_line_ends(tokenizer: Any) -> None:
-    text = "".join(f"Line {i} of a text that is longer than one piece.\n" for i in range(500))
-    assert tokenize([text], tokenizer)[0] == tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
 def test_what_the_tokenizer_puts_first_stays_first() -> None:
     class WithBos:
         bos_token_id = 7
@@ -166,92 +160,9 @@ def test_what_the_tokenizer_puts_first_stays_first() -> None:
     assert all(sample[0] == 7 and torch.all(sample[1:] == 1) and len(sample) == 16 for sample in samples.samples)
 
 
-# --- forms of documents -----------------------------------------------------------------------------------------------
+# --- conversations ----------------------------------------------------------------------------------------------------
 
 TALK = [{"role": "user", "content": "Who was he?"}, {"role": "assistant", "content": "A sailor."}]
-RENDERED = "<|im_start|>user\nWho was he?<|im_end|>\n<|im_start|>assistant\nA sailor.<|im_end|>\n"
-
-
-def documents_of(tmp_path: Path, name: str, content: str | bytes, tokenizer: Any = None) -> list[str]:
-    path = tmp_path / name
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return read_documents(path, tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.jsonl", '{"text": "One."}\n\n{"text": "Two."}\n'),
-        ("a.jsonl", '"One."\r\n"Two."\r\n'),
-        ("a.ndjson", '{"content": "One."}\n{"document": "Two."}'),
-        ("a.json", '["One.", {"text": "Two."}]'),
-        ("a.csv", 'id,text\n1,One.\n2,"Two."\n'),
-        ("a.tsv", "id\ttext\n1\tOne.\n2\tTwo.\n"),
-    ],
-)
-def test_forms_of_texts(tmp_path: Path, name: str, content: str) -> None:
-    assert documents_of(tmp_path, name, content) == ["One.", "Two."]
-
-
-def test_a_line_end_inside_a_text_is_no_line_end(tmp_path: Path) -> None:
-    assert documents_of(tmp_path, "a.jsonl", '{"text": "One.\u2028More."}\n') == ["One.\u2028More."]
-
-
-def test_tables_of_parquet(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2], "text": ["One.", "Two."]}), tmp_path / "a.parquet")
-    assert read_documents(tmp_path / "a.parquet") == ["One.", "Two."]
-    with pytest.raises(AiakqError, match="no Parquet file"):
-        documents_of(tmp_path, "b.parquet", b"PAR1 and nothing more")
-
-
-@pytest.mark.slow
-def test_forms_of_conversations(tmp_path: Path, tokenizer: Any) -> None:
-    """All in one file, so that the process that renders them starts once."""
-    lines = [
-        {"messages": TALK},
-        {"text": "A text between them."},
-        {"messages": {"role": ["user", "assistant"], "content": ["Who was he?", "A sailor."]}},
-        TALK,
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Who was he?"}]}, TALK[1]]},
-        {"conversations": [{"from": "human", "value": "Who was he?"}, {"from": "gpt", "value": "A sailor."}]},
-        {"prompt": "Who was he?", "completion": "A sailor."},
-        {"prompt": [TALK[0]], "completion": [TALK[1]]},
-        {"instruction": "Who was he?", "input": "", "output": "A sailor."},
-        {"question": "Who was he?", "answer": "A sailor.", "id": 7},
-        {"system": "Be brief.", "prompt": "Who was he?", "response": "A sailor."},
-        {"instruction": "Who was he?", "input": "Ahab", "output": "A sailor."},
-    ]
-    found = documents_of(tmp_path, "a.jsonl", "\n".join(map(json.dumps, lines)), tokenizer)
-    assert found[:10] == [RENDERED, "A text between them.", *[RENDERED] * 8]
-    assert found[10] == "<|im_start|>system\nBe brief.<|im_end|>\n" + RENDERED
-    assert found[11] == RENDERED.replace("he?", "he?\n\nAhab")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("a.jsonl", '{"text": "fine"}\n{"body": 1, "n": 2}\n', "line 2 has no text, messages, or question .* body, n"),
-        ("a.jsonl", '{"text": "fine"}\nnot json\n', "line 2 is no JSON"),
-        ("a.jsonl", '{"text": "fine"}\n17\n', "line 2 is neither"),
-        ("a.jsonl", '{"messages": []}', "line 1 is a conversation without messages"),
-        ("a.jsonl", '{"messages": ["hello"]}', "line 1, message 1 is no JSON object"),
-        ("a.jsonl", '{"messages": [{"content": "hello"}]}', "line 1, message 1 has no role"),
-        ("a.jsonl", '{"conversations": [{"from": "human", "value": 3}]}', "line 1, message 1 has no text"),
-        ("a.jsonl", '{"prompt": 1, "completion": "x"}', "line 1 has 'prompt', which is no text"),
-        ("a.jsonl", '{"text": "\\ud800"}', "line 1 holds half a character"),
-        ("a.json", '{"text": "One."}', "no JSON list"),
-        ("a.json", "[1]", "item 1 is neither"),
-        ("a.csv", "id,body\n1,One.\n", "row 1 has no text"),
-        ("a.txt", b"\xff\xfe\x00", "UTF-8"),
-    ],
-)
-def test_bad_documents(tmp_path: Path, name: str, content: str | bytes, says: str) -> None:
-    with pytest.raises(AiakqError, match=says) as caught:
-        documents_of(tmp_path, name, content)
-    assert caught.value.id == "calibration"
 
 
 def with_template(example_model: Path, folder: Path, template: str | None) -> Any:

@@ -182,3 +182,19 @@ def test_skipped_layers_are_as_they_were(tiny_model: Callable[..., Path], tmp_pa
     name = "model.layers.0.mlp.down_proj.weight"
     assert torch.equal(before.tensor(name), after.tensor(name))
     assert "model.layers.1.mlp.down_proj" in after.quantized_linears()
+
+
+@pytest.mark.parametrize("name", ["awq_gemv", "awq_gemv_fast"])
+def test_awq_is_written_in_the_layout_that_was_asked_for(
+    name: str, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The writer reads every linear back and compares it bit for bit before the output is published."""
+    source, output = tiny_model("LlamaForCausalLM"), tmp_path / "out"
+    options = QuantizeOptions(
+        str(source), str(output), "awq", format=name, group_size=32, samples=2, seqlen=16, evaluate=False, device="cpu"
+    )
+    quantize_checkpoint(options)
+    checkpoint = Checkpoint.open(output)
+    assert checkpoint.spec is not None and checkpoint.spec.format == name
+    assert {checkpoint.layout(linear) for linear in checkpoint.quantized_linears()} == {name}
+    assert "vLLM does not read this format" in (output / "README.md").read_text()

@@ -1,0 +1,44 @@
+"""Memory of the machine and of a container."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from aiakq.system import memory
+
+
+@pytest.fixture
+def files(monkeypatch):
+    """``files[path] = lines``: what the system's files hold; others are not there."""
+    found: dict[str, list[str]] = {}
+    monkeypatch.setattr(memory, "_lines", lambda path: found.get(path, []))
+    return found
+
+
+def test_free_memory_is_what_the_kernel_can_make_available(files):
+    files["/proc/meminfo"] = ["MemTotal:  2000 kB", "MemFree:  10 kB", "MemAvailable:  500 kB"]
+    assert memory.free_host_memory() == 500 * 1024
+
+
+def test_a_container_has_no_more_than_its_limit(files):
+    files["/proc/meminfo"] = ["MemAvailable:  500 kB"]
+    files["/sys/fs/cgroup/memory.current"] = ["100000"]
+    files["/sys/fs/cgroup/memory.max"] = ["max"]
+    assert memory.free_host_memory() == 500 * 1024
+    files["/sys/fs/cgroup/memory.max"] = ["150000"]
+    assert memory.free_host_memory() == 50_000
+    files["/sys/fs/cgroup/memory.max"] = ["90000"]
+    assert memory.free_host_memory() == 0
+
+
+def test_without_the_files_the_pages_of_the_system_count(files):
+    assert memory.free_host_memory() > 0
+
+
+def test_objects_are_collected_again_after_freezing():
+    before = gc.get_freeze_count()
+    with memory.gc_frozen():
+        assert gc.get_freeze_count() > before
+    assert gc.get_freeze_count() == 0
