@@ -1,4 +1,4 @@
-"""What ``aiakq serve`` shows: one start-up table with times, the ready line, and the server's lines after it."""
+"""The output of ``aiakq serve``: a start-up table with times, the ready line, then the server's log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ServerLog:
-    """Renders server events. Use as a context manager; while the model loads, a terminal shows what is going on."""
+    """Renders server events. Use as a context manager. On a terminal, a status line shows the progress of loading."""
 
     def __init__(self, model: str | None) -> None:
         self._model = model
@@ -23,18 +23,18 @@ class ServerLog:
         self._status: Any = None
 
     def __enter__(self) -> ServerLog:
-        shown = err()
-        if shown.is_terminal and not shown.is_dumb_terminal:
-            self._status = shown.status(f"loading {plain(self._model or '')}")
+        stderr = err()
+        if stderr.is_terminal and not stderr.is_dumb_terminal:
+            self._status = stderr.status(f"loading {plain(self._model or '')}")
             self._status.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._quiet()
+        self._stop_status()
 
-    def _quiet(self) -> None:
+    def _stop_status(self) -> None:
         if self._status is not None:
             self._status.stop()
             self._status = None
@@ -46,7 +46,7 @@ class ServerLog:
             if self._status is not None:
                 self._status.update(f"loading {plain(self._model or '')}: {plain(event.name)} done")
         elif event.kind == "ready":
-            self._quiet()
+            self._stop_status()
             self._startup(event)
         elif event.kind == "warning":
             console.warning(event.message)
@@ -58,12 +58,12 @@ class ServerLog:
             line(plain(event.message))
 
     def _startup(self, ready: ServerEvent) -> None:
-        drawn = console.table("start-up", "time", "", left=(0, 2))
+        table = console.table("start-up", "time", "", left=(0, 2))
         for phase in self._phases:
-            drawn.add_row(plain(phase.name), seconds(phase.seconds), plain(phase.detail))
+            table.add_row(plain(phase.name), seconds(phase.seconds), plain(phase.detail))
         total = ready.seconds if ready.seconds is not None else time.monotonic() - self._started
-        drawn.add_row("all", seconds(total), "", style="bold")
-        console.show(drawn)
+        table.add_row("all", seconds(total), "", style="bold")
+        console.show(table)
         facts("serving", dict(ready.facts))
         line("")
         line(("ready", "bold green"), " at ", (ready.url, "bold"))

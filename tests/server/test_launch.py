@@ -1,4 +1,4 @@
-"""Clients that leave, signals, dying processes: nobody is left waiting, nothing is left behind."""
+"""Start and shutdown, signals, disconnecting clients and dying processes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Stream(threading.Thread):
 
 
 @pytest.mark.parametrize("changes", [{"stream": True}, {}, {"n": 4}, {"stream": True, "n": 4}], ids=str)
-def test_a_client_that_leaves_stops_the_work(server, metrics_of, changes):
+def test_a_disconnecting_client_aborts_its_request(server, metrics_of, changes):
     before = metrics_of(server.url)
     body = json.dumps(LONG | changes).encode()
     host, port = re.fullmatch(r"http://(.+):(\d+)", server.url).groups()
@@ -92,7 +92,7 @@ def test_a_client_that_leaves_stops_the_work(server, metrics_of, changes):
     assert after["vllm:request_process_fail_total"] - before["vllm:request_process_fail_total"] == 1
 
 
-def test_leaving_before_the_body_is_sent(server, metrics_of):
+def test_disconnecting_before_the_body_is_sent(server, metrics_of):
     host, port = re.fullmatch(r"http://(.+):(\d+)", server.url).groups()
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{")
@@ -103,7 +103,7 @@ def test_leaving_before_the_body_is_sent(server, metrics_of):
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
-def test_leaving_at_any_moment(server, metrics_of, reset):
+def test_disconnecting_at_any_moment_leaves_no_trace(server, metrics_of, reset):
     """Cut in the head, in the body, in the queue, in prefill, between tokens and near the end."""
     host, port = re.fullmatch(r"http://(.+):(\d+)", server.url).groups()
     for changes in ({}, {"n": 4}, {"stream": True}, {"stream": True, "n": 4}):
@@ -128,7 +128,7 @@ def test_leaving_at_any_moment(server, metrics_of, reset):
     wait_until(is_as_before, 5.0)
 
 
-def test_term_drains(victims):
+def test_term_finishes_running_requests(victims):
     server = victims()
     stream = Stream(server.url)
     server.process.send_signal(signal.SIGTERM)
@@ -147,7 +147,7 @@ def test_term_drains(victims):
     assert not exists(server.ready.engine_pid)
 
 
-def test_a_second_term_ends_at_once(victims, metrics_of):
+def test_a_second_term_interrupts_the_drain(victims, metrics_of):
     server = victims()
     stream = Stream(server.url)
     waiting = ThreadPoolExecutor().submit(
@@ -203,13 +203,13 @@ def test_a_port_in_use_is_found_before_loading(server, start_server):
     ],
     ids=str,
 )
-def test_what_keeps_a_server_from_starting(start_server, arguments, id):
+def test_startup_errors_are_raised_with_their_id(start_server, arguments, id):
     with pytest.raises(AiakqError) as caught:
         start_server(**arguments)
     assert caught.value.id == id
 
 
-def test_term_while_loading(example_model):
+def test_term_while_loading_ends_the_server(example_model):
     """A signal during loading ends everything at once; until then HTTP says that the model is loading."""
     code = (
         "from aiakq.arguments.server import checked\n"
@@ -232,7 +232,7 @@ def test_term_while_loading(example_model):
         assert "ready" not in process.stdout.read()
 
 
-def test_an_open_host_is_warned_about(start_server):
+def test_a_public_address_without_key_causes_a_warning(start_server):
     with start_server(
         host="0.0.0.0", allow_no_key=True, chat_template="{{ messages[0].content }}!", generation_config="vllm"
     ) as server:

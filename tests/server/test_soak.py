@@ -131,7 +131,7 @@ def _found(script: str, *words: str) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_hostile_inputs_get_what_is_promised_and_disturb_nobody():
+def test_hostile_inputs_get_the_expected_responses_and_disturb_no_others():
     found = _found("hostile.py", "--count", "2000", "--seed", "5")
     assert found["cases"] == 2000 and found["good_streams"] > 0
     assert len(found["kinds"]) >= 19, "every family came up"

@@ -13,7 +13,7 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 GREEDY = {"model": "tinybooks", "messages": MESSAGES, "temperature": 0, "max_tokens": 16}
 
 
-def test_answer_and_stream_are_the_same(client):
+def test_a_chat_stream_adds_up_to_the_whole_message(client):
     whole = client.chat.completions.create(**GREEDY)
     choice = whole.choices[0]
     assert whole.id.startswith("chatcmpl-") and whole.object == "chat.completion"
@@ -28,7 +28,7 @@ def test_answer_and_stream_are_the_same(client):
     assert chunks[-1].sentence_length == len(choice.message.content)
 
 
-def test_chat_is_the_template_completed(http):
+def test_chat_equals_a_completion_of_the_templated_text(http):
     """A chat answers as a completion of the templated text does."""
     chat = http.post("/v1/chat/completions", json=GREEDY).json()
     ids = http.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
@@ -42,14 +42,14 @@ def test_chat_is_the_template_completed(http):
     assert chat["usage"]["prompt_tokens"] == len(ids)
 
 
-def test_content_may_come_in_text_parts(http):
+def test_content_can_be_a_list_of_text_parts(http):
     parts = [{"role": "user", "content": [{"type": "text", "text": "Who is"}, {"type": "text", "text": "there?"}]}]
     plain = [{"role": "user", "content": "Who is\nthere?"}]
     counts = [http.post("/tokenize", json={"messages": messages}).json()["tokens"] for messages in (parts, plain)]
     assert counts[0] == counts[1]
 
 
-def test_logprobs(client):
+def test_chat_logprobs_have_openai_shape(client):
     answer = client.chat.completions.create(**GREEDY, logprobs=True, top_logprobs=3)
     content = answer.choices[0].logprobs.content
     assert len(content) == 16 and "".join(entry.token for entry in content) == answer.choices[0].message.content
@@ -63,7 +63,7 @@ def test_logprobs(client):
     assert client.chat.completions.create(**GREEDY).choices[0].logprobs is None
 
 
-def test_n_choices_with_a_seed(client):
+def test_seeded_chat_choices_differ_and_stream_equally(client):
     body = GREEDY | {"temperature": 1.0, "n": 3, "seed": 3}
     first = client.chat.completions.create(**body)
     texts = [choice.message.content for choice in first.choices]
@@ -74,7 +74,7 @@ def test_n_choices_with_a_seed(client):
     assert pieces == texts
 
 
-def test_max_completion_tokens_and_no_limit(http):
+def test_max_completion_tokens_overrides_max_tokens(http):
     body = {name: value for name, value in GREEDY.items() if name != "max_tokens"}
     short = http.post("/v1/chat/completions", json=body | {"max_completion_tokens": 2, "max_tokens": 9}).json()
     assert short["usage"]["completion_tokens"] == 2
@@ -82,14 +82,14 @@ def test_max_completion_tokens_and_no_limit(http):
     assert http.post("/v1/chat/completions", json=body | end).json()["usage"]["completion_tokens"] > 0
 
 
-def test_continuing_the_last_message(http):
+def test_continue_final_message_leaves_the_message_open(http):
     messages = [*MESSAGES, {"role": "assistant", "content": "It is"}]
     body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
     ids = http.post("/tokenize", json=body).json()["tokens"]
     assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"].endswith("<|im_start|>assistant\nIt is")
 
 
-def test_usage_of_a_stream(http):
+def test_include_usage_adds_a_last_chunk(http):
     body = GREEDY | {"stream": True, "stream_options": {"include_usage": True}}
     events = [line[6:] for line in http.post("/v1/chat/completions", json=body).text.splitlines() if line]
     assert events[-1] == "[DONE]"
@@ -97,7 +97,7 @@ def test_usage_of_a_stream(http):
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 16
 
 
-def test_models(client, http):
+def test_models_lists_every_served_name(client, http):
     cards = client.models.list().data
     assert [card.id for card in cards] == ["tinybooks", "alias/name"]
     assert cards[0].max_model_len == 1024 and cards[0].vocab_size == 4096
@@ -108,7 +108,7 @@ def test_models(client, http):
     assert answer["model"] == "tinybooks"
 
 
-def test_small_routes(http):
+def test_health_ping_version_and_docs_respond(http):
     assert http.get("/health").status_code == 200
     assert http.get("/ping").status_code == http.post("/ping").status_code == 200
     assert http.get("/version").json() == {"version": aiakq.__version__}
@@ -118,7 +118,7 @@ def test_small_routes(http):
     assert http.get("/docs").status_code == 200
 
 
-def test_tokenize_round_trip(http):
+def test_tokenize_and_detokenize_round_trip(http):
     text = "Sing, O goddess — 𝄞 \u0000 naïve"
     answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
@@ -126,7 +126,7 @@ def test_tokenize_round_trip(http):
     assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json()["prompt"] == text
 
 
-def test_answers_carry_an_id_of_the_servers_own(http):
+def test_responses_have_a_request_id_of_the_server(http):
     first, second = (http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}) for _ in range(2))
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
     assert first.json()["id"] == "cmpl-" + first.headers["x-request-id"]

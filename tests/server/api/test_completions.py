@@ -37,7 +37,7 @@ def test_answer_has_every_field(client):
     assert choice.cum_log_probs == answer.cum_log_probs < 0
 
 
-def test_stream_equals_whole(http, client):
+def test_a_stream_adds_up_to_the_whole_response(http, client):
     whole = client.completions.create(**GREEDY, logprobs=2)
     chunks = streamed(http, GREEDY | {"logprobs": 2})
     choices = [chunk["choices"][0] for chunk in chunks]
@@ -54,7 +54,7 @@ def test_stream_equals_whole(http, client):
     assert all("usage" not in chunk for chunk in chunks)
 
 
-def test_openai_client_streams(client):
+def test_the_openai_client_can_stream(client):
     whole = client.completions.create(**GREEDY).choices[0].text
     stream = client.completions.create(**GREEDY, stream=True, stream_options={"include_usage": True})
     chunks = list(stream)
@@ -160,7 +160,7 @@ def test_seed_repeats_and_choices_differ(http):
     assert [pieces[0], pieces[1]] == texts
 
 
-def test_many_prompts_of_both_kinds(http):
+def test_several_prompts_as_text_or_token_ids(http):
     texts = ["Call me", PROMPT]
     ids = [http.post("/tokenize", json={"prompt": text}).json()["tokens"] for text in texts]
     alone = [http.post("/v1/completions", json=GREEDY | {"prompt": one}).json()["choices"][0]["text"] for one in texts]
@@ -189,7 +189,7 @@ def test_stop_strings_across_token_borders(http):
     assert kept["text"] == before + stop
 
 
-def test_stop_token_ids_and_token_ids(http):
+def test_stop_token_ids_end_the_text(http):
     full = http.post("/v1/completions", json=GREEDY | {"return_token_ids": True}).json()["choices"][0]
     ids = full["token_ids"]
     assert len(ids) == 24 and full["prompt_token_ids"]
@@ -200,7 +200,7 @@ def test_stop_token_ids_and_token_ids(http):
     assert cut["token_ids"] == ids[: last + 1]
 
 
-def test_logit_bias_and_token_names(http):
+def test_logit_bias_and_tokens_as_token_ids(http):
     wanted = http.post("/tokenize", json={"prompt": " the"}).json()["tokens"][0]
     body = GREEDY | {
         "logit_bias": {str(wanted): 100},
@@ -213,7 +213,7 @@ def test_logit_bias_and_token_names(http):
     assert choice["logprobs"]["tokens"] == [f"token_id:{wanted}"] * 3
 
 
-def test_cached_tokens_are_told(http):
+def test_usage_reports_cached_tokens(http):
     body = GREEDY | {"prompt": "A prompt that nobody else sends. " * 12}
     first, second = (http.post("/v1/completions", json=body).json() for _ in range(2))
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
@@ -221,12 +221,12 @@ def test_cached_tokens_are_told(http):
     assert first["choices"][0]["text"] == second["choices"][0]["text"]
 
 
-def test_fields_without_effect_are_taken(http):
+def test_fields_without_effect_are_accepted(http):
     extras = {"user": "u", "store": False, "metadata": {"a": "b"}, "service_tier": "auto", "suffix": None, "tools": []}
     assert http.post("/v1/completions", json=GREEDY | extras).status_code == 200
 
 
-def test_ending_the_text_with_end_of_sequence(http):
+def test_end_of_sequence_ends_the_text_unless_ignored(http):
     """A chat answer may end by itself; with ignore_eos it goes on to max_tokens."""
     end = http.post("/tokenize", json={"prompt": "<|endoftext|>"}).json()["tokens"]
     assert len(end) == 1

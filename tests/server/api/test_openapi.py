@@ -1,7 +1,4 @@
-"""/openapi.json tells the truth: its bounds are the server's, and its answers have the shapes it names.
-
-schemathesis goes further, by tests/server/api_description.py; this is what needs nothing beside the package.
-"""
+"""/openapi.json agrees with the server. tests/server/api_description.py goes further, with schemathesis."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("path", GOOD)
-def test_bounds_of_numbers_are_the_servers(http, description, path):
+def test_documented_bounds_are_the_bounds_that_are_checked(http, description, path):
     """A value at each bound is not out of range, the next one is."""
     bounded, good = 0, GOOD[path] | ({"logprobs": True} if "chat" in path else {})
     for name, schema in body_of(description, path)["properties"].items():
@@ -54,7 +51,7 @@ def test_bounds_of_numbers_are_the_servers(http, description, path):
 
 
 @pytest.mark.parametrize("path", [*GOOD, "/tokenize", "/detokenize"])
-def test_no_field_is_missing_and_none_is_too_many(http, description, path):
+def test_documented_fields_are_the_fields_that_are_accepted(http, description, path):
     """A field that the description does not name is refused as unknown; one that it names is not."""
     schema = body_of(description, path)
     for one in schema.get("anyOf", [schema]):
@@ -65,7 +62,7 @@ def test_no_field_is_missing_and_none_is_too_many(http, description, path):
 
 
 @pytest.mark.parametrize("path", GOOD)
-def test_what_asks_for_nothing_is_allowed_and_the_rest_is_not(http, description, path):
+def test_unsupported_fields_accept_only_their_neutral_values(http, description, path):
     for name, schema in body_of(description, path)["properties"].items():
         if "enum" in schema and schema.get("description", "").startswith("Nothing else"):
             for value in schema["enum"]:
@@ -74,14 +71,14 @@ def test_what_asks_for_nothing_is_allowed_and_the_rest_is_not(http, description,
             assert (failure["code"], failure["param"]) == ("unsupported_parameter", name)
 
 
-def test_true_is_not_one(http):
+def test_neutral_values_are_compared_with_their_types(http):
     """Values that ask for nothing are compared with their types."""
     for field in ({"length_penalty": True}, {"use_beam_search": 0}):
         answer = http.post("/v1/completions", json=GOOD["/v1/completions"] | field)
         assert answer.json()["error"]["code"] == "unsupported_parameter", field
 
 
-def test_a_token_has_one_name(http):
+def test_keys_of_logit_bias_have_one_spelling(http):
     """Keys of logit_bias are token ids as they are written, so that no two of them name one token."""
     for key in ("05", "+5", " 5", "5_0", "\u0665", "5.0", ""):
         answer = http.post("/v1/completions", json=GOOD["/v1/completions"] | {"logit_bias": {key: 1}})
@@ -89,7 +86,7 @@ def test_a_token_has_one_name(http):
     assert http.post("/v1/completions", json=GOOD["/v1/completions"] | {"logit_bias": {"5": 1, "0": -1}}).is_success
 
 
-def test_every_route_says_which_errors_it_has(description):
+def test_every_route_documents_its_errors(description):
     for path, operations in description["paths"].items():
         for operation in operations.values():
             assert {"200", "400", "403", "408", "421", "431", "500", "503"} <= set(operation["responses"]), path
@@ -100,7 +97,7 @@ def test_every_route_says_which_errors_it_has(description):
     assert len(set(names)) == len(names) and all(re.fullmatch(r"[a-z0-9_]+", name) for name in names)
 
 
-def test_a_server_with_keys_says_so(start_server):
+def test_a_server_with_keys_documents_its_security_scheme(start_server):
     import httpx
 
     with start_server(api_key=["k"]) as server:
@@ -111,7 +108,7 @@ def test_a_server_with_keys_says_so(start_server):
         assert "security" not in paths["/health"]["get"] and "401" not in paths["/health"]["get"]["responses"]
 
 
-def test_without_schemathesis_one_line_says_so():
+def test_api_description_reports_missing_schemathesis():
     words = [sys.executable, str(SCRIPT), "--schemathesis", "no-such-program"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0 and len(done.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Everything a client can do wrong has its status, its code, its parameter, and the one shape of errors."""
+"""Every kind of invalid request is refused with its status, code and parameter."""
 
 from __future__ import annotations
 
@@ -131,12 +131,12 @@ CHATS = [
 
 
 @pytest.mark.parametrize(("change", "status", "code", "param"), COMPLETIONS, ids=lambda value: repr(value)[:40])
-def test_completions(http, change, status, code, param):
+def test_invalid_completion_requests_are_refused(http, change, status, code, param):
     check(http.post("/v1/completions", content=json.dumps(COMPLETION | change)), status, code, param)
 
 
 @pytest.mark.parametrize(("change", "status", "code", "param"), CHATS, ids=lambda value: repr(value)[:40])
-def test_chats(http, change, status, code, param):
+def test_invalid_chat_requests_are_refused(http, change, status, code, param):
     check(http.post("/v1/chat/completions", content=json.dumps(CHAT | change)), status, code, param)
 
 
@@ -157,13 +157,13 @@ def test_chats(http, change, status, code, param):
     ],
     ids=lambda body: repr(body)[:24],
 )
-def test_bodies_that_are_no_request(http, route, body):
+def test_bodies_that_are_no_json_objects_are_refused(http, route, body):
     answer = http.post(route, content=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] in ("invalid_json", "invalid_type", "missing_field", "invalid_token_id")
 
 
-def test_missing_fields(http):
+def test_missing_fields_are_named(http):
     check(http.post("/v1/completions", json={}), 400, "missing_field", "prompt")
     check(http.post("/v1/chat/completions", json={}), 400, "missing_field", "messages")
     check(http.post("/tokenize", json={}), 400, "missing_field", "prompt")
@@ -171,7 +171,7 @@ def test_missing_fields(http):
     check(http.post("/detokenize", json={"tokens": [99999]}), 400, "invalid_token_id", "tokens")
 
 
-def test_a_body_that_is_too_large(http):
+def test_too_large_bodies_are_refused(http):
     check(http.post("/v1/completions", content=b"x" * ((4 << 20) + 1)), 413, "request_too_large", None)
 
     def pieces():
@@ -182,7 +182,7 @@ def test_a_body_that_is_too_large(http):
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v2/completions", "/health/", "//v1/models", "/v1/completions/"])
-def test_unknown_routes(http, path):
+def test_unknown_paths_are_not_found(http, path):
     check(http.get(httpx_url(http, path)), 404, "not_found", None)
 
 
@@ -199,13 +199,13 @@ def httpx_url(http, path: str) -> str:
         ("DELETE", "/v1/models/tinybooks"),
     ],
 )
-def test_wrong_methods(http, method, path):
+def test_wrong_methods_are_refused(http, method, path):
     answer = http.request(method, path)
     check(answer, 405, "method_not_allowed", None)
     assert "allow" in answer.headers
 
 
-def test_every_method_on_every_route(http):
+def test_every_method_on_every_route_gets_a_wellformed_response(http):
     """Each is answered or refused in the one shape; none is an error of the server."""
     routes = http.get("/openapi.json").json()["paths"]
     for path in [*(path.replace("{name}", "tinybooks") for path in routes), "/docs", "/nowhere", "/v1/models/"]:
@@ -216,7 +216,7 @@ def test_every_method_on_every_route(http):
                 assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_the_server_is_unharmed(http):
+def test_the_server_still_responds_afterwards(http):
     """Runs last in this file: after all of the above an ordinary request is answered."""
     assert http.get("/health").status_code == 200
     assert http.post("/v1/completions", json=COMPLETION).status_code == 200

@@ -1,4 +1,4 @@
-"""Fields of requests beyond the usual, and routes and options of the server that they belong to."""
+"""Request fields beyond OpenAI's, and the routes and options of the server they belong to."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_every_sequence_of_best_of_is_counted(http, metrics_of, server):
     assert metrics_of(server.url)["vllm:generation_tokens_total"] - before == 5 * 8
 
 
-def test_bad_words(http):
+def test_bad_words_are_not_generated(http):
     text = post(http, max_tokens=30)["choices"][0]["text"]
     word = next(word for word in text.split() if word.isalpha() and len(word) > 2)
     assert word not in post(http, max_tokens=30, bad_words=[word])["choices"][0]["text"].split()
 
 
-def test_the_end_of_a_prompt_is_kept(http):
+def test_truncate_prompt_tokens_keeps_the_end_of_the_prompt(http):
     ids = http.post("/tokenize", json={"prompt": PLAIN["prompt"]}).json()["tokens"]
     wanted = post(http, prompt=ids[-2:])
     found = post(http, truncate_prompt_tokens=2, echo=True)
@@ -55,7 +55,7 @@ def test_the_end_of_a_prompt_is_kept(http):
     assert found["choices"][0]["text"] == end + wanted["choices"][0]["text"]
 
 
-def test_a_cache_salt_keeps_pages_apart(http):
+def test_cache_salts_separate_cached_pages(http):
     def cached(**changes) -> int:
         usage = post(http, prompt="The miller and the mill were old friends. " * 8, **changes)["usage"]
         return usage["prompt_tokens_details"]["cached_tokens"]
@@ -66,13 +66,13 @@ def test_a_cache_salt_keeps_pages_apart(http):
     assert refused(http, cache_salt=7)["code"] == "invalid_type"
 
 
-def test_nothing_left_to_choose_is_the_clients_own_mistake(http):
+def test_a_request_that_forbids_every_token_is_refused(http):
     failure = refused(http, allowed_token_ids=[9], stop_token_ids=[9], min_tokens=3)
     assert failure["code"] == "nothing_left"
     assert post(http)["choices"]
 
 
-def test_a_priority_needs_its_policy(http, start_server):
+def test_priority_needs_the_priority_policy(http, start_server):
     assert refused(http, priority=3)["param"] == "priority"
     assert post(http, priority=0)["choices"]
     with start_server(scheduling_policy="priority") as server, httpx.Client(base_url=server.url, timeout=60) as other:
@@ -80,13 +80,13 @@ def test_a_priority_needs_its_policy(http, start_server):
         assert refused(other, priority=2**40)["param"] == "priority"
 
 
-def test_load(http):
+def test_load_reports_running_and_waiting_requests(http):
     load = http.get("/load").json()
     assert set(load) == {"server_load", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"}
     assert load["num_requests_running"] == 0
 
 
-def test_admin_routes_are_off(http):
+def test_admin_routes_are_disabled_by_default(http):
     for path in ("/abort_requests", "/reset_prefix_cache"):
         assert http.post(path).status_code == 404
 
@@ -105,7 +105,7 @@ def managed(start_server):
         yield server, client
 
 
-def test_the_prefix_cache_is_reset(managed):
+def test_reset_prefix_cache_empties_the_cache(managed):
     _, http = managed
     prompt = "Down, down, down. Would the fall never come to an end? I wonder how many miles I have fallen."
 
@@ -118,7 +118,7 @@ def test_the_prefix_cache_is_reset(managed):
     assert cached() == 0 < cached()
 
 
-def test_requests_are_aborted(managed):
+def test_abort_requests_ends_streams_with_an_error(managed):
     _, http = managed
     endless = PLAIN | {"max_tokens": 900, "ignore_eos": True, "stream": True}
     with http.stream("POST", "/v1/completions", json=endless) as answer:
@@ -133,7 +133,7 @@ def test_requests_are_aborted(managed):
     assert http.post("/abort_requests", json={"ids": []}).status_code == 400
 
 
-def test_requests_are_logged_as_far_as_wanted(managed):
+def test_requests_are_logged_up_to_the_maximum_length(managed):
     server, http = managed
     found = post(http, prompt="Secret garden", top_k=3)
     post(http, prompt=[40, 50, 60, 70, 80, 90])
@@ -143,25 +143,25 @@ def test_requests_are_logged_as_far_as_wanted(managed):
     assert any("[40, 50, 60, 70, 80]" in line for line in lines)
 
 
-def test_requests_are_not_logged_unless_wanted(http, server):
+def test_requests_are_not_logged_by_default(http, server):
     post(http, prompt="Secret garden")
     assert not any("Secret" in event.message for event in server.events)
 
 
-def test_behind_a_proxy_every_route_has_a_path_before_it(managed):
+def test_root_path_prefixes_every_route(managed):
     _, http = managed
     assert http.get("/models/a/v1/models").status_code == http.get("/v1/models").status_code == 200
     assert http.get("/openapi.json").json()["servers"] == [{"url": "/models/a"}]
 
 
-def test_the_role_of_answers(managed):
+def test_the_response_role_can_be_configured(managed):
     _, http = managed
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     answer = http.post("/v1/chat/completions", json=body).json()
     assert answer["choices"][0]["message"]["role"] == "narrator"
 
 
-def test_without_a_tokenizer_a_server_answers_in_ids(start_server, http):
+def test_without_a_tokenizer_responses_have_token_ids(start_server, http):
     ids = [40, 50, 60]
     wanted = post(http, prompt=ids, return_token_ids=True)["choices"][0]
     with (

@@ -1,4 +1,4 @@
-"""Nobody uses the server without a key where one is set, and no web page from elsewhere does in any case."""
+"""Access control: API keys, host names and origins."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def is_refused(answer: httpx.Response, status: int, code: str) -> None:
     assert "x-request-id" in answer.headers
 
 
-def test_every_route_asks_for_a_key(guarded, ask):
+def test_every_path_requires_a_key_however_it_is_spelled(guarded, ask):
     """Whatever the application routes, and under every spelling of it."""
     routes = ask("GET", "/openapi.json", key=KEYS[0]).json()["paths"]
     paths = [path.replace("{name}", "tinybooks") for path in routes] + ["/docs", "/openapi.json", "/nowhere", "/"]
@@ -97,11 +97,11 @@ def raw_status(server: RunningServer, method: str, target: str, headers: str = "
         "x-original-url: /health",
     ],
 )
-def test_what_is_no_key(guarded, header):
+def test_invalid_authorization_headers_are_refused(guarded, header):
     assert raw_status(guarded, "GET", "/v1/models", header + "\r\n") == 401
 
 
-def test_every_key_is_good(guarded, ask):
+def test_every_configured_key_is_accepted(guarded, ask):
     for key in KEYS:
         assert ask("POST", "/v1/completions", key=key, json=BODY).status_code == 200
     assert raw_status(guarded, "GET", "/v1/models", f"authorization: bearer  {KEYS[0]}\r\n") == 200
@@ -112,7 +112,7 @@ def test_every_key_is_good(guarded, ask):
         assert client.models.list().data
 
 
-def test_keys_stay_hidden(guarded):
+def test_keys_are_not_visible_in_processes_or_events(guarded):
     for pid in (guarded.process.pid, guarded.ready.engine_pid):
         with open(f"/proc/{pid}/cmdline", "rb") as line:
             words = line.read()
@@ -121,7 +121,7 @@ def test_keys_stay_hidden(guarded):
     assert "$AIAKQ_API_KEY" in guarded.ready.curl
 
 
-def test_who_has_another_key_or_salt_finds_no_pages(ask):
+def test_cached_pages_are_not_shared_between_keys_or_salts(ask):
     """How soon an answer begins would tell what others have asked."""
 
     def cached(key: str, **fields) -> int:
@@ -137,14 +137,14 @@ def test_who_has_another_key_or_salt_finds_no_pages(ask):
     assert cached(first, cache_salt="b") == 0 and cached(second, cache_salt="a") == 0
 
 
-def test_names_are_compared_as_hashes():
+def test_keys_are_compared_as_hashes():
     keys = Keys(["a", "b"])
     assert len(keys) == 2 and keys.owner("a") and keys.owner("b")
     assert not keys.owner("") and not keys.owner("ab") and not keys.owner("\xff")
     assert not any(b"a" == digest for digest in keys._digests)
 
 
-def test_keys_come_from_three_places(tmp_path):
+def test_keys_come_from_arguments_file_and_environment(tmp_path):
     file = tmp_path / "keys"
     file.write_text("a\n# b\n c \n")
     keys = read_keys(checked({"api_key": ["d"], "api_key_file": str(file)}, server=True), {"AIAKQ_API_KEY": "e,f"})
@@ -168,7 +168,7 @@ def test_bad_keys_are_refused(tmp_path):
 # --- addresses, names and origins
 
 
-def test_an_open_address_needs_a_key(example_model):
+def test_a_public_address_requires_a_key(example_model):
     program = "import sys; from aiakq.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "serve", str(example_model), "--host", "0.0.0.0", "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -191,14 +191,14 @@ def test_an_open_address_needs_a_key(example_model):
         ("x", 421),
     ],
 )
-def test_names_on_a_loopback_address(http, host, status):
+def test_foreign_host_names_are_refused_on_a_loopback_address(http, host, status):
     answer = http.get("/v1/models", headers={"host": host})
     assert answer.status_code == status
     if status == 421:
         is_refused(answer, 421, "host_not_allowed")
 
 
-def test_more_names_and_open_metrics(start_server):
+def test_allowed_hosts_and_metrics_without_key(start_server):
     with start_server(allowed_hosts=["Model.example"], api_key=["k"], metrics_without_key=True) as server:
         for host, status in (("model.example:80", 200), ("localhost", 200), ("other.example", 421)):
             assert httpx.get(f"{server.url}/health", headers={"host": host}, trust_env=False).status_code == status
@@ -207,7 +207,7 @@ def test_more_names_and_open_metrics(start_server):
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost.evil.example", ""])
-def test_pages_from_elsewhere_are_refused(http, origin):
+def test_requests_from_other_origins_are_refused(http, origin):
     for answer in (
         http.post("/v1/completions", json=BODY, headers={"origin": origin}),
         http.get("/v1/models", headers={"origin": origin}),
@@ -217,12 +217,12 @@ def test_pages_from_elsewhere_are_refused(http, origin):
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_own_pages_are_served(http):
+def test_requests_from_the_same_origin_are_accepted(http):
     own = str(http.base_url).rstrip("/")
     assert http.post("/v1/completions", json=BODY, headers={"origin": own}).status_code == 200
 
 
-def test_an_allowed_origin(ask):
+def test_an_allowed_origin_gets_cors_headers(ask):
     page = {"origin": "https://page.example"}
     ready = ask("OPTIONS", "/v1/completions", headers=page | {"access-control-request-method": "POST"})
     assert ready.status_code == 200 and ready.headers["access-control-allow-origin"] == "https://page.example"
@@ -236,19 +236,19 @@ def test_an_allowed_origin(ask):
     )
 
 
-def test_lists_in_the_form_of_vllm():
+def test_json_lists_are_accepted_as_in_vllm():
     assert parse_list(None) == [] and parse_list(["a", "b"]) == ["a", "b"]
     assert parse_list(['["a"', ' "b"]']) == parse_list(['["a", "b"]']) == ["a", "b"]
     with pytest.raises(AiakqError):
         parse_list(["[a"])
 
 
-def test_host_names():
+def test_host_names_are_parsed_without_port_and_brackets():
     spelt = {"a.b:80": "a.b", "a.b.": "a.b", "[::1]:8": "::1", "::1": "", "127.0.0.1": "127.0.0.1"}
     assert {host: host_name(host) for host in spelt} == spelt
 
 
-def test_requests_refused_here_are_counted(guarded, ask):
+def test_requests_refused_by_access_control_are_counted(guarded, ask):
     """Those to generate: received and failed, as if a route had refused them."""
 
     def counts() -> list[float]:

@@ -1,4 +1,4 @@
-"""The shape of JSON bodies: depth, number of keys, keys named twice."""
+"""The structure of JSON bodies: depth, number of keys, duplicate keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEEP = b'{"prompt": ' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}"
     ],
     ids=lambda body: repr(body[:24]),
 )
-def test_what_is_left_to_the_parser(body):
+def test_valid_and_malformed_bodies_pass_the_structure_check(body):
     check_structure(body)
 
 
@@ -52,7 +52,7 @@ def test_what_is_left_to_the_parser(body):
     ],
     ids=lambda value: repr(value[:24]),
 )
-def test_what_is_refused(http, body, code):
+def test_deep_bodies_and_duplicate_keys_are_refused(http, body, code):
     with pytest.raises(AiakqError) as caught:
         check_structure(body)
     assert caught.value.id == code
@@ -67,13 +67,13 @@ def test_what_is_refused(http, body, code):
     [b'"' + b'\\"' * (1 << 20), b'"' + b'\\"' * (1 << 20) + b"\\", b'"' * (1 << 20)],
     ids=["open", "escape", "quotes"],
 )
-def test_a_string_without_an_end_is_gone_through_once(end):
+def test_unterminated_strings_are_checked_in_linear_time(end):
     """A search that begins anew at every quotation mark would take days for these two megabytes."""
     check_structure(b'{"a": [' + b"[]," * 100 + end)
 
 
 @pytest.mark.timeout(60)
-def test_of_a_million_wrong_entries_one_is_told():
+def test_validation_stops_at_the_first_wrong_list_entry():
     """Complaining about each would take the server many seconds, for everybody."""
     for model, name in (
         (CompletionRequest, "stop_token_ids"),

@@ -1,4 +1,4 @@
-"""What a connection may cost: every bound on size, number and time, from raw sockets."""
+"""Limits of a connection in size, number and time, tested with raw sockets."""
 
 from __future__ import annotations
 
@@ -96,19 +96,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("request_", "status", "code"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-def test_heads_that_are_refused(dial, strict, request_, status, code):
+def test_invalid_request_heads_are_refused(dial, strict, request_, status, code):
     check(send(dial(), request_), status, code)
     assert httpx.get(f"{strict.url}/health", trust_env=False).status_code == 200
 
 
-def test_heads_at_the_limit_are_read(dial):
+def test_request_heads_at_the_limit_are_accepted(dial):
     headers = b"".join(b"x-%d: 1\r\n" % i for i in range(97)) + b"connection: close\r\n"
     assert send(dial(), b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n" + headers + b"\r\n").startswith(b"HTTP/1.1 200")
     request = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\nx: " + b"a" * 65_000 + b"\r\n\r\n"
     assert len(request) < 64 << 10 and send(dial(), request).startswith(b"HTTP/1.1 200")
 
 
-def test_requests_in_a_row_are_measured_one_by_one(dial):
+def test_pipelined_requests_are_limited_one_by_one(dial):
     """Two hundred requests sent at once: each head is counted by itself, and each is answered in order."""
     one = b"GET /version HTTP/1.1\r\nhost: 127.0.0.1\r\nx-filler: " + b"a" * 2000 + b"\r\n\r\n"
     last = one.replace(b"x-filler", b"connection: close\r\nx-filler")
@@ -116,7 +116,7 @@ def test_requests_in_a_row_are_measured_one_by_one(dial):
     assert answer.count(b"HTTP/1.1 200 OK") == 200
 
 
-def test_bodies_over_the_limit(dial):
+def test_bodies_over_the_limit_are_refused_early(dial):
     """With a length they are refused unread; without one, soon after the limit."""
     connection = dial()
     began = time.monotonic()
@@ -134,12 +134,12 @@ def test_bodies_over_the_limit(dial):
     assert sent < 64 << 20
 
 
-def test_a_flood_of_chunks(dial):
+def test_too_many_chunks_are_refused(dial):
     flood = b"1\r\n \r\n" * 2049
     check(send(dial(), HEAD + b"transfer-encoding: chunked\r\n\r\n", flood), 400, "invalid_http")
 
 
-def test_a_body_nobody_reads_ends_the_connection(dial):
+def test_an_unread_body_closes_the_connection(dial):
     answer = send(dial(), b"GET /version HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 1000)
     assert answer.startswith(b"HTTP/1.1 200 OK")
 
@@ -154,7 +154,7 @@ def test_a_body_nobody_reads_ends_the_connection(dial):
         (b"content-type: multipart/form-data; boundary=x", b"unsupported_media_type"),
     ],
 )
-def test_bodies_that_are_not_plain_json(dial, header, code):
+def test_encoded_bodies_and_other_media_types_are_refused(dial, header, code):
     request = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: 2\r\n"
     answer = send(dial(), request + header + b"\r\n\r\n{}")
     assert answer.startswith(b"HTTP/1.1 415 ") and code in answer
@@ -169,7 +169,7 @@ def closes_within(connection: socket.socket, least: float, most: float, began: f
     return received
 
 
-def test_headers_that_trickle(dial):
+def test_slowly_sent_headers_time_out(dial):
     began = time.monotonic()
     connection, stop = dial(), threading.Event()
 
@@ -187,26 +187,26 @@ def test_headers_that_trickle(dial):
     sender.join()
 
 
-def test_half_a_body(dial):
+def test_an_incomplete_body_times_out(dial):
     began = time.monotonic()
     connection = dial()
     connection.sendall(HEAD + b"content-length: 100\r\n\r\n{")
     check(closes_within(connection, 1.4, TIMES["body_timeout"], began), 408, "read_timeout")
 
 
-def test_silence_from_the_start(dial):
+def test_a_connection_without_a_request_is_closed(dial):
     began = time.monotonic()
     assert closes_within(dial(), 0.9, TIMES["header_timeout"], began) == b""
 
 
-def test_silence_after_an_answer(dial):
+def test_an_idle_connection_is_closed(dial):
     began = time.monotonic()
     connection = dial()
     connection.sendall(b"GET /version HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
     assert closes_within(connection, 1.9, TIMES["idle_timeout"], began).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_half_a_head_after_an_answer(dial):
+def test_an_incomplete_second_request_times_out(dial):
     connection = dial()
     connection.sendall(b"GET /version HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
     connection.recv(1 << 16)
@@ -215,7 +215,7 @@ def test_half_a_head_after_an_answer(dial):
     assert b" 408 " in closes_within(connection, 0.9, TIMES["header_timeout"], began)
 
 
-def test_a_long_answer_is_no_idle_connection(dial):
+def test_a_long_response_does_not_time_out(dial):
     """Answers may take longer than any of these times."""
     body = {"prompt": "Long", "n": 16, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
     wanted = json.dumps(body).encode()
@@ -225,7 +225,7 @@ def test_a_long_answer_is_no_idle_connection(dial):
     assert answer.startswith(b"HTTP/1.1 200 OK") and answer.rstrip().endswith(b"}")
 
 
-def test_a_reader_that_takes_nothing_is_cut_off(strict, metrics_of):
+def test_a_client_that_does_not_read_is_disconnected(strict, metrics_of):
     host, port = strict.url.removeprefix("http://").split(":")
     body = {"prompt": "Long", "n": 16, "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
     wanted = json.dumps(body | {"logprobs": 5}).encode()
@@ -247,7 +247,7 @@ def test_a_reader_that_takes_nothing_is_cut_off(strict, metrics_of):
 # --- number
 
 
-def test_too_many_connections(strict, dial):
+def test_connections_per_address_are_limited(strict, dial):
     """The hundred and first from one address is told so; others are served, and places are free again."""
     host, port = strict.url.removeprefix("http://").split(":")
     health = f"{strict.url}/health"
@@ -266,14 +266,14 @@ def test_too_many_connections(strict, dial):
         time.sleep(0.05)
 
 
-def test_connections_in_all_are_counted():
+def test_the_total_of_connections_is_limited():
     limits = Limits(2, 5, 1, 1, 1, 1)
     assert limits.refusal("a") is None
     limits.open.update("ab")
     assert "at most 2" in str(limits.refusal("c"))
 
 
-def test_slow_clients_disturb_nobody(strict, dial):
+def test_slow_clients_do_not_delay_others(strict, dial):
     """Ninety connections that send half a head; a good client is answered all the while, and they are closed."""
     slow = [dial() for _ in range(90)]
     for connection in slow:
@@ -319,7 +319,7 @@ async def _meet(seen: list[float] | None = None) -> tuple[GuardedConnection, soc
     return made, client
 
 
-def test_a_client_that_cuts_the_connection_while_it_is_ended(caplog):
+def test_a_client_may_disconnect_while_the_server_closes(caplog):
     """Nothing can be said to it any more; that is no error of the server."""
 
     async def cut() -> None:
@@ -335,7 +335,7 @@ def test_a_client_that_cuts_the_connection_while_it_is_ended(caplog):
     assert not caplog.records
 
 
-def test_nothing_is_left_of_a_connection_that_its_client_resets():
+def test_a_reset_connection_is_garbage_collected():
     async def reset() -> None:
         connection, client = await _meet()
         loop = asyncio.get_running_loop()
@@ -351,7 +351,7 @@ def test_nothing_is_left_of_a_connection_that_its_client_resets():
     asyncio.run(reset())
 
 
-def test_clients_are_not_to_blame_for_a_server_that_is_late():
+def test_time_the_event_loop_was_blocked_does_not_count():
     """A server that did nothing for three seconds has not waited for three seconds."""
 
     async def late() -> None:
@@ -366,7 +366,7 @@ def test_clients_are_not_to_blame_for_a_server_that_is_late():
     asyncio.run(late())
 
 
-def test_a_request_has_arrived_when_its_head_was_read():
+def test_the_arrival_time_is_when_the_head_was_read():
     """Not when its turn came: among many at once, that is much later."""
 
     async def arrive() -> None:

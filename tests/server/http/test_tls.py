@@ -30,7 +30,7 @@ def files(tmp_path_factory) -> dict[str, Path]:
     return paths
 
 
-def test_https(start_server, files):
+def test_https_with_timeouts(start_server, files):
     with start_server(ssl_certfile=str(files["cert"]), ssl_keyfile=str(files["key"]), header_timeout=0.5) as server:
         assert server.url.startswith("https://") and server.url in server.ready.curl
         trusting = ssl.create_default_context(cafile=files["ca"])
@@ -55,7 +55,7 @@ def test_https(start_server, files):
             assert silent.recv(1000) == b"", "a handshake has no more time than headers have"
 
 
-def test_clients_may_have_to_show_a_certificate(start_server, files):
+def test_client_certificates_can_be_required(start_server, files):
     options = {"ssl_certfile": "cert", "ssl_keyfile": "key", "ssl_ca_certs": "ca"}
     with start_server(**{name: str(files[file]) for name, file in options.items()}, ssl_cert_reqs=2) as server:
         known = ssl.create_default_context(cafile=files["ca"])
@@ -75,7 +75,7 @@ def test_clients_may_have_to_show_a_certificate(start_server, files):
     ],
     ids=str,
 )
-def test_what_cannot_work(start_server, files, arguments, id):
+def test_unusable_tls_options_are_refused(start_server, files, arguments, id):
     paths = {
         name: str(files.get(value, "no/such/file")) if isinstance(value, str) else value
         for name, value in arguments.items()

@@ -1,4 +1,4 @@
-"""A server whose engine prepares the next step while one runs: it answers as one that does not."""
+"""Async scheduling: a server whose engine prepares the next step while one is running."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def answers(url: str) -> list:
         return list(pool.map(ask, ASKED))
 
 
-def test_it_answers_as_a_server_without(server, start_server, metrics_of):
+def test_async_scheduling_does_not_change_responses(server, start_server, metrics_of):
     with start_server(async_scheduling=True) as ahead:
         assert answers(ahead.url) == answers(server.url)
         body = {"model": "tinybooks", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}

@@ -1,4 +1,4 @@
-"""A request that fails inside the engine, a reader that stalls, a full queue: nobody else notices."""
+"""A request that fails inside the engine, or a reader that stalls, affects no other request."""
 
 from __future__ import annotations
 

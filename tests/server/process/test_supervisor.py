@@ -1,4 +1,4 @@
-"""An engine that is killed or hangs: who waits is told or served all the same, and it is ready again by itself."""
+"""An engine that is killed or hangs is restarted; running requests fail with an error or are run again."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_killed_engine_is_replaced(start_server, metrics_of, pool):
         assert server.stop() == 0
 
 
-def test_requests_that_wait_survive_any_number_of_engines(start_server, metrics_of, pool):
+def test_waiting_requests_survive_any_number_of_engine_restarts(start_server, metrics_of, pool):
     """One that no step has touched cannot be why an engine ends."""
     with start_server(max_num_seqs=1) as server:
         first = pool.submit(post, server, LONG | {"n": 8})
@@ -124,7 +124,7 @@ def test_requests_that_wait_survive_any_number_of_engines(start_server, metrics_
         assert second.result().status_code == 200
 
 
-def test_too_many_deaths_end_the_server(start_server, metrics_of, pool):
+def test_too_many_engine_restarts_end_the_server(start_server, metrics_of, pool):
     with start_server(max_engine_restarts=1) as server:
         old = engine_pid(server)
         os.kill(old, signal.SIGKILL)
@@ -138,7 +138,7 @@ def test_too_many_deaths_end_the_server(start_server, metrics_of, pool):
         assert server.process.wait(20) == 9
 
 
-def test_an_engine_that_stands_still_is_replaced(start_server, pool):
+def test_a_hanging_engine_is_replaced(start_server, pool):
     with start_server(step_timeout=1.0) as server:
         assert post(server, SHORT).status_code == 200
         events, ended = starts_streaming(server, pool, LONG)
@@ -152,7 +152,7 @@ def test_an_engine_that_stands_still_is_replaced(start_server, pool):
         assert not os.path.exists(f"/proc/{old}")
 
 
-def test_a_step_that_takes_too_long_leaves_its_stacks(start_server, metrics_of, capfd):
+def test_a_step_timeout_writes_the_stacks_of_the_engine(start_server, metrics_of, capfd):
     wanted = {"max_num_batched_tokens": 8192, "enable_prefix_caching": False}
     with start_server(step_timeout=0.1, **wanted) as server:
         prompts = [[5 + i] * 1000 for i in range(8)]
@@ -165,7 +165,7 @@ def test_a_step_that_takes_too_long_leaves_its_stacks(start_server, metrics_of, 
     assert "Fatal Python error: Aborted" in said and "runner.py" in said
 
 
-def test_an_idle_engine_is_not_late(start_server):
+def test_an_idle_engine_does_not_time_out(start_server):
     with start_server(step_timeout=0.3, first_step_timeout=0.3) as server:
         time.sleep(1.5)
         assert not any(event.kind == "engine_dead" for event in server.events)

@@ -79,7 +79,7 @@ def processes_of(server: RunningServer) -> tuple[int, list[int]]:
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_fails_alone(hostile, say, canary, name):
+def test_a_runaway_template_fails_alone(hostile, say, canary, name):
     wanted = {"prompt": "Long", "temperature": 0, "max_tokens": 300, "ignore_eos": True}
     completions = f"{hostile.url}/v1/completions"
     alone = httpx.post(completions, json=wanted, timeout=60, trust_env=False).json()["choices"][0]["text"]
@@ -96,7 +96,7 @@ def test_a_bomb_fails_alone(hostile, say, canary, name):
     assert not canary.exists()
 
 
-def test_many_bombs_at_a_time(hostile, say):
+def test_many_runaway_templates_at_a_time(hostile, say):
     """More of them than workers; those who come after are served."""
     with ThreadPoolExecutor(16) as pool:
         bombs = [pool.submit(say, name) for name in ("loop", "memory") * 5]
@@ -106,13 +106,13 @@ def test_many_bombs_at_a_time(hostile, say):
     assert "longer than 1 s" in bombs[0].result().json()["error"]["message"]
 
 
-def test_what_a_template_is_given(hostile):
+def test_templates_get_messages_and_arguments(hostile):
     assert text_of(hostile) == "<s>Hi>" or text_of(hostile).endswith("Hi>")
     assert text_of(hostile, add_generation_prompt=False).endswith("Hi")
     assert text_of(hostile, chat_template_kwargs={"mood": " gladly"}).endswith("Hi> gladly")
 
 
-def test_its_processes_are_replaced(hostile, say):
+def test_template_processes_are_replaced_when_they_die(hostile, say):
     parent, workers = processes_of(hostile)
     assert len(workers) == 4
     for worker in workers:
@@ -127,7 +127,7 @@ def test_its_processes_are_replaced(hostile, say):
     assert processes_of(hostile)[0] != parent
 
 
-def test_clients_that_leave_do_not_use_workers_up(hostile, say):
+def test_disconnected_clients_do_not_occupy_template_workers(hostile, say):
     for _ in range(6):
         with pytest.raises(httpx.ReadTimeout):
             body = {"messages": [{"role": "user", "content": "loop"}]}
@@ -153,7 +153,7 @@ def test_the_model_s_own_template_is_used_as_transformers_does(server, example_m
         assert ids == tokenizer.encode(expected, add_special_tokens=False)
 
 
-def test_nothing_is_left_behind(start_server):
+def test_template_processes_end_with_the_server(start_server):
     with start_server(chat_template="{{ messages[0].content }}") as server:
         body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
         assert (

@@ -1,4 +1,4 @@
-"""docs/grafana.json: every query asks for what the exporter shows, by names, labels and label values that exist."""
+"""docs/grafana.json: every query uses names, labels and label values that the server exports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def exported(server) -> dict[str, dict[str, set[str]]]:
 
 
 @pytest.mark.parametrize(("title", "query"), QUERIES, ids=[f"{title}: {at}" for at, (title, _) in enumerate(QUERIES)])
-def test_a_query(exported, title, query):
+def test_every_dashboard_query_uses_exported_metrics(exported, title, query):
     asked = _SERIES.findall(query)
     assert asked and query.count("(") == query.count(")")
     for name, selector in asked:
@@ -51,13 +51,13 @@ def test_a_query(exported, title, query):
             assert "histogram_quantile(" in query and "le" in exported[name]
 
 
-def test_variables_are_filled(exported):
+def test_dashboard_variables_have_values(exported):
     name, label = re.fullmatch(r"label_values\((\S+), (\w+)\)", VARIABLES["model"]["query"]).groups()
     assert exported[name][label] == {"tinybooks"}
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(BOARD))) - {"__rate_interval", "__all"}
     assert used == set(VARIABLES)
 
 
-def test_panels_do_not_overlap():
+def test_dashboard_panels_do_not_overlap():
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in BOARD["panels"]]
     assert len(set(places)) == len(places) and len({panel["id"] for panel in BOARD["panels"]}) == len(places)

@@ -10,7 +10,7 @@ import httpx
 from aiakq.server.telemetry.logs import EventLogHandler
 
 
-def test_the_http_log_is_as_loud_as_wanted(start_server, server):
+def test_the_http_log_has_the_configured_level(start_server, server):
     with start_server(uvicorn_log_level="info", num_gpu_blocks_override=65) as loud:
         for one in (loud, server):
             assert httpx.get(f"{one.url}/version", trust_env=False).status_code == 200
@@ -24,7 +24,7 @@ def test_the_http_log_is_as_loud_as_wanted(start_server, server):
         assert heard(loud) and not heard(server)
 
 
-def test_the_line_of_statistics_can_be_left_out(start_server):
+def test_the_statistics_log_can_be_disabled(start_server):
     few = {"num_gpu_blocks_override": 65}
     with start_server(**few) as talking, start_server(disable_log_stats=True, **few) as silent:
 

@@ -1,4 +1,4 @@
-"""/metrics: every promised name, spelled exactly, with exact counts."""
+"""/metrics: every documented name, with exact counts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def change(server, metrics_of):
     return since
 
 
-def test_every_name_is_there_from_the_start(http, metrics_of, server):
+def test_every_metric_is_exported_from_the_start(http, metrics_of, server):
     samples = metrics_of(server.url)
     for name in COUNTERS + GAUGES:
         assert f"vllm:{name}" in samples
@@ -55,7 +55,7 @@ def test_every_name_is_there_from_the_start(http, metrics_of, server):
     assert http.get("/metrics").headers["content-type"].startswith("text/plain")
 
 
-def test_exact_counts(http, change):
+def test_metrics_count_requests_sequences_and_tokens_exactly(http, change):
     body = {"prompt": "A story of counting.", "temperature": 0, "max_tokens": 6, "ignore_eos": True, "n": 2}
     usage = http.post("/v1/completions", json=body).json()["usage"]
     assert http.post("/v1/completions", json=body | {"stream": True, "n": 1, "max_tokens": 1}).status_code == 200
@@ -85,7 +85,7 @@ def test_exact_counts(http, change):
     assert value("kv_cache_usage_perc") == value("num_requests_waiting") == 0
 
 
-def test_ten_requests_of_ten_tokens(http, change):
+def test_ten_requests_of_ten_tokens_are_counted_exactly(http, change):
     for _ in range(10):
         body = {"prompt": "Ten of ten.", "temperature": 0, "max_tokens": 10, "ignore_eos": True}
         assert http.post("/v1/completions", json=body).status_code == 200
@@ -96,7 +96,7 @@ def test_ten_requests_of_ten_tokens(http, change):
     assert grown["vllm:request_success_total{finished_reason=length}"] == 10
 
 
-def test_latencies_fit_together(http, change):
+def test_latencies_are_consistent_with_each_other(http, change):
     body = {"prompt": "How long does it take?", "temperature": 0, "max_tokens": 20, "ignore_eos": True}
     began = time.monotonic()
     assert http.post("/v1/completions", json=body).status_code == 200
@@ -124,7 +124,7 @@ def test_refused_requests_are_counted(http, change):
     assert grown["vllm:request_process_success_total"] == 0 and grown["vllm:prompt_tokens_total"] == 0
 
 
-def test_many_names_make_no_new_series(http, metrics_of, server):
+def test_names_sent_by_clients_create_no_new_series(http, metrics_of, server):
     before = set(metrics_of(server.url))
     for i in range(30):
         http.post("/v1/completions", json={"prompt": "a", "model": f"m{i}"})
