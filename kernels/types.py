@@ -1,4 +1,4 @@
-"""The types every kernel implementation shares: a quantized weight, and the problems it is asked about.
+"""The types that kernels share: quantized weights, the problems implementations are asked about, activation layouts.
 
 Shapes, the same everywhere: M tokens, N outputs, K inputs, G inputs per scale group, T flattened tokens,
 H heads, D head size, P page size in tokens.
@@ -6,6 +6,7 @@ H heads, D head size, P page size in tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -71,7 +72,7 @@ class QWeight:
         }
         return replace(self, **moved)
 
-    def problem(self, dtype: torch.dtype, device: torch.device, exact: bool = True) -> LinearProblem:
+    def problem(self, dtype: torch.dtype, device: str, exact: bool = True) -> LinearProblem:
         """The question to ask an implementation about running this weight on activations of ``dtype``."""
         return LinearProblem(
             scheme=self.scheme,
@@ -83,7 +84,7 @@ class QWeight:
             has_bias=self.bias is not None,
             static_input=self.input_scale is not None,
             dtype=dtype,
-            device=device.type,
+            device=device,
             exact=exact,
         )
 
@@ -113,18 +114,80 @@ class LinearProblem:
 
 
 @dataclass(frozen=True)
-class Rounding:
-    """How a product of integers wants its activations from whoever makes them: as ``Rounded``.
+class DenseProblem:
+    """A linear layer whose weight [N, K] is stored as floats; ``dtype`` is that of the activations."""
 
-    given  the stored scale [1] float32 of all of them, or None: a scale for each row, max |x| / 127.
-    """
-
-    given: Tensor | None
+    n: int
+    k: int
+    weight_dtype: torch.dtype
+    dtype: torch.dtype
+    device: str
 
 
 @dataclass(frozen=True)
-class Rounded:
-    """Activations [M, K] as int8 codes and their scales [M] float32; ``dtype`` is that of what is made of them."""
+class NormProblem:
+    """Normalization over the last dimension of [M, size]; ``kind`` is rms, or layer for layer norm."""
+
+    kind: str
+    size: int
+    dtype: torch.dtype
+    device: str
+
+
+@dataclass(frozen=True)
+class ActivationProblem:
+    """An activation function: silu, gelu, gelu_tanh or relu."""
+
+    function: str
+    dtype: torch.dtype
+    device: str
+
+
+@dataclass(frozen=True)
+class EmbeddingProblem:
+    """Rows of a table [V, D] of ``table_dtype`` as activations of ``dtype``, or rows of activations by number."""
+
+    table_dtype: torch.dtype
+    dtype: torch.dtype
+    device: str
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """Attention over the paged KV cache, with the head norms, rotary positions and cache writes before it."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    device: str
+
+
+@dataclass(frozen=True)
+class SamplingProblem:
+    """Tokens from logits [R, V] of ``dtype``."""
+
+    dtype: torch.dtype
+    device: str
+
+
+class ActivationLayout:
+    """A layout that a linear layer takes its input in, besides a plain Tensor: ``linear.input_layout(m)``.
+
+    Models and layers hand it to the operation that computes this input and do not look into it. An operation that
+    does not know the class of a layout returns a plain Tensor, which every linear layer takes too.
+    """
+
+
+class PreparedActivation:
+    """Activations in the layout that the linear layer behind asked for; only that layer knows what is in it."""
+
+
+@dataclass(frozen=True)
+class QuantizedActivation(PreparedActivation):
+    """Activations [M, K] as int8 codes and scales [M] float32; ``dtype`` is that of the linear layer's output."""
 
     codes: Tensor
     scales: Tensor
@@ -132,47 +195,60 @@ class Rounded:
 
 
 @dataclass(frozen=True)
-class Arranging:
-    """How a product of weights in groups (triton/grouped.py) wants its activations: as ``Arranged``.
-
-    perm         [K] int32, which input stands at each place, or None for their own order.
-    bits, plane  of the layout of the weights.
-    stride       of sums, which are [count, stride] float32, or 0 if there are none.
-    per_plane    whether there is one sum for each plane, or two for each step.
-    """
-
-    perm: Tensor | None
-    bits: int
-    plane: int
-    stride: int
-    per_plane: bool
-
-
-@dataclass(frozen=True)
-class Arranged:
-    """Activations [M, K] in the order of the weights, and what the product needs of their sums."""
+class PackedActivation(PreparedActivation):
+    """Activations [M, K] in the column order of a packed weight, and the sums of them that its product needs."""
 
     rows: Tensor
     sums: Tensor | None
 
 
-#: What a layer wants of whoever makes its activations; None: nothing.
-Wish: TypeAlias = Rounding | Arranging | None
-#: A Tensor, or Rounded or Arranged where such a wish was fulfilled; only the layer whose wish it was takes those.
-Rows: TypeAlias = Any
+#: What a linear layer takes: a Tensor [M, K], or what its own ``input_layout`` describes.
+LinearInput: TypeAlias = Tensor | PreparedActivation
 
 
-@dataclass(frozen=True)
-class AttentionProblem:
-    """One attention layer over the paged KV cache, as an implementation is asked about it."""
+@dataclass(eq=False)
+class RotaryTables:
+    """Cosines and sines [positions, R / 2] float32 by which the first R elements of every head are rotated."""
+
+    cosines: Tensor
+    sines: Tensor
+
+    @property
+    def rotated(self) -> int:
+        """R, the elements of a head that are rotated."""
+        return 2 * self.cosines.shape[1]
+
+
+@dataclass(eq=False)
+class AttentionSpec:
+    """One attention layer, as it is bound.
+
+    scale           factor of the scores, usually D ** -0.5.
+    sliding_window  W lets a query see itself and the W - 1 positions before it; None: all before it.
+    rotary          None for models with learned positions.
+    q_norm, k_norm  weights [D] of an RMS norm of every head with epsilon ``norm_eps``, or None.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    page_size: int
-    sliding_window: int | None
-    dtype: torch.dtype
-    device: str
+    scale: float
+    sliding_window: int | None = None
+    rotary: RotaryTables | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    norm_eps: float = 0.0
+
+    def problem(self, dtype: torch.dtype, cache_dtype: torch.dtype, device: str) -> AttentionProblem:
+        """The question to ask an implementation about this layer."""
+        return AttentionProblem(
+            self.num_heads, self.num_kv_heads, self.head_dim, self.sliding_window, dtype, cache_dtype, device
+        )
+
+
+#: Keys and values of one layer [pages, P, Hkv, D]; those of 8 bits are followed by their scales [pages, P, Hkv]
+#: float32. How they lie in memory is up to the implementation of attention that made them.
+LayerCache: TypeAlias = Sequence[Tensor]
 
 
 @dataclass
@@ -188,7 +264,7 @@ class AttentionContext:
     slots         [T] int64, page * P + offset where each token's key and value are written.
     page_table    [S, max pages] int32, padded with 0.
     num_decodes   the first ``num_decodes`` sequences have exactly one query token.
-    plans         what an implementation works out once per step and shares among layers; its own business.
+    plans         what implementations work out once per step and share among layers, under keys of their own.
     """
 
     query_start: Tensor

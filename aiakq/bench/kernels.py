@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiakq.arguments.bench import KernelArguments
 from aiakq.bench.offline import Progress
-from aiakq.bench.problem import Problem, Product, products_of_model, sequences
+from aiakq.bench.problem import Problem, Product, attention_of, products_of_model, sequences
 from aiakq.bench.summary import geometric_mean
 from aiakq.errors import error
 from aiakq.records import Record, environment
@@ -146,22 +146,21 @@ def _product(problem: Problem, product: Product, rows: Sequence[int]) -> list[di
     import torch
 
     from aiakq.bench import timing
-    from aiakq.runtime.loader.binding import Binder
     from aiakq.runtime.loader.weights import random_weight
 
     device, dtype, n, k, spec = problem.device, problem.dtype, product.n, product.k, product.spec
     draw = torch.Generator(device).manual_seed(0)
-    binder = Binder(dtype, device, frozenset({"dequantized"}), exact=False)
+    ops = problem.ops()
     bits = 8 * dtype.itemsize if spec is None else spec.bits
     size = n * k * bits / 8
 
     def made() -> Any:
         if spec is None:
-            return binder.dense(torch.randn(n, k, dtype=dtype, device=device, generator=draw))
-        return binder.bound(random_weight(spec, n, k, None, device, draw))
+            return ops.dense(torch.randn(n, k, dtype=dtype, device=device, generator=draw))
+        return ops.linear(random_weight(spec, n, k, None, device, draw))
 
     layers = [made() for _ in range(timing.copies(device, size))]
-    implementation = next(iter(binder.kinds))[1]
+    implementation = next(iter(ops.bound)).selection.name
     groups = 0 if spec is None else n * (k // spec.group_size if spec.group_size > 0 else 1)
     found = []
     for m in rows:
@@ -190,12 +189,10 @@ def _others(problem: Problem, options: KernelArguments) -> Iterator[Callable[[],
 
 def _attention(problem: Problem, config: EngineConfig, lengths: list[tuple[int, int]], name: str) -> list[dict]:
     from aiakq.bench import timing
-    from aiakq.kernels.ops.attention import paged_attention
-    from aiakq.runtime.loader.loading import attention_name
 
-    device, dtype, hf = problem.device, problem.dtype, config.model
-    query, cache, context = sequences(config, lengths, dtype, device)
-    call: Call = partial(paged_attention, query, cache, context, hf.head_dim**-0.5)
+    device, hf, ops = problem.device, config.model, problem.ops()
+    query, cache, context = sequences(config, lengths, ops)
+    call: Call = partial(ops.attention(attention_of(config)).attend, query, cache, context)
     us = timing.microseconds([call], device)
     held = sum(-(-(old + new) // config.cache.block_size) for old, new in lengths)
     of_pages = timing.nbytes(*cache) / len(cache[0]) * held
@@ -204,8 +201,7 @@ def _attention(problem: Problem, config: EngineConfig, lengths: list[tuple[int, 
     work = 4 * pairs * hf.num_heads * hf.head_dim
     kind = f"attention {str(config.cache.dtype).removeprefix('torch.')}"
     row = _row(problem, name, kind, len(query), us, moved, work, False)
-    implementation = attention_name(cache[0], dtype).partition(",")[0]
-    return [row | {"implementation": implementation, "layers": hf.num_layers}]
+    return [row | {"implementation": next(iter(ops.selected("attention"))), "layers": hf.num_layers}]
 
 
 def _rows(problem: Problem, config: EngineConfig, m: int) -> list[dict]:
@@ -214,21 +210,20 @@ def _rows(problem: Problem, config: EngineConfig, m: int) -> list[dict]:
 
     from aiakq.bench import timing
     from aiakq.runtime.layers.activation import activation
-    from aiakq.runtime.layers.norm import RMSNorm
 
-    device, dtype, hf = problem.device, problem.dtype, config.model
+    device, dtype, hf, ops = problem.device, problem.dtype, config.model, problem.ops()
     x, residual = (torch.randn(m, hf.hidden_size, dtype=dtype, device=device) for _ in range(2))
     both = torch.randn(m, 2 * hf.intermediate_size, dtype=dtype, device=device)
-    norm = RMSNorm(torch.ones(hf.hidden_size, dtype=dtype, device=device), hf.norm_eps)
-    act = activation(hf.activation)
+    norm = ops.rms_norm(torch.ones(hf.hidden_size, dtype=dtype, device=device), hf.norm_eps)
+    act = activation(hf.activation, ops)
     found = []
     # Read and written: x; read: the residual; written: the result.
-    for name, call, moved in (
-        ("norm with residual", lambda: norm(x, residual), 4 * timing.nbytes(x)),
-        ("gate", lambda: act.halves(both), 1.5 * timing.nbytes(both)),
+    for name, operation, call, moved in (
+        ("norm with residual", "norm", lambda: norm(x, residual), 4 * timing.nbytes(x)),
+        ("gate", "activation", lambda: act.gated(both), 1.5 * timing.nbytes(both)),
     ):
         us = timing.microseconds([call], device)
         row = _row(problem, name, "rows", m, us, moved, 0, False)
-        count = (2 if name.startswith("norm") else 1) * hf.num_layers
-        found.append(row | {"implementation": "native" if device.type == "cpu" else "Triton", "layers": count})
+        count = (2 if operation == "norm" else 1) * hf.num_layers
+        found.append(row | {"implementation": next(iter(ops.selected(operation))), "layers": count})
     return found

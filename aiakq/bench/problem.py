@@ -10,7 +10,8 @@ from aiakq.spec import LayerSpec, QuantSpec
 if TYPE_CHECKING:
     import torch
 
-    from aiakq.kernels.types import AttentionContext
+    from aiakq.kernels.ops import Ops
+    from aiakq.kernels.types import AttentionContext, AttentionSpec, LayerCache
     from aiakq.runtime.config.engine import EngineConfig
 
 
@@ -43,6 +44,13 @@ class Problem:
     config: EngineConfig | None = None
     ceilings: dict[str, float] = field(default_factory=dict)
 
+    def ops(self) -> Ops:
+        """The operations of the device, with arithmetic as ``serve`` uses it by default; nothing is bound yet."""
+        from aiakq.kernels.ops import Ops
+
+        kv_dtype = None if self.config is None else self.config.cache.dtype
+        return Ops(self.device, self.dtype, kv_dtype, excluded={"dequantized"}, exact=False)
+
 
 def products_of_model(config: EngineConfig) -> list[Product]:
     """The linear layers that the model of ``config`` runs, equal ones together."""
@@ -59,18 +67,26 @@ def products_of_model(config: EngineConfig) -> list[Product]:
     return [Product(names[key], *key, count=count) for key, count in counts.items()]
 
 
+def attention_of(config: EngineConfig) -> AttentionSpec:
+    """The attention of a layer of the model of ``config``, without what comes before it."""
+    from aiakq.kernels.types import AttentionSpec
+
+    hf = config.model
+    return AttentionSpec(hf.num_heads, hf.num_kv_heads, hf.head_dim, hf.head_dim**-0.5)
+
+
 def sequences(
-    config: EngineConfig, lengths: list[tuple[int, int]], dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, list[torch.Tensor], AttentionContext]:
+    config: EngineConfig, lengths: list[tuple[int, int]], ops: Ops
+) -> tuple[torch.Tensor, LayerCache, AttentionContext]:
     """Queries of sequences of (cached, new) tokens, a cache of pages in no order, and where they are in it."""
     import torch
 
-    from aiakq.kernels.ops.attention import new_cache
     from aiakq.kernels.types import AttentionContext
 
+    device = ops.device
     page, hf = config.cache.block_size, config.model
     pages = [-(-(old + new) // page) for old, new in lengths]
-    cache = new_cache(sum(pages) + 1, page, hf.num_kv_heads, hf.head_dim, config.cache.dtype, device)
+    cache = ops.new_cache(attention_of(config), sum(pages) + 1, page)
     draw = torch.Generator().manual_seed(0)
     order = (torch.randperm(sum(pages), generator=draw) + 1).to(torch.int32).split(pages)
     starts = [0]
@@ -86,5 +102,5 @@ def sequences(
         query_start_list=starts,
         kv_len_list=ends,
     )
-    query = torch.randn(starts[-1], hf.num_heads, hf.head_dim, dtype=dtype, device=device)
+    query = torch.randn(starts[-1], hf.num_heads, hf.head_dim, dtype=ops.dtype, device=device)
     return query, cache, context

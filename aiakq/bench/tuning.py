@@ -11,9 +11,8 @@ import torch
 from aiakq.bench import timing
 from aiakq.bench.offline import Progress
 from aiakq.bench.problem import Problem, Product, sequences
-from aiakq.kernels.triton import DTYPES, configs, linear, tuning
-from aiakq.kernels.triton import attention as paged
-from aiakq.kernels.triton import linear_int8 as w8a8
+from aiakq.kernels.ops import Ops
+from aiakq.kernels.triton import DTYPES, attention, configs, linear, linear_int8, tuning
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.loader.weights import random_weight
@@ -39,7 +38,7 @@ def tune(problem: Problem, context: int, into: Path | None, progress: Progress) 
     if config is not None and dtype in DTYPES:
         bits = 8 if config.cache.dtype.itemsize == 1 else 16
         for kernel in ("decode", "prefill"):
-            groups[kernel, bits] = [partial(_attention, kernel, config, dtype, device, context)]
+            groups[kernel, bits] = [partial(_attention, kernel, config, problem.ops(), context)]
     found: dict[str, dict[str, dict[str, tuning.Entry]]] = {}
     total = sum(len(tuning.candidates(kernel, m)) for kernel, _ in groups for m in tuning.BUCKETS[kernel])
     done = 0
@@ -63,10 +62,8 @@ def _product(
     return _Trial(spec, product.n, product.k, dtype, device), product.count
 
 
-def _attention(
-    kernel: str, config: EngineConfig, dtype: torch.dtype, device: torch.device, context: int
-) -> tuple[Trial, int]:
-    return _AttentionTrial(kernel, config, dtype, device, context), 1
+def _attention(kernel: str, config: EngineConfig, ops: Ops, context: int) -> tuple[Trial, int]:
+    return _AttentionTrial(kernel, config, ops, context), 1
 
 
 def _group(spec: LayerSpec | QuantSpec) -> Group:
@@ -82,11 +79,11 @@ class _Trial:
         draw = torch.Generator(device).manual_seed(0)
         self.n, self.k, self.dtype, self.device = n, k, dtype, device
         self._integers = bool(spec.activation_bits)
-        module = w8a8 if self._integers else linear
+        module = linear_int8 if self._integers else linear
 
         def made() -> object:
             weight: QWeight = random_weight(spec, n, k, None, device, draw)
-            return module.prepare(weight, weight.problem(dtype, device))
+            return module.prepare(weight, weight.problem(dtype, device.type))
 
         self.states = [made() for _ in range(timing.copies(device, n * k * spec.bits / 8))]
 
@@ -95,25 +92,23 @@ class _Trial:
 
     def _calls(self, m: int, entry: tuning.Entry) -> list[Callable[[], object]]:
         x = torch.randn(m, self.k, dtype=self.dtype, device=self.device)
-        steps = self.k // w8a8.step_of(self.k) if self._integers else self.states[0].steps  # type: ignore[attr-defined]
+        steps = self.k // linear_int8.step_of(self.k) if self._integers else self.states[0].steps  # type: ignore[attr-defined]
         config = configs.config_of(entry, self.device, self.n, steps, m)
         if self._integers:
-            codes, scales = w8a8.quantize(x, None)
-            return [partial(w8a8.multiply, codes, scales, state, self.dtype, config) for state in self.states]
+            codes, scales = linear_int8.quantize(x, None)
+            return [partial(linear_int8.multiply, codes, scales, state, self.dtype, config) for state in self.states]
         return [partial(linear.run, x, state, config) for state in self.states]
 
 
 class _AttentionTrial:
     """Attention of one layer of a model: sequences of ``context`` tokens that decode, or one prompt."""
 
-    def __init__(
-        self, kernel: str, config: EngineConfig, dtype: torch.dtype, device: torch.device, context: int
-    ) -> None:
-        self.kernel, self.config, self.dtype, self.device, self.context = kernel, config, dtype, device, context
+    def __init__(self, kernel: str, config: EngineConfig, ops: Ops, context: int) -> None:
+        self.kernel, self.config, self.ops, self.context = kernel, config, ops, context
         self._made: tuple[int, list] = (0, [])
 
     def __call__(self, m: int, entry: tuning.Entry) -> float:
-        return _microseconds(lambda: self._calls(m, entry), self.device)
+        return _microseconds(lambda: self._calls(m, entry), self.ops.device)
 
     def _calls(self, m: int, entry: tuning.Entry) -> list[Callable[[], object]]:
         if self._made[0] != m:
@@ -121,15 +116,15 @@ class _AttentionTrial:
             lengths = [(0, m)]
             if self.kernel == "decode":
                 lengths = [(self.context - 1, 1)] * max(1, m // self.config.model.num_kv_heads)
-            first = sequences(self.config, lengths, self.dtype, self.device)
-            more = range(1, timing.copies(self.device, timing.nbytes(*first[1])))
-            others = [sequences(self.config, lengths, self.dtype, self.device) for _ in more]
+            first = sequences(self.config, lengths, self.ops)
+            more = range(1, timing.copies(self.ops.device, timing.nbytes(*first[1])))
+            others = [sequences(self.config, lengths, self.ops) for _ in more]
             self._made = m, [first, *others]
-        launch = paged.decode if self.kernel == "decode" else paged.prefill
+        launch = attention.decode if self.kernel == "decode" else attention.prefill
         width = max(16, 1 << (self.config.model.head_dim - 1).bit_length())
-        config = configs.walk_of(entry, width)
+        config = configs.attention_config_of(entry, width)
         return [
-            partial(launch, query, torch.empty_like(query), cache, context, 0.1, None, 0.0, config)
+            partial(launch, query, torch.empty_like(query), cache, context, 0.1, None, config)
             for query, cache, context in self._made[1]
         ]
 

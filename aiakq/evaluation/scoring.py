@@ -11,7 +11,6 @@ from torch.nn.functional import pad
 
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.executor.kv_cache import new_caches
 from aiakq.runtime.loader.loading import load_model
 from aiakq.runtime.models.decoder import Model, ModelInput
 
@@ -30,7 +29,7 @@ class ScoringModel:
         P = self.config.cache.block_size
         per_sequence = -(-T // P)
         device = self.config.device.device
-        caches = new_caches(self.model, 1 + B * per_sequence, P, self.config.device.dtype, device)
+        caches = self.model.new_caches(1 + B * per_sequence, P)
         table = torch.arange(1, 1 + B * per_sequence, dtype=torch.int32, device=device).view(B, per_sequence)
         positions = torch.arange(T, device=device).repeat(B)
         slots = (table.long().repeat_interleave(P, dim=1) * P)[:, :T] + (torch.arange(T, device=device) % P)

@@ -189,6 +189,7 @@ def inspection(found: Inspection, layers: Sequence[Layer]) -> None:
             "bits per weight": _bits(found),
             "context": None if found.context is None else f"{found.context} tokens",
             "would run on": f"{found.device}, {found.dtype} ({found.dtype_reason})",
+            "operations": "; ".join(f"{each.name}: {each.implementation}" for each in found.operations) or None,
         },
     )
     drawn = table("layer", "scheme", "N x K", "group", "size", "runs on")
@@ -204,7 +205,7 @@ def inspection(found: Inspection, layers: Sequence[Layer]) -> None:
             layer.implementation or "-",
         )
     show(drawn)
-    for text in _reasons(layers):
+    for text in _reasons(found, layers):
         line((text, "dim"))
     _inventory(found)
 
@@ -240,9 +241,12 @@ def _short(name: str) -> str:
     return name
 
 
-def _reasons(layers: Sequence[Layer]) -> list[str]:
-    """Why each better implementation was passed over, once per scheme and reason."""
+def _reasons(found: Inspection, layers: Sequence[Layer]) -> list[str]:
+    """Why each better implementation was passed over, once per scheme or operation, and reason."""
     seen: dict[str, None] = {}
+    for each in found.operations:
+        for name, reason in each.passed_over:
+            seen[f"{each.name}: not {name}, because {reason}"] = None
     for layer in layers:
         for name, reason in layer.passed_over:
             seen[f"{layer.scheme}: not {name}, because {reason}"] = None

@@ -97,12 +97,12 @@ def ours(scheme: str, bits: int, exact: bool) -> Product:
     codes = torch.randint(0, 2**bits, (N, K), dtype=torch.uint8)
     scales = torch.rand(N, K // size) * 0.01 + 0.001
     weight = QWeight(scheme, codes, scales if scheme == "w8a8" else scales.half(), group_size=size)
-    problem = weight.problem(torch.float32, torch.device("cpu"), exact)
+    problem = weight.problem(torch.float32, "cpu", exact)
     reason = linear.supports(problem)
     if reason:
         raise RuntimeError(reason)
     state = linear.prepare(weight, problem)
-    return lambda x: linear.run(x, state), N * K * bits // 8 + weight.scales.nbytes
+    return state, N * K * bits // 8 + weight.scales.nbytes
 
 
 def dense(dtype: torch.dtype) -> Product:

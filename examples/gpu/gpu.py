@@ -73,8 +73,8 @@ def kernels_match_the_cpu() -> dict:
         answers = []
         for device in ("cpu", "cuda"):
             weight = QWeight(scheme, codes.to(device), scales.to(device), group_size=group)
-            problem = weight.problem(torch.float32, torch.device(device))
-            answers.append(reference.run(x.to(device), reference.prepare(weight, problem)).cpu())
+            problem = weight.problem(torch.float32, device)
+            answers.append(reference.prepare(weight, problem)(x.to(device)).cpu())
         worst[scheme] = ((answers[0] - answers[1]).norm() / answers[0].norm()).item()
     assert all(value < 1e-4 for value in worst.values()), worst
     return worst
@@ -122,7 +122,7 @@ def one_step_ahead_changes_no_token(**arguments: Any) -> dict:
 
 
 def triton_agrees_with_torch() -> dict:
-    """The trial that every load makes, and the assembly against its plain twin, bit for bit."""
+    """The self-test that every load makes, and the assembly against its plain twin, bit for bit."""
     from dataclasses import replace
 
     import torch
@@ -131,13 +131,13 @@ def triton_agrees_with_torch() -> dict:
     from aiakq.kernels.triton import configs, linear
     from aiakq.kernels.types import QWeight
 
-    assert triton.trouble() is None, triton.trouble()
+    assert triton.unavailable_reason() is None, triton.unavailable_reason()
     device, compared = torch.device("cuda"), 0
     for scheme, bits in (("w2a16", 2), ("w4a16", 4), ("w8a16", 8)):
         codes = torch.randint(0, 2**bits, (512, 2048), dtype=torch.uint8)
         weight = QWeight(scheme, codes, torch.rand(512, 16).half(), group_size=128).to(device)
         for dtype in (torch.float16, torch.bfloat16):
-            state = linear.prepare(weight, weight.problem(dtype, device))
+            state = linear.prepare(weight, weight.problem(dtype, device.type))
             for m in (1, 8, 16, 33, 64, 300):
                 x = torch.randn(m, 2048, dtype=dtype, device=device)
                 chosen = configs.choose("grouped", device, bits, 512, state.steps, m)
@@ -151,14 +151,15 @@ def graphs_replay_what_was_computed() -> dict:
     """Products and decoding attention, captured once and replayed on other inputs."""
     import torch
 
-    from aiakq.kernels.triton import attention as paged
     from aiakq.kernels.triton import linear
-    from aiakq.kernels.types import AttentionContext, QWeight
+    from aiakq.kernels.triton.attention import TritonAttention
+    from aiakq.kernels.types import AttentionContext, AttentionSpec, QWeight
 
     device = torch.device("cuda")
     weight = QWeight("w4a16", torch.randint(0, 16, (1024, 1024), dtype=torch.uint8), torch.rand(1024, 8).half() / 32)
     weight.group_size = 128
-    state = linear.prepare(weight.to(device), weight.problem(torch.bfloat16, device))
+    state = linear.prepare(weight.to(device), weight.problem(torch.bfloat16, device.type))
+    attention = TritonAttention(AttentionSpec(8, 2, 128, 0.1))
     cache = [torch.randn(64, 16, 2, 128, dtype=torch.bfloat16, device=device) for _ in range(2)]
     table = torch.arange(1, 33, dtype=torch.int32, device=device).view(4, 8)
     lengths = torch.tensor([5, 60, 100, 128], dtype=torch.int32, device=device)
@@ -167,7 +168,7 @@ def graphs_replay_what_was_computed() -> dict:
     x = torch.randn(4, 1024, dtype=torch.bfloat16, device=device)
 
     def compute() -> torch.Tensor:
-        return paged.attend(linear.run(x, state).view(4, 8, 128), cache, context, 0.1)
+        return attention.attend(state(x).view(4, 8, 128), cache, context)
 
     compute()
     graph = torch.cuda.CUDAGraph()
@@ -205,19 +206,21 @@ def small_problems() -> dict:
     import gpu_speed
     import torch
 
-    from aiakq.kernels.ops import attention
-    from aiakq.kernels.triton import rows as layers
-    from aiakq.kernels.triton import self_test as trial
+    from aiakq.kernels.triton import self_test
+    from aiakq.kernels.triton.attention import TritonAttention
+    from aiakq.kernels.types import AttentionSpec, RotaryTables
 
     device = torch.device("cuda")
-    assert trial.failure(0) is None, trial.failure(0)
+    assert self_test.failure(0) is None, self_test.failure(0)
+    rotary = RotaryTables(*torch.randn(2, 9, 64, device=device))
+    attention = TritonAttention(AttentionSpec(32, 8, 128, 0.1, 20, rotary))
     for stored in (torch.bfloat16, torch.int8, torch.float8_e5m2):
         for lengths, new in (([5, 40, 200], 1), ([33, 70], 7)):
             query, cache, context = gpu_speed.sequences(lengths, new, device, torch.bfloat16, stored)
-            attention.paged_attention(query, cache, context, 0.1, 20)
-        qkv = torch.randn(3, 48 * 128, dtype=torch.bfloat16, device=device)
-        heads = layers.Heads(32, 8, 128, *torch.randn(2, 9, 64, device=device))
-        heads(qkv, torch.arange(3, device=device), cache, torch.arange(16, 19, device=device))
+            attention.attend(query, cache, context)
+        query, cache, context = gpu_speed.sequences([3], 3, device, torch.bfloat16, stored)
+        context.slots = torch.arange(16, 19, device=device)
+        attention(torch.randn(3, 48 * 128, dtype=torch.bfloat16, device=device), context.slots - 16, cache, context)
     torch.cuda.synchronize()
     return {"kernels": "done"}
 

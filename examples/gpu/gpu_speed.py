@@ -6,7 +6,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ import torch
 
 from aiakq.bench.timing import copies, microseconds
 from aiakq.formats import quantization_config
-from aiakq.kernels.ops import attention
-from aiakq.kernels.triton import linear
-from aiakq.kernels.triton import linear_int8 as w8a8
-from aiakq.kernels.types import AttentionContext, QWeight
+from aiakq.kernels.ops import Ops
+from aiakq.kernels.ops.attention import PagedAttention, as_bytes
+from aiakq.kernels.triton import linear, linear_int8
+from aiakq.kernels.types import AttentionContext, AttentionSpec, QWeight
 from aiakq.spec import QuantSpec
 
 #: config.json of Llama 3 8B, as far as shapes go.
@@ -62,9 +62,8 @@ def weight(kind: str, n: int, k: int, device: torch.device) -> Callable[[torch.T
     codes = torch.randint(0, 16 if kind == "w4a16" else 256, (n, k), dtype=torch.uint8, device=device)
     group = 128 if kind == "w4a16" else k
     made = QWeight(kind, codes, torch.rand(n, k // group, device=device).half() / 64, group_size=group)
-    module = w8a8 if kind == "w8a8" else linear
-    state = module.prepare(made, made.problem(torch.bfloat16, device))
-    return lambda x: module.run(x, state)
+    module = linear_int8 if kind == "w8a8" else linear
+    return module.prepare(made, made.problem(torch.bfloat16, device.type))
 
 
 def roofline_us(n: int, k: int, m: int, kind: str, ceilings: dict[str, float]) -> float:
@@ -140,12 +139,13 @@ def sequences(lengths: list[int], new: int, device: torch.device, dtype: torch.d
     """Query, cache and context of sequences of ``lengths``, of which the last ``new`` tokens are computed."""
     page, heads, kv_heads, size = 16, LLAMA["num_attention_heads"], LLAMA["num_key_value_heads"], 128
     counts = [-(-length // page) for length in lengths]
-    cache = attention.new_cache(sum(counts) + 1, page, kv_heads, size, stored, device)
+    spec = AttentionSpec(heads, kv_heads, size, 0.088)
+    cache = Ops(device, dtype, stored).new_cache(spec, sum(counts) + 1, page)
     for tensor in cache[:2]:
         if stored == dtype:
             tensor.normal_()
         else:
-            attention.as_bytes(tensor).random_(-100, 100)
+            as_bytes(tensor).random_(-100, 100)
     for tensor in cache[2:]:
         tensor.fill_(1 / 64)
     order = (torch.randperm(sum(counts), device=device) + 1).to(torch.int32).split(counts)
@@ -161,6 +161,12 @@ def sequences(lengths: list[int], new: int, device: torch.device, dtype: torch.d
         kv_len_list=lengths,
     )
     return torch.randn(starts[-1], heads, size, dtype=dtype, device=device), cache, context
+
+
+def ours(query: torch.Tensor, cache: Sequence[torch.Tensor]) -> PagedAttention:
+    """Our attention for such queries [T, H, D] and caches."""
+    spec = AttentionSpec(query.shape[1], cache[0].shape[2], query.shape[2], 0.088)
+    return Ops(query.device, query.dtype, cache[0].dtype).attention(spec)
 
 
 def attention_speed(
@@ -197,7 +203,7 @@ def attention_speed(
             case = f"decode {batch} x {length}"
             moved = sum(t.numel() * t.element_size() for t in cache) + 2 * query.numel() * query.element_size()
             least = moved / ceilings["gbps"] / 1e3
-            call = partial(attention.paged_attention, query, cache, context, 0.088)
+            call = partial(ours(query, cache).attend, query, cache, context)
             add(case, f"ours, {str(stored).removeprefix('torch.')}", call, least)
             if stored == dtype and device.type == "cuda":
                 make = partial(gpu_peers.flashinfer_decode, query, cache, context.page_table, context.kv_len)
@@ -208,7 +214,7 @@ def attention_speed(
         heads, size = query.shape[1:]
         least = 2 * length * length * heads * size / ceilings["float_tflops"] / 1e6
         case = f"prompt {length}"
-        add(case, "ours", partial(attention.paged_attention, query, cache, context, 0.088), least)
+        add(case, "ours", partial(ours(query, cache).attend, query, cache, context), least)
         if device.type == "cuda":
             keys, values = (torch.randn(length, cache[0].shape[2], size, dtype=dtype, device=device) for _ in range(2))
             for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):

@@ -1,1 +1,25 @@
-"""Kernels for CPUs, in C++ (src/): a library of operations, its build, and what binds layers to them."""
+"""Kernels for CPUs, in C++ (src/): a library of operations, its build, and one launcher per operation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def unsupported(device: str, *dtypes: torch.dtype) -> str | None:
+    """Why the native library cannot compute on floats of these dtypes on this kind of device, or None.
+
+    Integers are no floats. Raises nothing: a library that was not built is a reason.
+    """
+    # Not before it is asked: setup.py imports kernels.cpu.build without torch.
+    from aiakq.kernels.cpu import library
+    from aiakq.kernels.selection import OtherDevice
+
+    if device != "cpu":
+        return OtherDevice("it runs on CPUs")
+    for dtype in dtypes:
+        if dtype not in library.TYPES or not dtype.is_floating_point:
+            return f"it does not compute with {dtype}"
+    return library.unavailable()

@@ -7,48 +7,54 @@ memory of float32 ones and lose nothing. A row's result does not depend on the o
 from __future__ import annotations
 
 from ctypes import Structure
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
+from aiakq.kernels.cpu.embedding import NativeEmbedding
 from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_op
+from aiakq.kernels.ops.dense import DenseLayer
+from aiakq.kernels.types import DenseProblem, LinearInput
 
 TILE = 32
+#: See ops/linear.py.
+ROW_MULTIPLE = 1
 
 
-def supports(weight: Tensor, dtype: torch.dtype) -> str | None:
+def supports(problem: DenseProblem) -> str | None:
     """None, or why not."""
-    if weight.device.type != "cpu":
-        return "it runs on CPUs"
-    if weight.dtype not in TYPES or dtype not in TYPES or not weight.is_floating_point():
-        return f"no weights in {weight.dtype} with activations in {dtype}"
-    return library.unavailable()
+    return cpu.unsupported(problem.device, problem.weight_dtype, problem.dtype)
 
 
-@dataclass
-class NativeDense:
-    """A weight [N, K] in tiles and the operation that multiplies with it; ``bias`` is what that points to.
+class NativeDense(DenseLayer):
+    """A weight [N, K] in tiles and the operation that multiplies with it.
 
-    tiles  [ceil(N / 32), K / 2, 32, 2] for bf16, else [ceil(N / 32), K, 32, 1].
+    tiles  [ceil(N / 32), K / 2, 32, 2] for bfloat16, else [ceil(N / 32), K, 32, 1].
+    bias   [N padded to 32] float32, or None.
     """
 
-    op: Structure
-    ops: OpList
-    scratch_per_row: int
-    tiles: Tensor
-    bias: Tensor | None
+    def __init__(self, op: Structure, tiles: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.op, self.ops, self.scratch_per_row = op, OpList(op), load_library().scratch_bytes(op)
+        # The operation points to these.
+        self.tiles, self.bias = tiles, bias
+        self.dtype = dtype
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: LinearInput) -> Tensor:
         """x [..., K] -> [..., N] in x's dtype."""
+        assert isinstance(x, Tensor)
         if x.dim() == 2:
-            return run(x, self)
-        return run(x.reshape(-1, x.shape[-1]), self).view(*x.shape[:-1], -1)
+            return library.matmul(x, self.op, self.ops, self.scratch_per_row)
+        return self(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+    def embedding(self) -> NativeEmbedding:
+        """Rows of the weight, read from the tiles."""
+        return NativeEmbedding(self.tiles, self.op.n, self.op.k, True, self.dtype)
 
 
-def prepare(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> NativeDense:
-    """Bring ``weight`` [N, K] (not modified) into tiles, for activations of ``dtype``."""
+def prepare(weight: Tensor, bias: Tensor | None, problem: DenseProblem) -> NativeDense:
+    """Bring ``weight`` [N, K] (not modified) into tiles."""
     n, k = weight.shape
     pairs = weight.dtype == torch.bfloat16
     width = 2 if pairs else 1
@@ -62,9 +68,4 @@ def prepare(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> NativeDe
     op = new_op("dense")
     op.n, op.k, op.weight_type = n, k, TYPES[weight.dtype]
     op.tiles, op.bias = address(tiles), address(bias)
-    return NativeDense(op, OpList(op), load_library().scratch_bytes(op), tiles, bias)
-
-
-def run(x: Tensor, state: NativeDense) -> Tensor:
-    """x [M, K] -> [M, N], both of the dtype it was prepared for."""
-    return library.matmul(x, state.op, state.ops, state.scratch_per_row)
+    return NativeDense(op, tiles, bias, problem.dtype)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.library import address
-from aiakq.kernels.cpu.rows import available
 
 #: Columns in a block, at most.
 LONGEST = 128
@@ -18,7 +17,7 @@ LONGEST = 128
 def supports(block: Tensor) -> bool:
     """Whether this block of columns [L, N] can be worked on here."""
     fits = block.device.type == "cpu" and block.dtype == torch.float32 and len(block) <= LONGEST
-    return fits and block.stride(1) == 1 and available()
+    return fits and block.stride(1) == 1 and library.unavailable() is None
 
 
 def round_columns(

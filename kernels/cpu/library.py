@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.kernels import VARIABLE, allowed
 from aiakq.kernels.cpu import build
+from aiakq.kernels.selection import VARIABLE, allowed
 
 FILE = build.TARGET
 

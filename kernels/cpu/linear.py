@@ -8,36 +8,38 @@ either, with one activation scale per row, as the scheme says.
 from __future__ import annotations
 
 from ctypes import Structure
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_op
-from aiakq.kernels.types import LinearProblem, QWeight
+from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.types import LinearInput, LinearProblem, QWeight
 
 BLOCK = 32
 TILE = 32
+#: See ops/linear.py.
+ROW_MULTIPLE = 1
 
 
 def supports(problem: LinearProblem) -> str | None:
     """None, or why not."""
-    if problem.device != "cpu":
-        return "it runs on CPUs"
-    if problem.dtype not in TYPES:
-        return f"no activations in {problem.dtype}"
-    return library.unavailable()
+    return cpu.unsupported(problem.device, problem.dtype)
 
 
-@dataclass
-class NativeLinear:
-    """A weight in tiles, and the operation that multiplies with it; the tensors are what it points to."""
+class NativeLinear(LinearLayer):
+    """A weight in tiles, and the operation that multiplies with it, which points to ``tensors``."""
 
-    op: Structure
-    ops: OpList
-    scratch_per_row: int
-    tensors: list[Tensor] = field(default_factory=list)
+    def __init__(self, op: Structure, tensors: list[Tensor]) -> None:
+        self.op, self.ops, self.scratch_per_row = op, OpList(op), load_library().scratch_bytes(op)
+        self.tensors = tensors
+
+    def __call__(self, x: LinearInput) -> Tensor:
+        """x [M, K] -> [M, N] of the same dtype."""
+        assert isinstance(x, Tensor)
+        return library.matmul(x, self.op, self.ops, self.scratch_per_row)
 
 
 def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
@@ -82,12 +84,7 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     op.source = None if identity else address(source)
     op.bias, op.input_scale = address(bias), address(scale)
     kept = [t for t in (packed, scales, zeros, None if identity else source, bias, scale) if t is not None]
-    return NativeLinear(op, OpList(op), load_library().scratch_bytes(op), kept)
-
-
-def run(x: Tensor, state: NativeLinear) -> Tensor:
-    """x [M, K] -> [M, N]."""
-    return library.matmul(x, state.op, state.ops, state.scratch_per_row)
+    return NativeLinear(op, kept)
 
 
 def _columns(k: int, size: int, padded: int, groups: int, blocks: int) -> Tensor:

@@ -11,13 +11,22 @@ from ctypes import Array, Structure
 import torch
 from torch import Tensor
 
+from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
+from aiakq.kernels.types import SamplingProblem
 
 #: Bytes of logits of all rows from which several threads choose.
 SHARED_FROM = 1 << 17
 
 # Kept from step to step: megabytes for a large vocabulary.
 _scratch = torch.empty(0, dtype=torch.uint8)
+
+
+def supports(problem: SamplingProblem) -> str | None:
+    """None, or why not."""
+    if problem.dtype != torch.float32:
+        return f"logits are float32, not {problem.dtype}"
+    return cpu.unsupported(problem.device)
 
 
 def choices(count: int) -> Array[Structure]:

@@ -1,122 +1,172 @@
-"""Attention over the paged KV cache: native or Triton's where those run, else here in plain torch, the oracle of both.
+"""Attention over the paged KV cache: the interface, the implementations, and the reference in torch.
 
-Keys are walked in chunks of CHUNK positions, counted from position 0 of the sequence, with the running maximum and sum
-of an online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867). Because chunk borders depend on positions alone,
-and rows of a product do not depend on each other (rows are padded to a multiple of ROWS, below which BLAS switches to
-another summation order), a token's result is the same bit for bit whether it came in a whole prompt, in a chunk of
-one, or decoded next to any other sequences.
+An implementation is a module with
+
+    supports(problem: AttentionProblem) -> None, or one sentence why not
+    prepare(spec: AttentionSpec, problem: AttentionProblem) -> PagedAttention
+    new_cache(pages, page_size, kv_heads, head_dim, dtype, device) -> LayerCache
+
+It includes head norms, rotary positions and the writes into the cache: who reads a cache decides how it lies in memory.
+
+The reference goes over keys in chunks of CHUNK positions, counted from position 0 of the sequence, with the running
+maximum and sum of an online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867). Because chunk borders depend on
+positions alone, and rows of a product do not depend on each other (they are padded to a multiple of ROWS, below which
+BLAS switches to another summation order), a token's result is the same bit for bit whether it came in a whole prompt,
+in a chunk of one, or was decoded next to any other sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from aiakq.kernels import triton
-from aiakq.kernels.cpu import attention as native
-from aiakq.kernels.triton import attention as paged
-from aiakq.kernels.types import LARGEST, AttentionContext
+from aiakq.kernels.ops.norm import IMPLEMENTATIONS as NORMS
+from aiakq.kernels.ops.norm import Norm
+from aiakq.kernels.ops.rotary import apply_rotary, rotary_factors
+from aiakq.kernels.registry import Registry
+from aiakq.kernels.selection import select
+from aiakq.kernels.types import (
+    LARGEST,
+    AttentionContext,
+    AttentionProblem,
+    AttentionSpec,
+    LayerCache,
+    NormProblem,
+    RotaryTables,
+)
 
 CHUNK = 128
 ROWS = 4
 
-#: Keys and values [pages, P, Hkv, D]; those of 8 bits are followed by the scales of both [pages, P, Hkv] float32.
-Cache = Sequence[Tensor]
+IMPLEMENTATIONS = Registry(
+    "aiakq.implementations.attention",
+    {
+        "cpu": "aiakq.kernels.cpu.attention",
+        "triton": "aiakq.kernels.triton.attention",
+        "torch": "aiakq.kernels.ops.attention",
+    },
+    plugins_first=True,
+)
 
 
-def new_cache(pages: int, page_size: int, kv_heads: int, size: int, dtype: torch.dtype, device: torch.device) -> Cache:
-    """The cache of one layer, all zeros; in memory as the kernels of ``device`` want it."""
-    if device.type == "cpu":
-        return native.new_cache(pages, page_size, kv_heads, size, dtype, dtype in LARGEST)
+class PagedAttention(Protocol):
+    """Causal attention of one layer over its cache."""
+
+    def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """Everything between the projections of a layer.
+
+        qkv        [T, (H + 2 Hkv) D], queries, keys and values side by side; may be modified.
+        positions  [T] int64, for rotary tables.
+        cache      gets this step's keys and values at ``context.slots``; slot 0 is padding and may be left as it is.
+        returns    [T, H D] of qkv's dtype.
+        """
+
+    def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
+        """Only store key and value [T, Hkv, D] at ``slots`` [T] int64 of ``cache``; for layers without head norms."""
+
+    def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """Only attention of query [T, H, D], whose keys are in the cache already -> [T, H, D]."""
+
+
+def supports(problem: AttentionProblem) -> str | None:
+    """None: the reference supports every problem."""
+    return None
+
+
+def prepare(spec: AttentionSpec, problem: AttentionProblem) -> TorchAttention:
+    """The reference; its head norms are the best implementation of norms."""
+    return TorchAttention(spec, problem)
+
+
+def new_cache(
+    pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> LayerCache:
+    """A cache of contiguous tensors, all zeros."""
     shape = (pages, page_size, kv_heads)
-    stored = [torch.zeros((*shape, size), dtype=dtype, device=device) for _ in range(2)]
+    stored = [torch.zeros((*shape, head_dim), dtype=dtype, device=device) for _ in range(2)]
     return (*stored, *(torch.zeros(shape, device=device) for _ in range(2 if dtype in LARGEST else 0)))
 
 
 def as_bytes(cache: Tensor) -> Tensor:
-    """A tensor of 8-bit floats as int8: torch picks and copies no rows of them."""
+    """A tensor of 8-bit floats as int8, since torch cannot index those; other tensors as they are."""
     return cache.view(torch.int8) if cache.dtype.itemsize == 1 else cache
 
 
-_wanted: str | None = None
+class TorchAttention:
+    """The reference of PagedAttention."""
+
+    def __init__(self, spec: AttentionSpec, problem: AttentionProblem) -> None:
+        self.spec = spec
+        self._q_norm, self._k_norm = (
+            None if weight is None else self._head_norm(weight, problem) for weight in (spec.q_norm, spec.k_norm)
+        )
+
+    def _head_norm(self, weight: Tensor, problem: AttentionProblem) -> Norm:
+        asked = NormProblem("rms", len(weight), problem.dtype, problem.device)
+        _, module = select("norm", NORMS, asked)
+        bound: Norm = module.prepare(weight, None, self.spec.norm_eps, asked)
+        return bound
+
+    def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """See PagedAttention."""
+        spec, D = self.spec, self.spec.head_dim
+        widths = (spec.num_heads * D, spec.num_kv_heads * D, spec.num_kv_heads * D)
+        q, k, v = (part.unflatten(1, (-1, D)) for part in qkv.split(widths, dim=1))
+        if self._q_norm is not None and self._k_norm is not None:
+            q, k = self._q_norm(q), self._k_norm(k)
+            assert isinstance(q, Tensor) and isinstance(k, Tensor)
+        if spec.rotary is not None:
+            assert positions is not None
+            factors = _factors(spec.rotary, positions, qkv.dtype, context)
+            q, k = apply_rotary(q, factors), apply_rotary(k, factors)
+        self.write(k, v, cache, context.slots)
+        return self.attend(q, cache, context).flatten(1)
+
+    def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
+        """Store key and value [T, Hkv, D] at ``slots`` [T]; see PagedAttention."""
+        page_size = cache[0].shape[1]
+        place = (slots // page_size, slots % page_size)
+        for x, stored, *scales in zip((key, value), cache[:2], *([cache[2:]] if cache[2:] else []), strict=True):
+            if scales:
+                scale = x.float().abs().amax(-1) / LARGEST[stored.dtype]
+                scales[0][place] = scale
+                x = x.float() / scale.clamp_min(1e-30).unsqueeze(-1)
+                x = x.round() if stored.dtype == torch.int8 else x
+            as_bytes(stored)[place] = as_bytes(x.to(stored.dtype))
+
+    def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """Attention of query [T, H, D] -> [T, H, D]; see PagedAttention."""
+        spec, keys = self.spec, cache[0]
+        layout = _Layout(query.shape[1], keys.shape[1], keys.shape[2], spec.sliding_window)
+        out = torch.zeros_like(query)
+        if context.num_decodes:
+            rows = slice(0, context.num_decodes)
+            out[rows] = _decode(query[rows], cache, context, spec.scale, layout)
+        starts = context.query_start_list
+        for s in range(context.num_decodes, len(starts) - 1):
+            rows = slice(starts[s], starts[s + 1])
+            out[rows] = _prefill(query[rows], cache, context, s, spec.scale, layout)
+        return out
 
 
-def use(implementation: str | None) -> None:
-    """Compute attention by ``native`` or ``torch`` from now on; None for native where it runs. For tests."""
-    global _wanted
-    _wanted = implementation
-
-
-def is_native(x: Tensor, cache: Tensor) -> bool:
-    """Whether attention of activations like ``x`` over a cache like ``cache`` [..., D] is native."""
-    if _wanted == "torch" or x.device.type != "cpu":
-        return False
-    reason = _why_not(x.dtype, cache.dtype, cache.shape[-1])
-    assert _wanted is None or reason is None, reason
-    return reason is None
-
-
-@lru_cache
-def _why_not(dtype: torch.dtype, cache: torch.dtype, head_size: int) -> str | None:
-    return native.supports(dtype, cache, head_size, "cpu")
-
-
-def write_kv(key: Tensor, value: Tensor, cache: Cache, slots: Tensor) -> None:
-    """Store key and value [T, Hkv, D] at ``slots`` [T] of ``cache``, which is modified; slot 0 may be left as it is."""
-    if is_native(key, cache[0]):
-        layer = native.PagedAttention(key.shape[1], key.shape[1], key.shape[2], 1.0)
-        layer.write(key.flatten(1), value.flatten(1), cache, slots)
-        return
-    page_size = cache[0].shape[1]
-    place = (slots // page_size, slots % page_size)
-    for x, stored, *scales in zip((key, value), cache[:2], *([cache[2:]] if cache[2:] else []), strict=True):
-        if scales:
-            scale = x.float().abs().amax(-1) / LARGEST[stored.dtype]
-            scales[0][place] = scale
-            x = x.float() / scale.clamp_min(1e-30).unsqueeze(-1)
-            x = x.round() if stored.dtype == torch.int8 else x
-        as_bytes(stored)[place] = as_bytes(x.to(stored.dtype))
-
-
-def paged_attention(
-    query: Tensor,
-    cache: Cache,
-    context: AttentionContext,
-    scale: float,
-    sliding_window: int | None = None,
-) -> Tensor:
-    """Causal attention of query [T, H, D] over the cache; returns [T, H, D] in the query's dtype.
-
-    The step's own keys must be in the cache already (``write_kv``). sliding_window W lets a query see itself and the
-    W - 1 positions before it.
-    """
-    k_cache = cache[0]
-    if is_native(query, k_cache):
-        T, H, D = query.shape
-        layer = native.PagedAttention(H, k_cache.shape[2], D, scale, sliding_window)
-        return layer.attend(query.flatten(1), cache, context).view(T, H, D)
-    if triton.usable(query):
-        return paged.attend(query, cache, context, scale, sliding_window)
-    layout = _Layout(query.shape[1], k_cache.shape[1], k_cache.shape[2], sliding_window)
-    out = torch.zeros_like(query)
-    if context.num_decodes:
-        rows = slice(0, context.num_decodes)
-        out[rows] = _decode(query[rows], cache, context, scale, layout)
-    starts = context.query_start_list
-    for s in range(context.num_decodes, len(starts) - 1):
-        rows = slice(starts[s], starts[s + 1])
-        out[rows] = _prefill(query[rows], cache, context, s, scale, layout)
-    return out
+def _factors(
+    tables: RotaryTables, positions: Tensor, dtype: torch.dtype, context: AttentionContext
+) -> tuple[Tensor, Tensor]:
+    """Looked up once per step for all layers that share ``tables``."""
+    found: tuple[Tensor, Tensor] | None = context.plans.get(tables)
+    if found is None:
+        found = context.plans[tables] = rotary_factors(tables, positions, dtype)
+    return found
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a layer's plan depends on besides the step: heads, page size, key-value heads, window."""
+    """What a layer's plan depends on besides the step."""
 
     heads: int
     page_size: int
@@ -133,8 +183,9 @@ class _Chunk:
     """One chunk of positions, the same for all layers of a step.
 
     pages   [S * C / P] pages of the cache.
-    hidden  [S, 1, R, C] bool, True where a query row may not look.
-    unseen  [S, 1, C, 1] bool, True where none does: what is there was left by others and need not be finite.
+    hidden  [S, 1, R, C] bool, True at positions that a query row must not see.
+    unseen  [S, 1, C, 1] bool, True at positions that no query row sees: their values may be left from other requests
+            and need not be finite.
     """
 
     pages: Tensor
@@ -150,7 +201,7 @@ def _planned(context: AttentionContext, key: tuple, make: Callable[[], list[_Chu
     return plan
 
 
-def _decode(query: Tensor, cache: Cache, context: AttentionContext, scale: float, layout: _Layout) -> Tensor:
+def _decode(query: Tensor, cache: LayerCache, context: AttentionContext, scale: float, layout: _Layout) -> Tensor:
     """One query per sequence, all sequences at once: query [S, H, D] -> [S, H, D]."""
     S, H, D = query.shape
     group = layout.group
@@ -165,7 +216,9 @@ def _decode(query: Tensor, cache: Cache, context: AttentionContext, scale: float
     return out[:, :group].reshape(S, H, D).to(query.dtype)
 
 
-def _prefill(query: Tensor, cache: Cache, context: AttentionContext, s: int, scale: float, layout: _Layout) -> Tensor:
+def _prefill(
+    query: Tensor, cache: LayerCache, context: AttentionContext, s: int, scale: float, layout: _Layout
+) -> Tensor:
     """The last L positions of sequence s: query [L, H, D] -> [L, H, D]."""
     L, H, D = query.shape
     group, kv_heads = layout.group, layout.kv_heads
@@ -204,7 +257,7 @@ def _chunks(page_table: Tensor, length: int, position: Tensor, layout: _Layout) 
     return chunks
 
 
-def _attend(q: Tensor, cache: Cache, chunks: list[_Chunk], layout: _Layout) -> Tensor:
+def _attend(q: Tensor, cache: LayerCache, chunks: list[_Chunk], layout: _Layout) -> Tensor:
     """Online softmax over ``chunks``: q [S * Hkv, R, D] float32 -> [S * Hkv, R, D]."""
     B, R, D = q.shape
     maximum: Tensor | None = None

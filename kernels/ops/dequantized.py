@@ -1,26 +1,14 @@
-"""Quantized weights expanded to the activation dtype once, at load, and multiplied by the dense library.
+"""Quantized weights expanded to the dtype of the activations once, at load, and multiplied by the dense library.
 
-The answer is the reference's; the memory is that of an unquantized model. The loader allows it only where that fits
-(``--dequantize``), and only matters until a native kernel computes on the packed weights.
+The result is the reference's; the memory is that of an unquantized model. The loader allows it only where that fits
+(``--dequantize``), and it matters only where no kernel computes on the packed weights.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from torch import Tensor
-from torch.nn import functional as F
-
-from aiakq.kernels.ops import linear_reference as reference
+from aiakq.kernels.ops.dense import TorchDense
+from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import LinearProblem, QWeight
-
-
-@dataclass
-class DenseLinear:
-    """weight [N, K] and bias [N] in the activation dtype."""
-
-    weight: Tensor
-    bias: Tensor | None
 
 
 def supports(problem: LinearProblem) -> str | None:
@@ -30,12 +18,7 @@ def supports(problem: LinearProblem) -> str | None:
     return None
 
 
-def prepare(weight: QWeight, problem: LinearProblem) -> DenseLinear:
-    """Expand once. ``weight`` is not modified."""
+def prepare(weight: QWeight, problem: LinearProblem) -> TorchDense:
+    """Expand once to [N, K] and [N] in the dtype of the activations. ``weight`` is not modified."""
     bias = None if weight.bias is None else weight.bias.to(problem.dtype)
-    return DenseLinear(reference.dequantize(weight, problem.dtype), bias)
-
-
-def run(x: Tensor, state: DenseLinear) -> Tensor:
-    """x [M, K] -> [M, N]."""
-    return F.linear(x, state.weight, state.bias)
+    return TorchDense(dequantize(weight, problem.dtype), bias)

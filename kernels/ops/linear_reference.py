@@ -1,6 +1,6 @@
 """Quantized linear layers in plain torch: accepts every problem; the oracle of every other implementation.
 
-Weights stay packed; ``run`` unpacks them at each call, so this is the smallest in memory and the slowest.
+Weights stay packed and are unpacked at each call, so this is the smallest in memory and the slowest.
 w8a8 multiplies integers exactly (int32 accumulation), on the CPU with torch's own int8 product.
 """
 
@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from aiakq.kernels import packing
-from aiakq.kernels.types import LinearProblem, QWeight
+from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.types import LinearInput, LinearProblem, QWeight
 
 
 def supports(problem: LinearProblem) -> str | None:
-    """None: every problem runs here."""
+    """None: the reference supports every problem."""
     return None
 
 
@@ -50,26 +51,45 @@ def _scaled(
     return values
 
 
-@dataclass
-class PackedLinear:
-    """A weight as the reference keeps it: codes packed into int32 words along K, the rest as in QWeight."""
+@dataclass(eq=False)
+class PackedLinear(LinearLayer):
+    """Weight-only: codes packed into int32 words along K, the rest as in QWeight."""
 
     words: Tensor
     weight: QWeight  # without codes
     k: int
 
     def codes(self) -> Tensor:
+        """The codes [N, K] uint8."""
         return packing.unpack(self.words, self.weight.bits, count=self.k)
 
+    def __call__(self, x: LinearInput) -> Tensor:
+        """x [..., K] -> [..., N] of the same dtype."""
+        assert isinstance(x, Tensor)
+        w = self.weight
+        dense = _scaled(self.codes(), w.scales, w.zeros, w.perm, w.group_size, w.bits)
+        return F.linear(x, dense.to(x.dtype), w.bias)
 
-@dataclass
-class IntegerLinear:
-    """A w8a8 weight: codes [N, K] int8 (signed), scales [N] float32, input_scale scalar or None."""
+
+@dataclass(eq=False)
+class IntegerLinear(LinearLayer):
+    """w8a8: codes [N, K] int8 (signed), scales [N] float32, input_scale scalar or None."""
 
     codes: Tensor
     scales: Tensor
     bias: Tensor | None
     input_scale: Tensor | None
+
+    def __call__(self, x: LinearInput) -> Tensor:
+        """x [M, K] -> [M, N] of the same dtype."""
+        assert isinstance(x, Tensor)
+        codes, scale = quantize_activations(x, self.input_scale)
+        y = integer_matmul(codes, self.codes).to(torch.float32)
+        y *= scale
+        y *= self.scales
+        if self.bias is not None:
+            y += self.bias
+        return y.to(x.dtype)
 
 
 def prepare(weight: QWeight, problem: LinearProblem) -> PackedLinear | IntegerLinear:
@@ -84,15 +104,6 @@ def prepare(weight: QWeight, problem: LinearProblem) -> PackedLinear | IntegerLi
     return PackedLinear(words, rest, weight.k)
 
 
-def run(x: Tensor, state: PackedLinear | IntegerLinear) -> Tensor:
-    """x [M, K] -> [M, N], both of the activation dtype."""
-    if isinstance(state, IntegerLinear):
-        return _run_integer(x, state)
-    w = state.weight
-    dense = _scaled(state.codes(), w.scales, w.zeros, w.perm, w.group_size, w.bits)
-    return F.linear(x, dense.to(x.dtype), w.bias)
-
-
 def quantize_activations(x: Tensor, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Symmetric int8 activations: codes [M, K] int8 and scales [M, 1] float32.
 
@@ -104,16 +115,6 @@ def quantize_activations(x: Tensor, input_scale: Tensor | None = None) -> tuple[
     else:
         scale = input_scale.to(torch.float32).reshape(1, 1).expand(x.shape[0], 1)
     return (values / scale).round_().clamp_(-128, 127).to(torch.int8), scale
-
-
-def _run_integer(x: Tensor, state: IntegerLinear) -> Tensor:
-    codes, scale = quantize_activations(x, state.input_scale)
-    y = integer_matmul(codes, state.codes).to(torch.float32)
-    y *= scale
-    y *= state.scales
-    if state.bias is not None:
-        y += state.bias
-    return y.to(x.dtype)
 
 
 def integer_matmul(a: Tensor, b: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Kernels in Triton, for NVIDIA GPUs. Imported only where they run: nothing here is queried or tuned at import."""
+"""Kernels in Triton, for NVIDIA GPUs. Importing this queries nothing; Triton is imported at the first launch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import importlib.util
 from functools import lru_cache
 
 import torch
-from torch import Tensor
+
+from aiakq.kernels.selection import OtherDevice
 
 DTYPES = (torch.float16, torch.bfloat16)
 
@@ -17,20 +18,22 @@ def missing() -> str | None:
     return None if importlib.util.find_spec("triton") else "Triton is not installed: pip install triton"
 
 
-def trouble() -> str | None:
-    """None, or why its kernels are not used on this machine's GPU; without a GPU there is nothing to find out."""
+def unavailable_reason() -> str | None:
+    """None, or why Triton's kernels are not used on this machine's GPU: see self_test.py. Without a GPU: None."""
     if missing() or not torch.cuda.is_available():
         return missing()
-    from aiakq.kernels.triton import self_test as trial
+    from aiakq.kernels.triton import self_test
 
-    return trial.failure(torch.cuda.current_device())
-
-
-def usable(x: Tensor) -> bool:
-    """Whether activations like ``x`` are computed on here."""
-    return x.is_cuda and x.dtype in DTYPES and _no_trouble()
+    return self_test.failure(torch.cuda.current_device())
 
 
-@lru_cache(maxsize=1)
-def _no_trouble() -> bool:
-    return trouble() is None
+def other_device(device: str) -> OtherDevice | None:
+    """None for GPUs, or that Triton's kernels do not run on this kind of device."""
+    return None if device == "cuda" else OtherDevice("it runs on NVIDIA GPUs")
+
+
+def unsupported(device: str, dtype: torch.dtype) -> str | None:
+    """Why activations of ``dtype`` on this kind of device are not computed on by Triton's kernels, or None."""
+    if dtype not in DTYPES:
+        return other_device(device) or f"activations are float16 or bfloat16, not {dtype}"
+    return other_device(device) or unavailable_reason()

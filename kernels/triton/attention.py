@@ -1,35 +1,58 @@
-"""Launching attention.py: the counterpart of kernels/cpu/attention.py on GPUs."""
+"""Attention over the paged KV cache on NVIDIA GPUs, through attention_kernel.py and rotary_kernel.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from aiakq.kernels.types import AttentionContext
+from aiakq.kernels import triton
+from aiakq.kernels.ops.attention import new_cache as new_cache
+from aiakq.kernels.triton import rotary
+from aiakq.kernels.types import AttentionContext, AttentionProblem, AttentionSpec, LayerCache
 
 if TYPE_CHECKING:
-    from aiakq.kernels.triton.configs import Walk
-
-#: Keys and values [pages, P, Hkv, D]; those of 8 bits are followed by their scales [pages, P, Hkv].
-Cache = Sequence[Tensor]
+    from aiakq.kernels.triton.configs import AttentionConfig
 
 
-def attend(
-    query: Tensor, cache: Cache, context: AttentionContext, scale: float, window: int | None = None, cap: float = 0.0
-) -> Tensor:
-    """Causal attention of query [T, H, D] over the cache -> [T, H, D]; the step's own keys are in it already."""
-    out = torch.zeros_like(query)
-    if context.num_decodes:
-        decode(query, out, cache, context, scale, window, cap)
-    if context.num_decodes < len(context.kv_len_list):
-        prefill(query, out, cache, context, scale, window, cap)
-    return out
+def supports(problem: AttentionProblem) -> str | None:
+    """None, or why not."""
+    return triton.unsupported(problem.device, problem.dtype)
 
 
-def _shape(query: Tensor, cache: Cache) -> dict[str, int]:
+def prepare(spec: AttentionSpec, problem: AttentionProblem) -> TritonAttention:
+    """One layer's attention."""
+    return TritonAttention(spec)
+
+
+class TritonAttention:
+    """The interface is PagedAttention in ops/attention.py."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self.spec = spec
+
+    def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """See PagedAttention. Modifies the queries in qkv."""
+        query = rotary.rotate_and_write(self.spec, qkv, positions, cache, context.slots)
+        return self.attend(query, cache, context).flatten(1)
+
+    def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
+        """Store key and value [T, Hkv, D] at ``slots`` [T]; see PagedAttention."""
+        rotary.write(self.spec, key, value, cache, slots)
+
+    def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """Attention of query [T, H, D] -> [T, H, D]; see PagedAttention."""
+        out = torch.zeros_like(query)
+        scale, window = self.spec.scale, self.spec.sliding_window
+        if context.num_decodes:
+            decode(query, out, cache, context, scale, window)
+        if context.num_decodes < len(context.kv_len_list):
+            prefill(query, out, cache, context, scale, window)
+        return out
+
+
+def _shape(query: Tensor, cache: LayerCache) -> dict[str, int]:
     heads, size = query.shape[1:]
     keys = cache[0]
     return {
@@ -44,31 +67,30 @@ def _shape(query: Tensor, cache: Cache) -> dict[str, int]:
 def decode(
     query: Tensor,
     out: Tensor,
-    cache: Cache,
+    cache: LayerCache,
     context: AttentionContext,
     scale: float,
     window: int | None,
-    cap: float,
-    config: Walk | None = None,
+    config: AttentionConfig | None = None,
     split: int = 0,
 ) -> None:
-    """The sequences of one token each, which come first."""
+    """Attention of the sequences of one token each, which come first: query [T, H, D] -> the same rows of ``out``."""
     from aiakq.kernels.triton import configs
     from aiakq.kernels.triton.attention_kernel import combine_kernel, decode_kernel
 
     shape = _shape(query, cache)
     S, H, D = context.num_decodes, query.shape[1], query.shape[2]
     programs = S * shape["HKV"]
-    chosen = config or configs.walk("decode", query.device, cache[0].itemsize, shape["WIDTH"], programs)
+    chosen = config or configs.attention_config("decode", query.device, cache[0].itemsize, shape["WIDTH"], programs)
     split = split or splits(query.device, programs, chosen.share)
     parts = torch.empty(S, H, split, D, dtype=torch.float32, device=query.device)
     peaks = torch.empty(S, H, split, 2, dtype=torch.float32, device=query.device)
     scales = tuple(cache[2:]) or (peaks, peaks)
     decode_kernel[(S, shape["HKV"], split)](
         query, cache[0], cache[1], *scales, context.page_table, context.kv_len, parts, peaks,
-        query.stride(0), context.page_table.stride(0), scale, cap,
+        query.stride(0), context.page_table.stride(0), scale,
         **shape, ROWS=max(16, 1 << (shape["GROUP"] - 1).bit_length()), TILE=chosen.tile, SPLIT=split,
-        WINDOW=window or 0, CAP=cap > 0, SCALED=len(cache) > 2, STAGES=chosen.stages, num_warps=chosen.warps,
+        WINDOW=window or 0, SCALED=len(cache) > 2, STAGES=chosen.stages, num_warps=chosen.warps,
     )  # fmt: skip
     combine_kernel[(S, H)](
         parts, peaks, out, out.stride(0),
@@ -89,28 +111,27 @@ def splits(device: torch.device, programs: int, share: int) -> int:
 def prefill(
     query: Tensor,
     out: Tensor,
-    cache: Cache,
+    cache: LayerCache,
     context: AttentionContext,
     scale: float,
     window: int | None,
-    cap: float,
-    config: Walk | None = None,
+    config: AttentionConfig | None = None,
 ) -> None:
-    """The sequences of several tokens each."""
+    """Attention of the sequences of several tokens each: query [T, H, D] -> the same rows of ``out``."""
     from aiakq.kernels.triton import configs
     from aiakq.kernels.triton.attention_kernel import prefill_kernel
 
     shape = _shape(query, cache)
-    chosen = config or configs.walk("prefill", query.device, cache[0].itemsize, shape["WIDTH"], len(query))
+    chosen = config or configs.attention_config("prefill", query.device, cache[0].itemsize, shape["WIDTH"], len(query))
     tokens = max(1, chosen.share // shape["GROUP"])
     blocks = _blocks(context, tokens, query.device)
     scales = tuple(cache[2:]) or (out, out)
     warps = chosen.warps or prefill_warps(torch.cuda.get_device_capability(query.device)[0] if query.is_cuda else 9)
     prefill_kernel[(len(blocks), shape["HKV"])](
         query, cache[0], cache[1], *scales, context.page_table, context.kv_len, context.query_start, blocks, out,
-        query.stride(0), out.stride(0), context.page_table.stride(0), scale, cap,
+        query.stride(0), out.stride(0), context.page_table.stride(0), scale,
         **shape, TOKENS=tokens, ROWS=max(16, 1 << (tokens * shape["GROUP"] - 1).bit_length()), TILE=chosen.tile,
-        WINDOW=window or 0, CAP=cap > 0, SCALED=len(cache) > 2, STAGES=chosen.stages, num_warps=warps,
+        WINDOW=window or 0, SCALED=len(cache) > 2, STAGES=chosen.stages, num_warps=warps,
     )  # fmt: skip
 
 

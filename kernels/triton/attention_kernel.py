@@ -40,7 +40,7 @@ def _as(stored, FLOAT: tl.constexpr):
 
 
 @triton.jit
-def walk(
+def attention_loop(
     q,  # [ROWS, D]
     own,  # [ROWS] the position of each row's token
     pages_ptr,  # of the sequence
@@ -52,7 +52,6 @@ def walk(
     begin,
     end,
     scale,
-    cap,
     HKV: tl.constexpr,
     D: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -60,7 +59,6 @@ def walk(
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
     WINDOW: tl.constexpr,
-    CAP: tl.constexpr,
     SCALED: tl.constexpr,
     MASKED: tl.constexpr,
     STAGES: tl.constexpr,
@@ -70,7 +68,7 @@ def walk(
 ):
     """The online softmax over positions ``begin`` to ``end``, going on from ``highest``, ``total`` and ``sums``.
 
-    Without MASKED every row sees all of them, and they are whole tiles. ``scale`` has log2(e) in it, but with CAP.
+    Without MASKED every row sees all of them, and they are whole tiles. ``scale`` includes log2(e).
     """
     d = tl.arange(0, WIDTH)
     inside = tl.arange(0, TILE)
@@ -91,9 +89,6 @@ def walk(
         scores = product(q, _as(k, FLOAT)) * scale
         if SCALED:
             scores *= tl.load(k_scales_ptr + slot)[None, :]
-        if CAP:
-            # cap * tanh(s / cap); the softmax wants it in powers of two.
-            scores = cap * LOG2E * (1.0 - 2.0 / (1.0 + tl.exp2(2.0 * LOG2E * scores / cap)))
         if MASKED:
             seen = (position[None, :] <= own[:, None]) & (position < end)[None, :]
             if WINDOW > 0:
@@ -126,7 +121,6 @@ def decode_kernel(
     q_stride,
     table_stride,
     scale,
-    cap,
     HKV: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -136,7 +130,6 @@ def decode_kernel(
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
-    CAP: tl.constexpr,
     SCALED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -158,9 +151,9 @@ def decode_kernel(
     highest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
-    highest, total, sums = walk(
+    highest, total, sums = attention_loop(
         q, own, table_ptr + sequence * table_stride, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, head, begin, end,
-        scale if CAP else scale * LOG2E, cap, HKV, D, WIDTH, PAGE, TILE, ROWS, WINDOW, CAP, SCALED, True, STAGES,
+        scale * LOG2E, HKV, D, WIDTH, PAGE, TILE, ROWS, WINDOW, SCALED, True, STAGES,
         highest, total, sums,
     )  # fmt: skip
     place = (sequence * (HKV * GROUP) + at) * SPLIT + part
@@ -217,7 +210,6 @@ def prefill_kernel(
     out_stride,
     table_stride,
     scale,
-    cap,
     HKV: tl.constexpr,
     GROUP: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -227,7 +219,6 @@ def prefill_kernel(
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
-    CAP: tl.constexpr,
     SCALED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -256,15 +247,15 @@ def prefill_kernel(
     # Every row sees what is before the block's first token, if its window reaches that far; the rest is masked.
     begin = tl.maximum(nearest - WINDOW + 1, 0) // TILE * TILE if WINDOW > 0 else 0
     edge = begin if WINDOW > 0 else (nearest + 1) // TILE * TILE
-    factor = scale if CAP else scale * LOG2E
+    factor = scale * LOG2E
     pages = table_ptr + sequence * table_stride
-    highest, total, sums = walk(
-        q, own, pages, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, head, begin, edge, factor, cap,
-        HKV, D, WIDTH, PAGE, TILE, ROWS, WINDOW, CAP, SCALED, False, STAGES, highest, total, sums,
+    highest, total, sums = attention_loop(
+        q, own, pages, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, head, begin, edge, factor,
+        HKV, D, WIDTH, PAGE, TILE, ROWS, WINDOW, SCALED, False, STAGES, highest, total, sums,
     )  # fmt: skip
-    highest, total, sums = walk(
-        q, own, pages, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, head, edge, last + 1, factor, cap,
-        HKV, D, WIDTH, PAGE, TILE, ROWS, WINDOW, CAP, SCALED, True, STAGES, highest, total, sums,
+    highest, total, sums = attention_loop(
+        q, own, pages, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, head, edge, last + 1, factor,
+        HKV, D, WIDTH, PAGE, TILE, ROWS, WINDOW, SCALED, True, STAGES, highest, total, sums,
     )  # fmt: skip
     out = (sums / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + line[:, None] * out_stride + at[:, None] * D + d[None, :], out, mask=there)

@@ -28,13 +28,13 @@ FEWEST_STEPS = 4
 
 @dataclass(frozen=True)
 class Config:
-    """Of one launch.
+    """The configuration of one launch of a linear layer.
 
     bn, bm        outputs and rows of a tile.
     split         programs that share a tile, each with a part of the inputs.
-    scale_first   weights are made before the product, not after it (grouped.py).
-    weights_left  weights are the left operand (integers.py).
-    dense         the weights are made in memory, and torch multiplies.
+    scale_first   scales are applied to the weights before the product, not after it (linear_kernel.py).
+    weights_left  weights are the left operand (linear_int8_kernel.py).
+    dense         the weights are dequantized to memory, and torch multiplies.
     plain         no inline assembly.
     """
 
@@ -50,11 +50,11 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Walk:
-    """Of one launch of attention.
+class AttentionConfig:
+    """The configuration of one launch of attention.
 
     tile    positions at a time.
-    stages  tiles that are on their way.
+    stages  tiles that are loaded ahead.
     warps   0: what the GPU's generation takes.
     share   decoding: programs for each processor, among which sequences are split; prompts: query rows of a program.
     """
@@ -65,16 +65,16 @@ class Walk:
     share: int
 
 
-def walk(kernel: str, device: torch.device, itemsize: int, width: int, m: int) -> Walk:
+def attention_config(kernel: str, device: torch.device, itemsize: int, width: int, m: int) -> AttentionConfig:
     """How ``decode`` or ``prefill`` goes over keys and values of ``itemsize`` bytes a number and ``width`` a head."""
     name, _ = gpu(device)
-    return walk_of(entry_for(name, kernel, 8 if itemsize == 1 else 16, m), width)
+    return attention_config_of(entry_for(name, kernel, 8 if itemsize == 1 else 16, m), width)
 
 
-def walk_of(entry: list | str, width: int) -> Walk:
+def attention_config_of(entry: list | str, width: int) -> AttentionConfig:
     """What ``entry`` of a table means for heads of ``width`` numbers: with more than 128, tiles take as much memory."""
     tile, stages, warps, share = (int(number) for number in entry)
-    return Walk(max(16, min(tile, tile * 128 // width)), stages, warps, share)
+    return AttentionConfig(max(16, min(tile, tile * 128 // width)), stages, warps, share)
 
 
 def choose(kernel: str, device: torch.device, bits: int, n: int, steps: int, m: int) -> Config:

@@ -1,4 +1,4 @@
-"""Quantized linear layers on NVIDIA GPUs: weights of 2, 3, 4 or 8 bits and 16-bit activations, through grouped.py."""
+"""Quantized linear layers of 2, 3, 4 or 8 bits and 16-bit activations on NVIDIA GPUs, through linear_kernel.py."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from aiakq.kernels.triton import DTYPES, trouble
-from aiakq.kernels.types import Arranged, Arranging, LinearProblem, QWeight
+from aiakq.kernels import triton
+from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.triton.layouts import COLUMNS, PackedLayout, block_for, warps_for
+from aiakq.kernels.types import LinearInput, LinearProblem, PackedActivation, QWeight
 
 if TYPE_CHECKING:
     from aiakq.kernels.triton.configs import Config
 
 #: Bits of a code in the layout for each scheme: three take the place of four.
 STORED_BITS = {"w2a16": 2, "w3a16": 4, "w4a16": 4, "w8a16": 8}
-#: Outputs of a tile in memory, as in grouped.py.
+#: Outputs of a tile in memory, as in linear_kernel.py.
 TILE = 64
 #: Outputs come in multiples of this: the most that a program computes.
 WIDEST = 128
@@ -24,16 +26,14 @@ WIDEST = 128
 
 def supports(problem: LinearProblem) -> str | None:
     """None, or why not."""
-    if problem.device != "cuda":
-        return "it runs on NVIDIA GPUs"
-    return fits(problem) or trouble()
+    return triton.other_device(problem.device) or fits(problem) or triton.unavailable_reason()
 
 
 def fits(problem: LinearProblem) -> str | None:
     """None if the layout can hold such a weight, or why not."""
     if problem.scheme not in STORED_BITS:
         return f"it has no {problem.scheme}"
-    if problem.dtype not in DTYPES:
+    if problem.dtype not in triton.DTYPES:
         return f"activations are float16 or bfloat16, not {problem.dtype}"
     if inputs_per_plane(problem.k, problem.group_size, STORED_BITS[problem.scheme]) is None:
         return f"groups of {problem.group_size} of {problem.k} inputs do not fit its steps"
@@ -41,7 +41,7 @@ def fits(problem: LinearProblem) -> str | None:
 
 
 def inputs_per_plane(k: int, group: int, bits: int) -> int | None:
-    """The inputs of one plane in a step (grouped.py), or None where no step fits.
+    """The inputs of one plane in a step (linear_kernel.py), or None where no step fits.
 
     A step is some groups, or a group some steps; a plane is never of two groups. Products take 16 inputs at least.
     """
@@ -53,9 +53,14 @@ def inputs_per_plane(k: int, group: int, bits: int) -> int | None:
     return None
 
 
-@dataclass
-class Packed:
-    """A weight in the layout of grouped.py."""
+@dataclass(eq=False)
+class GroupedLinear(LinearLayer):
+    """A weight in the layout of linear_kernel.py.
+
+    words  [N padded / 64, steps, 64, plane] int16.
+    grid   [groups, N padded] int32: scale and zero point, float16 each.
+    plane  inputs of one plane in a step.
+    """
 
     words: Tensor
     grid: Tensor
@@ -74,10 +79,19 @@ class Packed:
 
     @property
     def steps(self) -> int:
+        """Steps of all inputs."""
         return self.k // self.step
 
+    def __call__(self, x: LinearInput) -> Tensor:
+        """x [M, K], or in the layout of ``input_layout(M)`` -> [M, N] of the same dtype."""
+        return run(x, self)
 
-def prepare(weight: QWeight, problem: LinearProblem) -> Packed:
+    def input_layout(self, m: int) -> PackedLayout | None:
+        """What a norm or an activation function can prepare for this layer."""
+        return _layout(self, m, _choose(self, m))
+
+
+def prepare(weight: QWeight, problem: LinearProblem) -> GroupedLinear:
     """Bring ``weight`` (not modified) into the layout."""
     bits = STORED_BITS[weight.scheme]
     plane = inputs_per_plane(weight.k, weight.group_size, bits)
@@ -95,7 +109,7 @@ def prepare(weight: QWeight, problem: LinearProblem) -> Packed:
     grid = _halves(weight.scales, zeros, padding)
     bias = None if weight.bias is None else weight.bias.to(problem.dtype).contiguous()
     perm = None if weight.perm is None else weight.perm.to(torch.int32)
-    return Packed(words, grid, perm, bias, weight.n, weight.k, weight.group_size, bits, plane)
+    return GroupedLinear(words, grid, perm, bias, weight.n, weight.k, weight.group_size, bits, plane)
 
 
 def _halves(scales: Tensor, zeros: Tensor, padding: int) -> Tensor:
@@ -110,7 +124,7 @@ def _halves(scales: Tensor, zeros: Tensor, padding: int) -> Tensor:
     return (low & 0xFFFF) | (high << 16)
 
 
-def _choose(state: Packed, m: int) -> Config:
+def _choose(state: GroupedLinear, m: int) -> Config:
     from aiakq.kernels.triton import configs
 
     chosen = configs.choose("grouped", state.words.device, state.bits, state.n, state.steps, m)
@@ -118,41 +132,37 @@ def _choose(state: Packed, m: int) -> Config:
     return replace(chosen, scale_first=True) if state.group == state.plane else chosen
 
 
-def wish(state: Packed, m: int) -> Arranging | None:
-    """What a norm or a gate may do for the layer behind it (layers.py)."""
-    return _wish(state, m, _choose(state, m))
-
-
-def _wish(state: Packed, m: int, config: Config) -> Arranging | None:
+def _layout(state: GroupedLinear, m: int, config: Config) -> PackedLayout | None:
     if config.dense or (state.perm is None and config.scale_first):
         return None
     stride = 0 if config.scale_first else max(1, -(-m // config.bm)) * config.bm
-    return Arranging(state.perm, state.bits, state.plane, stride, state.group < state.step)
+    return PackedLayout(state.perm, state.bits, state.plane, stride, state.group < state.step)
 
 
-def arrange(x: Tensor, wish: Arranging) -> Arranged:
-    """x [M, K] as it is wanted."""
+def pack_activation(x: Tensor, layout: PackedLayout) -> PackedActivation:
+    """x [M, K] in ``layout``."""
     from aiakq.kernels.triton import linear_kernel as grouped
-    from aiakq.kernels.triton.rows import COLUMNS, block_for, sums_for, warps_for
 
     m, k = x.shape
-    rows = x if wish.perm is None else torch.empty(m, k, dtype=x.dtype, device=x.device)
-    sums = sums_for(x, wish)
+    rows = x if layout.perm is None else torch.empty(m, k, dtype=x.dtype, device=x.device)
+    sums = layout.sums_for(x)
     block = min(COLUMNS, block_for(k))
     grouped.arrange_kernel[(m, -(-k // block))](
-        x, x if wish.perm is None else wish.perm, rows, x if sums is None else sums, x.stride(0), wish.stride,
-        K=k, BLOCK=block, BITS=wish.bits, BKP=wish.plane, PERM=wish.perm is not None, SUMS=sums is not None,
-        PER_PLANE=wish.per_plane, num_warps=warps_for(block),
+        x, x if layout.perm is None else layout.perm, rows, x if sums is None else sums, x.stride(0), layout.stride,
+        K=k, BLOCK=block, BITS=layout.bits, BKP=layout.plane, PERM=layout.perm is not None, SUMS=sums is not None,
+        PER_PLANE=layout.per_plane, num_warps=warps_for(block),
     )  # fmt: skip
-    return Arranged(rows, sums)
+    return PackedActivation(rows, sums)
 
 
-def run(given: Tensor | Arranged, state: Packed, config: Config | None = None) -> Tensor:
-    """x [M, K] -> [M, N] of the same dtype."""
+def run(x: LinearInput, state: GroupedLinear, config: Config | None = None) -> Tensor:
+    """x [M, K], or in the layout of ``state.input_layout(M)`` -> [M, N] of the same dtype."""
     from aiakq.kernels.triton import configs
     from aiakq.kernels.triton import linear_kernel as grouped
 
-    x = given.rows if isinstance(given, Arranged) else given
+    packed = x if isinstance(x, PackedActivation) else None
+    x = packed.rows if packed is not None else x
+    assert isinstance(x, Tensor)
     m = x.shape[0]
     if m == 0:
         return x.new_empty(0, state.n)
@@ -161,10 +171,10 @@ def run(given: Tensor | Arranged, state: Packed, config: Config | None = None) -
     chosen = config or _choose(state, m)
     if chosen.dense:
         return dense(x, state)
-    if not isinstance(given, Arranged):
-        wanted = _wish(state, m, chosen)
-        given = Arranged(x, None) if wanted is None else arrange(x, wanted)
-    arranged, sums = given.rows, x if given.sums is None else given.sums
+    if packed is None:
+        layout = _layout(state, m, chosen)
+        packed = PackedActivation(x, None) if layout is None else pack_activation(x, layout)
+    rows, sums = packed.rows, x if packed.sums is None else packed.sums
     sums_stride = sums.stride(0)
     y = x.new_empty(m, state.n)
     split = min(chosen.split, state.steps)
@@ -173,16 +183,16 @@ def run(given: Tensor | Arranged, state: Packed, config: Config | None = None) -
     parts = y if split == 1 else torch.empty(split, m, state.n, dtype=torch.float32, device=x.device)
     counts = y if split == 1 else configs.counters(x.device, grid[0] * grid[1])
     grouped.grouped_kernel[grid](
-        arranged, sums, state.words, state.grid, state.bias if state.bias is not None else x, x, y, parts, counts,
-        arranged.stride(0), sums_stride, y.stride(0), m, state.n,
+        rows, sums, state.words, state.grid, state.bias if state.bias is not None else x, y, parts, counts,
+        rows.stride(0), sums_stride, y.stride(0), m, state.n,
         N_PADDED=padded, STEPS=state.steps, GROUP=state.group, BITS=state.bits, BKP=state.plane,
-        BN=chosen.bn, BM=chosen.bm, SPLIT=split, BIAS=state.bias is not None, RESIDUAL=False,
+        BN=chosen.bn, BM=chosen.bm, SPLIT=split, BIAS=state.bias is not None,
         SCALE_FIRST=chosen.scale_first, PLAIN=chosen.plain, STAGES=chosen.stages, num_warps=chosen.warps,
     )  # fmt: skip
     return y
 
 
-def dense(x: Tensor, state: Packed) -> Tensor:
+def dense(x: Tensor, state: GroupedLinear) -> Tensor:
     """The same by making the weights first, and a dense product by torch."""
     from aiakq.kernels.triton import configs
 
@@ -193,7 +203,7 @@ def dense(x: Tensor, state: Packed) -> Tensor:
     return torch.nn.functional.linear(x, weights, state.bias)
 
 
-def dequantize(state: Packed, out: Tensor, plain: bool = False) -> None:
+def dequantize(state: GroupedLinear, out: Tensor, plain: bool = False) -> None:
     """The weights [N, K] in ``out``'s dtype, inputs in the order of the layout."""
     from aiakq.kernels.triton.linear_kernel import dequantize_kernel
 

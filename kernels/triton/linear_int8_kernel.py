@@ -46,7 +46,6 @@ def integers_kernel(
     w_ptr,  # [N padded, K] int8
     w_scales_ptr,  # [N padded] float32
     bias_ptr,
-    residual_ptr,
     y_ptr,  # [M, N]
     parts_ptr,  # [SPLIT, M, N] int32
     counts_ptr,  # one per tile, 0 before and after
@@ -61,7 +60,6 @@ def integers_kernel(
     STAGES: tl.constexpr,
     WEIGHTS_LEFT: tl.constexpr,
     BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
 ):
     STEPS: tl.constexpr = K // BK
     tile_n = tl.program_id(0)
@@ -118,6 +116,4 @@ def integers_kernel(
         if BIAS:
             bias = tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
             value += bias[:, None] if WEIGHTS_LEFT else bias[None, :]
-        if RESIDUAL:
-            value += tl.load(residual_ptr + out, mask=there, other=0.0).to(tl.float32)
         tl.store(y_ptr + out, value.to(y_ptr.dtype.element_ty), mask=there)

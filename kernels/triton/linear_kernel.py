@@ -110,7 +110,6 @@ def grouped_kernel(
     words_ptr,  # [N / 64, STEPS, 64, BKP] int16
     grid_ptr,  # [groups, N] int32: scale below, zero above, both as float16
     bias_ptr,
-    residual_ptr,
     y_ptr,  # [M, N]
     parts_ptr,  # [SPLIT, M, N] float32
     counts_ptr,  # one per tile, 0 before and after
@@ -129,7 +128,6 @@ def grouped_kernel(
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
     BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     SCALE_FIRST: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
@@ -214,8 +212,6 @@ def grouped_kernel(
         if BIAS:
             acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
         out = y_ptr + row[None, :] * y_stride + n[:, None]
-        if RESIDUAL:
-            acc += tl.load(residual_ptr + row[None, :] * y_stride + n[:, None], mask=there, other=0.0).to(tl.float32)
         tl.store(out, acc.to(FLOAT), mask=there)
 
 

@@ -82,5 +82,5 @@ def test_a_mislabelled_asymmetric_file_is_remarked_on(tmp_path, label):
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] |= {"checkpoint_format": label, "format": label}
     (folder / "config.json").write_text(json.dumps(config))
-    _, line = load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
-    assert ("off centre" in line) == (label == "gptq")
+    _, facts = load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+    assert ("off centre" in facts["linear layers"]) == (label == "gptq")

@@ -18,7 +18,7 @@ from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.loader.inspection import collapse_differences, inspect_checkpoint
 from aiakq.runtime.loader.loading import load_model
-from aiakq.runtime.loader.weights import wanted_tensors
+from aiakq.runtime.loader.required import required_tensors
 from aiakq.runtime.models import ARCHITECTURES
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -27,7 +27,7 @@ FOLDERS = sorted(path for path in FIXTURES.iterdir() if path.is_dir())
 
 def differences(folder: Path) -> list[Difference]:
     checkpoint = Checkpoint.open(folder)
-    return compare(checkpoint, wanted_tensors(ModelConfig.from_hf(checkpoint.config), checkpoint))
+    return compare(checkpoint, required_tensors(ModelConfig.from_hf(checkpoint.config), checkpoint))
 
 
 def changed(source: Path, target: Path, change: Any, **config: Any) -> Path:

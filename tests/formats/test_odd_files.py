@@ -112,11 +112,11 @@ def test_float_zero_points_are_computed_with(implementation: str) -> None:
     assert weight.zeros is not None
     weight.zeros = weight.zeros.float() + 0.25
     module = importlib.import_module(f"aiakq.kernels.ops.{implementation}")
-    problem = weight.problem(torch.float32, torch.device("cpu"))
+    problem = weight.problem(torch.float32, "cpu")
     x = torch.randn(3, 96)
     group = torch.arange(96) // 32
     dense = (weight.codes - weight.zeros[:, group]) * weight.scales[:, group]
-    torch.testing.assert_close(module.run(x, module.prepare(weight, problem)), x @ dense.T)
+    torch.testing.assert_close(module.prepare(weight, problem)(x), x @ dense.T)
 
 
 # --- compressed-tensors ---------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from aiakq.kernels import triton
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.recording import RecordingError
 from aiakq.runtime.config.compilation import CompilationConfig
@@ -53,7 +52,7 @@ def _captured(
     if device.type == "cuda":
         if any(isinstance(block.mlp, SparseMLP) for block in model.blocks):
             return None, "experts are chosen on the host"
-        if triton.trouble() is not None or model.embedding.dtype not in triton.DTYPES:
+        if model.ops.selected("attention") != {"triton"}:
             return None, "attention is torch's"
         length = min(bounds.length, options.max_seq_len_to_capture or bounds.length)
         return DecodeGraphs(model, caches, sizes(bounds.rows, options), length, page_size, device), ""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 
 from aiakq.errors import error
-from aiakq.kernels.ops.attention import new_cache
 from aiakq.kernels.types import LARGEST
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import free_memory
-from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.models.decoder import Model
 
 
@@ -18,14 +16,6 @@ def kv_bytes_per_page(model: Model, page_size: int, dtype: torch.dtype) -> int:
     layers, kv_heads, head_dim = model.kv_shape
     per_head = head_dim * dtype.itemsize + (4 if dtype in LARGEST else 0)
     return 2 * layers * page_size * kv_heads * per_head
-
-
-def new_caches(
-    model: Model, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
-) -> list[LayerCache]:
-    """The KV cache of every layer, in ``dtype``, filled with zeros."""
-    layers, kv_heads, head_dim = model.kv_shape
-    return [new_cache(num_pages, page_size, kv_heads, head_dim, dtype, device) for _ in range(layers)]
 
 
 def count_pages(config: EngineConfig, model: Model) -> int:

@@ -12,7 +12,6 @@ from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.engine.records import Chunk
 from aiakq.runtime.executor.captured import Bounds, CapturedStep, capture_step
-from aiakq.runtime.executor.kv_cache import new_caches
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.executor.transfer import on_device
 from aiakq.runtime.models.decoder import Model, ModelInput
@@ -32,13 +31,13 @@ class StepInput:
 
 
 class Runner:
-    """A model and its KV cache in ``dtype``; ``captured`` runs the steps that it accepts."""
+    """A model and its KV cache; ``captured`` runs the steps that it accepts."""
 
-    def __init__(self, model: Model, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, model: Model, num_pages: int, page_size: int, device: torch.device) -> None:
         self.model = model
         self.page_size = page_size
         self.device = device
-        self.caches = new_caches(model, num_pages, page_size, dtype, device)
+        self.caches = model.new_caches(num_pages, page_size)
         self.captured: CapturedStep | None = None
 
     def capture(self, bounds: Bounds, options: CompilationConfig) -> str:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aiakq.kernels.cpu import rows as native_rows
 from aiakq.kernels.cpu import sampling as native
+from aiakq.kernels.ops import sampling
 from aiakq.runtime.engine.messages import NOT_FINITE, NOTHING_LEFT, TokenLogprobs
 from aiakq.runtime.engine.records import SampledToken
 from aiakq.runtime.executor.sequences import SequenceState
@@ -102,7 +102,7 @@ def sample(logits: Tensor, rows: list[SamplerRow]) -> SamplerOutput:
 
 
 def _is_native(logits: Tensor) -> bool:
-    return logits.is_cpu and logits.dtype == torch.float32 and logits.stride(1) == 1 and native_rows.available()
+    return logits.stride(1) == 1 and sampling.implementation(logits.dtype, logits.device) == "cpu"
 
 
 #: Numbers of every row in what ``_sample_rows`` packs.

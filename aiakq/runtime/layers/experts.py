@@ -9,29 +9,35 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from aiakq.runtime.layers.linear import ROW_MULTIPLE, AnyLinear
+from aiakq.kernels.ops.linear import ROW_MULTIPLE, LinearLayer
+from aiakq.kernels.types import ActivationLayout, LinearInput
 
 
 @dataclass
 class SparseMLP:
-    """The sum of the ``top_k`` experts a token is sent to, each counting as much as the router trusts it.
+    """The sum of the ``top_k`` experts that each token is routed to, weighted by the router's softmax.
 
     A token's result does not depend on the others: every expert's rows are padded like all rows are, and a token's
     experts are added up in their own order, in float32.
 
-    normalize    the chosen experts' shares are made to add up to one.
-    shared       an expert for every token, or None; it counts ``sigmoid(shared_gate(x))`` where there is a gate.
+    normalize    whether the weights of a token's experts are scaled to add up to one.
+    shared       an expert for every token, or None; weighted by ``sigmoid(shared_gate(x))`` where there is a gate.
     """
 
-    router: AnyLinear
+    router: LinearLayer
     experts: Sequence[Callable[[Tensor], Tensor]]
     top_k: int
     normalize: bool
     shared: Callable[[Tensor], Tensor] | None = None
-    shared_gate: AnyLinear | None = None
+    shared_gate: LinearLayer | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [T, hidden] -> [T, hidden]."""
+    def input_layout(self, m: int) -> ActivationLayout | None:
+        """None: rows are sorted by expert first."""
+        return None
+
+    def __call__(self, x: LinearInput) -> Tensor:
+        """x [T, hidden], a Tensor -> [T, hidden]."""
+        assert isinstance(x, Tensor)
         shares, chosen = torch.softmax(self.router(x).float(), dim=-1).topk(self.top_k, dim=-1)
         if self.normalize:
             shares = shares / shares.sum(-1, keepdim=True)

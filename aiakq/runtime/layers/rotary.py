@@ -1,70 +1,36 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) with the scalings that checkpoints use."""
+"""Tables of rotary position embedding (Su et al. 2021, arXiv:2104.09864), with the scalings that checkpoints use."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from aiakq.errors import error
+from aiakq.kernels.types import RotaryTables
 
-#: Elements of a head that are looked at where nothing is computed: a config may claim any number.
-_LARGEST = 4096
-
-
-class Angles:
-    """The positions [T] int64 of a step's tokens; by how much they are turned is looked up if somebody asks."""
-
-    def __init__(self, rotary: Rotary, positions: Tensor) -> None:
-        self.positions = positions
-        self._rotary = rotary
-
-    @cached_property
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, 1, D]."""
-        rotary = self._rotary
-        cos, sin = (table[self.positions].to(rotary.dtype) for table in (rotary.cosines, rotary.sines))
-        return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((sin, sin), dim=-1).unsqueeze(1)
+#: Elements of a head whose frequencies are computed when only the settings are checked: a config may claim any number.
+_MAX_CHECKED = 4096
 
 
-class Rotary:
-    """Tables of cosines and sines [max_position, D / 2] float32, indexed by position; D of a head's elements turn.
+def rotary_tables(rope: Mapping[str, Any], head_dim: int, max_position: int, device: torch.device) -> RotaryTables:
+    """Cosines and sines [max_position, R / 2] float32 for the first R elements of heads of ``head_dim``.
 
     rope  rope_type default, linear, dynamic, llama3 or yarn, with that type's parameters.
     Raises ``model_unsupported`` for other types.
     """
-
-    def __init__(
-        self, rope: Mapping[str, Any], head_dim: int, max_position: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-        self.rotated = rotated
-        self.dtype = dtype
-        if device.type == "meta":
-            # Nothing but what the config says is looked at; for a range there, torch would import its compiler.
-            _frequencies(rope, min(rotated, _LARGEST), max_position)
-            self.cosines = self.sines = torch.empty(max_position, rotated // 2, device=device)
-            return
-        frequencies, magnitude = _frequencies(rope, rotated, max_position)
-        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
-        self.cosines = (angles.cos() * magnitude).to(device)
-        self.sines = (angles.sin() * magnitude).to(device)
-
-    def at(self, positions: Tensor) -> Angles:
-        """What to turn tokens at ``positions`` [T] by, to share among all layers of a step."""
-        return Angles(self, positions)
-
-    def __call__(self, x: Tensor, angles: Angles) -> Tensor:
-        """Rotate x [T, H, D], by torch."""
-        cos, sin = angles.tables
-        turned, rest = x[..., : self.rotated], x[..., self.rotated :]
-        first, second = turned.chunk(2, dim=-1)
-        turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
-        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+    rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    if device.type == "meta":
+        # Only the settings are checked; a range on this device would make torch import its compiler.
+        _frequencies(rope, min(rotated, _MAX_CHECKED), max_position)
+        empty = torch.empty(max_position, rotated // 2, device=device)
+        return RotaryTables(empty, empty)
+    frequencies, magnitude = _frequencies(rope, rotated, max_position)
+    angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
+    return RotaryTables((angles.cos() * magnitude).to(device), (angles.sin() * magnitude).to(device))
 
 
 def _frequencies(rope: Mapping[str, Any], dim: int, max_position: int) -> tuple[Tensor, float]:

@@ -1,82 +1,65 @@
-"""Binding: a weight that was read (or made up) -> a linear layer with the best kernel that may run it."""
+"""Where a model's linear layers are made: from weights that were read (or made up) to the device's operations."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from aiakq.kernels import bind
-from aiakq.kernels.cpu import dense as cpu_dense
+from aiakq.kernels.ops import Ops
+from aiakq.kernels.ops.embedding import EmbeddingLayer
+from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import QWeight
-from aiakq.runtime.layers.linear import AnyLinear, Embedding, Linear, QLinear
-
-#: (scheme, implementation, why each better one was passed over) -> number of layers.
-Kinds = Counter[tuple[str, str, tuple[tuple[str, str], ...]]]
+from aiakq.runtime.layers.linear import ConcatLinear
 
 
-@dataclass
-class Binder:
-    """Makes linear layers for activations of ``dtype``, and notes what was bound to what.
+class LinearBuilder:
+    """The part of ``Weights`` that does not depend on where tensors come from: layers bound to ``ops``."""
 
-    excluded  implementations that may not be chosen (see ``--dequantize``); without ``cpu``, dense ones are torch's.
-    exact     see LinearProblem (``--cpu-math exact``).
-    """
-
-    dtype: torch.dtype
-    device: torch.device
-    excluded: frozenset[str] = frozenset()
-    exact: bool = True
-    kinds: Kinds = field(default_factory=Counter)
-
-    def bound(self, weight: QWeight, count: int = 1) -> QLinear:
-        """A layer of a quantized weight, which stands for ``count`` of the checkpoint's."""
-        bound = bind(weight.to(self.device), weight.problem(self.dtype, self.device, self.exact), self.excluded)
-        self.kinds[(weight.scheme, bound.choice.name, bound.choice.passed_over)] += count
-        return QLinear(bound)
-
-    def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1) -> AnyLinear:
-        """A layer of a weight [N, K], kept in its own dtype where a kernel takes that."""
-        reason = "not wanted" if "cpu" in self.excluded else cpu_dense.supports(weight, self.dtype)
-        if reason is None:
-            self.kinds[("w16", "cpu", ())] += count
-            return cpu_dense.prepare(weight, bias, self.dtype)
-        self.kinds[("w16", "torch", (("cpu", reason),) if self.device.type == "cpu" else ())] += count
-        weight = weight.to(device=self.device, dtype=self.dtype)
-        return Linear(weight, None if bias is None else bias.to(device=self.device, dtype=self.dtype))
-
-    def embedded(self, table: Tensor, tied: bool) -> tuple[Embedding, AnyLinear | None]:
-        """The embedding of a table [V, D] and, if the head is tied to it, the head: one copy of the weight."""
-        if not tied:
-            return Embedding(table.to(self.device), self.dtype), None
-        head = self.dense(table)
-        return Embedding(head.weight if isinstance(head, Linear) else head, self.dtype), head
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
 
     @property
-    def all_native(self) -> bool:
-        """Whether every layer so far runs in the native CPU library."""
-        return all(name == "cpu" for _, name, _ in self.kinds)
+    def ops(self) -> Ops:
+        """See Weights."""
+        return self._ops
+
+    def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1) -> LinearLayer:
+        """A layer of a weight [N, K] in floats, which stands for ``count`` of the checkpoint's."""
+        return self._ops.dense(weight, bias, count)
+
+    def quantized(self, weights: Sequence[QWeight]) -> LinearLayer:
+        """One layer of quantized weights with the same K inputs, outputs in the order given."""
+        whole = concatenate(weights)
+        if whole is not None:
+            return self._ops.linear(whole, len(weights))
+        return ConcatLinear([self._ops.linear(weight) for weight in weights])
+
+    def embedding_of(self, table: Tensor, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
+        """The embedding of a table [V, D], and the head if it is tied to it: then there is one copy of the weight."""
+        return self._ops.tied_embedding(table) if tied else (self._ops.embedding(table), None)
 
 
-def stacked(weights: Sequence[QWeight]) -> QWeight | None:
-    """Weights of equal K as one, the first's outputs first; None if they are not stored alike."""
+def same_scheme(weight: QWeight, other: QWeight) -> bool:
+    """Whether the rows of two weights can stand in one: all but codes, scales, zero points and biases are equal."""
+    pairs = [(weight.perm, other.perm), (weight.input_scale, other.input_scale)]
+    return (
+        (weight.scheme, weight.k, weight.group_size) == (other.scheme, other.k, other.group_size)
+        and weight.scales.dtype == other.scales.dtype
+        and (weight.zeros is None) == (other.zeros is None)
+        and (weight.zeros is None or other.zeros is None or weight.zeros.dtype == other.zeros.dtype)
+        and (weight.bias is None) == (other.bias is None)
+        and all((a is None) == (b is None) and (a is None or b is None or torch.equal(a, b)) for a, b in pairs)
+    )
+
+
+def concatenate(weights: Sequence[QWeight]) -> QWeight | None:
+    """Weights [N_i, K] as one [sum of N_i, K], in their order; None if they are not of the same scheme."""
     first = weights[0]
-
-    def alike(weight: QWeight) -> bool:
-        pairs = [(weight.perm, first.perm), (weight.input_scale, first.input_scale)]
-        return (
-            (weight.scheme, weight.k, weight.group_size) == (first.scheme, first.k, first.group_size)
-            and weight.scales.dtype == first.scales.dtype
-            and (weight.zeros is None) == (first.zeros is None)
-            and (weight.zeros is None or first.zeros is None or weight.zeros.dtype == first.zeros.dtype)
-            and (weight.bias is None) == (first.bias is None)
-            and all((a is None) == (b is None) and (a is None or b is None or torch.equal(a, b)) for a, b in pairs)
-        )
-
-    if not all(alike(weight) for weight in weights):
+    if len(weights) == 1:
+        return first
+    if not all(same_scheme(weight, first) for weight in weights):
         return None
 
     def joined(name: str) -> Tensor | None:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.inventory import Difference, compare
+from aiakq.formats.inventory import Difference
 from aiakq.formats.model_folder import MANIFEST, read_json
-from aiakq.formats.safetensors_file import DTYPE_BYTES, TensorInfo
-from aiakq.kernels import explain
-from aiakq.kernels.types import LinearProblem
+from aiakq.formats.safetensors_file import DTYPE_BYTES, DTYPE_NAMES, TensorInfo
+from aiakq.kernels.ops import Ops, PlannedOps
+from aiakq.kernels.types import DenseProblem, LinearProblem
 from aiakq.spec import QuantSpec
-
-if TYPE_CHECKING:
-    import torch
 
 _EMBEDDING = re.compile(r"embed|\bwte\b|\bwpe\b")
 _NUMBER = re.compile(r"\d+")
@@ -55,12 +52,22 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Operation:
+    """An operation other than a linear layer: whose code would run it, and why better implementations would not."""
+
+    name: str
+    implementation: str
+    passed_over: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class Inspection:
     """A checkpoint as its headers describe it.
 
     writer        the tool that wrote it, where it left its name.
     support       how aiakq would run it: native, through transformers, or not.
     dtype, dtype_reason, device   the activation dtype and device the implementations were asked about.
+    operations    everything the model computes besides linear layers; empty if its config is not understood.
     differences   tensors that are missing, extra or of another shape than the config implies; None where aiakq cannot
                   tell, because it has no model of its own for the architecture.
     """
@@ -77,6 +84,7 @@ class Inspection:
     dtype: str
     dtype_reason: str
     layers: tuple[Layer, ...]
+    operations: tuple[Operation, ...] = ()
     differences: tuple[Difference, ...] | None = None
 
     @property
@@ -130,6 +138,10 @@ class Inspection:
             },
             "inventory": None if self.differences is None else [_difference_document(d) for d in self.differences],
             "layers": [_layer_document(layer) for layer in self.layers],
+            "operations": {
+                each.name: {"implementation": each.implementation, "passed_over": dict(each.passed_over)}
+                for each in self.operations
+            },
         }
 
 
@@ -164,6 +176,7 @@ def inspect_checkpoint(
     what cannot be read, ``tensor_mismatch`` for shapes that do not fit their format, ``device``.
     """
     from aiakq.runtime.config.model import first_architecture
+    from aiakq.runtime.loader.description import plan
 
     checkpoint = Checkpoint.fetch(model, revision)
     target = _target(checkpoint, device, dtype)
@@ -171,7 +184,7 @@ def inspect_checkpoint(
     if linears and checkpoint.spec is None:
         raise error("format_unsupported", reason="config.json has no quantization_config, but the weights are packed")
     layers = [
-        _quantized(checkpoint, module, infos, target) if module in linears else _plain(module, infos)
+        _quantized(checkpoint, module, infos, target) if module in linears else _plain(module, infos, target)
         for module, infos in _modules(checkpoint.inventory, linears).items()
     ]
     layers.sort(key=lambda layer: _natural(layer.name))
@@ -179,6 +192,7 @@ def inspect_checkpoint(
     context = checkpoint.config.get("max_position_embeddings")
     if context is None and isinstance(text, dict):
         context = text.get("max_position_embeddings")
+    differences, selected = plan(checkpoint, target.ops)
     architecture = first_architecture(checkpoint.config)
     return Inspection(
         path=str(checkpoint.path),
@@ -189,37 +203,21 @@ def inspect_checkpoint(
         context=context if isinstance(context, int) else None,
         tied_embeddings=bool(checkpoint.config.get("tie_word_embeddings")),
         files=len({info.file for info in checkpoint.inventory.values()}),
-        device=target.device.type,
-        dtype=str(target.dtype).removeprefix("torch."),
+        device=target.ops.device_type,
+        dtype=str(target.ops.dtype).removeprefix("torch."),
         dtype_reason=target.dtype_reason,
         layers=tuple(layers),
-        differences=_differences(checkpoint),
+        operations=tuple(Operation(name, each.name, each.passed_over) for name, each in selected),
+        differences=differences,
     )
-
-
-def _differences(checkpoint: Checkpoint) -> tuple[Difference, ...] | None:
-    """The tensor inventory, where the config can be settled and the family is one of ours."""
-    from aiakq.runtime.config.model import ModelConfig
-    from aiakq.runtime.loader.weights import wanted_tensors
-    from aiakq.runtime.models import ARCHITECTURES
-
-    try:
-        config = ModelConfig.from_hf(checkpoint.config)
-        if config.architecture not in ARCHITECTURES:
-            return None
-        return tuple(compare(checkpoint, wanted_tensors(config, checkpoint)))
-    except AiakqError:
-        return None
 
 
 @dataclass(frozen=True)
 class _Target:
-    """What the model would run on. ``excluded`` implementations need more memory than there is."""
+    """What the model would run on."""
 
-    device: torch.device
-    dtype: torch.dtype
+    ops: PlannedOps
     dtype_reason: str
-    excluded: frozenset[str]
 
 
 def _target(checkpoint: Checkpoint, device: str, dtype: str) -> _Target:
@@ -232,14 +230,13 @@ def _target(checkpoint: Checkpoint, device: str, dtype: str) -> _Target:
 
     try:
         config = EngineConfig.from_args({"model": str(checkpoint.path), "device": device, "dtype": dtype})
-        return _Target(
-            config.device.device, config.device.dtype, config.device.dtype_reason, open_weights(config).excluded
-        )
+        return _Target(PlannedOps(open_weights(config).ops), config.device.dtype_reason)
     except AiakqError as problem:
         if problem.id != "model_malformed":
             raise
     plain = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
-    return _Target(plain, *pick_dtype(dtype, checkpoint.config, plain), frozenset())
+    picked, reason = pick_dtype(dtype, checkpoint.config, plain)
+    return _Target(PlannedOps(Ops(plain, picked)), reason)
 
 
 def _modules(inventory: Mapping[str, TensorInfo], linears: set[str]) -> dict[str, dict[str, TensorInfo]]:
@@ -268,15 +265,15 @@ def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo
         has_perm=found.has_perm,
         has_bias="bias" in infos,
         static_input=found.static_input,
-        dtype=target.dtype,
-        device=target.device.type,
+        dtype=target.ops.dtype,
+        device=target.ops.device_type,
     )
-    choice = explain(problem, target.excluded)
+    selection, _ = target.ops.select("linear", problem)
     nbytes = sum(info.nbytes for info in infos.values())
-    return Layer(name, "linear", scheme, found.n, found.k, group_size, nbytes, choice.name, choice.passed_over)
+    return Layer(name, "linear", scheme, found.n, found.k, group_size, nbytes, selection.name, selection.passed_over)
 
 
-def _plain(name: str, infos: Mapping[str, TensorInfo]) -> Layer:
+def _plain(name: str, infos: Mapping[str, TensorInfo], target: _Target) -> Layer:
     """A module without quantized weights. What has no matrix is counted as one row of its elements."""
     nbytes = sum(info.nbytes for info in infos.values())
     matrix = max(infos.values(), key=lambda info: (len(info.shape), info.nbytes))
@@ -285,7 +282,12 @@ def _plain(name: str, infos: Mapping[str, TensorInfo]) -> Layer:
         n, k = matrix.shape
         if _EMBEDDING.search(name):
             return Layer(name, "embedding", scheme, n, k, None, nbytes)
-        return Layer(name, "linear", scheme, n, k, None, nbytes, "torch")
+        stored = next((dtype for dtype, known in DTYPE_NAMES.items() if known == matrix.dtype), None)
+        if stored is None:
+            return Layer(name, "linear", scheme, n, k, None, nbytes)
+        problem = DenseProblem(n, k, stored, target.ops.dtype, target.ops.device_type)
+        selection, _ = target.ops.select("dense", problem)
+        return Layer(name, "linear", scheme, n, k, None, nbytes, selection.name, selection.passed_over)
     elements = sum(info.nbytes // DTYPE_BYTES[info.dtype] for info in infos.values())
     return Layer(name, "other", scheme, 1, elements, None, nbytes)
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from aiakq.errors import error
-from aiakq.kernels import triton
-from aiakq.kernels.ops.attention import is_native
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import release_memory
 from aiakq.runtime.engine.engine import Engine
@@ -23,7 +19,8 @@ from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.kv_cache import count_pages, kv_bytes_per_page
 from aiakq.runtime.executor.local import LocalExecutor
 from aiakq.runtime.executor.runner import Runner
-from aiakq.runtime.loader.weights import CheckpointWeights, DummyWeights, check_inventory, describe_kinds, open_weights
+from aiakq.runtime.loader.description import describe_operations
+from aiakq.runtime.loader.weights import weights_for
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 from aiakq.runtime.models.decoder import Model
 from aiakq.system.memory import gc_frozen
@@ -42,43 +39,37 @@ def _ignore(phase: Phase) -> None:
     """What happens to phases nobody wants to hear of."""
 
 
-def load_model(config: EngineConfig) -> tuple[Model, str]:
-    """Build the model of ``config``; returns it with one line about its linear layers, for the start-up table.
+def load_model(config: EngineConfig) -> tuple[Model, dict[str, str]]:
+    """Build the model of ``config``; returns it and rows of the start-up table: what its operations run in.
 
     Raises AiakqError: model_unsupported, tensor_inventory, tensor_mismatch, not_finite, model_*.
     """
     architecture = config.model.architecture
-    native = ARCHITECTURES.get(architecture)
-    if native is None and config.load.model_impl == "aiakq":
+    native = architecture in ARCHITECTURES
+    if not native and config.load.model_impl == "aiakq":
         raise error(
             "model_unsupported",
             architecture=architecture,
             reason="aiakq has no model of its own for it",
             known=FAMILIES,
         )
-    if native is None or config.load.model_impl == "transformers":
+    if not native or config.load.model_impl == "transformers":
         from aiakq.runtime.loader.transformers_fallback import load_transformers_model
 
         return load_transformers_model(config)
-    weights: CheckpointWeights | DummyWeights
-    if config.load.load_format == "dummy":
-        weights = DummyWeights(config)
-    else:
-        weights = open_weights(config)
-    if isinstance(weights, CheckpointWeights):
-        check_inventory(config.model, weights.checkpoint)
-    model = importlib.import_module(native).build(config.model, weights)
-    if config.device.device.type == "cpu" and weights.all_native:
-        model.row_multiple = 1
-    remarks = weights.remarks if isinstance(weights, CheckpointWeights) else []
-    return model, "; ".join([describe_kinds(weights.kinds), *remarks])
+    weights = weights_for(config)
+    model = ARCHITECTURES.load(architecture).build(config.model, weights)
+    weights.ops.sampling()
+    facts = describe_operations(weights.ops)
+    facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks])
+    return model, facts
 
 
 def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignore) -> Engine:
     """Load the model, size the page pool and put the engine together, reporting each phase."""
     started = time.monotonic()
     with gc_frozen():
-        model, kernels = load_model(config)
+        model, operations = load_model(config)
         release_memory()
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
     on_phase(Phase("weights", time.monotonic() - started, f"{config.model.architecture}, {method}"))
@@ -86,7 +77,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     num_pages = count_pages(config, model)
     if config.fit_model_len:
         config = replace(config, max_model_len=min(config.max_model_len, (num_pages - 1) * config.cache.block_size))
-    runner = Runner(model, num_pages, config.cache.block_size, config.cache.dtype, config.device.device)
+    runner = Runner(model, num_pages, config.cache.block_size, config.device.device)
     bounds = Bounds(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs, config.max_model_len)
     how = runner.capture(bounds, config.compilation)
     pool = PagePool(num_pages, config.cache.block_size, config.cache.enable_prefix_caching)
@@ -109,8 +100,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         "model": f"{config.model.architecture}, {method}",
         "device": device_name(config.device.device),
         "dtype": f"{dtype} ({config.device.dtype_reason})",
-        "linear layers": kernels,
-        "attention": attention_name(runner.caches[0][0], config.device.dtype),
+        **operations,
         "step": how + ("; the next is prepared meanwhile" if config.scheduler.async_scheduling else ""),
         "KV pages": f"{pages}, {str(config.cache.dtype).removeprefix('torch.')}",
         "batch": f"up to {bounds.rows} sequences, {bounds.tokens} tokens a step",
@@ -118,14 +108,6 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     # One slot more than sequences may run: the engine's own.
     executor = LocalExecutor(runner, bounds.rows + 1, -(-bounds.length // config.cache.block_size))
     return Engine(executor, scheduler, limits, facts, max_pending_steps=2 if config.scheduler.async_scheduling else 1)
-
-
-def attention_name(cache: Tensor, dtype: torch.dtype) -> str:
-    """Whose attention of activations in ``dtype`` runs over this cache [pages, P, Hkv, D]."""
-    like = torch.empty(0, dtype=dtype, device=cache.device)
-    if is_native(like, cache):
-        return "native, over pages"
-    return "Triton, over pages" if triton.usable(like) else "torch, over pages"
 
 
 def device_name(device: torch.device) -> str:

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.kernels.ops.dense import TorchDense
+from aiakq.kernels.ops.embedding import EmbeddingLayer
+from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.linear import AnyLinear, Embedding
-from aiakq.runtime.loader.weights import Part, WantedWeights
+from aiakq.runtime.loader.required import Part, RequiredWeights
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 
 
 @dataclass
-class _Noted(WantedWeights):
-    """``Weights`` that note the linear layers as they run: those with the same input as one."""
+class ShapeRecorder(RequiredWeights):
+    """``Weights`` that record the linear layers as they run: those with the same input as one."""
 
-    found: list[tuple[str, int, int]] = field(default_factory=list)
+    shapes: list[tuple[str, int, int]] = field(default_factory=list)
 
-    def linear(self, name: str, n: int, k: int, *, bias: bool = False) -> AnyLinear:
+    def linear(self, name: str, n: int, k: int, *, bias: bool = False) -> LinearLayer:
         return self.stacked([(name, n)], k, bias=bias)
 
-    def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> AnyLinear:
-        self.found.append((parts[0][0], sum(n for _, n in parts), k))
-        return self.dense(torch.empty((), dtype=self.dtype, device="meta").expand(self.found[-1][1], k))
+    def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> LinearLayer:
+        self.shapes.append((parts[0][0], sum(n for _, n in parts), k))
+        return TorchDense(self._empty(self.shapes[-1][1], k))
 
-    def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[Embedding, AnyLinear | None]:
+    def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
         if tied:
-            self.found.append(("lm_head", vocab, width))
+            self.shapes.append(("lm_head", vocab, width))
         return super().embedding(name, vocab, width, tied=tied)
 
 
@@ -47,7 +46,6 @@ def linear_shapes(config: ModelConfig, checkpoint: Checkpoint) -> list[tuple[str
             reason="aiakq has no model of its own for it",
             known=FAMILIES,
         )
-    weights = _Noted(checkpoint, limit=4 * len(checkpoint.inventory) + 1000)
-    with torch.device("meta"):
-        importlib.import_module(ARCHITECTURES[config.architecture]).build(config, weights)
-    return weights.found
+    recorder = ShapeRecorder(checkpoint, limit=4 * len(checkpoint.inventory) + 1000)
+    ARCHITECTURES.load(config.architecture).build(config, recorder)
+    return recorder.shapes

@@ -18,23 +18,35 @@ from torch import Tensor, nn
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import Difference, refusal
-from aiakq.kernels.ops.attention import paged_attention, write_kv
-from aiakq.kernels.types import AttentionContext
+from aiakq.kernels.ops import Ops
+from aiakq.kernels.ops.attention import PagedAttention
+from aiakq.kernels.ops.linear import ROW_MULTIPLE, LinearLayer
+from aiakq.kernels.types import AttentionContext, AttentionSpec
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.layers.attention import LayerCache
-from aiakq.runtime.layers.linear import ROW_MULTIPLE, QLinear
+from aiakq.runtime.loader.description import describe_linear_layers, describe_operations
+from aiakq.runtime.loader.weights import CheckpointWeights, open_weights, operations
 from aiakq.runtime.models import FAMILIES
 from aiakq.runtime.models.decoder import Model, ModelInput
 
 _numbers = itertools.count()
 
 
-class _PagedAttention:
-    """The attention function of one loaded model; ``bind`` says where the current step's tokens live."""
+class _AttentionFunction:
+    """The attention function of one loaded model; ``bind`` says where the current step's tokens are in the cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+        self._bound: dict[tuple, PagedAttention] = {}
         self._caches: list[LayerCache] = []
         self._context: AttentionContext | None = None
+
+    def layer(self, heads: int, kv_heads: int, head_dim: int, scale: float, window: int | None) -> PagedAttention:
+        """Paged attention with these numbers, which transformers tells at the first call only."""
+        key = (heads, kv_heads, head_dim, scale, window)
+        if key not in self._bound:
+            self._bound[key] = self._ops.attention(AttentionSpec(heads, kv_heads, head_dim, scale, window))
+        return self._bound[key]
 
     def bind(self, caches: list[LayerCache], context: AttentionContext | None) -> None:
         self._caches, self._context = caches, context
@@ -54,23 +66,28 @@ class _PagedAttention:
         assert self._context is not None, "the model was called outside a step"
         cache = self._caches[int(module.layer_idx)]  # type: ignore[arg-type]
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        write_kv(k, v, cache, self._context.slots)
         scale = scaling if scaling is not None else q.shape[-1] ** -0.5
-        out = paged_attention(q.contiguous(), cache, self._context, scale, sliding_window)
-        return out.unsqueeze(0), None
+        layer = self.layer(q.shape[1], k.shape[1], q.shape[2], scale, sliding_window)
+        layer.write(k, v, cache, self._context.slots)
+        return layer.attend(q.contiguous(), cache, self._context).unsqueeze(0), None
 
 
 class TransformersModel:
-    """A transformers causal language model as the runner wants it (see decoder.Model)."""
+    """A transformers causal language model behind the interface decoder.Model."""
 
-    def __init__(self, hf: Any, attention: _PagedAttention, config: EngineConfig) -> None:
+    def __init__(self, hf: Any, attention: _AttentionFunction, ops: Ops, config: EngineConfig) -> None:
         text = config.model
-        self.hf = hf
+        self.hf, self.ops = hf, ops
         head = hf.get_output_embeddings()
         self.vocab_size = head.out_features if isinstance(head, _QuantizedModule) else head.weight.shape[0]
         self.kv_shape = (text.num_layers, text.num_kv_heads, text.head_dim)
         self.row_multiple = ROW_MULTIPLE
         self._attention = attention
+        self._spec = AttentionSpec(text.num_heads, text.num_kv_heads, text.head_dim, text.head_dim**-0.5)
+
+    def new_caches(self, pages: int, page_size: int) -> list[LayerCache]:
+        """See Model.new_caches."""
+        return [self.ops.new_cache(self._spec, pages, page_size) for _ in range(self.kv_shape[0])]
 
     def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
         """See Model.forward."""
@@ -88,26 +105,31 @@ class TransformersModel:
 
 
 class _QuantizedModule(nn.Module):
-    """A QLinear in the place of an nn.Linear."""
+    """A quantized layer in the place of an nn.Linear."""
 
-    def __init__(self, linear: QLinear, out_features: int) -> None:
+    def __init__(self, linear: LinearLayer, out_features: int) -> None:
         super().__init__()
         self.linear = linear
         self.out_features = out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x)
+        """x [..., K] -> [..., N]."""
+        return self.linear(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
-def load_transformers_model(config: EngineConfig) -> tuple[Model, str]:
-    """Load the architecture of ``config`` through transformers; returns it and a line about its linear layers.
+def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]]:
+    """Load the architecture of ``config`` through transformers; returns it and rows of the start-up table.
 
     Raises ``model_unsupported`` when its attention cannot be replaced, ``remote_code`` when it needs its own Python.
     """
     from transformers import AutoModelForCausalLM
 
     name = f"aiakq_paged_{next(_numbers)}"
-    attention = _PagedAttention()
+    weights = None
+    if config.spec is not None and config.load.load_format != "dummy":
+        weights = open_weights(config)
+    ops = operations(config) if weights is None else weights.ops
+    attention = _AttentionFunction(ops)
     _register(name, attention)
     hf_config = _hf_config(config)
     hf_config._attn_implementation = name
@@ -132,13 +154,18 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, str]:
         raise _unsupported(config, str(failure).strip().splitlines()[0]) from None
     if not _attention_replaceable(hf):
         raise _unsupported(config, "transformers offers no way to replace its attention")
-    kinds = f"{sum(isinstance(m, nn.Linear) for m in hf.modules())} x w16: torch"
-    if config.spec is not None and config.load.load_format != "dummy":
-        kinds, replaced = _put_quantized(hf, config)
+    linear_layers = f"{sum(isinstance(m, nn.Linear) for m in hf.modules())} x w16: torch"
+    if weights is not None:
+        replaced = _replace_quantized(hf, weights)
+        linear_layers = describe_linear_layers(ops)
         differences = [each for each in differences if each.name not in replaced]
     if problem := refusal(str(config.load.path), differences):
         raise problem
-    return TransformersModel(hf.to(config.device.device).eval(), attention, config), f"{kinds} (inside transformers)"
+    model = TransformersModel(hf.to(config.device.device).eval(), attention, ops, config)
+    text = config.model
+    attention.layer(text.num_heads, text.num_kv_heads, text.head_dim, text.head_dim**-0.5, None)
+    ops.sampling()
+    return model, describe_operations(ops) | {"linear layers": f"{linear_layers} (inside transformers)"}
 
 
 def _hf_config(config: EngineConfig) -> Any:
@@ -203,12 +230,12 @@ def _without_load_report() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def _register(name: str, attention: _PagedAttention) -> None:
+def _register(name: str, attention: _AttentionFunction) -> None:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(name, attention)
-    # The pages know who may see whom; no mask is made.
+    # Paged attention masks by position itself: no mask is made.
     AttentionMaskInterface.register(name, lambda *args, **kwargs: None)
 
 
@@ -220,14 +247,12 @@ def _attention_replaceable(hf: Any) -> bool:
 
 
 def _unsupported(config: EngineConfig, reason: str) -> Exception:
-    return error("model_unsupported", architecture=config.model.architecture, reason=reason.rstrip("."), known=FAMILIES)
+    reason = reason.rstrip(".")
+    return error("model_unsupported", architecture=config.model.architecture, reason=reason, known=FAMILIES)
 
 
-def _put_quantized(hf: Any, config: EngineConfig) -> tuple[str, set[str]]:
-    """Replace the linears that the checkpoint holds quantized. Returns a line about them, and the tensors replaced."""
-    from aiakq.runtime.loader.weights import describe_kinds, open_weights
-
-    weights = open_weights(config)
+def _replace_quantized(hf: Any, weights: CheckpointWeights) -> set[str]:
+    """Replace the linear layers that the checkpoint holds quantized. Returns the names of the tensors replaced."""
     left = set(weights.checkpoint.quantized_linears())
     prefix = f"{hf.base_model_prefix}."
     replaced = set()
@@ -235,11 +260,10 @@ def _put_quantized(hf: Any, config: EngineConfig) -> tuple[str, set[str]]:
         stored = name if name in left else name.removeprefix(prefix)
         if stored in left and isinstance(module, nn.Linear):
             linear = weights.linear(stored, module.out_features, module.in_features, bias=module.bias is not None)
-            assert isinstance(linear, QLinear)
             hf.set_submodule(name, _QuantizedModule(linear, module.out_features))
             left.remove(stored)
             replaced |= {f"{name}.weight", f"{name}.bias"}
     if left:
         reason = f"there is no place for the quantized layer {min(left)}"
-        raise error("tensor_mismatch", path=config.load.path, reason=reason)
-    return describe_kinds(weights.kinds), replaced
+        raise error("tensor_mismatch", path=weights.checkpoint.path, reason=reason)
+    return replaced

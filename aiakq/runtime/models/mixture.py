@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.experts import SparseMLP
-from aiakq.runtime.layers.linear import AnyLinear
 from aiakq.runtime.models.decoder import GatedMLP, Weights
 
 
@@ -45,7 +45,7 @@ class Mixture:
         if self.top_k > self.count:
             reason = f"a token goes to {self.top_k} of {self.count} experts"
             raise error("model_malformed", file="config.json", reason=reason)
-        D, act = config.hidden_size, activation(config.activation)
+        D, act = config.hidden_size, activation(config.activation, weights.ops)
         fused = weights.has(f"{self.inside}.experts.gate_up_proj")
         at = self.inside if fused else self.at
         if fused:
@@ -59,14 +59,14 @@ class Mixture:
             normalize=self.normalize,
         )
 
-    def _separate(self, at: str, D: int, weights: Weights) -> tuple[AnyLinear, AnyLinear]:
+    def _separate(self, at: str, D: int, weights: Weights) -> tuple[LinearLayer, LinearLayer]:
         gate, up, down = self.names
         return (
             weights.stacked([(f"{at}.{gate}", self.width), (f"{at}.{up}", self.width)], D),
             weights.linear(f"{at}.{down}", D, self.width),
         )
 
-    def _fused(self, at: str, D: int, weights: Weights) -> list[tuple[AnyLinear, AnyLinear]]:
+    def _fused(self, at: str, D: int, weights: Weights) -> list[tuple[LinearLayer, LinearLayer]]:
         both = weights.tensor(f"{at}.experts.gate_up_proj", self.count, 2 * self.width, D)
         down = weights.tensor(f"{at}.experts.down_proj", self.count, D, self.width)
         return [(weights.dense(pair), weights.dense(last)) for pair, last in zip(both, down, strict=True)]

@@ -51,5 +51,5 @@ def gated(config: ModelConfig, weights: Weights, at: str, width: int) -> GatedML
     return GatedMLP(
         gate_up=weights.stacked([(f"{at}.gate_proj", width), (f"{at}.up_proj", width)], config.hidden_size),
         down=weights.linear(f"{at}.down_proj", config.hidden_size, width),
-        act=activation(config.activation),
+        act=activation(config.activation, weights.ops),
     )

@@ -8,9 +8,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.kernels.cpu.attention import PagedAttention, new_cache
-from aiakq.kernels.ops import attention
-from aiakq.kernels.types import AttentionContext
+from aiakq.kernels.cpu.attention import NativeAttention, new_cache, supports
+from aiakq.kernels.ops import Ops
+from aiakq.kernels.ops.attention import TorchAttention
+from aiakq.kernels.types import AttentionContext, AttentionSpec
+
+CPU = torch.device("cpu")
 
 NAN = float("nan")
 CACHES = [torch.float32, torch.float16, torch.bfloat16, torch.int8]
@@ -28,7 +31,7 @@ class Case:
         self.lengths = sorted(lengths, key=lambda pair: pair[1] > 1)
         counts = [-(-(old + new) // P) for old, new in self.lengths]
         free = (torch.randperm(sum(counts) + 3, generator=random) + 1).tolist()
-        self.cache = new_cache(sum(counts) + 4, P, Hkv, D, cache, cache == torch.int8)
+        self.cache = new_cache(sum(counts) + 4, P, Hkv, D, cache, CPU)
         for part in self.cache:
             part.fill_(127 if part.dtype == torch.int8 else NAN)
         table, self.slots, starts = [], [], [0]
@@ -52,13 +55,13 @@ class Case:
         )
         owned = torch.cat(self.slots)
         k, v = (torch.randn(len(owned), Hkv, D, generator=random) for _ in range(2))
-        attention.write_kv(k, v, self.cache, owned)
+        NativeAttention(AttentionSpec(H, Hkv, D, 1.0)).write(k, v, self.cache, owned)
         self.query = torch.randn(T, H * D, generator=random).to(dtype)
         self.shape = (H, Hkv, D)
 
     def run(self, window=None, context=None, query=None):
         H, Hkv, D = self.shape
-        layer = PagedAttention(H, Hkv, D, D**-0.5, window)
+        layer = NativeAttention(AttentionSpec(H, Hkv, D, D**-0.5, window))
         return layer.attend(self.query if query is None else query, self.cache, context or self.context)
 
     def read(self, which, s):
@@ -228,16 +231,19 @@ def test_very_large_score_differences_do_not_overflow(isa):
     assert torch.allclose(case.run().double(), mean, atol=1e-6)
 
 
-def test_native_attention_is_chosen_where_it_is_supported(native):
-    x, cache = torch.zeros(1, 2, 8), torch.zeros(2, 4, 2, 8)
-    assert attention.is_native(x, cache)
-    assert not attention.is_native(x.double(), cache) and not attention.is_native(x.to("meta"), cache)
-    assert not attention.is_native(x, torch.zeros(2, 4, 2, 2000)), "larger heads than it has room for"
-    try:
-        attention.use("torch")
-        assert not attention.is_native(x, cache)
-    finally:
-        attention.use(None)
+def test_native_attention_is_selected_where_it_is_supported(native, monkeypatch):
+    def selected(dtype=torch.float32, cache=torch.float32, head_dim=8):
+        ops = Ops(CPU, dtype, cache)
+        ops.attention(AttentionSpec(2, 2, head_dim, 1.0))
+        return ops.selected("attention")
+
+    assert selected() == selected(cache=torch.int8) == {"cpu"}
+    assert selected(torch.float64) == selected(cache=torch.float8_e5m2) == {"torch"}
+    assert selected(head_dim=2000) == {"torch"}, "larger heads than it has room for"
+    spec = AttentionSpec(2, 2, 8, 1.0)
+    assert supports(spec.problem(torch.float32, torch.float32, "meta"))
+    monkeypatch.setenv("AIAKQ_KERNELS", "attention=torch")
+    assert selected() == {"torch"}
 
 
 @pytest.mark.parametrize("cache", CACHES, ids=str)
@@ -246,12 +252,10 @@ def test_matches_the_torch_implementation(native, cache):
     case = Case([(30, 1), (200, 1), (0, 40), (10, 5)], 8, 2, 32, 16, cache=cache, padding=0)
     for part in case.cache:
         part.nan_to_num_(0)  # torch multiplies hidden values by 0
-    H, _, D = case.shape
-    try:
-        attention.use("torch")
-        query = case.query.view(-1, H, D)
-        wanted = attention.paged_attention(query, case.cache, case.context, D**-0.5, 33)
-    finally:
-        attention.use(None)
-    found = attention.paged_attention(query, case.cache, case.context, D**-0.5, 33)
+    H, Hkv, D = case.shape
+    spec = AttentionSpec(H, Hkv, D, D**-0.5, 33)
+    reference = TorchAttention(spec, spec.problem(torch.float32, cache, "cpu"))
+    query = case.query.view(-1, H, D)
+    wanted = reference.attend(query, case.cache, case.context)
+    found = NativeAttention(spec).attend(query, case.cache, case.context)
     assert (found - wanted).norm() / wanted.norm() < 1e-5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.kernels.cpu import dense
+from aiakq.kernels.ops import Ops
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 #: (M, N, K): one of everything, odd ones, more rows than are worked on side by side.
@@ -23,7 +23,7 @@ def test_every_dtype_of_weights_and_activations_matches_float64(isa, stored):
         for dtype, tolerance in TOLERANCE.items():
             x = random(m, k, seed=m).to(dtype)
             for added in (None, bias):
-                y = dense.prepare(weight, added, dtype)(x)
+                y = Ops(torch.device("cpu"), dtype).dense(weight, added)(x)
                 wanted = x.double() @ weight.double().T + (0 if added is None else added.double())
                 size = (x.double().abs() @ weight.double().abs().T).norm(dim=1) / k**0.5 + wanted.norm(dim=1)
                 assert y.shape == (m, n) and y.dtype == dtype
@@ -35,13 +35,13 @@ def test_sums_of_whole_numbers_are_exact(isa):
     x = torch.randint(-50, 50, (13, 77), generator=torch.Generator().manual_seed(1)).float()
     weight = torch.randint(-50, 50, (45, 77), generator=torch.Generator().manual_seed(2)).float()
     for stored in TOLERANCE:
-        assert torch.equal(dense.prepare(weight.to(stored), None, torch.float32)(x), x @ weight.T)
+        assert torch.equal(Ops(torch.device("cpu"), torch.float32).dense(weight.to(stored))(x), x @ weight.T)
 
 
 @pytest.mark.parametrize("stored", TOLERANCE, ids=str)
 def test_a_row_does_not_depend_on_the_other_rows(isa, stored):
     for k in (64, 101):
-        layer = dense.prepare(random(70, k).to(stored), None, torch.float32)
+        layer = Ops(torch.device("cpu"), torch.float32).dense(random(70, k).to(stored))
         x = random(41, k, seed=2)
         together = layer(x)
         for count in (1, 2, 3, 4, 5, 7, 11, 12, 13, 16, 25):
@@ -52,7 +52,7 @@ def test_a_row_does_not_depend_on_the_other_rows(isa, stored):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
 def test_non_finite_values_stay_in_their_row(isa, value):
     for stored in TOLERANCE:
-        layer = dense.prepare(random(40, 65).to(stored), None, torch.float32)
+        layer = Ops(torch.device("cpu"), torch.float32).dense(random(40, 65).to(stored))
         x = random(15, 65, seed=5)
         clean = layer(x)
         x[3, 60] = value
@@ -65,7 +65,7 @@ def test_rows_of_any_stride_and_nothing_written_outside_the_output(isa, apply):
     for stored in TOLERANCE:
         for dtype in TOLERANCE:
             for n, k in ((33, 71), (64, 72)):
-                layer = dense.prepare(random(n, k).to(stored), random(n, seed=1), dtype)
+                layer = Ops(torch.device("cpu"), dtype).dense(random(n, k).to(stored), random(n, seed=1))
                 x = random(14, k, seed=2).to(dtype)
                 wide = torch.full((14, k + 9), float("nan"), dtype=dtype)
                 wide[:, 3 : k + 3] = x
@@ -80,7 +80,7 @@ def test_rows_of_any_stride_and_nothing_written_outside_the_output(isa, apply):
 def test_any_number_of_threads_gives_the_same_bits(isa, threads):
     x = random(19, 129, seed=9)
     for stored in TOLERANCE:
-        layer = dense.prepare(random(500, 129).to(stored), None, torch.float32)
+        layer = Ops(torch.device("cpu"), torch.float32).dense(random(500, 129).to(stored))
         found = []
         for count in (1, 2, 3, 4):
             threads(count)
@@ -94,7 +94,7 @@ def test_outputs_round_like_torch_at_the_limits_of_their_dtype(isa, apply):
         [1 + 2**-11, 1 + 3 * 2**-11, 2**-24, 2**-25, 3 * 2**-26, 6.1e-5, 5.97e-8, 65504, 65519.9, 65520, 1e-30, 1e30]
         + [1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, 3.39e38, -0.0, 1e-40, float("inf")]
     )
-    one = dense.prepare(torch.ones(1, 1), None, torch.float32)
+    one = Ops(torch.device("cpu"), torch.float32).dense(torch.ones(1, 1))
     for dtype in (torch.float16, torch.bfloat16):
         wanted = values.to(dtype)
         for sign in (1, -1):

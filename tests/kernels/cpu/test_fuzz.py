@@ -6,7 +6,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aiakq.kernels.cpu import dense, linear
+from aiakq.kernels.cpu import linear
+from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops import linear_reference as reference
 
 CPU = torch.device("cpu")
@@ -31,9 +32,9 @@ def test_weight_only_products_of_random_shapes_match_float64(isa, make_weight, m
     wanted = x.double() @ natural.T + (weight.bias.double() if bias else 0)
     size = (x.double().abs() @ natural.abs().T).norm(dim=1) / k**0.5 + wanted.norm(dim=1)
     for exact, tolerance in ((True, 1e-5), (False, 0.05)):
-        y = linear.run(x, linear.prepare(weight, weight.problem(torch.float32, CPU, exact=exact)))
+        y = linear.prepare(weight, weight.problem(torch.float32, "cpu", exact=exact))(x)
         assert ((y.double() - wanted).norm(dim=1) <= tolerance * size).all()
-        last = linear.run(x[-1:].contiguous(), linear.prepare(weight, weight.problem(torch.float32, CPU, exact=exact)))
+        last = linear.prepare(weight, weight.problem(torch.float32, "cpu", exact=exact))(x[-1:].contiguous())
         assert torch.equal(last, y[-1:])
 
 
@@ -43,14 +44,14 @@ def test_w8a8_products_of_random_shapes_are_exact(isa, make_weight, m, n, k, bia
     weight = make_weight(n, k, 8, k, bias=bias, w8a8=True)
     weight.input_scale = torch.tensor(0.02) if static else None
     x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
-    problem = weight.problem(torch.float32, CPU)
+    problem = weight.problem(torch.float32, "cpu")
     # Not the reference's own product: torch's of a single input is wrong.
     codes, scale = reference.quantize_activations(x, weight.input_scale)
     sums = codes.long() @ (weight.codes.long() - 128).T
     wanted = sums.to(torch.float32) * scale * weight.scales[:, 0]
     if bias:
         wanted += weight.bias
-    assert torch.equal(linear.run(x, linear.prepare(weight, problem)), wanted)
+    assert torch.equal(linear.prepare(weight, problem)(x), wanted)
 
 
 @FUZZ
@@ -65,4 +66,5 @@ def test_dense_products_of_random_shapes_match_float64(isa, m, n, k, stored):
     weight, x = torch.randn(n, k, generator=random).to(stored), torch.randn(m, k, generator=random)
     wanted = x.double() @ weight.double().T
     size = (x.double().abs() @ weight.double().abs().T).norm(dim=1) / k**0.5 + wanted.norm(dim=1)
-    assert ((dense.prepare(weight, None, torch.float32)(x).double() - wanted).norm(dim=1) <= 1e-5 * size).all()
+    found = Ops(torch.device("cpu"), torch.float32).dense(weight)(x)
+    assert ((found.double() - wanted).norm(dim=1) <= 1e-5 * size).all()

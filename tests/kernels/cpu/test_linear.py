@@ -64,7 +64,7 @@ def test_weight_only_products_match_float64(isa, bits, make_weight):
                 ordered = x if weight.perm is None else x[:, weight.perm]
                 for exact in (True, False):
                     seen = ordered.double() if exact else rounded(x, weight).double()
-                    y = linear.run(x, linear.prepare(weight, weight.problem(dtype, CPU, exact=exact)))
+                    y = linear.prepare(weight, weight.problem(dtype, "cpu", exact=exact))(x)
                     assert y.shape == (ROWS, n) and y.dtype == dtype
                     # One output alone can come out near 0: measured against the size of what was added up.
                     wanted = seen @ dense.T + added
@@ -77,7 +77,7 @@ def test_rounding_activations_to_8_bits_adds_a_small_error(isa, make_weight, wor
     for bits in (2, 3, 4, 8):
         weight = make_weight(96, 512, bits, 128, "codes")
         x = torch.randn(ROWS, 512, generator=torch.Generator().manual_seed(1))
-        y = linear.run(x, linear.prepare(weight, weight.problem(torch.float32, CPU, exact=False)))
+        y = linear.prepare(weight, weight.problem(torch.float32, "cpu", exact=False))(x)
         assert worst_row(y, x.double() @ in_order(weight).T) < 0.012
 
 
@@ -90,9 +90,9 @@ def test_w8a8_equals_the_reference_bit_for_bit(isa, make_weight, static):
             weight.bias = weight.bias.to(dtype)
             x = torch.randn(ROWS, k, generator=torch.Generator().manual_seed(n)).to(dtype)
             x[1] = 0.0
-            problem = weight.problem(dtype, CPU)
-            wanted = reference.run(x, reference.prepare(weight, problem))
-            assert torch.equal(linear.run(x, linear.prepare(weight, problem)), wanted), (n, k, dtype)
+            problem = weight.problem(dtype, "cpu")
+            wanted = reference.prepare(weight, problem)(x)
+            assert torch.equal(linear.prepare(weight, problem)(x), wanted), (n, k, dtype)
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
@@ -107,12 +107,12 @@ def test_a_row_does_not_depend_on_the_other_rows(isa, make_weight, exact):
         (8, 96, True),
     ):
         weight = make_weight(70, 96, bits, group, None if w8a8 else "codes", w8a8=w8a8)
-        state = linear.prepare(weight, weight.problem(torch.float32, CPU, exact=exact))
+        state = linear.prepare(weight, weight.problem(torch.float32, "cpu", exact=exact))
         x = torch.randn(29, 96, generator=random)
-        together = linear.run(x, state)
+        together = state(x)
         for count in (1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 24):
             rows = torch.randperm(29, generator=random)[:count]
-            assert torch.equal(linear.run(x[rows].contiguous(), state), together[rows]), (bits, group, count)
+            assert torch.equal(state(x[rows].contiguous()), together[rows]), (bits, group, count)
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
@@ -128,11 +128,11 @@ def test_non_finite_values_stay_in_their_row(isa, make_weight, exact, value):
     ):
         for zeros in (None,) if w8a8 else (None, "codes", "floats"):
             weight = make_weight(40, 96, bits, group, zeros, w8a8=w8a8)
-            state = linear.prepare(weight, weight.problem(torch.float32, CPU, exact=exact))
+            state = linear.prepare(weight, weight.problem(torch.float32, "cpu", exact=exact))
             x = torch.randn(8, 96, generator=torch.Generator().manual_seed(5))
-            clean = linear.run(x, state)
+            clean = state(x)
             x[3, 70] = value
-            y = linear.run(x, state)
+            y = state(x)
             others = [0, 1, 2, 4, 5, 6, 7]
             assert torch.equal(y[others], clean[others])
             assert y[3].isnan().all(), (bits, group, zeros, w8a8)
@@ -141,17 +141,17 @@ def test_non_finite_values_stay_in_their_row(isa, make_weight, exact, value):
 def test_a_row_of_zeros_gives_the_bias(isa, make_weight):
     for exact in (True, False):
         weight = make_weight(50, 64, 4, 32, "codes", bias=True)
-        state = linear.prepare(weight, weight.problem(torch.float32, CPU, exact=exact))
-        assert torch.equal(linear.run(torch.zeros(3, 64), state), weight.bias.expand(3, -1))
+        state = linear.prepare(weight, weight.problem(torch.float32, "cpu", exact=exact))
+        assert torch.equal(state(torch.zeros(3, 64)), weight.bias.expand(3, -1))
         # And the smallest numbers there are do no harm.
-        assert torch.allclose(linear.run(torch.full((3, 64), 1e-40), state), weight.bias.expand(3, -1))
+        assert torch.allclose(state(torch.full((3, 64), 1e-40)), weight.bias.expand(3, -1))
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 def test_rows_of_any_stride_and_nothing_written_outside_the_output(isa, make_weight, apply, exact):
     for n, dtype in ((33, torch.float32), (5, torch.bfloat16), (50, torch.float16), (64, torch.float32)):
         weight = make_weight(n, 72, 4, 24, "codes", bias=True)
-        state = linear.prepare(weight, weight.problem(dtype, CPU, exact=exact))
+        state = linear.prepare(weight, weight.problem(dtype, "cpu", exact=exact))
         random = torch.Generator().manual_seed(n)
         x = torch.randn(7, 72, generator=random).to(dtype)
         wide = torch.full((7, 80), float("nan"), dtype=dtype)
@@ -171,11 +171,11 @@ def test_any_number_of_threads_gives_the_same_bits(isa, make_weight, threads):
     for count in (1, 2, 3, 4):
         threads(count)
         for exact in (True, False):
-            found.append(linear.run(x, linear.prepare(weight, weight.problem(torch.float32, CPU, exact=exact))))
+            found.append(linear.prepare(weight, weight.problem(torch.float32, "cpu", exact=exact))(x))
     assert all(torch.equal(one, found[i % 2]) for i, one in enumerate(found))
 
 
 def test_zero_rows_give_an_empty_result(isa, make_weight):
     weight = make_weight(33, 64, 4, 32)
-    state = linear.prepare(weight, weight.problem(torch.float32, CPU))
-    assert linear.run(torch.empty(0, 64), state).shape == (0, 33)
+    state = linear.prepare(weight, weight.problem(torch.float32, "cpu"))
+    assert state(torch.empty(0, 64)).shape == (0, 33)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.kernels.cpu import dense, library
+from aiakq.kernels.cpu import library
+from aiakq.kernels.cpu.activation import NativeActivation
+from aiakq.kernels.cpu.embedding import NativeRowSelection
+from aiakq.kernels.cpu.norm import NativeNorm
 from aiakq.kernels.cpu.recording import Recording, RecordingError
-from aiakq.kernels.cpu.rows import NativeGate, NativeNorm, NativeSelection
+from aiakq.kernels.ops import Ops
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -26,9 +29,9 @@ class Stack:
         self.layers = [
             (
                 NativeNorm(weight(WIDTH), None, 1e-5, centered=False),
-                dense.prepare(weight(4 * WIDTH, WIDTH), None, torch.float32),
-                NativeGate("silu"),
-                dense.prepare(weight(WIDTH, 2 * WIDTH), None, torch.float32),
+                Ops(torch.device("cpu"), torch.float32).dense(weight(4 * WIDTH, WIDTH)),
+                NativeActivation("silu"),
+                Ops(torch.device("cpu"), torch.float32).dense(weight(WIDTH, 2 * WIDTH)),
             )
             for _ in range(LAYERS)
         ]
@@ -36,7 +39,7 @@ class Stack:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         added = None
         for norm, first, gate, second in self.layers:
-            added = second(gate.halves(first(norm(x, added))))
+            added = second(gate.gated(first(norm(x, added))))
         return added
 
 
@@ -101,7 +104,7 @@ def test_operations_of_torch_are_refused():
 
 def test_selecting_rows_equals_indexing():
     x = torch.randn(9, WIDTH)
-    select = NativeSelection()
+    select = NativeRowSelection()
     numbers = torch.tensor([3, 0, 8, 3])
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         assert torch.equal(select(x.to(dtype), numbers), x.to(dtype)[numbers])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.kernels.cpu.attention import PagedAttention, Turning, new_cache
-from aiakq.kernels.ops import attention
-from aiakq.kernels.types import AttentionContext
-from aiakq.runtime.layers.norm import RMSNorm
-from aiakq.runtime.layers.rotary import Rotary
+from aiakq.kernels.cpu.attention import NativeAttention, new_cache
+from aiakq.kernels.ops.attention import TorchAttention
+from aiakq.kernels.ops.rotary import apply_rotary, rotary_factors
+from aiakq.kernels.types import AttentionContext, AttentionSpec
+from aiakq.runtime.layers.rotary import rotary_tables
+
+CPU = torch.device("cpu")
 
 T, P, PAGES = 13, 7, 5
 #: (H, Hkv, D, rotated part): whole heads, a part of them, halves that are no multiple of 16.
@@ -37,13 +39,14 @@ class Case:
             query_start_list=[0, T - 2],
             kv_len_list=[T - 2],
         )
-        self.cache = new_cache(PAGES, P, Hkv, D, cache, cache == torch.int8)
+        self.cache = new_cache(PAGES, P, Hkv, D, cache, CPU)
         rope = {"rope_type": "default", "partial_rotary_factor": part}
-        self.rotary = Rotary(rope, D, 500, torch.float64, torch.device("cpu"))
+        self.rotary = rotary_tables(rope, D, 500, CPU)
         weights = [torch.rand(D, generator=random) + 0.5 for _ in range(2)]
-        self.norms = [RMSNorm(weight.double(), 1e-6) for weight in weights] if norms else None
-        turning = Turning(self.rotary.cosines, self.rotary.sines)
-        self.layer = PagedAttention(H, Hkv, D, 1.0, None, turning, *(weights if norms else (None, None)), 1e-6)
+        self.norms = weights if norms else None
+        self.layer = NativeAttention(
+            AttentionSpec(H, Hkv, D, 1.0, None, self.rotary, *(weights if norms else (None, None)), norm_eps=1e-6)
+        )
 
     def wanted(self):
         """q, k, v [T, heads, D] in float64, by the torch layers."""
@@ -52,11 +55,11 @@ class Case:
         q, k, v = (part.unflatten(1, (-1, D)) for part in parts)
         if self.norms:
             q, k = (
-                x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps) * norm.weight
-                for x, norm in zip((q, k), self.norms, strict=True)
+                x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double()
+                for x, weight in zip((q, k), self.norms, strict=True)
             )
-        angles = self.rotary.at(self.positions)
-        return self.rotary(q, angles), self.rotary(k, angles), v
+        factors = rotary_factors(self.rotary, self.positions, torch.float64)
+        return apply_rotary(q, factors), apply_rotary(k, factors), v
 
     def written(self, which):
         rows = self.cache[which].flatten(0, 1)[self.context.slots[:-2]].double()
@@ -76,7 +79,7 @@ def test_rotated_heads_and_cache_match_the_torch_layers(isa, dtype, norms):
         case = Case(*shape, dtype, dtype, norms)
         q, k, v = case.wanted()
         values = v.to(dtype).double()
-        out = case.layer.fused(case.qkv, case.positions, case.cache, case.context)
+        out = case.layer(case.qkv, case.positions, case.cache, case.context)
         assert far(case.qkv[:, : q[0].numel()], q.flatten(1)) < TOLERANCE[dtype], shape
         assert far(case.written(0), k[:-2]) < TOLERANCE[dtype], shape
         assert torch.equal(case.written(1), values[:-2]), shape
@@ -92,7 +95,7 @@ def test_caches_of_smaller_dtypes_hold_rounded_keys_and_values(isa, cache):
     for shape in SHAPES:
         case = Case(*shape, torch.float32, cache, True)
         _, k, v = case.wanted()
-        case.layer.fused(case.qkv, case.positions, case.cache, case.context)
+        case.layer(case.qkv, case.positions, case.cache, case.context)
         for which, wanted in ((0, k), (1, v)):
             if cache == torch.int8:
                 steps = wanted[:-2].abs().amax(-1, keepdim=True) / 127
@@ -101,19 +104,20 @@ def test_caches_of_smaller_dtypes_hold_rounded_keys_and_values(isa, cache):
                 assert far(case.written(which), wanted[:-2]) < TOLERANCE[cache], shape
 
 
-def test_separate_projections_of_any_stride_give_the_same_bits(isa, threads):
-    whole, apart = (Case(4, 2, 64, 1.0, torch.float32, torch.bfloat16, True) for _ in range(2))
+def test_keys_and_values_of_any_stride_are_written_the_same(isa, threads):
+    random = torch.Generator().manual_seed(3)
+    k, v = (torch.randn(T, 2, 64, generator=random) for _ in range(2))
+    slots = torch.randperm(P * (PAGES - 1), generator=random)[:T] + P
+    wide = torch.full((T, 300), NAN)
+    wide[:, 11:139] = v.flatten(1)
+    layer = NativeAttention(AttentionSpec(4, 2, 64, 1.0))
+    one, other = (new_cache(PAGES, P, 2, 64, torch.bfloat16, CPU) for _ in range(2))
     threads(1)
-    expected = whole.layer.fused(whole.qkv, whole.positions, whole.cache, whole.context)
-    q, k, v = apart.qkv.split((256, 128, 128), dim=1)
-    k, wide = k.contiguous(), torch.full((T, 300), NAN)
-    wide[:, 11:139] = v
+    layer.write(k, v, one, slots)
     threads(3)
-    found = apart.layer(q, k, wide[:, 11:139], apart.positions, apart.cache, apart.context)
-    assert torch.equal(found, expected)
-    assert torch.equal(whole.qkv[:, :256], apart.qkv[:, :256]) and torch.equal(k, whole.qkv[:, 256:384])
-    for one, other in zip(whole.cache, apart.cache, strict=True):
-        assert torch.equal(one, other)
+    layer.write(k, wide[:, 11:139].unflatten(1, (2, 64)), other, slots)
+    for expected, found in zip(one, other, strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_a_token_does_not_depend_on_the_other_tokens(isa):
@@ -121,7 +125,7 @@ def test_a_token_does_not_depend_on_the_other_tokens(isa):
     one, other = (Case(4, 2, 64, 1.0, torch.float32, torch.int8, True) for _ in range(2))
     other.qkv[3, 300] = NAN
     for case in (one, other):
-        case.layer.fused(case.qkv, case.positions, case.cache, case.context)
+        case.layer(case.qkv, case.positions, case.cache, case.context)
     rows = torch.arange(T) != 3
     assert torch.equal(one.qkv[rows, :256], other.qkv[rows, :256])
     kept = one.context.slots[:-2][rows[:-2]]
@@ -133,10 +137,10 @@ def test_a_token_does_not_depend_on_the_other_tokens(isa):
 def test_int8_caches_hold_zeros_and_very_large_values(isa):
     k = torch.zeros(3, 2, 20)
     k[1], k[2, 1] = 3e38, torch.linspace(-1, 1, 20)
-    cache = new_cache(2, 4, 2, 20, torch.int8, True)
+    cache = new_cache(2, 4, 2, 20, torch.int8, CPU)
     for part in cache:
         part.fill_(55 if part.dtype == torch.int8 else NAN)
-    attention.write_kv(k, -k, cache, torch.tensor([5, 6, 7]))
+    NativeAttention(AttentionSpec(2, 2, 20, 1.0)).write(k, -k, cache, torch.tensor([5, 6, 7]))
     for sign, codes, scale in zip((1, -1), cache[:2], cache[2:], strict=True):
         read = codes[1, 1:].float() * scale[1, 1:].unsqueeze(-1)
         assert (read - sign * k).abs().max() <= 1.2e36 and (read[0] == 0).all()
@@ -148,13 +152,10 @@ def test_cache_writes_match_the_torch_implementation(native):
     for cache, scaled in [(torch.bfloat16, False), (torch.int8, True)]:
         k, v = (torch.randn(6, 2, 24, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
         found = []
-        for implementation in ("torch", "native"):
-            caches = new_cache(3, 4, 2, 24, cache, scaled)
-            try:
-                attention.use(implementation)
-                attention.write_kv(k, v, caches, torch.tensor([4, 11, 5, 6, 9, 8]))
-            finally:
-                attention.use(None)
+        spec = AttentionSpec(2, 2, 24, 1.0)
+        for layer in (TorchAttention(spec, spec.problem(torch.float32, cache, "cpu")), NativeAttention(spec)):
+            caches = new_cache(3, 4, 2, 24, cache, CPU)
+            layer.write(k, v, caches, torch.tensor([4, 11, 5, 6, 9, 8]))
             found.append(caches)
         for one, other in zip(*found, strict=True):
             if scaled:

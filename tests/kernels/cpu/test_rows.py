@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from aiakq.kernels.cpu import rows
+from aiakq.kernels.cpu.activation import NativeActivation
+from aiakq.kernels.cpu.embedding import NativeEmbedding
 from aiakq.kernels.cpu.library import load_library
-from aiakq.runtime.layers.activation import activation
-from aiakq.runtime.layers.norm import LayerNorm, RMSNorm
+from aiakq.kernels.cpu.norm import NativeNorm
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: Relative to the largest value of a row or to 1: rounding of the result.
@@ -43,6 +43,14 @@ def strided(x: torch.Tensor) -> torch.Tensor:
     return wide[..., 2:-3]
 
 
+def rms_norm(weight: torch.Tensor, eps: float) -> NativeNorm:
+    return NativeNorm(weight, None, eps, centered=False)
+
+
+def layer_norm(weight: torch.Tensor, bias: torch.Tensor, eps: float) -> NativeNorm:
+    return NativeNorm(weight, bias, eps, centered=True)
+
+
 def normalized(x: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     x = x.double()
     if bias is not None:
@@ -57,7 +65,7 @@ def test_norms_match_float64(dtype, d):
     weight, bias = torch.randn(d).to(dtype), torch.randn(d).to(dtype)
     x = (torch.randn(7, d) * 3 + 1).to(dtype)
     residual = torch.randn(7, d).to(dtype)
-    for norm, shift in ((RMSNorm(weight, 1e-5), None), (LayerNorm(weight, bias, 1e-5), bias)):
+    for norm, shift in ((rms_norm(weight, 1e-5), None), (layer_norm(weight, bias, 1e-5), bias)):
         close(norm(x), normalized(x, 1e-5, weight, shift))
         assert torch.equal(norm(strided(x)), norm(x))
         total = x + residual
@@ -68,7 +76,7 @@ def test_norms_match_float64(dtype, d):
 
 
 def test_norms_of_heads_and_of_non_contiguous_views():
-    norm = RMSNorm(torch.randn(8), 1e-6)
+    norm = rms_norm(torch.randn(8), 1e-6)
     x = torch.randn(5, 3, 8)
     assert torch.equal(norm(x), norm(x.view(15, 8)).view(5, 3, 8))
     part = torch.randn(5, 5, 8)[:, 1:4]
@@ -78,27 +86,27 @@ def test_norms_of_heads_and_of_non_contiguous_views():
     assert torch.equal(norm(added, torch.ones(6, 8)), norm(turned + 1)) and torch.equal(added, turned + 1)
 
 
-@pytest.mark.parametrize("name", ["silu", "gelu_new", "gelu", "relu"])
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_gated_activations_match_float64(name, dtype, columns):
     torch.manual_seed(columns)
-    act = activation(name)
+    act = NativeActivation(name)
     both = (torch.randn(5, 2 * columns) * 4).to(dtype)
     gate, up = both.chunk(2, dim=-1)
-    alone = FUNCTIONS[act.name](gate.double())
+    alone = FUNCTIONS[name](gate.double())
     close(act(gate), alone)
-    close(act.times(gate, up), alone * up.double())
-    assert torch.equal(act.halves(both), act.times(gate, up))
-    assert torch.equal(act.times(strided(gate), strided(up)), act.times(gate, up))
+    close(act.gated(both), alone * up.double())
+    assert torch.equal(act.gated(strided(both)), act.gated(both))
+    assert torch.equal(act(strided(gate)), act(gate))
     assert torch.equal(act(gate[:, None]), act(gate)[:, None])
 
 
-@pytest.mark.parametrize("name", ["silu", "gelu_new", "gelu", "relu"])
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_activations_are_accurate_over_their_whole_range(name):
     x = torch.cat([torch.linspace(-12, 12, 40_001), torch.tensor([-1e4, -200.0, -90.0, 90.0, 200.0, 1e4])])
-    act = activation(name)
-    error = (act(x[None])[0].double() - FUNCTIONS[act.name](x.double())).abs()
+    act = NativeActivation(name)
+    error = (act(x[None])[0].double() - FUNCTIONS[name](x.double())).abs()
     assert (error <= 1e-6 + 2e-7 * x.abs()).all() and error[:40_001].max() < 2e-6
 
 
@@ -107,14 +115,14 @@ def test_non_finite_values_stay_in_their_row(bad):
     x = torch.randn(4, 37)
     broken = x.clone()
     broken[2, 33] = bad
-    norm = RMSNorm(torch.ones(37), 1e-6)
-    layer = LayerNorm(torch.ones(37), torch.zeros(37), 1e-6)
-    for call in (norm, layer, *(activation(name) for name in ("silu", "gelu", "gelu_new"))):
+    norm = rms_norm(torch.ones(37), 1e-6)
+    layer = layer_norm(torch.ones(37), torch.zeros(37), 1e-6)
+    for call in (norm, layer, *(NativeActivation(name) for name in ("silu", "gelu", "gelu_tanh"))):
         found = call(broken)
         assert torch.equal(found[[0, 1, 3]], call(x)[[0, 1, 3]])
         assert not found[2, 33].isfinite() or (bad == -math.inf and found[2, 33] == 0)
     assert not norm(broken)[2].isfinite().all() and layer(broken)[2].isnan().all()
-    assert activation("relu")(broken)[2, 33].isnan() == math.isnan(bad)
+    assert NativeActivation("relu")(broken)[2, 33].isnan() == math.isnan(bad)
 
 
 @pytest.mark.parametrize("table", DTYPES)
@@ -124,11 +132,11 @@ def test_embeddings_are_read_from_plain_tables_and_from_tiles(table, dtype, d):
     weight = torch.randn(75, d).to(table)
     ids = torch.tensor([0, 74, 33, 33, 5, 31, 32])
     wanted = weight[ids].to(dtype)
-    assert torch.equal(rows.NativeEmbedding(weight, 75, d, False, dtype)(ids), wanted)
+    assert torch.equal(NativeEmbedding(weight, 75, d, False, dtype)(ids), wanted)
     pairs = table == torch.bfloat16
     tiles = torch.empty(3, d + d % 2 if pairs else d, 32, dtype=table)
     load_library().cdll.aiakq_pack_floats(weight.data_ptr(), 75, d, weight.element_size(), pairs, tiles.data_ptr(), 1)
-    tiled = rows.NativeEmbedding(tiles, 75, d, True, dtype)
+    tiled = NativeEmbedding(tiles, 75, d, True, dtype)
     assert torch.equal(tiled(ids), wanted)
     outside = tiled(torch.tensor([-1, 75, 2]))
     assert outside[:2].isnan().all() and torch.equal(outside[2], weight[2].to(dtype))
@@ -136,9 +144,9 @@ def test_embeddings_are_read_from_plain_tables_and_from_tiles(table, dtype, d):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_other_rows_or_on_threads(dtype, threads):
-    x, up = torch.randn(600, 131).to(dtype), torch.randn(600, 131).to(dtype)
-    norm, act = RMSNorm(torch.randn(131), 1e-6), activation("silu")
-    for call in (norm, act, lambda part: act.times(part, up[: len(part)])):
+    x = torch.randn(600, 262).to(dtype)
+    norm, act = rms_norm(torch.randn(262), 1e-6), NativeActivation("silu")
+    for call in (norm, act, act.gated):
         threads(1)
         alone = torch.cat([call(x[:1]), call(x[:3])[1:]])
         threads(3)

@@ -15,7 +15,8 @@ from aiakq.kernels.cpu import build
 # In a process of its own: the runtimes a test run has loaded, and its threads, are not only ours.
 PRELUDE = """
 import os, torch
-from aiakq.kernels.cpu import dense, library
+from aiakq.kernels.cpu import library
+from aiakq.kernels.ops import Ops
 
 def threads():
     return len(os.listdir("/proc/self/task"))
@@ -27,7 +28,7 @@ def busy():
 def ours():
     return layer(x)
 
-layer = dense.prepare(torch.randn(4096, 256), None, torch.float32)
+layer = Ops(torch.device("cpu"), torch.float32).dense(torch.randn(4096, 256))
 x = torch.randn(8, 256)
 """
 

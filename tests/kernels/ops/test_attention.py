@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from aiakq.kernels.ops.attention import new_cache, paged_attention, use, write_kv
-from aiakq.kernels.types import AttentionContext
+from aiakq.kernels.ops import Ops
+from aiakq.kernels.ops.attention import IMPLEMENTATIONS
+from aiakq.kernels.types import AttentionContext, AttentionSpec
+
+CPU = torch.device("cpu")
 
 
 def dense(query, keys, values, scale, window):
@@ -31,7 +36,10 @@ class Case:
         self.lengths = sorted(lengths, key=lambda pair: pair[1] > 1)
         counts = [-(-(old + new) // P) for old, new in self.lengths]
         free = (torch.randperm(sum(counts) + 3, generator=generator) + 1).tolist()
-        self.caches = new_cache(sum(counts) + 4, P, Hkv, D, dtype, torch.device("cpu"))
+        self.spec = AttentionSpec(H, Hkv, D, D**-0.5)
+        self.ops = Ops(CPU, dtype)
+        layer = self.ops.attention(self.spec)
+        self.caches = self.ops.new_cache(self.spec, sum(counts) + 4, P)
         for cache in self.caches:
             cache.fill_(1e4)
         width = max(counts)
@@ -41,7 +49,7 @@ class Case:
             at = torch.arange(old + new)
             where = torch.tensor(pages)[at // P] * P + at % P
             k, v = (torch.randn(old + new, Hkv, D, generator=generator).to(dtype) for _ in range(2))
-            write_kv(k[:old], v[:old], self.caches, where[:old])
+            layer.write(k[:old], v[:old], self.caches, where[:old])
             self.keys.append(k)
             self.values.append(v)
             queries.append(torch.randn(new, H, D, generator=generator).to(dtype))
@@ -61,11 +69,12 @@ class Case:
         )
         new_keys = torch.cat([k[old:] for k, (old, _) in zip(self.keys, self.lengths, strict=True)])
         new_values = torch.cat([v[old:] for v, (old, _) in zip(self.values, self.lengths, strict=True)])
-        write_kv(new_keys, new_values, self.caches, self.context.slots)
+        layer.write(new_keys, new_values, self.caches, self.context.slots)
 
     def check(self, window, tolerance):
         scale = self.query.shape[-1] ** -0.5
-        found = paged_attention(self.query, self.caches, self.context, scale, window)
+        layer = self.ops.attention(replace(self.spec, sliding_window=window))
+        found = layer.attend(self.query, self.caches, self.context)
         starts = self.context.query_start_list
         for s, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             rows = slice(starts[s], starts[s + 1])
@@ -90,7 +99,7 @@ def test_matches_dense_attention(lengths, window):
             Case(lengths, H, Hkv, D, P).check(window, 1e-5)
 
 
-@pytest.mark.parametrize("implementation", ["torch", None])
+@pytest.mark.parametrize("implementation", ["torch", "cpu"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.int8], ids=str)
 @pytest.mark.parametrize("old, new", [(0, 1), (0, 3), (17, 1), (130, 6)])
 def test_what_others_left_in_a_page_need_not_be_finite(implementation, stored, old, new):
@@ -111,17 +120,19 @@ def test_what_others_left_in_a_page_need_not_be_finite(implementation, stored, o
     generator = torch.Generator().manual_seed(1)
     key, value = (torch.randn(total, H, D, generator=generator) for _ in range(2))
     query = torch.randn(new, H, D, generator=generator)
-    use(implementation)
-    try:
-        found = []
-        for left in (0.0, float("nan")):
-            cache = new_cache(pages + 2, P, H, D, stored, torch.device("cpu"))
-            for part in cache:
-                part.fill_(7 if part.dtype == torch.int8 else left)
-            write_kv(key, value, cache, slots)
-            found.append(paged_attention(query, cache, context, 1.0))
-    finally:
-        use(None)
+    spec = AttentionSpec(H, H, D, 1.0)
+    module = IMPLEMENTATIONS.load(implementation)
+    problem = spec.problem(torch.float32, stored, "cpu")
+    if reason := module.supports(problem):
+        pytest.skip(reason)
+    layer = module.prepare(spec, problem)
+    found = []
+    for left in (0.0, float("nan")):
+        cache = module.new_cache(pages + 2, P, H, D, stored, CPU)
+        for part in cache:
+            part.fill_(7 if part.dtype == torch.int8 else left)
+        layer.write(key, value, cache, slots)
+        found.append(layer.attend(query, cache, context))
     assert torch.equal(*found)
 
 
@@ -134,8 +145,8 @@ def test_result_does_not_depend_on_how_a_sequence_is_cut_or_who_is_near():
     """The same position, as part of a prompt, a chunk or a decode step, next to longer ones: equal bit for bit."""
     H, Hkv, D, P = 8, 2, 64, 16
     whole = Case([(0, 150)], H, Hkv, D, P)
-    scale = D**-0.5
-    expected = paged_attention(whole.query, whole.caches, whole.context, scale)
+    layer = whole.ops.attention(whole.spec)
+    expected = layer.attend(whole.query, whole.caches, whole.context)
     for old in (0, 3, 127, 128, 140, 149):
         context = whole.context
         part = AttentionContext(
@@ -147,5 +158,5 @@ def test_result_does_not_depend_on_how_a_sequence_is_cut_or_who_is_near():
             query_start_list=[0, 150 - old],
             kv_len_list=[150],
         )
-        found = paged_attention(whole.query[old:], whole.caches, part, scale)
+        found = layer.attend(whole.query[old:], whole.caches, part)
         assert torch.equal(found, expected[old:]), old

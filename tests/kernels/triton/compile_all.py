@@ -20,30 +20,17 @@ from compiling import SHARED, Compiled, compiled
 from triton.runtime.jit import MockTensor
 
 from aiakq.kernels.triton import (
-    attention as paged,
-)
-from aiakq.kernels.triton import (
-    attention_kernel as attention,
-)
-from aiakq.kernels.triton import (
+    attention,
+    attention_kernel,
     configs,
+    layouts,
     linear,
+    linear_int8_kernel,
+    linear_kernel,
 )
-from aiakq.kernels.triton import (
-    linear_int8_kernel as integers,
-)
-from aiakq.kernels.triton import (
-    linear_kernel as grouped,
-)
-from aiakq.kernels.triton import (
-    rotary_kernel as rotary,
-)
-from aiakq.kernels.triton import (
-    rows as layers,
-)
-from aiakq.kernels.triton import (
-    rows_kernel as rows,
-)
+from aiakq.kernels.triton.activation_kernel import gate_kernel
+from aiakq.kernels.triton.norm_kernel import norm_kernel
+from aiakq.kernels.triton.rotary_kernel import rotary_kernel
 
 HERE = Path(__file__).resolve().parent
 K, N = 4096, 4096
@@ -68,10 +55,10 @@ def grouped_kernels(arch: int) -> Iterator[dict[str, Any]]:
                 dtype = DTYPES[name]
                 halves = [MockTensor(dtype)] * 3
                 made = compiled(
-                    grouped.grouped_kernel, arch, halves[0], MockTensor(torch.float32), MockTensor(torch.int16),
-                    MockTensor(torch.int32), *halves, MockTensor(torch.float32), MockTensor(torch.int32),
+                    linear_kernel.grouped_kernel, arch, halves[0], MockTensor(torch.float32), MockTensor(torch.int16),
+                    MockTensor(torch.int32), *halves[:2], MockTensor(torch.float32), MockTensor(torch.int32),
                     K, 1024, N, 7, N, N_PADDED=N, STEPS=K // step, GROUP=group, BITS=bits, BKP=plane, BN=bn, BM=bm,
-                    SPLIT=4 if int(most) <= 64 else 1, STAGES=stages, BIAS=False, RESIDUAL=False,
+                    SPLIT=4 if int(most) <= 64 else 1, STAGES=stages, BIAS=False,
                     SCALE_FIRST="scale_first" in words, PLAIN=False, num_warps=warps,
                 )  # fmt: skip
                 kind = f"{scheme} g{group}" if group < K else scheme
@@ -84,10 +71,10 @@ def integer_kernels(arch: int) -> Iterator[dict[str, Any]]:
     for most, (bn, bm, warps, stages, *words) in configs.table("default")["integers"]["8"].items():
         y = MockTensor(torch.bfloat16)
         made = compiled(
-            integers.integers_kernel, arch, MockTensor(torch.int8), MockTensor(torch.float32), MockTensor(torch.int8),
-            MockTensor(torch.float32), y, y, y, MockTensor(torch.int32), MockTensor(torch.int32), N, 7, N,
-            K=K, BN=bn, BM=bm, BK=128, SPLIT=3 if int(most) <= 64 else 1, STAGES=stages,
-            WEIGHTS_LEFT="weights_left" in words, BIAS=False, RESIDUAL=False, num_warps=warps,
+            linear_int8_kernel.integers_kernel, arch, MockTensor(torch.int8), MockTensor(torch.float32),
+            MockTensor(torch.int8), MockTensor(torch.float32), y, y, MockTensor(torch.int32), MockTensor(torch.int32),
+            N, 7, N, K=K, BN=bn, BM=bm, BK=128, SPLIT=3 if int(most) <= 64 else 1, STAGES=stages,
+            WEIGHTS_LEFT="weights_left" in words, BIAS=False, num_warps=warps,
         )  # fmt: skip
         matrix = "IGMMA" if arch == 90 else "IMMA"
         yield described(f"w8a8 m{most}", "w8a8", arch, int(most), made, bn * 128 / (warps * 32), matrix)
@@ -114,26 +101,26 @@ def attention_kernels(arch: int) -> Iterator[dict[str, Any]]:
         for kernel in ("decode", "prefill"):
             entries = configs.table("default")[kernel][bits]
             for most, entry in entries.items():
-                walk = configs.walk_of(entry, 128)
-                warps = walk.warps or paged.prefill_warps(arch // 10)
+                config = configs.attention_config_of(entry, 128)
+                warps = config.warps or attention.prefill_warps(arch // 10)
                 common = {
-                    "HKV": 8, "GROUP": 4, "D": 128, "WIDTH": 128, "PAGE": 16, "TILE": walk.tile, "WINDOW": 0,
-                    "CAP": False, "SCALED": scaled, "STAGES": walk.stages, "num_warps": warps,
+                    "HKV": 8, "GROUP": 4, "D": 128, "WIDTH": 128, "PAGE": 16, "TILE": config.tile, "WINDOW": 0,
+                    "SCALED": scaled, "STAGES": config.stages, "num_warps": warps,
                 }  # fmt: skip
                 if kernel == "decode":
                     rows, matrix = 1, "HMMA"
                     made = compiled(
-                        attention.decode_kernel, arch, x, *cache, *tables, *[MockTensor(torch.float32)] * 2,
-                        6144, 64, 0.1, 0.0, ROWS=16, SPLIT=4, **common,
+                        attention_kernel.decode_kernel, arch, x, *cache, *tables, *[MockTensor(torch.float32)] * 2,
+                        6144, 64, 0.1, ROWS=16, SPLIT=4, **common,
                     )  # fmt: skip
                 else:
-                    rows, matrix = walk.share, "HGMMA" if arch == 90 else "HMMA"
+                    rows, matrix = config.share, "HGMMA" if arch == 90 else "HMMA"
                     made = compiled(
-                        attention.prefill_kernel, arch, x, *cache, *tables, *tables, x,
-                        6144, 4096, 64, 0.1, 0.0, TOKENS=rows // 4, ROWS=rows, **common,
+                        attention_kernel.prefill_kernel, arch, x, *cache, *tables, *tables, x,
+                        6144, 4096, 64, 0.1, TOKENS=rows // 4, ROWS=rows, **common,
                     )  # fmt: skip
                 title = f"{kernel} {name}" + (f" to {most}" if len(entries) > 1 else "")
-                yield described(title, kernel, arch, rows, made, 2 * walk.tile * 128 / (warps * 32), matrix)
+                yield described(title, kernel, arch, rows, made, 2 * config.tile * 128 / (warps * 32), matrix)
 
 
 def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
@@ -142,58 +129,58 @@ def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
     codes = MockTensor(torch.int8)
 
     def row(name: str, kernel: Any, *arguments: Any, elements: int, warps: int = 0, **constants: Any) -> dict[str, Any]:
-        warps = warps or layers.warps_for(elements)
+        warps = warps or layouts.warps_for(elements)
         made = compiled(kernel, arch, *arguments, num_warps=warps, **constants)
         return described(name, "row", arch, 1, made, elements / (warps * 32), None)
 
     for name, out in (("", x), (" to int8", codes)):
         rounded = out is codes
         yield row(
-            f"norm{name}", rows.norm_kernel, x, x, x, x, out, scales, scales, K, K, K, 1e-5, D=K, BLOCK=K,
+            f"norm{name}", norm_kernel, x, x, x, x, out, scales, scales, K, K, K, 1e-5, D=K, BLOCK=K,
             RESIDUAL=True, CENTERED=False, BIAS=False, CODES=rounded, GIVEN=False, elements=K,
         )  # fmt: skip
         block = 16384 if rounded else 1024
         yield row(
-            f"gate{name}", rows.gate_kernel, x, x, out, scales, scales, 28672, 28672, 14336, D=14336, BLOCK=block,
+            f"gate{name}", gate_kernel, x, x, out, scales, scales, 28672, 28672, 14336, D=14336, BLOCK=block,
             ACTIVATION=0, UP=True, CODES=rounded, GIVEN=False, elements=block,
         )  # fmt: skip
     summed = {"sums_ptr": scales, "sums_stride": 16, "SUMS": True}
     yield row(
-        "norm with sums", rows.norm_kernel, x, x, x, x, x, scales, scales, K, K, K, 1e-5, D=K, BLOCK=K,
+        "norm with sums", norm_kernel, x, x, x, x, x, scales, scales, K, K, K, 1e-5, D=K, BLOCK=K,
         RESIDUAL=True, CENTERED=False, BIAS=False, CODES=False, GIVEN=False, **summed, elements=K,
     )  # fmt: skip
     yield row(
-        "norm in order", rows.norm_kernel, x, x, x, x, x, scales, scales, K, K, K, 1e-5, D=K, BLOCK=K,
+        "norm in order", norm_kernel, x, x, x, x, x, scales, scales, K, K, K, 1e-5, D=K, BLOCK=K,
         RESIDUAL=True, CENTERED=False, BIAS=False, CODES=False, GIVEN=False, perm_ptr=numbers, PERM=True, **summed,
         elements=K,
     )  # fmt: skip
     yield row(
-        "gate with sums", rows.gate_kernel, x, x, x, scales, scales, 28672, 28672, 14336, D=14336, BLOCK=1024,
+        "gate with sums", gate_kernel, x, x, x, scales, scales, 28672, 28672, 14336, D=14336, BLOCK=1024,
         ACTIVATION=0, UP=True, CODES=False, GIVEN=False, **summed, elements=1024,
     )  # fmt: skip
     yield row(
-        "rows to int8", integers.quantize_kernel, x, codes, scales, scales, K, K=K, BLOCK=K, GIVEN=False,
+        "rows to int8", linear_int8_kernel.quantize_kernel, x, codes, scales, scales, K, K=K, BLOCK=K, GIVEN=False,
         elements=K,
     )  # fmt: skip
     for name, dtype, scaled in caches(arch):
         positions = MockTensor(torch.int64)
         cache = [MockTensor(dtype)] * 2 + [scales] * 2
         yield row(
-            f"rotary into {name}", rotary.rotary_kernel, x, x, x, x, x, scales, scales, positions, positions, *cache,
+            f"rotary into {name}", rotary_kernel, x, x, x, x, x, scales, scales, positions, positions, *cache,
             6144, 6144, 6144, 0.0, H=32, HKV=8, D=128, WIDTH=128, ROTATED=128, NORM=False, SCALED=scaled,
             elements=128, warps=1,
         )  # fmt: skip
     yield row(
-        "combine", attention.combine_kernel, scales, scales, x, 4096, H=32, D=128, WIDTH=128, SPLIT=8, SPLITS=8,
+        "combine", attention_kernel.combine_kernel, scales, scales, x, 4096, H=32, D=128, WIDTH=128, SPLIT=8, SPLITS=8,
         elements=8 * 128, warps=4,
     )  # fmt: skip
     yield row(
-        "arrange", grouped.arrange_kernel, x, numbers, x, scales, K, 16, K=K, BLOCK=1024, BITS=4, BKP=32, PERM=False,
-        SUMS=True, PER_PLANE=False, elements=1024,
+        "arrange", linear_kernel.arrange_kernel, x, numbers, x, scales, K, 16, K=K, BLOCK=1024, BITS=4, BKP=32,
+        PERM=False, SUMS=True, PER_PLANE=False, elements=1024,
     )  # fmt: skip
     yield row(
-        "dequantize", grouped.dequantize_kernel, MockTensor(torch.int16), numbers, x, N, N_PADDED=N, STEPS=K // 128,
-        GROUP=128, BITS=4, BKP=32, PLAIN=False, elements=64 * 128, warps=4,
+        "dequantize", linear_kernel.dequantize_kernel, MockTensor(torch.int16), numbers, x, N, N_PADDED=N,
+        STEPS=K // 128, GROUP=128, BITS=4, BKP=32, PLAIN=False, elements=64 * 128, warps=4,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Attention over pages in Triton: decoding in parts, prompts, chunks, windows, caps, caches of 8 bits."""
+"""Attention over pages in Triton: decoding in parts, prompts, chunks, windows, caches of 8 bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from aiakq.kernels.ops.attention import as_bytes
 from aiakq.kernels.triton import attention as paged
 from aiakq.kernels.triton import configs
-from aiakq.kernels.triton.configs import Walk
+from aiakq.kernels.triton.configs import AttentionConfig
 from aiakq.kernels.types import LARGEST, AttentionContext
 
 LENGTHS = {
@@ -71,7 +71,7 @@ class Case:
         self.cache = [tensor.to(device) for tensor in self.cache]
         return self
 
-    def wanted(self, scale, window=None, cap=0.0):
+    def wanted(self, scale, window=None):
         """The same in float64, one sequence after the other."""
         rows = []
         for (old, new), keys, values, start in zip(
@@ -81,8 +81,6 @@ class Case:
             group = query.shape[1] // keys.shape[1]
             keys, values = (x.double().repeat_interleave(group, dim=1) for x in (keys, values))
             scores = torch.einsum("lhd,nhd->hln", query, keys) * scale
-            if cap:
-                scores = cap * torch.tanh(scores / cap)
             own, at = torch.arange(old, old + new)[:, None], torch.arange(old + new)[None]
             hidden = at > own
             if window:
@@ -91,16 +89,16 @@ class Case:
         return torch.cat(rows)
 
 
-def check(case, device, close, window=None, cap=0.0, tolerance=None, config=None, split=0):
+def check(case, device, close, window=None, tolerance=None, config=None, split=0):
     case.to(device)
     query = case.query.to(device)
     out = torch.full_like(query, float("nan"))
     scale = query.shape[-1] ** -0.5
     if case.context.num_decodes:
-        paged.decode(query, out, case.cache, case.context, scale, window, cap, config, split)
+        paged.decode(query, out, case.cache, case.context, scale, window, config, split)
     if case.context.num_decodes < len(case.lengths):
-        paged.prefill(query, out, case.cache, case.context, scale, window, cap, config)
-    close(out.cpu(), case.wanted(scale, window, cap), tolerance)
+        paged.prefill(query, out, case.cache, case.context, scale, window, config)
+    close(out.cpu(), case.wanted(scale, window), tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -121,27 +119,35 @@ def test_window(window, device, close):
     check(Case(LENGTHS["mixed"], 4, 2, 32, 16, torch.float16), device, close, window=window)
 
 
-def test_cap(device, close):
-    check(Case(LENGTHS["mixed"], 4, 2, 32, 16, torch.float16), device, close, cap=2.0)
-
-
 @pytest.mark.parametrize("split", [1, 2, 5, 16])
 def test_any_number_of_parts(split, device, close):
     """More parts than tiles leave some with nothing to do."""
-    check(Case(LENGTHS["decode"], 4, 2, 32, 16, torch.float16), device, close, config=Walk(16, 3, 4, 2), split=split)
+    check(
+        Case(LENGTHS["decode"], 4, 2, 32, 16, torch.float16),
+        device,
+        close,
+        config=AttentionConfig(16, 3, 4, 2),
+        split=split,
+    )
 
 
 @pytest.mark.parametrize("tile", [32, 64, 128])
 @pytest.mark.parametrize("rows", [64, 128])
 def test_tiles_that_tuning_tries(tile, rows, device, close):
-    check(Case(LENGTHS["mixed"], 4, 2, 32, 16, torch.float16), device, close, config=Walk(tile, 2, 4, rows), split=3)
+    check(
+        Case(LENGTHS["mixed"], 4, 2, 32, 16, torch.float16),
+        device,
+        close,
+        config=AttentionConfig(tile, 2, 4, rows),
+        split=3,
+    )
 
 
 def test_heads_of_many_numbers_take_smaller_tiles():
-    assert [configs.walk("decode", torch.device("cpu"), 2, width, 8).tile for width in (64, 128, 256, 1024)] == [
-        64, 64, 32, 16,
-    ]  # fmt: skip
-    assert configs.walk("prefill", torch.device("cpu"), 1, 128, 10**6) == Walk(64, 3, 0, 64)
+    widths = (64, 128, 256, 1024)
+    tiles = [configs.attention_config("decode", torch.device("cpu"), 2, width, 8).tile for width in widths]
+    assert tiles == [64, 64, 32, 16]
+    assert configs.attention_config("prefill", torch.device("cpu"), 1, 128, 10**6) == AttentionConfig(64, 3, 0, 64)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from aiakq.kernels.triton import configs, language, linear
-from aiakq.kernels.triton import rows as layers
+from aiakq.kernels.triton.activation import TritonActivation
 from aiakq.kernels.triton.configs import Config
-from aiakq.kernels.types import Arranged, LinearProblem, QWeight
+from aiakq.kernels.triton.norm import TritonNorm
+from aiakq.kernels.types import LinearProblem, PackedActivation, QWeight
 
 DTYPES = [torch.float16, torch.bfloat16]
 #: A tile of each path: few activations, parts of the inputs shared out, weights made first, and made in memory.
@@ -48,7 +49,7 @@ def exact(w: QWeight, x: torch.Tensor) -> torch.Tensor:
 
 
 def check(w, dtype, m, config, device, close):
-    state = linear.prepare(w.to(device), w.problem(dtype, device))
+    state = linear.prepare(w.to(device), w.problem(dtype, device.type))
     x = torch.randn(m, w.k, generator=torch.Generator().manual_seed(m)).to(dtype)
     close(linear.run(x.to(device), state, config).cpu(), exact(w, x))
 
@@ -87,7 +88,7 @@ def test_any_number_of_outputs_and_nothing_beyond_them(n, device, close):
 
 def test_rows_of_a_wider_tensor(device, close):
     w = weight(4, 64, 128, 128)
-    state = linear.prepare(w.to(device), w.problem(torch.float16, device))
+    state = linear.prepare(w.to(device), w.problem(torch.float16, device.type))
     wide = torch.randn(4, 300).half()
     close(linear.run(wide.to(device)[:, 100:228], state).cpu(), exact(w, wide[:, 100:228]))
     assert linear.run(wide.to(device)[:0, :128], state).shape == (0, 64)
@@ -95,19 +96,20 @@ def test_rows_of_a_wider_tensor(device, close):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "group"), [(4, 128), (4, 64), (2, 128), (8, 384)])
-def test_norms_and_gates_sum_their_rows_for_what_follows(bits, group, dtype, device, monkeypatch):
+def test_norms_and_activations_compute_the_sums_for_the_layer_behind_them(bits, group, dtype, device, monkeypatch):
     """With 384 inputs a block of columns has room that is no input."""
     w = weight(bits, 64, 384, group, zeros="codes")
-    state = linear.prepare(w.to(device), w.problem(dtype, device))
+    state = linear.prepare(w.to(device), w.problem(dtype, device.type))
     config = Config(64, 16, 2, 3, 1)
     monkeypatch.setattr(linear, "_choose", lambda state, m: config)
     x, residual, scale = (torch.randn(rows, 384, device=device).to(dtype) for rows in (3, 3, 1))
+    norm, both = TritonNorm(scale[0], None, 1e-5, False), torch.cat((x, residual), dim=1)
     for make in (
-        lambda wish: layers.norm(x.clone(), scale[0], None, 1e-5, residual, wish=wish),
-        lambda wish: layers.gate("silu", x, residual, wish),
+        lambda layout: norm(x.clone(), residual, layout),
+        lambda layout: TritonActivation("silu").gated(both, layout),
     ):
-        given = make(linear.wish(state, 3))
-        assert isinstance(given, Arranged)
+        given = make(state.input_layout(3))
+        assert isinstance(given, PackedActivation)
         given.sums[:, 3:] = float("nan")  # of no row
         plain = make(None)
         assert torch.equal(given.rows, plain)
@@ -118,30 +120,31 @@ def test_norms_and_gates_sum_their_rows_for_what_follows(bits, group, dtype, dev
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale_first", [False, True])
 @pytest.mark.parametrize("centered", [False, True])
-def test_norms_put_their_rows_in_order_for_what_follows(centered, scale_first, dtype, device, monkeypatch):
+def test_norms_permute_their_rows_for_the_layer_behind_them(centered, scale_first, dtype, device, monkeypatch):
     w = weight(4, 64, 384, 64, zeros="codes", perm=True)
-    state = linear.prepare(w.to(device), w.problem(dtype, device))
+    state = linear.prepare(w.to(device), w.problem(dtype, device.type))
     config = Config(64, 16, 2, 3, 1, scale_first=scale_first)
     monkeypatch.setattr(linear, "_choose", lambda state, m: config)
     x, residual, scale, bias = (torch.randn(rows, 384, device=device).to(dtype) for rows in (3, 3, 1, 1))
     norms = []
-    for wish in (linear.wish(state, 3), None):
+    norm = TritonNorm(scale[0], bias[0] if centered else None, 1e-5, centered)
+    for layout in (state.input_layout(3), None):
         summed = x.clone()
-        norms.append(layers.norm(summed, scale[0], bias[0] if centered else None, 1e-5, residual, centered, wish))
+        norms.append(norm(summed, residual, layout))
         assert torch.allclose(summed.float(), (x.float() + residual.float()), rtol=1e-2), "the sum stays in its order"
     given, plain = norms
-    assert isinstance(given, Arranged) and (given.sums is None) == scale_first
+    assert isinstance(given, PackedActivation) and (given.sums is None) == scale_first
     assert torch.equal(given.rows, plain[:, w.perm.to(device)])
     wanted = linear.run(plain, state)
-    monkeypatch.setattr(linear, "arrange", None)  # there is nothing left to do
+    monkeypatch.setattr(linear, "pack_activation", None)  # there is nothing left to do
     assert torch.allclose(linear.run(given, state).float(), wanted.float(), rtol=1e-2, atol=wanted.abs().max() / 500)
-    # A gate's programs have parts of rows: it leaves the order to the layer.
-    assert isinstance(layers.gate("silu", x, residual, linear.wish(state, 3)), torch.Tensor)
+    # A program of an activation function computes a part of a row: it leaves the order to the layer.
+    assert isinstance(TritonActivation("silu")(x, state.input_layout(3)), torch.Tensor)
 
 
 def test_parts_are_added_in_their_order_and_counters_are_left_at_zero(device):
     w = weight(4, 64, 1024, 128)
-    state = linear.prepare(w.to(device), w.problem(torch.float16, device))
+    state = linear.prepare(w.to(device), w.problem(torch.float16, device.type))
     x = torch.randn(3, 1024).half().to(device)
     results = [linear.run(x, state, Config(64, 16, 2, 3, 4)) for _ in range(3)]
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])

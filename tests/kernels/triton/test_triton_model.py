@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq import LLM, SamplingParams, kernels
+from aiakq import LLM, SamplingParams
 from aiakq.kernels import triton
-from aiakq.kernels.cpu import library, rows
-from aiakq.kernels.ops import attention
-from aiakq.kernels.triton import linear
-from aiakq.kernels.triton import linear_int8 as w8a8
+from aiakq.kernels.triton import linear, linear_int8
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 
@@ -22,19 +19,11 @@ def on_triton(device, monkeypatch):
     """``on_triton()``: from now on everything that has a kernel in Triton runs there, nothing in the native library."""
 
     def begin() -> None:
-        if device.type == "cuda":
-            return
-        monkeypatch.setattr(kernels, "DEVICES", {})
-        for module in (linear, w8a8):
-            monkeypatch.setattr(module, "supports", module.fits)
-        monkeypatch.setattr(triton, "usable", lambda x: x.dtype in triton.DTYPES)
-        monkeypatch.setattr(library, "unavailable", lambda: "for a test")
-        for answer in (attention._why_not, rows.available):
-            answer.cache_clear()
+        if device.type != "cuda":
+            monkeypatch.setattr(triton, "other_device", lambda device: None)
+            monkeypatch.setenv("AIAKQ_KERNELS", "triton,triton-w8a8")
 
-    yield begin
-    for answer in (attention._why_not, rows.available):
-        answer.cache_clear()
+    return begin
 
 
 def answers(folder, device, **arguments):
@@ -68,7 +57,7 @@ def test_caches_of_eight_bits(stored, device, on_triton, tiny_model):
     _, wanted = answers(folder, CPU, kv_cache_dtype=stored)
     on_triton()
     llm, found = answers(folder, device, kv_cache_dtype=stored)
-    assert llm.engine.facts["attention"] == "Triton, over pages"
+    assert llm.engine.facts["attention"].startswith("triton")
     # Near a border between two values of 8 bits the last bit of a key decides: tokens may differ, how likely not much.
     for ours, theirs in zip(found, wanted, strict=True):
         row, other = ours.logprobs[0], theirs.logprobs[0]
@@ -92,9 +81,9 @@ def test_quantized(method, settings, device, on_triton, tiny_model, tmp_path, mo
     _, wanted = answers(out, CPU, cpu_math="exact")
     on_triton()
     prepared = []
-    quantize, arrange = w8a8.quantize, linear.arrange
-    monkeypatch.setattr(w8a8, "quantize", lambda x, given: prepared.append(x) or quantize(x, given))
-    monkeypatch.setattr(linear, "arrange", lambda x, wish: prepared.append(x) or arrange(x, wish))
+    quantize, pack = linear_int8.quantize, linear.pack_activation
+    monkeypatch.setattr(linear_int8, "quantize", lambda x, given: prepared.append(x) or quantize(x, given))
+    monkeypatch.setattr(linear, "pack_activation", lambda x, layout: prepared.append(x) or pack(x, layout))
     llm, found = answers(out, device)
     assert "triton" in llm.engine.facts["linear layers"]
     compare(found, wanted, 0.2 if method == "smooth_quant" else 0.03)

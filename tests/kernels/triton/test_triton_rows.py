@@ -6,11 +6,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from aiakq.kernels.triton import linear_int8 as w8a8
-from aiakq.kernels.triton import rotary_kernel as rotary
-from aiakq.kernels.triton import rows as layers
-from aiakq.kernels.triton import rows_kernel as rows
-from aiakq.kernels.types import LARGEST, Rounding
+from aiakq.kernels.triton import linear_int8
+from aiakq.kernels.triton.activation import TritonActivation
+from aiakq.kernels.triton.activation_kernel import gate_kernel
+from aiakq.kernels.triton.layouts import QuantizedLayout
+from aiakq.kernels.triton.norm import TritonNorm
+from aiakq.kernels.triton.norm_kernel import norm_kernel
+from aiakq.kernels.triton.rotary_kernel import rotary_kernel
+from aiakq.kernels.types import LARGEST
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 #: Of keys and values as they are stored.
@@ -35,7 +38,7 @@ def test_norm_with_its_residual(dtype, centered, device, close):
     if dtype != torch.float32 and device.type == "cuda":
         summed = summed.to(dtype).double()
     y = torch.full((5, 100), NAN, dtype=dtype, device=device)
-    rows.norm_kernel[(5,)](
+    norm_kernel[(5,)](
         x, residual, weight, bias, y, y, y, 300, 100, 100, 1e-5,
         D=100, BLOCK=128, RESIDUAL=True, CENTERED=centered, BIAS=centered, CODES=False, GIVEN=False,
     )  # fmt: skip
@@ -56,7 +59,7 @@ def test_gates(dtype, number, device, close):
     gate, up = both[:, :100], both[:, 100:]
     for with_up in (True, False):
         y = torch.full((3, 100), NAN, dtype=dtype, device=device)
-        rows.gate_kernel[(3, 2)](
+        gate_kernel[(3, 2)](
             gate, up, y, y, y, 200, 200, 100,
             D=100, BLOCK=64, ACTIVATION=number, UP=with_up, CODES=False, GIVEN=False,
         )  # fmt: skip
@@ -64,13 +67,13 @@ def test_gates(dtype, number, device, close):
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_rounded_to_eight_bits_where_they_are_computed(given, device):
+def test_activations_are_quantized_where_they_are_computed(given, device):
     """Rounded once, from float32: not first to the activations' dtype."""
     both = normal(3, 200, dtype=torch.float16, device=device)
     wanted = F.silu(both[:, :100].double()) * both[:, 100:].double()
     codes = torch.full((3, 100), 99, dtype=torch.int8, device=device)
     scales, stored = torch.full((3,), NAN, device=device), torch.tensor([0.03], device=device)
-    rows.gate_kernel[(3, 1)](
+    gate_kernel[(3, 1)](
         both, both[:, 100:], codes, scales, stored, 200, 200, 100,
         D=100, BLOCK=128, ACTIVATION=0, UP=True, CODES=True, GIVEN=given,
     )  # fmt: skip
@@ -84,22 +87,23 @@ def test_rounded_to_eight_bits_where_they_are_computed(given, device):
 
 @pytest.mark.parametrize("given", [None, 0.03])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_norms_and_gates_round_as_the_layer_behind_them_would(dtype, given, device):
+def test_norms_and_activations_quantize_as_the_layer_behind_them_would(dtype, given, device):
     """The codes are those of the rows as floats, but for what is not rounded twice now."""
     x, residual, up = (normal(5, 96, dtype=dtype, device=device, seed=n) for n in range(3))
     weight = normal(96, dtype=dtype, device=device, seed=9)
-    rounding = Rounding(None if given is None else torch.tensor([given], device=device))
+    quantized = QuantizedLayout(None if given is None else torch.tensor([given], device=device))
+    rms, layer = TritonNorm(weight, None, 1e-5, False), TritonNorm(weight, weight, 1e-5, True)
     for make in (
-        lambda how: layers.norm(x.clone(), weight, None, 1e-5, residual, wish=how),
-        lambda how: layers.norm(x.clone(), weight, weight, 1e-5, None, True, how),
-        lambda how: layers.gate("silu", x, up, how),
-        lambda how: layers.gate("gelu", x, None, how),
+        lambda layout: rms(x.clone(), residual, layout),
+        lambda layout: layer(x.clone(), None, layout),
+        lambda layout: TritonActivation("silu").gated(torch.cat((x, up), dim=1), layout),
+        lambda layout: TritonActivation("gelu")(x, layout),
     ):
-        rounded, floats = make(rounding), make(None)
-        codes, scales = w8a8.quantize(floats, rounding.given)
-        assert rounded.dtype == dtype and rounded.codes.dtype == torch.int8
-        assert torch.allclose(rounded.scales, scales, rtol=0 if given else 1e-2)
-        assert (rounded.codes.int() - codes.int()).abs().max() <= 1
+        found, floats = make(quantized), make(None)
+        codes, scales = linear_int8.quantize(floats, quantized.input_scale)
+        assert found.dtype == dtype and found.codes.dtype == torch.int8
+        assert torch.allclose(found.scales, scales, rtol=0 if given else 1e-2)
+        assert (found.codes.int() - codes.int()).abs().max() <= 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -124,7 +128,7 @@ def test_rotary_and_cache(rotated, norm, stored, dtype, device, close):
     q_norm, k_norm = (normal(D, dtype=dtype, device=device, seed=n) for n in (4, 5))
     caches = [torch.zeros(12, kv, D, dtype=stored or dtype, device=device) for _ in range(2)]
     scales = [torch.zeros(12, kv, device=device) for _ in range(2)]
-    rotary.rotary_kernel[(T, H + kv)](
+    rotary_kernel[(T, H + kv)](
         qkv, qkv[:, H * D :], qkv[:, (H + kv) * D :], q_norm, k_norm, cosines.to(device), sines.to(device),
         positions.to(device), slots.to(device), *caches, *scales, *[qkv.stride(0)] * 3, 1e-6,
         H=H, HKV=kv, D=D, WIDTH=32, ROTATED=rotated, NORM=norm, SCALED=stored is not None,

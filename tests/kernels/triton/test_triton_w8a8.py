@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.kernels.triton import configs
-from aiakq.kernels.triton import linear_int8 as w8a8
+from aiakq.kernels.triton import configs, linear_int8
 from aiakq.kernels.triton.configs import Config
 from aiakq.kernels.types import QWeight
 
@@ -36,7 +35,7 @@ def test_codes_are_those_of_torch(dtype, given, device):
     x = (torch.randn(6, 200, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
     x[2] = 0
     scale = torch.tensor([0.02]) if given else None
-    codes, scales = w8a8.quantize(x.to(device), None if scale is None else scale.to(device))
+    codes, scales = linear_int8.quantize(x.to(device), None if scale is None else scale.to(device))
     wanted = x.float().abs().amax(1) / 127 if scale is None else scale.expand(6)
     assert torch.allclose(scales.cpu(), wanted.clamp_min(1.2e-38), rtol=1e-6)
     steps = (x.float() / scales.cpu()[:, None]).round().clamp(-128, 127)
@@ -47,7 +46,7 @@ def test_what_is_not_finite_shows_in_its_row_only(device):
     x = torch.randn(3, 64)
     x[1, 5] = float("nan")
     w = weight(64, 64)
-    y = w8a8.run(x.to(device), w8a8.prepare(w.to(device), w.problem(torch.float32, device)))
+    y = linear_int8.prepare(w.to(device), w.problem(torch.float32, device.type))(x.to(device))
     assert y[1].isnan().all() and y[[0, 2]].isfinite().all()
 
 
@@ -55,10 +54,10 @@ def test_what_is_not_finite_shows_in_its_row_only(device):
 @pytest.mark.parametrize(("m", "n"), [(1, 64), (5, 70), (33, 130)])
 def test_products_are_exact(name, m, n, device):
     w = weight(n, 160, bias=True)
-    state = w8a8.prepare(w.to(device), w.problem(torch.float32, device))
+    state = linear_int8.prepare(w.to(device), w.problem(torch.float32, device.type))
     x = torch.randn(m, 160, generator=torch.Generator().manual_seed(m)).to(device)
-    codes, scales = w8a8.quantize(x, None)
-    y = w8a8.multiply(codes, scales, state, torch.float32, CONFIGS[name]).cpu()
+    codes, scales = linear_int8.quantize(x, None)
+    y = linear_int8.multiply(codes, scales, state, torch.float32, CONFIGS[name]).cpu()
     whole = codes.cpu().long() @ (w.codes.long() - 128).T
     wanted = whole.float() * scales.cpu()[:, None] * w.scales.view(1, -1) + w.bias
     assert torch.allclose(y, wanted, rtol=1e-6, atol=1e-5)
@@ -69,10 +68,10 @@ def test_products_are_exact(name, m, n, device):
 def test_a_layer(dtype, device, close):
     for given in (False, True):
         w = weight(100, 128, bias=True, given=given)
-        state = w8a8.prepare(w.to(device), w.problem(dtype, device))
+        state = linear_int8.prepare(w.to(device), w.problem(dtype, device.type))
         x = torch.randn(20, 256, generator=torch.Generator().manual_seed(2)).to(dtype)[:, 64:192]
         scale = w.input_scale if given else x.float().abs().amax(1, keepdim=True) / 127
         codes = (x.float() / scale).round().clamp(-128, 127)
         wanted = (codes.double() * scale) @ ((w.codes.double() - 128) * w.scales).T + w.bias
-        close(w8a8.run(x.to(device), state).cpu(), wanted)
-    assert w8a8.run(x[:0].to(device), state).shape == (0, 100)
+        close(state(x.to(device)).cpu(), wanted)
+    assert state(x[:0].to(device)).shape == (0, 100)

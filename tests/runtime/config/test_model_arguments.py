@@ -14,7 +14,7 @@ import torch
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.layers.rotary import Rotary
+from aiakq.runtime.layers.rotary import rotary_tables
 
 LLAMA = "LlamaForCausalLM"
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -191,7 +191,7 @@ def test_dynamic_scaling_is_that_of_transformers_at_full_length():
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
-    rotary = Rotary(rope, 64, 256, torch.float32, torch.device("cpu"))
+    rotary = rotary_tables(rope, 64, 256, torch.device("cpu"))
     hf = LlamaConfig(hidden_size=256, num_attention_heads=4, max_position_embeddings=128, rope_parameters=rope)
     inverse, _ = ROPE_INIT_FUNCTIONS["dynamic"](hf, "cpu", seq_len=256)
     assert torch.allclose(rotary.cosines, torch.outer(torch.arange(256.0), inverse).cos(), atol=1e-4)

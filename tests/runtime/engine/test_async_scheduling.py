@@ -11,7 +11,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from aiakq import LLM, SamplingParams
 from aiakq.kernels.cpu import library
-from aiakq.kernels.ops import attention
 from aiakq.runtime.config import device as device_config
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.messages import Abort, RequestSpec, ResetPrefixCache
@@ -284,13 +283,9 @@ def test_pages_being_filled_when_the_prefix_cache_is_reset_are_not_found(engine)
     assert [n.num_cached_tokens for n in engine.step(5.0, []).outputs] == [32]
 
 
-def test_a_launched_step_waits_for_nothing(tiny_model, monkeypatch, request):
+def test_a_launched_step_waits_for_nothing(tiny_model, monkeypatch):
     """Of tensors without contents no number can be read: a step, and one whose tokens are on the device, need none."""
-    monkeypatch.setattr(library, "unavailable", lambda: "not wanted")
-    request.addfinalizer(lambda: attention.use(None))
-    attention.use("torch")
-    for path in ("aiakq.kernels.cpu.rows.available", "aiakq.runtime.layers.linear.available"):
-        monkeypatch.setattr(path, lambda: False)
+    monkeypatch.setenv("AIAKQ_KERNELS", "reference")
     llm = LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", num_gpu_blocks_override=60, enforce_eager=True)
     waited = []
 

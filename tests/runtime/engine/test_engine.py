@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from aiakq.errors import AiakqError
+from aiakq.kernels.ops.attention import new_cache
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.engine.engine import Engine
@@ -37,6 +38,9 @@ class CountingModel:
     def __init__(self) -> None:
         self.poison: int | None = None
 
+    def new_caches(self, pages, page_size):
+        return [new_cache(pages, page_size, 1, 1, torch.float32, torch.device("cpu"))]
+
     def forward(self, step, caches):
         keys, _ = caches[0]
         context = step.context
@@ -55,7 +59,7 @@ class CountingModel:
 
 def make_engine(num_pages=12, max_num_seqs=4, budget=16, chunked=True, caching=True, ahead=False, **rules) -> Engine:
     model = CountingModel()
-    runner = Runner(model, num_pages, PAGE, torch.float32, torch.device("cpu"))
+    runner = Runner(model, num_pages, PAGE, torch.device("cpu"))
     pool = PagePool(num_pages, PAGE, caching)
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, enable_chunked_prefill=chunked, **rules

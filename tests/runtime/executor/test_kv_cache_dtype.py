@@ -7,7 +7,6 @@ import torch
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
-from aiakq.kernels.ops import attention
 from aiakq.runtime.config import device as device_config
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.executor.kv_cache import kv_bytes_per_page
@@ -24,19 +23,17 @@ DTYPES = {
 
 @pytest.mark.parametrize("native_attention", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_keys_and_values_may_be_stored_in_fewer_bits(dtype, native_attention, tiny_model):
+def test_keys_and_values_may_be_stored_in_fewer_bits(dtype, native_attention, tiny_model, monkeypatch):
     """Near to float32, the same whatever the batch, and the pages take the memory they should."""
-    try:
-        attention.use(None if native_attention else "torch")
-        whole = LLM(str(tiny_model("Qwen3ForCausalLM")), dtype="float32", max_model_len=64)
-        llm = LLM(str(tiny_model("Qwen3ForCausalLM")), dtype="float32", max_model_len=64, kv_cache_dtype=dtype)
-        params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
-        prompts = [{"prompt_token_ids": list(range(start, start + 30))} for start in range(3, 40, 5)]
-        ours = [answer.outputs[0].logprobs[0] for answer in llm.generate(prompts, params, use_tqdm=False)]
-        exact = [answer.outputs[0].logprobs[0] for answer in whole.generate(prompts, params, use_tqdm=False)]
-        alone = [llm.generate([one], params, use_tqdm=False)[0].outputs[0].logprobs[0] for one in prompts]
-    finally:
-        attention.use(None)
+    if not native_attention:
+        monkeypatch.setenv("AIAKQ_KERNELS", "attention=torch")
+    whole = LLM(str(tiny_model("Qwen3ForCausalLM")), dtype="float32", max_model_len=64)
+    llm = LLM(str(tiny_model("Qwen3ForCausalLM")), dtype="float32", max_model_len=64, kv_cache_dtype=dtype)
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
+    prompts = [{"prompt_token_ids": list(range(start, start + 30))} for start in range(3, 40, 5)]
+    ours = [answer.outputs[0].logprobs[0] for answer in llm.generate(prompts, params, use_tqdm=False)]
+    exact = [answer.outputs[0].logprobs[0] for answer in whole.generate(prompts, params, use_tqdm=False)]
+    alone = [llm.generate([one], params, use_tqdm=False)[0].outputs[0].logprobs[0] for one in prompts]
     assert ours == alone
     gaps = [
         abs(exact_row[token].logprob - row[token].logprob)

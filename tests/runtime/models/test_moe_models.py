@@ -13,8 +13,8 @@ from torch import Tensor
 
 from aiakq.errors import AiakqError
 from aiakq.evaluation.scoring import load_for_scoring
+from aiakq.kernels.ops.dense import TorchDense
 from aiakq.runtime.layers.experts import SparseMLP
-from aiakq.runtime.layers.linear import Linear
 
 FAMILIES = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"]
 
@@ -49,8 +49,8 @@ def test_fused_files_give_the_same_logits(family: str, tiny_model: Callable[...,
 def test_a_token_does_not_depend_on_the_others() -> None:
     make = torch.Generator().manual_seed(0)
 
-    def linear(n: int, k: int) -> Linear:
-        return Linear(torch.randn(n, k, generator=make))
+    def linear(n: int, k: int) -> TorchDense:
+        return TorchDense(torch.randn(n, k, generator=make))
 
     experts = [linear(48, 48) for _ in range(7)]
     mixture = SparseMLP(linear(7, 48), experts, 3, True, shared=linear(48, 48), shared_gate=linear(1, 48))
@@ -65,7 +65,7 @@ def test_experts_that_get_no_token_do_not_run() -> None:
     def never(x: Tensor) -> Tensor:
         raise AssertionError("no token was sent here")
 
-    router = Linear(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+    router = TorchDense(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
     mixture = SparseMLP(router, [lambda x: 2 * x, never], 1, True)
     x = torch.tensor([[1.0, 5.0], [2.0, -1.0], [3.0, 0.5]])
     assert torch.equal(mixture(x), 2 * x)

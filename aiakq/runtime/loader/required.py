@@ -1,0 +1,103 @@
+"""What a model's family needs of a checkpoint, found by building the model without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from aiakq.errors import error
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.inventory import RequiredTensors, compare, refusal
+from aiakq.kernels.ops import Ops, PlannedOps
+from aiakq.kernels.ops.dense import TorchDense
+from aiakq.kernels.ops.embedding import EmbeddingLayer
+from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.models import ARCHITECTURES
+
+#: A layer's name, and how many outputs it has.
+Part = tuple[str, int]
+
+
+class LimitExceeded(Exception):
+    """A config asks for more tensors, or larger ones, than its checkpoint can have."""
+
+
+@dataclass
+class RequiredWeights:
+    """``Weights`` without contents that record what a family asks for; ``limit`` ends configs of absurd sizes.
+
+    checkpoint  only its names are looked at.
+    ops         selects implementations; its layers cannot be called.
+    """
+
+    checkpoint: Checkpoint
+    limit: int
+    ops: PlannedOps = field(default_factory=lambda: PlannedOps(Ops(torch.device("cpu"), torch.float32)))
+    required: RequiredTensors = field(default_factory=RequiredTensors)
+
+    def has(self, name: str) -> bool:
+        return self.checkpoint.locate(name) is not None
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """A tensor [*shape] without contents. Raises LimitExceeded."""
+        self.required.tensors[name] = shape
+        self._count()
+        if max(shape) >= 2**31 or (len(shape) > 2 and shape[0] > self.limit):
+            raise LimitExceeded
+        return self._empty(*shape)
+
+    def linear(self, name: str, n: int, k: int, *, bias: bool = False) -> LinearLayer:
+        self.required.linears[name] = (n, k, bias)
+        self._count()
+        return TorchDense(self._empty(n, k))
+
+    def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> LinearLayer:
+        for name, n in parts:
+            self.linear(name, n, k, bias=bias)
+        return TorchDense(self._empty(sum(n for _, n in parts), k))
+
+    def dense(self, weight: Tensor, bias: Tensor | None = None) -> LinearLayer:
+        """A layer of a weight [N, K]."""
+        return TorchDense(weight, bias)
+
+    def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
+        table = self.tensor(name, vocab, width)
+        return self.ops.embedding(table), TorchDense(table) if tied else None
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty((), dtype=self.ops.dtype, device="meta").expand(shape)
+
+    def _count(self) -> None:
+        if len(self.required.tensors) + len(self.required.linears) > self.limit:
+            raise LimitExceeded
+
+
+def required_tensors(config: ModelConfig, checkpoint: Checkpoint, ops: PlannedOps | None = None) -> RequiredTensors:
+    """What the native family of ``config`` needs, by building it without weights; its layers are noted in ``ops``.
+
+    Raises ``model_*``.
+    """
+    # Room for what a truncated file lacks, and no more: a config may claim a billion layers.
+    weights = RequiredWeights(checkpoint, limit=4 * len(checkpoint.inventory) + 1000)
+    if ops is not None:
+        weights.ops = ops
+    build = ARCHITECTURES.load(config.architecture).build
+    try:
+        build(config, weights)
+    except (LimitExceeded, RuntimeError):
+        pass  # what was recorded so far is enough to refuse it
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as problem:
+        reason = f"{type(problem).__name__}: {problem}"  # a value of the config that is of another kind than it should
+        raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
+    return weights.required
+
+
+def check_inventory(config: ModelConfig, checkpoint: Checkpoint) -> None:
+    """Compare a checkpoint with what its config implies, before any weight is read. Raises ``tensor_inventory``."""
+    problem = refusal(str(checkpoint.path), compare(checkpoint, required_tensors(config, checkpoint)))
+    if problem is not None:
+        raise problem

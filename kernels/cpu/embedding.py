@@ -1,0 +1,67 @@
+"""Rows of a table, or of activations, in the native library."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels import cpu
+from aiakq.kernels.cpu import library
+from aiakq.kernels.cpu.library import TYPES
+from aiakq.kernels.cpu.rows import as_rows, threads_for
+from aiakq.kernels.types import EmbeddingProblem
+
+
+def supports(problem: EmbeddingProblem) -> str | None:
+    """None, or why not."""
+    return cpu.unsupported(problem.device, problem.table_dtype, problem.dtype)
+
+
+def prepare(table: Tensor, problem: EmbeddingProblem) -> NativeEmbedding:
+    """table [V, D], copied only if it is not contiguous."""
+    vocabulary, d = table.shape
+    return NativeEmbedding(table, vocabulary, d, False, problem.dtype)
+
+
+def row_selection(problem: EmbeddingProblem) -> NativeRowSelection:
+    """Rows of activations, by their numbers."""
+    return NativeRowSelection()
+
+
+class NativeEmbedding:
+    """Rows of a table [V, D], which may be in the tiles of a dense layer (aiakq_pack_floats; bfloat16 in pairs)."""
+
+    def __init__(self, table: Tensor, vocabulary: int, d: int, tiled: bool, dtype: torch.dtype) -> None:
+        self.table, self.dtype = table.contiguous(), dtype
+        self.op = op = library.new_op("embedding")
+        op.d, op.vocabulary, op.tiled, op.table = d, vocabulary, tiled, self.table.data_ptr()
+        op.table_type, op.y_type, op.y_stride = TYPES[table.dtype], TYPES[dtype], d
+        self.ops = library.OpList(op)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """ids [M] int64 -> [M, D]; the row of an id beyond the table is NaN."""
+        op = self.op
+        ids = ids.contiguous()
+        y = torch.empty(len(ids), op.d, dtype=self.dtype)
+        op.m, op.ids, op.y = len(ids), ids.data_ptr(), y.data_ptr()
+        self.ops(threads_for(y.numel()))
+        return y
+
+
+class NativeRowSelection:
+    """Rows of activations, by their numbers."""
+
+    def __init__(self) -> None:
+        self.op = op = library.new_op("embedding")
+        self.ops = library.OpList(op)
+
+    def __call__(self, x: Tensor, rows: Tensor) -> Tensor:
+        """x [M, D] and rows [R] int64 -> [R, D]; a row that is not there is NaN."""
+        op = self.op
+        x, rows = as_rows(x).contiguous(), rows.contiguous()
+        y = torch.empty(len(rows), x.shape[1], dtype=x.dtype)
+        op.d, op.vocabulary, op.table = x.shape[1], len(x), x.data_ptr()
+        op.table_type = op.y_type = TYPES[x.dtype]
+        op.m, op.ids, op.y, op.y_stride = len(rows), rows.data_ptr(), y.data_ptr(), x.shape[1]
+        self.ops(threads_for(y.numel()))
+        return y

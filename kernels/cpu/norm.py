@@ -1,0 +1,51 @@
+"""RMS norm and layer norm in the native library. A row's result does not depend on the other rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels import cpu
+from aiakq.kernels.cpu import library
+from aiakq.kernels.cpu.library import TYPES
+from aiakq.kernels.cpu.rows import as_rows, threads_for
+from aiakq.kernels.types import ActivationLayout, NormProblem
+
+
+def supports(problem: NormProblem) -> str | None:
+    """None, or why not."""
+    return cpu.unsupported(problem.device, problem.dtype)
+
+
+def prepare(weight: Tensor, bias: Tensor | None, epsilon: float, problem: NormProblem) -> NativeNorm:
+    """weight and bias [D]; kept as float32."""
+    return NativeNorm(weight, bias, epsilon, centered=problem.kind == "layer")
+
+
+class NativeNorm:
+    """x / rms(x) * weight, or if ``centered`` (x - mean) / deviation * weight + bias, over the last dimension."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, epsilon: float, centered: bool) -> None:
+        self.weight = weight.float().contiguous()
+        self.bias = None if bias is None else bias.float().contiguous()
+        self.op = op = library.new_op("norm")
+        op.d, op.centered, op.epsilon = weight.shape[0], centered, epsilon
+        op.weight, op.bias = library.address(self.weight), library.address(self.bias)
+        self.ops = library.OpList(op)
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None, layout: ActivationLayout | None = None) -> Tensor:
+        """x [..., D] in float32, float16 or bfloat16 -> the same; ``residual`` is added to x, in place, first."""
+        op = self.op
+        rows = as_rows(x)
+        if residual is None:
+            op.residual = None
+        elif rows.data_ptr() != x.data_ptr():  # a copy: the sum has to be written to x itself
+            return self(x.add_(residual))
+        else:
+            added = as_rows(residual)
+            op.residual, op.residual_stride = added.data_ptr(), added.stride(0)
+        y = torch.empty_like(rows)
+        op.m, op.x_type = rows.shape[0], TYPES[x.dtype]
+        op.x, op.x_stride, op.y, op.y_stride = rows.data_ptr(), rows.stride(0), y.data_ptr(), y.stride(0)
+        self.ops(threads_for(rows.numel()))
+        return y if x.dim() == 2 else y.view(x.shape)

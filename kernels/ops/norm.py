@@ -1,0 +1,78 @@
+"""Normalization over the last dimension: the interface, the reference in torch, and the implementations.
+
+An implementation is a module with
+
+    supports(problem: NormProblem) -> None, or one sentence why not
+    prepare(weight: Tensor, bias: Tensor | None, epsilon: float, problem: NormProblem) -> Norm
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from aiakq.kernels.registry import Registry
+from aiakq.kernels.types import ActivationLayout, LinearInput, NormProblem
+
+IMPLEMENTATIONS = Registry(
+    "aiakq.implementations.norm",
+    {"cpu": "aiakq.kernels.cpu.norm", "triton": "aiakq.kernels.triton.norm", "torch": "aiakq.kernels.ops.norm"},
+    plugins_first=True,
+)
+
+
+class Norm(Protocol):
+    """RMS norm x / rms(x) * weight (Zhang and Sennrich 2019, arXiv:1910.07467), or layer norm
+    (x - mean) / deviation * weight + bias; statistics in float32 whatever the activations are."""
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None = None, layout: ActivationLayout | None = None
+    ) -> LinearInput:
+        """x [..., D] -> [..., D] of the same dtype.
+
+        residual  [..., D]; added to x, in place, before.
+        layout    of the linear layer behind; where the implementation does not know it, the result is a Tensor.
+        """
+
+
+class TorchRMSNorm:
+    """The reference; ``weight`` [D]."""
+
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        self.weight, self.epsilon = weight, epsilon
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None, layout: ActivationLayout | None = None) -> Tensor:
+        """See Norm."""
+        if residual is not None:
+            x += residual
+        values = x.to(torch.float32)
+        values = values * torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + self.epsilon)
+        return self.weight * values.to(x.dtype)
+
+
+class TorchLayerNorm:
+    """The reference; ``weight`` and ``bias`` [D]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, epsilon: float) -> None:
+        self.weight, self.bias, self.epsilon = weight, bias, epsilon
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None, layout: ActivationLayout | None = None) -> Tensor:
+        """See Norm."""
+        if residual is not None:
+            x += residual
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+
+
+def supports(problem: NormProblem) -> str | None:
+    """None: the reference supports every problem."""
+    return None
+
+
+def prepare(weight: Tensor, bias: Tensor | None, epsilon: float, problem: NormProblem) -> TorchRMSNorm | TorchLayerNorm:
+    """weight and bias [D] in the dtype of the activations."""
+    if problem.kind == "rms":
+        return TorchRMSNorm(weight, epsilon)
+    return TorchLayerNorm(weight, bias, epsilon)

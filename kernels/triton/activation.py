@@ -1,0 +1,60 @@
+"""Activation functions on NVIDIA GPUs, through activation_kernel.py."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from aiakq.kernels import triton
+from aiakq.kernels.triton.layouts import COLUMNS, TritonLayout, block_for, output_for, warps_for
+from aiakq.kernels.types import ActivationLayout, ActivationProblem, LinearInput
+
+#: In the order of activation_kernel.py.
+FUNCTIONS = ("silu", "gelu_tanh", "gelu", "relu")
+
+
+def supports(problem: ActivationProblem) -> str | None:
+    """None, or why not."""
+    return triton.unsupported(problem.device, problem.dtype)
+
+
+def prepare(problem: ActivationProblem) -> TritonActivation:
+    """The function that ``problem`` names."""
+    return TritonActivation(problem.function)
+
+
+class TritonActivation:
+    """act(x), or act(gate) * up."""
+
+    def __init__(self, function: str) -> None:
+        self._number = FUNCTIONS.index(function)
+
+    def __call__(self, x: Tensor, layout: ActivationLayout | None = None) -> LinearInput:
+        """act(x) of x [M, I], as a Tensor or in ``layout``."""
+        return self._run(x, None, layout)
+
+    def gated(self, x: Tensor, layout: ActivationLayout | None = None) -> LinearInput:
+        """act of the first half of the columns times the second half: x [M, 2 I] -> [M, I]."""
+        gate, up = x.chunk(2, dim=-1)
+        return self._run(gate, up, layout)
+
+    def _run(self, x: Tensor, up: Tensor | None, layout: ActivationLayout | None) -> LinearInput:
+        """x and up [M, I], of which rows may be further apart."""
+        from aiakq.kernels.triton.activation_kernel import gate_kernel
+
+        m, d = x.shape
+        whole_row = False
+        if isinstance(layout, TritonLayout):
+            whole_row = layout.whole_row
+            if layout.permutes:
+                # A program computes a part of a row, and cannot give it another order.
+                layout = None
+        out = output_for(x, layout)
+        other = x if up is None else up
+        block = block_for(d) if whole_row else min(COLUMNS, block_for(d))
+        if m:
+            gate_kernel[(m, -(-d // block))](
+                x, other, *out.pointers, x.stride(0), other.stride(0), d,
+                D=d, BLOCK=block, ACTIVATION=self._number, UP=up is not None, **out.constants,
+                num_warps=warps_for(block),
+            )  # fmt: skip
+        return out.activation

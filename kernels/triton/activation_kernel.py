@@ -1,0 +1,63 @@
+"""Activation functions of rows, alone or as the gate of other rows."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from aiakq.kernels.triton.layouts_kernel import write_row
+
+SILU = tl.constexpr(0)
+GELU_TANH = tl.constexpr(1)
+GELU = tl.constexpr(2)
+RELU = tl.constexpr(3)
+
+
+@triton.jit
+def _activated(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == SILU:
+        return x / (1.0 + tl.exp(-x))
+    elif ACTIVATION == GELU_TANH:
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        return x / (1.0 + tl.exp(-2.0 * inner))
+    elif ACTIVATION == GELU:
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        return tl.maximum(x, 0.0)
+
+
+@triton.jit
+def gate_kernel(
+    gate_ptr,  # [M, D]
+    up_ptr,  # [M, D]
+    y_ptr,  # [M, D], or int8
+    scales_ptr,
+    given_ptr,
+    gate_stride,
+    up_stride,
+    y_stride,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    UP: tl.constexpr,
+    CODES: tl.constexpr,
+    GIVEN: tl.constexpr,
+    sums_ptr=None,  # this and what follows: PackedLayout
+    sums_stride=0,
+    SUMS: tl.constexpr = False,
+    PER_PLANE: tl.constexpr = False,
+    BITS: tl.constexpr = 4,
+    BKP: tl.constexpr = 32,
+):
+    """act(gate) * up, or act(gate): BLOCK columns of a row per program; with CODES a whole row."""
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * BLOCK
+    at = first + tl.arange(0, BLOCK)
+    there = at < D
+    y = _activated(tl.load(gate_ptr + row * gate_stride + at, mask=there, other=0.0).to(tl.float32), ACTIVATION)
+    if UP:
+        y *= tl.load(up_ptr + row * up_stride + at, mask=there, other=0.0).to(tl.float32)
+    write_row(
+        y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, None, sums_ptr, sums_stride, first,
+        D, BLOCK, CODES, GIVEN, False, SUMS, PER_PLANE, BITS, BKP,
+    )  # fmt: skip

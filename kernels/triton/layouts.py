@@ -1,0 +1,126 @@
+"""Layouts of activations that linear layers in Triton take, and that norms and activation functions write directly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.types import ActivationLayout, LinearInput, PackedActivation, QuantizedActivation
+
+#: Columns of a program that computes a part of a row.
+COLUMNS = 1024
+
+
+def block_for(width: int) -> int:
+    """The columns of a program that computes a whole row of ``width``."""
+    return 1 << (width - 1).bit_length()
+
+
+def warps_for(block: int) -> int:
+    """The warps of a program that computes ``block`` columns."""
+    return min(16, max(1, block // 512))
+
+
+@dataclass
+class Output:
+    """Where a kernel writes rows like x [M, D], and how: the arguments of ``write_row`` in layouts_kernel.py.
+
+    activation  what the linear layer takes.
+    pointers    y, the scales of y, and a stored scale; any tensor where there is none.
+    constants   the remaining arguments by name.
+    """
+
+    activation: LinearInput
+    pointers: tuple[Tensor, Tensor, Tensor]
+    constants: dict[str, Any] = field(default_factory=dict)
+
+
+class TritonLayout(ActivationLayout):
+    """A layout that Triton's kernels can write.
+
+    whole_row  whether a program needs a whole row at once.
+    permutes   whether columns change places.
+    """
+
+    @property
+    def whole_row(self) -> bool:
+        return False
+
+    @property
+    def permutes(self) -> bool:
+        return False
+
+    def output(self, x: Tensor) -> Output:
+        """Memory for rows like x [M, D] in this layout."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class QuantizedLayout(TritonLayout):
+    """int8 codes with a scale per row, max |x| / 127, or with the stored ``input_scale`` [1] float32."""
+
+    input_scale: Tensor | None
+
+    @property
+    def whole_row(self) -> bool:
+        return True
+
+    def output(self, x: Tensor) -> Output:
+        """A QuantizedActivation [M, D]; see TritonLayout."""
+        codes = torch.empty(x.shape, dtype=torch.int8, device=x.device)
+        scales = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+        given = scales if self.input_scale is None else self.input_scale
+        constants = {"CODES": True, "GIVEN": self.input_scale is not None}
+        return Output(QuantizedActivation(codes, scales, x.dtype), (codes, scales, given), constants)
+
+
+@dataclass(frozen=True)
+class PackedLayout(TritonLayout):
+    """The column order and the sums that linear_kernel.py needs; see ``write_sums`` there.
+
+    perm         [K] int32, which input stands at each place, or None for the natural order.
+    bits, plane  of the packed weight.
+    stride       columns of the sums [count, stride] float32, or 0 if none are needed.
+    per_plane    whether there is one sum for each plane, or two for each step.
+    """
+
+    perm: Tensor | None
+    bits: int
+    plane: int
+    stride: int
+    per_plane: bool
+
+    @property
+    def permutes(self) -> bool:
+        return self.perm is not None
+
+    def sums_for(self, x: Tensor) -> Tensor | None:
+        """Memory for the sums of x [M, K]."""
+        if not self.stride:
+            return None
+        planes = x.shape[1] // self.plane
+        count = planes if self.per_plane else 2 * planes // (16 // self.bits)
+        return torch.empty(count, self.stride, dtype=torch.float32, device=x.device)
+
+    def output(self, x: Tensor) -> Output:
+        """A PackedActivation [M, D]; see TritonLayout."""
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        sums = self.sums_for(x)
+        constants: dict[str, Any] = {
+            "CODES": False, "GIVEN": False, "sums_ptr": sums, "sums_stride": self.stride, "SUMS": sums is not None,
+            "PER_PLANE": self.per_plane, "BITS": self.bits, "BKP": self.plane,
+        }  # fmt: skip
+        if self.perm is not None:
+            constants |= {"perm_ptr": self.perm, "PERM": True}
+        return Output(PackedActivation(y, sums), (y, y, y), constants)
+
+
+def output_for(x: Tensor, layout: ActivationLayout | None) -> Output:
+    """Memory for rows like x [M, D] in ``layout``, or as a plain Tensor if that is not one of Triton's."""
+    if isinstance(layout, TritonLayout):
+        return layout.output(x)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return Output(y, (y, y, y), {"CODES": False, "GIVEN": False})

@@ -1,0 +1,43 @@
+"""Storing a computed row in the layout that the linear layer behind it takes; layouts.py has the other half.
+
+The input of a w8a8 layer is quantized here, while it is in registers, and never written as floats. A weight in groups
+(linear_kernel.py) needs sums of its input, and perhaps its columns in another order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from aiakq.kernels.triton.linear_int8_kernel import SMALLEST, nearest
+from aiakq.kernels.triton.linear_kernel import write_sums
+
+
+@triton.jit
+def write_row(
+    y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, perm_ptr, sums_ptr, sums_stride, first,
+    D: tl.constexpr, BLOCK: tl.constexpr, CODES: tl.constexpr, GIVEN: tl.constexpr, PERM: tl.constexpr,
+    SUMS: tl.constexpr, PER_PLANE: tl.constexpr, BITS: tl.constexpr, BKP: tl.constexpr,
+):  # fmt: skip
+    """Store BLOCK columns of a row y float32, from ``first`` on: in y_ptr's dtype, perhaps with sums, or as int8 codes.
+
+    PERM: in the order of perm_ptr, which takes the whole row.
+    """
+    if CODES:
+        if GIVEN:
+            scale = tl.load(given_ptr)
+        else:
+            scale = tl.maximum(tl.max(tl.where(there, tl.abs(y), 0.0), 0) / 127.0, SMALLEST)
+        code = nearest(tl.minimum(tl.maximum(y / scale, -128.0), 127.0))
+        tl.store(y_ptr + row * y_stride + at, code.to(tl.int8), mask=there)
+        tl.store(scales_ptr + row, scale + tl.sum(tl.where(there, y * 0.0, 0.0), 0))
+    else:
+        y = y.to(y_ptr.dtype.element_ty)
+        if PERM:
+            # Through shared memory: reading x in another order would read every line of it many times.
+            y = tl.gather(y, tl.load(perm_ptr + at, mask=there, other=0), 0)
+        tl.store(y_ptr + row * y_stride + at, y, mask=there)
+        if SUMS:
+            BF16: tl.constexpr = y_ptr.dtype.element_ty == tl.bfloat16
+            y = tl.where(there, y.to(tl.float32), 0.0)
+            write_sums(y, first, row, sums_ptr, sums_stride, D, BLOCK, BITS, BKP, PER_PLANE, BF16)

@@ -1,0 +1,63 @@
+"""RMS norm and layer norm of rows, with the addition of a residual before."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from aiakq.kernels.triton.layouts_kernel import write_row
+
+
+@triton.jit
+def norm_kernel(
+    x_ptr,  # [M, D]; written if there is a residual
+    residual_ptr,  # [M, D], added to x first
+    weight_ptr,
+    bias_ptr,
+    y_ptr,  # [M, D] of x's dtype, or int8
+    scales_ptr,  # [M] float32, with CODES
+    given_ptr,
+    x_stride,
+    residual_stride,
+    y_stride,
+    epsilon,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    CENTERED: tl.constexpr,
+    BIAS: tl.constexpr,
+    CODES: tl.constexpr,
+    GIVEN: tl.constexpr,
+    perm_ptr=None,  # this and what follows: PackedLayout
+    sums_ptr=None,
+    sums_stride=0,
+    PERM: tl.constexpr = False,
+    SUMS: tl.constexpr = False,
+    PER_PLANE: tl.constexpr = False,
+    BITS: tl.constexpr = 4,
+    BKP: tl.constexpr = 32,
+):
+    """x / rms(x) * weight, or CENTERED: (x - mean) / deviation * weight + bias. One row per program."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    there = at < D
+    FLOAT: tl.constexpr = x_ptr.dtype.element_ty
+    x = tl.load(x_ptr + row * x_stride + at, mask=there, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        x += tl.load(residual_ptr + row * residual_stride + at, mask=there, other=0.0).to(tl.float32)
+        x = x.to(FLOAT)
+        tl.store(x_ptr + row * x_stride + at, x, mask=there)
+        x = x.to(tl.float32)
+    weight = tl.load(weight_ptr + at, mask=there, other=0.0).to(tl.float32)
+    if CENTERED:
+        x = tl.where(there, x - tl.sum(x, 0) / D, 0.0)
+        y = x * tl.rsqrt(tl.sum(x * x, 0) / D + epsilon) * weight
+        if BIAS:
+            y += tl.load(bias_ptr + at, mask=there, other=0.0).to(tl.float32)
+    else:
+        # As models do it: the normalized row is rounded before it meets the weight.
+        y = (x * tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)).to(FLOAT).to(tl.float32) * weight
+    write_row(
+        y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, perm_ptr, sums_ptr, sums_stride, 0,
+        D, BLOCK, CODES, GIVEN, PERM, SUMS, PER_PLANE, BITS, BKP,
+    )  # fmt: skip

@@ -1,0 +1,54 @@
+"""What comes between the projections and attention on NVIDIA GPUs, through rotary_kernel.py: head norms, rotary
+positions, and writing keys and values into the KV cache."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from aiakq.kernels.triton.layouts import block_for
+from aiakq.kernels.types import AttentionSpec, LayerCache
+
+
+def rotate_and_write(
+    spec: AttentionSpec, qkv: Tensor, positions: Tensor | None, cache: LayerCache, slots: Tensor
+) -> Tensor:
+    """qkv [T, (H + 2 Hkv) D], whose queries are modified -> queries [T, H, D]; keys and values go to ``slots`` [T]."""
+    size = spec.head_dim
+    width, kv_width = spec.num_heads * size, spec.num_kv_heads * size
+    query, key, value = qkv[:, :width], qkv[:, width : width + kv_width], qkv[:, width + kv_width :]
+    _launch(spec, spec.num_heads, query, key, value, positions, cache, slots)
+    return query.unflatten(1, (spec.num_heads, size))
+
+
+def write(spec: AttentionSpec, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
+    """Only store key and value [T, Hkv, D] at ``slots`` [T] of ``cache``; ``spec`` has no head norms."""
+    key, value = key.flatten(1), value.flatten(1)
+    _launch(spec, 0, key, key, value, None, cache, slots)
+
+
+def _launch(
+    spec: AttentionSpec,
+    heads: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor | None,
+    cache: LayerCache,
+    slots: Tensor,
+) -> None:
+    from aiakq.kernels.triton.rotary_kernel import rotary_kernel
+
+    if key.shape[0] == 0:
+        return
+    keys, values, *scales = cache
+    # Any tensor may stand where the kernel reads nothing.
+    norms = (keys if norm is None else norm for norm in (spec.q_norm, spec.k_norm))
+    rotated, factors, at = 0, (keys, keys), slots
+    if spec.rotary is not None and positions is not None:
+        rotated, factors, at = spec.rotary.rotated, (spec.rotary.cosines, spec.rotary.sines), positions
+    rotary_kernel[(key.shape[0], heads + spec.num_kv_heads)](
+        query, key, value, *norms, *factors, at, slots, keys, values, *(scales or (keys, keys)),
+        query.stride(0), key.stride(0), value.stride(0), spec.norm_eps,
+        H=heads, HKV=spec.num_kv_heads, D=spec.head_dim, WIDTH=block_for(spec.head_dim), ROTATED=rotated,
+        NORM=spec.q_norm is not None, SCALED=bool(scales), num_warps=1,
+    )  # fmt: skip
