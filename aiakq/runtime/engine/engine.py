@@ -215,9 +215,11 @@ class Engine:
         found = [(one, part) for one, part in zip(chunks, result.chunks, strict=True) if not one.dropped]
         for chunk, part in found:
             self._commit(chunk, part, now, outputs)
-        if any(sampled.error != NOT_FINITE for _, part in found for sampled in part.sampled):
-            self._bad_steps = 0
-        elif any(_failure(part) == NOT_FINITE for _, part in found):
+        for _, part in found:
+            if part.sampled and part.sampled[0].error != NOT_FINITE:
+                self._bad_steps = 0
+                return
+        if any(_failure(part) == NOT_FINITE for _, part in found):
             self._bad_steps += 1
 
     def _commit(self, chunk: ScheduledChunk, result: ChunkResult, now: float, outputs: list[TokenOutput]) -> None:
@@ -233,9 +235,10 @@ class Engine:
             return
         if result.prompt_logprobs is not None:
             self._keep_prompt_logprobs(chunk, result.prompt_logprobs)
-        if any(sampled.resample for sampled in result.sampled):
-            sequence.resample()
-            return
+        for sampled in result.sampled:
+            if sampled.resample:
+                sequence.resample()
+                return
         self.scheduler.insert_pages(chunk)
         if not sequence.prompt_done and chunk.end >= sequence.num_prompt:
             # What a preemption repeats does not count again.
@@ -262,16 +265,17 @@ class Engine:
             times.first_token = now
         times.last_token = now
         reason = stop_reason = None
-        accepted: list[SampledToken] = []
-        while reason is None and len(accepted) < len(tokens):
-            accepted.append(tokens[len(accepted)])
-            sequence.token_ids.append(accepted[-1].token)
-            reason, stop_reason = sequence.finish_reason(accepted[-1].token)
+        count = 0
+        while reason is None and count < len(tokens):
+            sequence.token_ids.append(tokens[count].token)
+            reason, stop_reason = sequence.finish_reason(tokens[count].token)
+            count += 1
         output = self._output(sequence)
-        output.token_ids = [sampled.token for sampled in accepted]
-        output.token_logprobs = [sampled.logprob for sampled in accepted]
-        logprobs = [sampled.logprobs for sampled in accepted if sampled.logprobs is not None]
-        output.logprobs = logprobs or None
+        for sampled in tokens[:count]:
+            output.token_ids.append(sampled.token)
+            output.token_logprobs.append(sampled.logprob)
+            if sampled.logprobs is not None:
+                output.logprobs = [*(output.logprobs or ()), sampled.logprobs]
         if reason is not None:
             self._finish(sequence, output, reason)
             output.stop_reason = stop_reason
@@ -325,7 +329,9 @@ def _failure(result: ChunkResult) -> str | None:
     for sampled in result.sampled:
         if sampled.error is not None:
             return sampled.error
-    return NOT_FINITE if any(math.isnan(scores.logprobs[0]) for scores in result.prompt_logprobs or ()) else None
+    if result.prompt_logprobs and any(math.isnan(scores.logprobs[0]) for scores in result.prompt_logprobs):
+        return NOT_FINITE
+    return None
 
 
 def _halves(chunks: list[ScheduledChunk]) -> list[list[ScheduledChunk]]:

@@ -129,7 +129,8 @@ class Sequence:
 class ScheduledChunk:
     """``count`` tokens of ``sequence`` to compute in a step, from number ``first`` on.
 
-    completes  whether these are its last uncomputed tokens, so that the next one can be sampled.
+    completes  whether these are its last uncomputed tokens.
+    samples    whether the token after them is sampled.
     dropped    whether the result is ignored.
     """
 
@@ -137,21 +138,19 @@ class ScheduledChunk:
     first: int
     count: int
     completes: bool
+    samples: bool
     dropped: bool = False
 
     @staticmethod
     def of(sequence: Sequence, count: int) -> ScheduledChunk:
         """The next ``count`` tokens."""
-        return ScheduledChunk(sequence, sequence.num_computed_tokens, count, count == sequence.num_uncomputed_tokens)
+        completes = count == sequence.num_uncomputed_tokens
+        samples = completes and sequence.spec.max_tokens > 0
+        return ScheduledChunk(sequence, sequence.num_computed_tokens, count, completes, samples)
 
     @property
     def end(self) -> int:
         return self.first + self.count
-
-    @property
-    def samples(self) -> bool:
-        """Whether a token is sampled."""
-        return self.completes and self.sequence.spec.max_tokens > 0
 
     def record(self) -> Chunk:
         """The chunk as the executor gets it, with the pages it does not know yet."""

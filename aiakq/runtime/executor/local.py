@@ -69,9 +69,8 @@ class LocalPendingStep:
         sampled: list[SamplerRow] = []
         rows: list[int] = []
         for index, (chunk, sequence) in enumerate(zip(self._chunks, self._sequences, strict=True)):
-            scores = _prompt_scores(logits, chunk, sequence, self._logit_rows[index])
-            if scores is not None:
-                self._scores[index] = scores
+            if sequence.sampling.prompt_logprobs is not None and chunk.first < sequence.num_prompt:
+                self._scores[index] = _prompt_scores(logits, chunk, sequence, self._logit_rows[index])
             end = chunk.first + chunk.count
             if chunk.samples and end == len(sequence.token_ids):
                 self._row_of[sequence] = len(sampled)
@@ -89,10 +88,12 @@ class LocalPendingStep:
         results = []
         for index, sequence in enumerate(self._sequences):
             row = self._row_of.get(sequence)
-            sampled = [] if row is None else [tokens[row]]
-            sequence.token_ids += [one.token for one in sampled if one.is_valid]
-            scores = self._scores.get(index)
-            results.append(ChunkResult(sampled, None if scores is None else scores()))
+            result = ChunkResult() if row is None else ChunkResult([tokens[row]])
+            if row is not None and tokens[row].is_valid:
+                sequence.token_ids.append(tokens[row].token)
+            if index in self._scores:
+                result.prompt_logprobs = self._scores[index]()
+            results.append(result)
         return StepResult(results)
 
 
@@ -176,11 +177,10 @@ def _fits(call: Callable[[], None]) -> bool:
 
 def _prompt_scores(
     logits: Tensor, chunk: Chunk, sequence: SequenceState, rows: range
-) -> Callable[[], list[TokenLogprobs]] | None:
-    """Log-probabilities of the prompt tokens that ``rows`` predict, if the request wants any."""
+) -> Callable[[], list[TokenLogprobs]]:
+    """Log-probabilities of the prompt tokens that ``rows`` predict."""
     count = sequence.sampling.prompt_logprobs
-    if count is None or chunk.first >= sequence.num_prompt:
-        return None
+    assert count is not None
     targets = sequence.token_ids[chunk.first + 1 : min(chunk.first + chunk.count + 1, sequence.num_prompt)]
     if not targets:
         return list

@@ -31,21 +31,21 @@ from aiakq.runtime.sampling_params import LogitsProcessor, SamplingParams
 CANDIDATES = 1024
 
 
-@dataclass(frozen=True, slots=True)
 class SamplerRow:
     """One row of logits whose token is sampled.
 
     position   of the token: the number of tokens of ``sequence`` before it.
     resamples  whether the whole vocabulary is sorted for it, see ``Chunk``.
+    sampling   parameters of the sequence.
     """
 
-    sequence: SequenceState
-    position: int
-    resamples: bool = False
+    __slots__ = ("position", "resamples", "sampling", "sequence")
 
-    @property
-    def sampling(self) -> SamplingParams:
-        return self.sequence.sampling
+    def __init__(self, sequence: SequenceState, position: int, resamples: bool = False) -> None:
+        self.sequence = sequence
+        self.position = position
+        self.resamples = resamples
+        self.sampling: SamplingParams = sequence.sampling
 
     @property
     def uniform(self) -> float:
@@ -78,7 +78,7 @@ def sample(logits: Tensor, rows: list[SamplerRow]) -> SamplerOutput:
 
     Log-probabilities are those of the model, before penalties, biases and masks.
     """
-    changed = [at for at, row in enumerate(rows) if _changes_logits(row)]
+    changed = [at for at, row in enumerate(rows) if row.sequence.changes_logits or row.masks_stops]
     if not changed:
         own = logits[:0]
     else:
@@ -239,20 +239,6 @@ def _prompt_logprobs_natively(logits: Tensor, targets: list[int], count: int) ->
             asked, ids.view(len(targets), count).tolist(), values.view(len(targets), count).tolist(), strict=True
         )
     ]
-
-
-def _changes_logits(row: SamplerRow) -> bool:
-    params = row.sampling
-    return (
-        row.masks_stops
-        or params.presence_penalty != 0
-        or params.frequency_penalty != 0
-        or params.repetition_penalty != 1
-        or params.logit_bias is not None
-        or params.allowed_token_ids is not None
-        or bool(row.sequence.spec.bad_word_ids)
-        or bool(row.sequence.logits_processors)
-    )
 
 
 def _apply_changes(logits: Tensor, rows: list[SamplerRow]) -> None:

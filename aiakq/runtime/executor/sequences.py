@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aiakq.runtime.engine.messages import RequestSpec
 from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
-from aiakq.runtime.sampling_params import LogitsProcessor
+from aiakq.runtime.sampling_params import LogitsProcessor, SamplingParams
 
 
 class SequenceState:
@@ -18,10 +18,21 @@ class SequenceState:
     token_ids          prompt, then the tokens of collected steps.
     pages              its KV pages in order.
     end_ids            stop and end-of-sequence tokens.
+    changes_logits     whether penalties, biases, masks or processors apply to its logits.
     logits_processors  applied to its logits, see ``LocalExecutor.register_logits_processors``.
     """
 
-    __slots__ = ("end_ids", "logits_processors", "num_prompt", "pages", "sampling", "slot", "spec", "token_ids")
+    __slots__ = (
+        "changes_logits",
+        "end_ids",
+        "logits_processors",
+        "num_prompt",
+        "pages",
+        "sampling",
+        "slot",
+        "spec",
+        "token_ids",
+    )
 
     def __init__(self, record: NewSequence, logits_processors: Sequence[LogitsProcessor] = ()) -> None:
         spec: RequestSpec = record.spec
@@ -33,6 +44,17 @@ class SequenceState:
         self.pages: list[int] = []
         self.end_ids = sorted({*(spec.sampling.stop_token_ids or ()), *spec.eos_token_ids})
         self.logits_processors = tuple(logits_processors)
+        self.changes_logits = bool(logits_processors) or bool(spec.bad_word_ids) or _changes_logits(spec.sampling)
+
+
+def _changes_logits(params: SamplingParams) -> bool:
+    return (
+        params.presence_penalty != 0
+        or params.frequency_penalty != 0
+        or params.repetition_penalty != 1
+        or params.logit_bias is not None
+        or params.allowed_token_ids is not None
+    )
 
 
 class RunningSequences:
@@ -60,10 +82,10 @@ class RunningSequences:
 
     def rows(self, slots: list[int], width: int) -> Tensor:
         """The first ``width`` pages of each of ``slots``: [len(slots), width] int32, possibly a view."""
-        table = self.page_table[:, :width]
-        if slots == list(range(slots[0], slots[0] + len(slots))):
-            return table[slots[0] : slots[0] + len(slots)]
-        return table.index_select(0, torch.tensor(slots))
+        first, end = slots[0], slots[0] + len(slots)
+        if len(slots) == 1 or slots == list(range(first, end)):
+            return self.page_table[first:end, :width]
+        return self.page_table[:, :width].index_select(0, torch.tensor(slots))
 
     def clear(self) -> None:
         """Free every slot."""
