@@ -21,7 +21,8 @@ SHORT = {"prompt": "Once", "temperature": 0, "max_tokens": 4}
 @pytest.fixture(scope="module")
 def narrow(start_server) -> Iterator[RunningServer]:
     """A server that runs one sequence at a time, with a short queue."""
-    with start_server(max_num_seqs=1, max_num_queued_reqs=16, max_num_queued_tokens=100) as running:
+    limits = {"max_num_queued_reqs": 16, "max_num_queued_tokens": 100, "max_queue_seconds": 600}
+    with start_server(max_num_seqs=1, **limits) as running:
         yield running
 
 
