@@ -39,6 +39,10 @@ def test_a_format_holds_what_the_formats_of_the_tree_hold(run_tests):
     assert run_tests(*suites, "-k", cases) == 4
 
 
+def test_a_kernel_of_linear_layers_gives_the_products_of_the_table(run_tests):
+    assert run_tests("tests/kernels/ops/test_linear.py", "-k", "by_groups") == 16
+
+
 @pytest.fixture(scope="module")
 def quantized(run, example_model, tmp_path_factory) -> Path:
     """The example model, quantized by the plugin's method into the plugin's format."""
