@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from aiakq.kernels.cpu import attention, dense, gptq, library, linear, rows
+from aiakq.kernels.cpu import activation, attention, dense, gptq, library, linear
 
 #: C types of src/ops.def and their sizes in a struct.
 SIZES = {"int32": 4, "int64": 8, "float": 4, "double": 8, "pointer": ctypes.sizeof(ctypes.c_void_p)}
@@ -58,7 +58,7 @@ def test_constants_that_python_restates_are_the_librarys(native):
     types = {"FLOAT32": torch.float32, "FLOAT16": torch.float16, "BFLOAT16": torch.bfloat16, "UINT8": torch.uint8}
     assert {dtype: constants[name] for name, dtype in types.items()} == library.TYPES
     assert constants["INT8"] == attention.CACHE_TYPES[torch.int8]
-    assert [constants[name.upper()] for name in rows.ACTIVATIONS] == list(range(len(rows.ACTIVATIONS)))
+    assert [constants[name.upper()] for name in activation.FUNCTIONS] == list(range(len(activation.FUNCTIONS)))
     assert constants["TILE"] == linear.TILE == dense.TILE and constants["BLOCK"] == linear.BLOCK
     assert constants["GPTQ_BLOCK"] == gptq.LONGEST
     assert constants["MAX_HEAD_SIZE"] == attention.MOST_HEAD_SIZE
