@@ -61,5 +61,5 @@ def test_constants_that_python_restates_are_the_librarys(native):
     assert [constants[name.upper()] for name in activation.FUNCTIONS] == list(range(len(activation.FUNCTIONS)))
     assert constants["TILE"] == linear.TILE == dense.TILE and constants["BLOCK"] == linear.BLOCK
     assert constants["GPTQ_BLOCK"] == gptq.LONGEST
-    assert constants["MAX_HEAD_SIZE"] == attention.MOST_HEAD_SIZE
+    assert constants["MAX_HEAD_SIZE"] == attention.MAX_HEAD_SIZE
     assert (constants["SEGMENT"], constants["TILE_ROWS"]) == (attention.SEGMENT, attention.TILE_ROWS)
