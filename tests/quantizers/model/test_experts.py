@@ -113,7 +113,7 @@ def test_a_copied_block_uses_its_own_experts(tiny_model: Callable[..., Path]) ->
     """Mixtral's block is reachable under two names, which must stay the same module."""
     model, inputs = opened(tiny_model("MixtralForCausalLM"))
     block = copy.deepcopy(model.blocks[0])
-    assert block.mlp is block.module_sparse_moe and block.mlp is not model.blocks[0].mlp
+    assert block.mlp is block.block_sparse_moe and block.mlp is not model.blocks[0].mlp
     with torch.no_grad():
         for parameter in block.mlp.experts.parameters():
             parameter.zero_()
