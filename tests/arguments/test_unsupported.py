@@ -27,7 +27,7 @@ def test_a_row_is_accepted_with_a_line_or_refused(name):
         assert name not in checked({"model": "m", name: default}, server=True)
     given = {name: True if row.switch and True not in row.defaults else "something"}
     if row.refused:
-        with pytest.raises(AiakqError, match=f"{row.flag}.* cannot be had: {row.reason}"):
+        with pytest.raises(AiakqError, match=f"{row.flag}.* is not available: {row.reason}"):
             checked(given, server=True)
     else:
         assert name not in checked(given, server=True)

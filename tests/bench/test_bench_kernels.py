@@ -80,7 +80,7 @@ def test_given_shapes_in_given_schemes(capsys):
         (["--shape", "96x0"], "--shape is '96x0'"),
         (["--shape", "8x8", "--rows", "1,a"], "--rows is 'a'"),
         (["--shape", "8x8", "--scheme", "w5a16"], "--scheme is 'w5a16'"),
-        (["--shape", "8x8", "--device", "cpu", "--tune"], "--tune cannot be had: the kernels for CPUs"),
+        (["--shape", "8x8", "--device", "cpu", "--tune"], "--tune is not available: the kernels for CPUs"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(words, said, capsys):
@@ -103,8 +103,8 @@ def test_every_candidate_is_one_for_attention(kernel):
         entries = candidates.candidates(kernel, m)
         assert len({json.dumps(entry) for entry in entries}) == len(entries)
         for entry in entries:
-            walk = configs.walk_of(entry, 128)
-            assert walk.tile in (32, 64, 128) and walk.warps in (2, 4, 8) and walk.share
+            found = configs.attention_config_of(entry, 128)
+            assert found.tile in (32, 64, 128) and found.warps in (2, 4, 8) and found.share
 
 
 def test_tuning_writes_what_is_used_from_then_on(monkeypatch, tmp_path, example_model):
@@ -144,7 +144,7 @@ def test_tuning_writes_what_is_used_from_then_on(monkeypatch, tmp_path, example_
     assert table["decode"]["16"] == {"8": [32, 2, 2, 1], "2048": [128, 2, 2, 1]}
     assert table["prefill"]["16"] == {"8192": [128, 2, 4, 64]}
     assert table["decode"]["8"] == configs.table("default")["decode"]["8"]
-    assert [configs.walk("decode", device, 2, 128, m).tile for m in (1, 8, 9, 10**6)] == [32, 32, 128, 128]
+    assert [configs.attention_config("decode", device, 2, 128, m).tile for m in (1, 8, 9, 10**6)] == [32, 32, 128, 128]
     assert configs.choose("grouped", device, 4, 4096, 32, 600).dense
     assert configs.choose("grouped", device, 4, 4096, 32, 3).stages == 3
 
@@ -164,7 +164,7 @@ def test_a_trial_of_attention_runs_it_under_the_entry(kernel, example_model):
     pytest.importorskip("triton")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = EngineConfig.from_args({"model": str(example_model), "kv_cache_dtype": "float16"})
-    trial = tuning._AttentionTrial(kernel, config, torch.float16, device, 40)
+    trial = tuning._AttentionTrial(kernel, config, Problem(device, torch.float16, [], config).ops(), 40)
     assert 0 < trial(8, [32, 2, 4, 64]) < float("inf")
     assert trial(8, [33, 2, 4, 64]) == float("inf"), "no tile has so many positions"
 

@@ -12,6 +12,7 @@ from aiakq.errors import error
 from aiakq.formats import records_method
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.quantization_config import read_spec
+from aiakq.registry import Registry
 from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.device import DeviceConfig
@@ -127,8 +128,19 @@ def _check_quantization(expected: str | None, spec: QuantSpec | None) -> None:
     found = spec.method if spec else "unquantized weights"
     # Some formats do not record the method; awq and gptq both mean their 4-bit weights.
     same = found == method or (spec is not None and not records_method(spec.format) and {found, method} <= _INT4)
-    if not same:
-        raise error("quantization_mismatch", wanted=expected, found=found)
+    if same:
+        return
+    if method not in _METHODS:
+        raise error(
+            "bad_option",
+            option="The quantization method",
+            value=expected,
+            expected="one of " + ", ".join(_METHODS),
+            hint="weight_only_int8 is the safest, awq and gptq the smallest, smooth_quant the fastest in batches.",
+        )
+    raise error("quantization_mismatch", wanted=expected, found=found)
 
 
 _INT4 = {"awq", "gptq"}
+#: Names of methods, those of plugins included, to tell a misspelt one from one that the checkpoint does not have.
+_METHODS = Registry("aiakq.methods", dict.fromkeys(("weight_only_int8", "smooth_quant", "awq", "gptq"), ""))
