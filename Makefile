@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two at a time: many tests wait for servers.
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile
 
-.PHONY: help quickstart test test-elsewhere check format docs soak quality large bench bench-cpu kernels sanitize gpu clean
+.PHONY: help quickstart test test-elsewhere check format docs models soak hostile quality large bench bench-cpu kernels sanitize gpu clean
 
 help:  ## these lines
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,12 @@ soak: $(VENV)/.test $(VENV)/.native  ## hours: the engine under the simulator, t
 	$(BIN)/python tests/simulation/simulator.py --steps $(SOAK_STEPS)
 	AIAKQ_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/pytest -q tests/server/test_soak.py
 	$(BIN)/python tests/server/load.py
+
+hostile: $(VENV)/.test $(VENV)/.native  ## malicious checkpoints and tokenizers, each refused or harmless; minutes
+	$(BIN)/python tests/hostile_models/run.py $(HOSTILE)
+
+models: $(VENV)/.test  ## the table of docs/models.md, measured anew
+	$(BIN)/python docs/models.py
 
 quality: $(VENV)/.runtime $(VENV)/.native  ## the table of docs/quality.md, measured anew
 	$(BIN)/python examples/quality.py

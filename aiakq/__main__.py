@@ -1,4 +1,4 @@
-"""``python -m aiakq`` is ``aiakq``."""
+"""Entry point of ``python -m aiakq``, the same as ``aiakq``."""
 
 from aiakq.cli import main
 

@@ -1,4 +1,4 @@
-"""The command line: parse, make one call, render. ``main`` is the program.
+"""The command line: parses arguments, makes one call into the library, renders the result. ``main`` is the program.
 
 Importing this module loads Typer and rich only; everything heavy is imported by the command that needs it.
 """
@@ -27,9 +27,9 @@ from aiakq.terminal import console, server_log
 from aiakq.terminal.bench_commands import bench
 from aiakq.terminal.checkpoint_commands import evaluate, inspect
 from aiakq.terminal.help import Command, Group
-from aiakq.terminal.hints import check_spelling, close_names, usage_error
-from aiakq.terminal.options import add_options, with_arguments
+from aiakq.terminal.options import add_options, split_lists, with_arguments
 from aiakq.terminal.quantize_command import quantize
+from aiakq.terminal.usage_errors import check_spelling, close_names, usage_error
 
 #: What a shell reports for a program that a signal ended: 128 + SIGINT, 128 + SIGPIPE.
 INTERRUPTED, CLOSED_PIPE = 130, 141
@@ -125,6 +125,8 @@ def _without_unsupported(words: list[str]) -> list[str]:
         return words
     from aiakq.arguments import unsupported
 
+    if words[0] == "serve":
+        words = split_lists(words)
     words, given = unsupported.split_words(words)
     unsupported.refuse(given)
     for line in unsupported.notices(given):
@@ -223,8 +225,13 @@ def _known(problem: Exception) -> AiakqError | None:
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         first = str(problem).strip().splitlines()[:1]
         return error("out_of_memory", reason=first[0].rstrip(".") if first else "an allocation failed")
-    if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        return error("output_failed", path=problem.filename or "the output", reason=problem.strerror)
+    if isinstance(problem, OSError):
+        if problem.errno in (errno.EMFILE, errno.ENFILE):
+            return error("open_files")
+        if problem.errno == errno.EIO:
+            return error("disk_failed", path=problem.filename or "a file", reason=problem.strerror)
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            return error("output_failed", path=problem.filename or "the output", reason=problem.strerror)
     return None
 
 

@@ -1,4 +1,4 @@
-"""The one registry of errors: what went wrong, in one sentence, and what to do about it.
+"""Registry of all user-facing errors: code, exit code, HTTP status, message and remedy.
 
 Every failure a user can cause is an entry here, with the exit code of the command line and the HTTP status of
 the server. Raise one with ``raise error("model_missing", path=path)``; the fields fill the two templates.
@@ -41,7 +41,7 @@ class ErrorKind:
 
 
 #: Errors of status 503 that pass within a second.
-_OVER_SOON = frozenset({"overloaded", "queue_timeout", "too_many_connections"})
+_OVER_SOON = frozenset({"bodies_too_large", "overloaded", "queue_timeout", "too_many_connections"})
 
 
 class AiakqError(Exception):
@@ -79,9 +79,24 @@ class AiakqError(Exception):
         }
 
 
+class AiakqValueError(AiakqError, ValueError):
+    """A failure for which vLLM raises ValueError: an argument, a sampling parameter or a prompt that cannot be used."""
+
+
+_VALUE_ERRORS = frozenset(
+    {
+        *("usage", "bad_option", "option_refused", "option_conflict", "quantization_mismatch", "model_unsupported"),
+        *("remote_code", "no_memory", "value_out_of_range", "invalid_type", "unsupported_parameter", "empty_prompt"),
+        *("invalid_token_id", "too_many_prompts", "context_length_exceeded", "no_chat_template", "chat_template"),
+        "no_tokenizer",
+        "unsupported",
+    }
+)
+
+
 def error(id: str, **fields: Any) -> AiakqError:
     """Build (not raise) the error ``id``. Raises KeyError for an id that is not in the registry."""
-    return AiakqError(id, **fields)
+    return (AiakqValueError if id in _VALUE_ERRORS else AiakqError)(id, **fields)
 
 
 REGISTRY: dict[str, ErrorKind] = {
@@ -105,6 +120,11 @@ REGISTRY: dict[str, ErrorKind] = {
         "The architecture {architecture} is not supported: {reason}.",
         "Native families: {known}; any other decoder-only model that transformers can run with a replaceable "
         "attention works through --model-impl transformers.",
+    ),
+    "unsupported": ErrorKind("{what} is not supported.", "{hint}"),
+    "architecture_unsupported": ErrorKind(
+        "The architecture {architecture} is not supported: {reason}.",
+        "Choose a model of another family; if aiakq should run this one, config.json is damaged: fetch it again.",
     ),
     "model_hub": ErrorKind(
         "'{name}' is not a local folder and could not be fetched from the hub: {reason}.",
@@ -134,13 +154,14 @@ REGISTRY: dict[str, ErrorKind] = {
         UNSAFE,
     ),
     "path_outside_model": ErrorKind(
-        "The model folder '{path}' names a weight file outside itself: {file!r}.",
+        "The model folder '{path}' names a file outside itself: {file!r}.",
         "Do not trust this folder; fetch the model again from its source.",
         UNSAFE,
     ),
     "format_unsupported": ErrorKind(
         "The checkpoint is quantized in a way aiakq does not read: {reason}.",
-        "aiakq reads GPTQ, AWQ (gemm, gemv, gemv_fast), AutoRound and compressed-tensors with integers.",
+        "aiakq reads GPTQ, AWQ (gemm, gemv, gemv_fast), AutoRound, compressed-tensors with integers, and the formats "
+        "of installed plugins.",
     ),
     "quantization_mismatch": ErrorKind(
         "--quantization is {wanted} but the checkpoint holds {found}.",
@@ -164,7 +185,7 @@ REGISTRY: dict[str, ErrorKind] = {
         CONFLICT,
     ),
     "output_not_model": ErrorKind(
-        "The output '{path}' holds files but no model, so --overwrite does not delete it.",
+        "The output '{path}' {reason}, so --overwrite does not delete it.",
         "Choose another folder, or remove that one yourself.",
         CONFLICT,
     ),
@@ -178,6 +199,11 @@ REGISTRY: dict[str, ErrorKind] = {
     ),
     "output_failed": ErrorKind(
         "Writing '{path}' failed: {reason}.", "Nothing was left behind; remove the cause and repeat.", RESOURCES
+    ),
+    "source_changed": ErrorKind(
+        "The model '{path}' changed while it was quantized: {files}.",
+        "Nothing was published; repeat when nothing else writes to that folder.",
+        CONFLICT,
     ),
     "no_space": ErrorKind(
         "Writing '{path}' needs about {needed}, but {available} are free there.",
@@ -233,6 +259,8 @@ REGISTRY: dict[str, ErrorKind] = {
         500,
         "server_error",
     ),
+    "open_files": ErrorKind("The system lets aiakq open no more files.", "Raise the limit: ulimit -n 4096.", RESOURCES),
+    "disk_failed": ErrorKind("'{path}' cannot be read or written: {reason}.", "Check the disk.", RESOURCES),
     "port_in_use": ErrorKind(
         "Port {port} on {host} is in use.", "Choose another with --port, or 0 for any free one.", ENVIRONMENT
     ),
@@ -258,11 +286,7 @@ REGISTRY: dict[str, ErrorKind] = {
     "engine_start": ErrorKind("The engine process could not start: {reason}.", "{hint}", WORKER),
     # --- connections ------------------------------------------------------------------------------------------
     "invalid_api_key": ErrorKind(
-        "The request has no valid API key.",
-        "Send it as Authorization: Bearer KEY.",
-        USAGE,
-        401,
-        "authentication_error",
+        "The request has no valid API key.", "Send it as Authorization: Bearer KEY.", USAGE, 401, "authentication_error"
     ),
     "host_not_allowed": ErrorKind(
         "This server does not answer to the name in the Host header.",
@@ -325,7 +349,23 @@ REGISTRY: dict[str, ErrorKind] = {
         "There is no tokenizer: --skip-tokenizer-init was given.", "Send token ids; answers are token ids too.", USAGE
     ),
     "chat_template": ErrorKind("The chat template refused the messages: {reason}.", ""),
+    "tokenization": ErrorKind("The text could not be tokenized: {reason}.", "Send another text.", USAGE),
+    "tokenizer_stuck": ErrorKind(
+        "A text has waited {limit:g} s to be tokenized.",
+        "Wait for the tokenizer's processes to be restarted.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
     "request_too_large": ErrorKind("The request body is larger than {limit} bytes.", "Split it.", USAGE, 413),
+    "bodies_too_large": ErrorKind(
+        "The bodies of all requests together, or those of one client, are too large: at most {limit} bytes, half of "
+        "them from one client.",
+        "Try again in a moment, or raise --max-total-body-bytes.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
     "overloaded": ErrorKind(
         "{waiting} {what} are waiting already; at most {limit} are allowed.",
         "Try again in a moment, or raise {flag}.",
@@ -359,11 +399,7 @@ REGISTRY: dict[str, ErrorKind] = {
         "service_unavailable_error",
     ),
     "engine_restarting": ErrorKind(
-        "The engine is restarting: {reason}.",
-        "Try again in a moment.",
-        WORKER,
-        503,
-        "service_unavailable_error",
+        "The engine is restarting: {reason}.", "Try again in a moment.", WORKER, 503, "service_unavailable_error"
     ),
     "engine_restarted": ErrorKind(
         "The engine ended before the answer was complete: {reason}.",
@@ -395,11 +431,7 @@ REGISTRY: dict[str, ErrorKind] = {
         "The model is still loading.", "Try again in a moment.", WORKER, 503, "service_unavailable_error"
     ),
     "shutting_down": ErrorKind(
-        "The server is shutting down.",
-        "Send the request to another server.",
-        WORKER,
-        503,
-        "service_unavailable_error",
+        "The server is shutting down.", "Send the request to another server.", WORKER, 503, "service_unavailable_error"
     ),
     # --- bench ------------------------------------------------------------------------------------------------
     "bad_gate": ErrorKind(

@@ -1,4 +1,4 @@
-"""Patterns of layer names in configs: plain names, globs with ``*`` and ``?``, and regular expressions after ``re:``.
+"""Layer name patterns in configs: plain names, globs with ``*`` and ``?``, regular expressions after ``re:``.
 
 Configs are untrusted, and one line of text can make a backtracking matcher run forever. The package ``regex``, which
 transformers needs anyway, matches like ``re`` and has a timeout.

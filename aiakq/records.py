@@ -1,4 +1,4 @@
-"""Result records: what was measured, of what, where, and how to repeat it. One JSON document each."""
+"""Result records of benchmarks and evaluations: metrics, model, environment and command. One JSON document each."""
 
 from __future__ import annotations
 

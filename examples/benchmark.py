@@ -1,7 +1,7 @@
 """Measure the example model, original and quantized four ways, and write docs/performance.md. Run by ``make bench``.
 
-Everything is measured in one run on one machine, so the rows compare; absolute figures are this machine's. transformers
-runs the same batches with the same threads as a yardstick.
+Everything is measured in one run on one machine, so the rows are comparable; absolute values are those of this machine.
+The baseline is transformers with the same batches and threads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
     latency = [
         measure(name, path, dtype, batch) for name, path in models.items() for dtype in DTYPES for batch in BATCHES
     ]
-    latency += [yardstick(dtype, batch) for dtype in DTYPES for batch in BATCHES]
+    latency += [transformers_baseline(dtype, batch) for dtype in DTYPES for batch in BATCHES]
     serving = [serve(name, path) for name, path in models.items()]
     results = {"latency": latency, "serving": serving}
     (OUT / "benchmark.json").write_text(json.dumps(results, indent=1))
@@ -69,7 +69,7 @@ def measure(name: str, path: str, dtype: str, batch: int) -> dict:
     }
 
 
-def yardstick(dtype: str, batch: int) -> dict:
+def transformers_baseline(dtype: str, batch: int) -> dict:
     """The same batches through transformers.generate."""
     import torch
     from transformers import AutoModelForCausalLM

@@ -1,8 +1,8 @@
-"""Quantize a model of random weights in the shape of a 7B Llama by every method, and write how much memory it took.
+"""Quantize a 7B Llama with random weights by every method, and write the peak memory.
 
-Run by ``make large``. The weights are made shard by shard, so that the model itself is never in memory either. Few
-calibration tokens: the peak does not depend on them (hidden states beyond --activation-memory go to disk). A run that
-was stopped goes on at the last finished layer when started again; seconds and peaks of its parts are put together.
+Run by ``make large``. The weights are generated shard by shard, so that the whole model is never in memory. Calibration
+is short, because the peak does not depend on it (hidden states beyond --activation-memory go to disk). An interrupted
+run continues after the last finished layer; the times of its parts are added, the largest peak counts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CONFIG = {
 
 
 def make_model(folder: Path) -> None:
-    """Write the random model, a shard per layer, unless it is there."""
+    """Write the random model, one shard per layer, unless it exists."""
     if (folder / "model.safetensors.index.json").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,36 +85,36 @@ def main() -> None:
         words = [str(Path(sys.executable).with_name("aiakq")), "quantize", "-i", str(source), "-o", str(OUT / method)]
         words += ["-quant_type", method, "-t", "bf16", "-token", str(ids), "--seqlen", "64"]
         words += ["--activation-memory", "0.5", "--no-eval", "--resume", "--json"]
-        part = {"layers": LAYERS, "seconds": 0, "peak_memory_bytes": 0} | results.get(method, {})
-        report = watched(words, part, lambda part, method=method: keep(results | {method: part}))
+        usage = {"layers": LAYERS, "seconds": 0, "peak_memory_bytes": 0} | results.get(method, {})
+        report = run_measured(words, usage, lambda usage, method=method: save_results(results | {method: usage}))
         sizes = {"bytes_before": report["bytes_before"], "bytes_after": report["bytes_after"]}
-        results[method] = part | sizes
-        keep(results)
+        results[method] = usage | sizes
+        save_results(results)
         print(method, results[method], file=sys.stderr)
         shutil.rmtree(OUT / method)
 
 
-def keep(results: dict) -> None:
+def save_results(results: dict) -> None:
     (OUT / "large.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
-def watched(words: list[str], part: dict, tell: Callable[[dict], None]) -> dict:
-    """Run a command and return the JSON it prints; its seconds and peak memory (bytes) go into ``part`` as it runs."""
-    before, began = part["seconds"], time.monotonic()
-    # Into a file: a pipe that nobody reads meanwhile holds less than a report.
-    with tempfile.TemporaryFile() as said, subprocess.Popen(words, stdout=said) as child:
+def run_measured(words: list[str], usage: dict, on_update: Callable[[dict], None]) -> dict:
+    """Run a command and return the JSON it prints; its seconds and peak memory (bytes) go into ``usage`` as it runs."""
+    before, began = usage["seconds"], time.monotonic()
+    # Into a file: an unread pipe buffers less than a report.
+    with tempfile.TemporaryFile() as stdout, subprocess.Popen(words, stdout=stdout) as child:
         status = Path(f"/proc/{child.pid}/status")
         while child.poll() is None:
             peak = [int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM")]
-            part["peak_memory_bytes"] = max(part["peak_memory_bytes"], *peak, 0)
-            part["seconds"] = before + round(time.monotonic() - began)
-            tell(part)
+            usage["peak_memory_bytes"] = max(usage["peak_memory_bytes"], *peak, 0)
+            usage["seconds"] = before + round(time.monotonic() - began)
+            on_update(usage)
             time.sleep(2)
         if child.returncode:
             raise SystemExit(child.returncode)
-        said.seek(0)
-        report = json.load(said)
-    part["peak_memory_bytes"] = max(part["peak_memory_bytes"], report["peak_memory_bytes"])
+        stdout.seek(0)
+        report = json.load(stdout)
+    usage["peak_memory_bytes"] = max(usage["peak_memory_bytes"], report["peak_memory_bytes"])
     return report
 
 

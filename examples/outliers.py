@@ -1,12 +1,12 @@
-"""Make a model with outlier channels, and text that it knows: what the quality table needs beside the example model.
+"""Make models with outlier channels, and evaluation text for them, for the tables in docs/quality.md.
 
-A random model knows no text, but it knows its own: text sampled from it has a perplexity far below the size of the
-vocabulary, and whatever a quantized copy gets wrong raises it. Outliers are planted without changing the function: a
-few channels of a norm, of the value projection or of the up projection are multiplied by 32 or 64 and the columns that
-read them divided by the same power of two, which is exact in bf16.
+Text sampled from a random model has, for that model, a perplexity far below the size of the vocabulary, and errors of a
+quantized copy raise it. Outliers are added without changing the function: a few channels of a norm, of the value
+projection or of the up projection are multiplied by 32 or 64, and the columns that consume them divided by the same
+power of two, which is exact in bf16.
 
-    python examples/outliers.py random FOLDER     57 M parameters, random weights, with text of its own
-    python examples/outliers.py books FOLDER      the example model, outliers planted
+    python examples/outliers.py random FOLDER     57 M parameters, random weights, and text sampled from it
+    python examples/outliers.py books FOLDER      the example model with added outliers
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def make_random(folder: Path, seed: int = 0) -> None:
         dtype="bfloat16",
     )
     model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
-    fill(model, torch.Generator().manual_seed(seed))
-    plant(model, torch.Generator().manual_seed(seed + 1))
+    init_weights(model, torch.Generator().manual_seed(seed))
+    add_outliers(model, torch.Generator().manual_seed(seed + 1))
     save(model, folder)
     # Sampled in float32, with the weights as they were saved.
     model.float()
@@ -77,9 +77,9 @@ def make_random(folder: Path, seed: int = 0) -> None:
 
 
 def make_books(folder: Path, seed: int = 0) -> None:
-    """Write the example model with planted outliers, which computes the same as before, into ``folder``."""
+    """Write the example model with added outliers, which do not change its function, into ``folder``."""
     model = AutoModelForCausalLM.from_pretrained(EXAMPLE, dtype=torch.bfloat16).eval()
-    plant(model, torch.Generator().manual_seed(seed + 1))
+    add_outliers(model, torch.Generator().manual_seed(seed + 1))
     save(model, folder)
 
 
@@ -91,8 +91,8 @@ def save(model: nn.Module, folder: Path) -> None:
 
 
 @torch.no_grad()
-def fill(model: LlamaForCausalLM, generator: torch.Generator) -> None:
-    """Random weights such that every block changes what is predicted, and predictions are neither flat nor certain."""
+def init_weights(model: LlamaForCausalLM, generator: torch.Generator) -> None:
+    """Random weights for which every block affects the predictions, which are neither uniform nor one-hot."""
     for name, module in model.named_modules():
         kind = name.rpartition(".")[2]
         if isinstance(module, nn.Linear):
@@ -105,8 +105,8 @@ def fill(model: LlamaForCausalLM, generator: torch.Generator) -> None:
 
 
 @torch.no_grad()
-def plant(model: nn.Module, generator: torch.Generator) -> None:
-    """Give every block outlier channels that its own weights undo. Changes ``model``, not its function."""
+def add_outliers(model: nn.Module, generator: torch.Generator) -> None:
+    """Add outlier channels to every block. Modifies the weights of ``model``, not its function."""
     config = model.config
     queries_per_value = config.num_attention_heads // config.num_key_value_heads
 
@@ -119,17 +119,17 @@ def plant(model: nn.Module, generator: torch.Generator) -> None:
     stream = channels(config.hidden_size, NORM_CHANNELS)
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
-        for norm, readers in (
+        for norm, consumers in (
             (layer.input_layernorm, (attention.q_proj, attention.k_proj, attention.v_proj)),
             (layer.post_attention_layernorm, (mlp.gate_proj, mlp.up_proj)),
         ):
             scale = gains(len(stream))
             norm.weight[stream] *= scale.to(norm.weight.dtype)
-            divide(readers, stream, scale)
+            divide(consumers, stream, scale)
         value = channels(attention.v_proj.out_features, VALUE_CHANNELS)
         scale = gains(len(value))
         attention.v_proj.weight[value] *= scale.unsqueeze(1).to(attention.v_proj.weight.dtype)
-        # Channel c of value head h is read by every query head that shares h.
+        # Channel c of value head h is consumed by every query head that shares h.
         head, inside = value // attention.head_dim, value % attention.head_dim
         for query in range(queries_per_value):
             divide((attention.o_proj,), (head * queries_per_value + query) * attention.head_dim + inside, scale)
@@ -147,12 +147,12 @@ def divide(linears: Iterable[nn.Linear], columns: Tensor, scale: Tensor) -> None
 
 @torch.no_grad()
 def sample(model: LlamaForCausalLM, count: int, length: int, generator: torch.Generator) -> Tensor:
-    """Token ids [count, length] int64 drawn from the model itself, the first token of each at random."""
+    """Token ids [count, length] int64 sampled from the model, the first token of each at random."""
     ids = torch.randint(4, model.config.vocab_size, (count, 1), generator=generator)
     cache, step = DynamicCache(config=model.config), ids
     while ids.shape[1] < length:
         logits = model(step, past_key_values=cache, use_cache=True).logits[:, -1]
-        # The largest of logits plus Gumbel noise is a draw from their softmax.
+        # Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample from their softmax.
         noise = -torch.empty_like(logits).exponential_(generator=generator).log()
         step = (logits + noise).argmax(-1, keepdim=True)
         ids = torch.cat([ids, step], dim=1)

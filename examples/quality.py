@@ -1,9 +1,9 @@
-"""Measure what quantization costs, ours and other tools', and write docs/quality.md. Run by ``make quality``.
+"""Measure the quality loss of quantization by aiakq and other tools (docs/quality.md). Run by ``make quality``.
 
-Every row of examples/peers/rows.py on the example model, on a larger one with outlier channels, and a few on the
-example model with outliers planted. A tool gets a virtual environment and a process of its own, and every checkpoint is
-scored by our runtime in float32 on the same windows. Finished rows are kept: an interrupted run goes on where it
-stopped, what failed is tried again, and what others disturbed is timed again.
+The rows are those of examples/peers/rows.py: on the example model, on a larger model with outlier channels, and a few
+on the example model with added outliers. Each tool has its own virtual environment and process, and every checkpoint is
+scored by aiakq's runtime in float32 on the same windows. Results are stored: an interrupted run continues where it
+stopped, failed rows are repeated, and so are timings taken under load from other processes.
 
     python examples/quality.py [--fresh] [--only WORDS] [--no-peers] [--page]
 """
@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT / "examples"), str(PEERS)]
 
 import check_elsewhere  # noqa: E402
 import environments  # noqa: E402
-import neighbours  # noqa: E402
+import machine_load  # noqa: E402
 import outliers  # noqa: E402
 import quality_page  # noqa: E402
 import torch  # noqa: E402
@@ -45,11 +45,11 @@ from aiakq.terminal import console  # noqa: E402
 OUT = Path(os.environ.get("OUT", ROOT / "out" / "quality")).resolve()
 EXAMPLE, HELDOUT = ROOT / "examples" / "tinybooks", ROOT / "examples" / "heldout.txt"
 WINDOW, WINDOWS = 512, 64
-#: The longest that one tool may take for one row, in seconds.
-PATIENCE = 3 * 3600
-#: The longest that it waits for others to leave the machine alone, in seconds.
-QUIET = 60
-#: Checkpoints of the example model that are asked about in other engines, by the row they are from.
+#: Time limit of one row, in seconds.
+TIMEOUT = 3 * 3600
+#: Longest wait for an idle machine before a row, in seconds.
+IDLE_TIMEOUT = 60
+#: Rows whose checkpoints of the example model are also loaded in other engines.
 ELSEWHERE = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 
 
@@ -66,19 +66,17 @@ class Subject:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fresh", action="store_true", help="measure every row again")
-    parser.add_argument("--only", default="", help="rows 'books: aiakq, KIND: NAME' that this regular expression fits")
-    parser.add_argument("--no-peers", action="store_true", help="our own rows only")
-    parser.add_argument(
-        "--page", action="store_true", help="write the page from what was measured, and measure nothing"
-    )
-    asked = parser.parse_args()
-    asked.no_peers |= os.environ.get("PEERS") == "0"
+    parser.add_argument("--only", default="", help="rows 'books: aiakq, KIND: NAME' that match this regular expression")
+    parser.add_argument("--no-peers", action="store_true", help="only rows of aiakq")
+    parser.add_argument("--page", action="store_true", help="write the page from stored results without measuring")
+    args = parser.parse_args()
+    args.no_peers |= os.environ.get("PEERS") == "0"
     os.chdir(ROOT)
     OUT.mkdir(parents=True, exist_ok=True)
-    if not asked.page:
-        measure_all(asked)
-        if not asked.only:
-            ask_elsewhere(asked)
+    if not args.page:
+        measure_all(args)
+        if not args.only:
+            load_elsewhere(args)
     results = [json.loads(path.read_text()) for path in sorted(OUT.glob("*/*.result.json"))]
     elsewhere = OUT / "elsewhere.json"
     loads = json.loads(elsewhere.read_text())["rows"] if elsewhere.is_file() else []
@@ -89,51 +87,51 @@ def main() -> None:
 # --- measuring ----------------------------------------------------------------------------------------------------
 
 
-def measure_all(asked: argparse.Namespace) -> None:
-    """Every row on every subject, one after the other; what is finished and unchanged is left alone."""
+def measure_all(args: argparse.Namespace) -> None:
+    """Measure every row on every subject, except those with an up-to-date result."""
     subjects = [example(), with_outliers("outliers", "random"), with_outliers("books-outliers", "books")]
-    todo = [(subject, row) for subject in subjects for row in ROWS if wanted(row, subject, asked)]
-    originals: dict[str, Remembered] = {}
+    todo = [(subject, row) for subject in subjects for row in ROWS if wanted(row, subject, args)]
+    originals: dict[str, CachedLogits] = {}
     with console.ProgressBars("quality") as bars:
         for index, (subject, row) in enumerate(todo):
             bars.update("measure", index, len(todo), f"{subject.key}: {row.tool}, {row.name}")
             file = OUT / subject.key / f"{row.slug}.result.json"
             stamp = stamp_of(row, subject)
-            known = json.loads(file.read_text()) if file.is_file() and not asked.fresh else {}
+            known = json.loads(file.read_text()) if file.is_file() and not args.fresh else {}
             if known.get("stamp") == stamp and "failed" not in known:
-                if known.get("busy", 1) >= neighbours.NOISY:
-                    time_again(known, row, subject, file)
+                if known.get("busy", 1) >= machine_load.MAX_OTHERS_SHARE:
+                    repeat_timing(known, row, subject, file)
                 continue
             result = quantize(row, subject)
             if "failed" not in result:
-                original = originals.setdefault(subject.key, Remembered(subject.folder))
+                original = originals.setdefault(subject.key, CachedLogits(subject.folder))
                 result |= score(folder_of(row, subject), original, subject)
             file.write_text(json.dumps({"model": subject.key, "slug": row.slug, "stamp": stamp, **result}))
-            clean_up(row, subject)
+            remove_checkpoint(row, subject)
         bars.update("measure", len(todo), len(todo), "")
 
 
-def time_again(known: dict[str, Any], row: Row, subject: Subject, file: Path) -> None:
-    """Quantize once more, because others disturbed the last time; the quieter of the two counts."""
+def repeat_timing(known: dict[str, Any], row: Row, subject: Subject, file: Path) -> None:
+    """Quantize again, because other processes used the machine; the timing with less load is kept."""
     result = quantize(row, subject)
     if "failed" not in result and result["busy"] < known.get("busy", 1):
         known |= {name: result[name] for name in ("seconds", "busy")}
         file.write_text(json.dumps(known))
-    clean_up(row, subject)
+    remove_checkpoint(row, subject)
 
 
-def clean_up(row: Row, subject: Subject) -> None:
-    """Remove a checkpoint that nobody asks for any more."""
+def remove_checkpoint(row: Row, subject: Subject) -> None:
+    """Remove a checkpoint that is not needed any more."""
     if subject.key != "books" or row.tool != "aiakq" or row.name not in ELSEWHERE:
         shutil.rmtree(folder_of(row, subject), ignore_errors=True)
 
 
-def wanted(row: Row, subject: Subject, asked: argparse.Namespace) -> bool:
+def wanted(row: Row, subject: Subject, args: argparse.Namespace) -> bool:
     words = f"{subject.key}: {row.tool}, {row.kind}: {row.name}"
     return (
         subject.key in row.models
-        and re.search(asked.only, words) is not None
-        and (row.tool == "aiakq" or not asked.no_peers)
+        and re.search(args.only, words) is not None
+        and (row.tool == "aiakq" or not args.no_peers)
     )
 
 
@@ -142,7 +140,7 @@ def folder_of(row: Row, subject: Subject) -> Path:
 
 
 def stamp_of(row: Row, subject: Subject) -> str:
-    """What the row's result depends on: when this changes it is measured again."""
+    """A hash of everything that the row's result depends on; a row with another one is measured again."""
     state = hashlib.sha256(json.dumps([asdict(row), torch.get_num_threads()], sort_keys=True).encode())
     state.update(subject.calibration.read_bytes())
     if row.tool == "aiakq":
@@ -155,7 +153,7 @@ def stamp_of(row: Row, subject: Subject) -> str:
 
 
 def quantize(row: Row, subject: Subject) -> dict[str, Any]:
-    """Run the tool's script in its environment: seconds, peak memory and versions, or ``failed`` and why."""
+    """Run the tool's script in its environment: seconds, peak memory and versions, or ``failed`` with the reason."""
     python = Path(sys.executable) if row.tool == "aiakq" else environments.python_of(row.tool, check_elsewhere.VENVS)
     if isinstance(python, str):
         return {"failed": python}
@@ -164,17 +162,17 @@ def quantize(row: Row, subject: Subject) -> dict[str, Any]:
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     result.unlink(missing_ok=True)
-    asked = {
+    values = {
         "model": str(subject.folder),
         "output": str(output),
         "calibration": str(subject.calibration),
         "threads": torch.get_num_threads(),
         **row.request,
     }
-    request.write_text(json.dumps(asked))
-    neighbours.wait_until_quiet(QUIET)
+    request.write_text(json.dumps(values))
+    machine_load.wait_until_idle(IDLE_TIMEOUT)
     words = [str(python), str(PEERS / f"peer_{row.tool}.py"), str(request), str(result)]
-    before = neighbours.Used.now()
+    before = machine_load.CpuTime.now()
     with log.open("w") as out:
         try:
             code = subprocess.run(
@@ -183,21 +181,21 @@ def quantize(row: Row, subject: Subject) -> dict[str, Any]:
                 stderr=subprocess.STDOUT,
                 cwd=output.parent,
                 env=environments.variables(),
-                timeout=PATIENCE,
+                timeout=TIMEOUT,
             ).returncode
         except subprocess.TimeoutExpired:
-            return {"failed": f"not finished after {PATIENCE // 3600} hours"}
+            return {"failed": f"not finished after {TIMEOUT // 3600} hours"}
     if code or not result.is_file():
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
         return {"failed": f"failed: {(lines or ['no word'])[-1][:160]}"}
-    return {**json.loads(result.read_text()), "busy": neighbours.Used.now().by_others(before)}
+    return {**json.loads(result.read_text()), "busy": machine_load.CpuTime.now().others_share(before)}
 
 
 # --- scoring ------------------------------------------------------------------------------------------------------
 
 
-class Remembered:
-    """A model whose logits are computed once per window and kept."""
+class CachedLogits:
+    """A model whose logits are cached per window."""
 
     def __init__(self, folder: Path) -> None:
         self.model = load_for_scoring(folder)
@@ -210,8 +208,8 @@ class Remembered:
         return self.known[key]
 
 
-def score(folder: Path, original: Remembered, subject: Subject) -> dict[str, Any]:
-    """Compare a checkpoint with its original, window by window, so that differences carry their standard error."""
+def score(folder: Path, original: CachedLogits, subject: Subject) -> dict[str, Any]:
+    """Compare a checkpoint with its original, window by window, so that differences have a standard error."""
     try:
         model = load_for_scoring(folder)
     except Exception as problem:
@@ -231,7 +229,7 @@ def score(folder: Path, original: Remembered, subject: Subject) -> dict[str, Any
 
 
 def example() -> Subject:
-    """The example model, the calibration samples that ``aiakq quantize`` picks, and a book it never saw."""
+    """The example model, the calibration samples of ``aiakq quantize``, and a book that it was not trained on."""
     tokenizer = calibration.load_tokenizer(EXAMPLE)
     options = QuantizeOptions(input=str(EXAMPLE), output="unused", method="gptq")
     chosen = calibration.load_samples(options, tokenizer, len(tokenizer))
@@ -243,7 +241,7 @@ def example() -> Subject:
 
 
 def with_outliers(key: str, kind: str) -> Subject:
-    """A model of examples/outliers.py, made if it is not there or that file has changed."""
+    """A model of examples/outliers.py, made if it is missing or that file has changed."""
     folder = OUT / "models" / key
     made_by = hashlib.sha256((ROOT / "examples" / "outliers.py").read_bytes()).hexdigest()
     marker = folder / "made_by"
@@ -268,9 +266,9 @@ def write_ids(file: Path, samples: Iterable[list[int]]) -> None:
 # --- in other engines -------------------------------------------------------------------------------------------------
 
 
-def ask_elsewhere(asked: argparse.Namespace) -> None:
-    """Load our four default outputs in other engines, once per state of the checkpoints."""
-    if asked.no_peers:
+def load_elsewhere(args: argparse.Namespace) -> None:
+    """Load aiakq's four default outputs in other engines, once per version of the checkpoints."""
+    if args.no_peers:
         return
     folders = {row.name: OUT / "books" / row.slug for row in ROWS if row.tool == "aiakq" and row.name in ELSEWHERE}
     folders = {name: folder for name, folder in folders.items() if (folder / "config.json").is_file()}
@@ -281,7 +279,7 @@ def ask_elsewhere(asked: argparse.Namespace) -> None:
     ]:
         state.update(path.read_bytes())
     file = OUT / "elsewhere.json"
-    if file.is_file() and not asked.fresh and json.loads(file.read_text())["stamp"] == state.hexdigest():
+    if file.is_file() and not args.fresh and json.loads(file.read_text())["stamp"] == state.hexdigest():
         return
     rows = check_elsewhere.check(EXAMPLE, folders, OUT / "elsewhere")
     file.write_text(json.dumps({"stamp": state.hexdigest(), "rows": rows}))

@@ -1,6 +1,6 @@
-"""The whole line on the example model: quantize four ways, compare, serve, ask, measure. Run by ``make quickstart``.
+"""The whole workflow on the example model: quantize, evaluate, serve, query, benchmark. Run by ``make quickstart``.
 
-Every command is printed before it runs, so that each can be repeated by hand. Results go to out/quickstart.
+Every command is printed before it runs. Results are written to out/quickstart.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ def main() -> None:
     os.chdir(ROOT)
     began = time.monotonic()
     OUT.mkdir(parents=True, exist_ok=True)
-    console.print(Rule("1. Quantize the example model four ways"))
+    console.print(Rule("1. Quantize the example model with four methods"))
     for method in METHODS:
         aiakq(
             "quantize", "-i", MODEL, "-o", str(OUT / method), "-quant_type", method, "-tp", "1", "-t", "bf16",
             "--overwrite", "--no-eval",
         )  # fmt: skip
-    console.print(Rule("2. Compare them with the original, on a book it never saw"))
+    console.print(Rule("2. Compare them with the original, on a book that it was not trained on"))
     show_quality([compare(method) for method in METHODS])
-    console.print(Rule("3. Serve one of them and ask it"))
+    console.print(Rule("3. Serve one of them and query it"))
     command("aiakq", "serve", "--model", str(OUT / "awq"), "-q", "awq", "--port", "0")
     with start_in_background(
         {"model": str(OUT / "awq"), "quantization": "awq", "served_model_name": ["tiny"]}
     ) as server:
         console.print(f"ready at {server.url}")
-        ask(server.url)
-        console.print(Rule("4. Measure it"))
+        query(server.url)
+        console.print(Rule("4. Benchmark the server"))
         aiakq(
             "bench", "serve", "--base-url", server.url, "--num-prompts", "64", "--max-concurrency", "16",
             "--input-len", "64", "--output-len", "32", "--output", str(OUT / "bench.json"),
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def command(*words: str) -> None:
-    """Print a command as one would type it."""
+    """Print a command as it is typed in a shell."""
     console.print(f"\n[bold]$ {shlex.join(words)}[/bold]", soft_wrap=True, highlight=False)
 
 
@@ -100,7 +100,7 @@ def show_quality(rows: list[dict]) -> None:
     terminal.show(table)
 
 
-def ask(url: str) -> None:
+def query(url: str) -> None:
     """A completion, a chat answer and a stream, through the openai client."""
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
     prompt = "It was a dark night , and the old man"

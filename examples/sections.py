@@ -1,4 +1,4 @@
-"""A page of docs/ that several scripts write: each owns what stands between its two markers."""
+"""Sections of a page in docs/ that several scripts write; each section is between two markers."""
 
 from __future__ import annotations
 

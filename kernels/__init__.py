@@ -1,4 +1,5 @@
-"""Kernels: the code that computes. Imported as ``aiakq.kernels``; imports nothing from aiakq.
+"""Kernels: implementations of the operations of a model for CPUs and GPUs. Imported as ``aiakq.kernels``; imports
+nothing from aiakq.
 
 An operation has one module in ``ops/``: its interface, a reference in torch, and the registry of its implementations
 in order of preference. ``cpu/`` and ``triton/`` hold the implementations for those devices under the same names:

@@ -1,4 +1,4 @@
-"""Bit packing in torch: codes of b bits in 32-bit words, as one little-endian bit stream along a dimension.
+"""Bit packing in torch: b-bit codes in 32-bit words, as a little-endian bit stream along a dimension.
 
 Code i occupies bits [i*b, (i+1)*b) of the stream; word w holds bits [32*w, 32*(w+1)). For 2, 4 and 8 bits that is
 32/b fields a word, lowest first; for 3 bits codes straddle words (32 codes in 3 words). This is the field order of

@@ -1,4 +1,4 @@
-"""Registry: names of interchangeable parts, ours and those of installed plugins, imported only when used.
+"""Registry: named implementations, built-in or from plugins (entry points), imported on first use.
 
 Standard library only. ``aiakq.registry.Registry`` is the same class with aiakq's errors; kernels use this one.
 """

@@ -1,4 +1,4 @@
-"""Which implementation computes an operation: the first of its registry that may be used and supports the problem."""
+"""Selects the implementation of an operation: the first in its registry that is enabled and supports the problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The types that kernels share: quantized weights, the problems implementations are asked about, activation layouts.
+"""Types shared by kernels: quantized weights, problem descriptions, activation layouts.
 
 Shapes, the same everywhere: M tokens, N outputs, K inputs, G inputs per scale group, T flattened tokens,
 H heads, D head size, P page size in tokens.
@@ -72,6 +72,15 @@ class QWeight:
         }
         return replace(self, **moved)
 
+    def with_rows(self, rows: Tensor) -> QWeight:
+        """The rows ``rows`` [M] int64 of the weight, in this order: its outputs in another order."""
+        picked = {
+            name: value[rows]
+            for name in ("codes", "scales", "zeros", "bias")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, **picked)
+
     def problem(self, dtype: torch.dtype, device: str, exact: bool = True) -> LinearProblem:
         """The question to ask an implementation about running this weight on activations of ``dtype``."""
         return LinearProblem(
@@ -136,9 +145,17 @@ class NormProblem:
 
 @dataclass(frozen=True)
 class ActivationProblem:
-    """An activation function: silu, gelu, gelu_tanh or relu."""
+    """An activation function, a key of FUNCTIONS in ops/activation.py."""
 
     function: str
+    dtype: torch.dtype
+    device: str
+
+
+@dataclass(frozen=True)
+class ScalingProblem:
+    """softcap(scale * x) + added; see ops/scaling.py."""
+
     dtype: torch.dtype
     device: str
 
@@ -152,9 +169,12 @@ class EmbeddingProblem:
     device: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AttentionProblem:
-    """Attention over the paged KV cache, with the head norms, rotary positions and cache writes before it."""
+    """Attention over the paged KV cache, with the head norms, rotary positions and cache writes before it.
+
+    The fields are those of AttentionSpec; ``sinks`` and ``alibi`` say whether there are any.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -163,6 +183,13 @@ class AttentionProblem:
     dtype: torch.dtype
     cache_dtype: torch.dtype
     device: str
+    value_dim: int = 0
+    latent: bool = False
+    chunk_size: int | None = None
+    softcap: float = 0.0
+    sinks: bool = False
+    alibi: bool = False
+    interleaved: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,10 +235,14 @@ LinearInput: TypeAlias = Tensor | PreparedActivation
 
 @dataclass(eq=False)
 class RotaryTables:
-    """Cosines and sines [positions, R / 2] float32 by which the first R elements of every head are rotated."""
+    """Cosines and sines [positions, R / 2] float32 by which the first R elements of every head are rotated.
+
+    interleaved  the pairs that are rotated are elements 2i and 2i + 1 (GPT-J), not i and i + R / 2 (GPT-NeoX).
+    """
 
     cosines: Tensor
     sines: Tensor
+    interleaved: bool = False
 
     @property
     def rotated(self) -> int:
@@ -227,6 +258,13 @@ class AttentionSpec:
     sliding_window  W lets a query see itself and the W - 1 positions before it; None: all before it.
     rotary          None for models with learned positions.
     q_norm, k_norm  weights [D] of an RMS norm of every head with epsilon ``norm_eps``, or None.
+    value_dim       size of a value head; 0: that of a key head.
+    latent          only keys are cached: values are their last ``value_dim`` elements (MLA, DeepSeek-V2 2024,
+                    arXiv:2405.04434).
+    chunk_size      a query sees only positions of its own chunk of so many (Llama 4); None: no chunks.
+    softcap         scores become softcap * tanh(scores / softcap) (Gemma 2); 0: they stay.
+    sinks           [H] a score per head that takes part in the softmax without a value (GPT-OSS), or None.
+    alibi           [H] slopes: a key at distance n costs slope * n (Press et al. 2022, arXiv:2108.12409), or None.
     """
 
     num_heads: int
@@ -238,16 +276,51 @@ class AttentionSpec:
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     norm_eps: float = 0.0
+    value_dim: int = 0
+    latent: bool = False
+    chunk_size: int | None = None
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+    alibi: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.value_dim = self.value_dim or self.head_dim
+        assert not self.latent or self.value_dim <= self.head_dim
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Of queries, keys and values side by side: H * D, Hkv * D and Hkv * value_dim, which is 0 for latents."""
+        values = 0 if self.latent else self.num_kv_heads * self.value_dim
+        return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, values
+
+    def cache_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one token's keys and values in a cache of ``dtype``, with their scales."""
+        heads = (self.head_dim,) if self.latent else (self.head_dim, self.value_dim)
+        return self.num_kv_heads * sum(size * dtype.itemsize + 4 * (dtype in LARGEST) for size in heads)
 
     def problem(self, dtype: torch.dtype, cache_dtype: torch.dtype, device: str) -> AttentionProblem:
         """The question to ask an implementation about this layer."""
         return AttentionProblem(
-            self.num_heads, self.num_kv_heads, self.head_dim, self.sliding_window, dtype, cache_dtype, device
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            sliding_window=self.sliding_window,
+            dtype=dtype,
+            cache_dtype=cache_dtype,
+            device=device,
+            value_dim=self.value_dim,
+            latent=self.latent,
+            chunk_size=self.chunk_size,
+            softcap=self.softcap,
+            sinks=self.sinks is not None,
+            alibi=self.alibi is not None,
+            interleaved=self.rotary is not None and self.rotary.interleaved,
         )
 
 
-#: Keys and values of one layer [pages, P, Hkv, D]; those of 8 bits are followed by their scales [pages, P, Hkv]
-#: float32. How they lie in memory is up to the implementation of attention that made them.
+#: Keys [pages, P, Hkv, D] and values [pages, P, Hkv, value_dim] of one layer, or keys alone where they are latents;
+#: those of 8 bits are followed by their scales [pages, P, Hkv] float32. How they lie in memory is up to the
+#: implementation of attention that made them.
 LayerCache: TypeAlias = Sequence[Tensor]
 
 

@@ -1,1 +1,1 @@
-"""Arguments: every option of the engine, the server and the commands, once: name, type, default and help."""
+"""Arguments: the single definition of every option: name, type, default and help."""

@@ -1,4 +1,4 @@
-"""One option of a command or of the engine, and whether a value fits it. Standard library only.
+"""Argument: one option of a command or of the engine, and the validation of its values. Standard library only.
 
 Options are declared as fields of dataclasses (``argument``); ``rows_of`` turns such a class into rows. From a row come
 the command-line flag, the keyword, the key of a configuration file, the environment variable, the checks and the docs.
@@ -192,6 +192,8 @@ def checked_value(argument: Argument, value: Any, source: str | None = None) -> 
         return value
     try:
         return argument.convert(value)
+    except AiakqError:
+        raise
     except ValueError as problem:
         raise _bad(argument, problem.args[0], source, argument.kind) from None
 

@@ -1,4 +1,4 @@
-"""The options of ``aiakq bench``, beside those of the engine. Standard library only."""
+"""Options of ``aiakq bench`` in addition to those of the engine. Standard library only."""
 
 from __future__ import annotations
 

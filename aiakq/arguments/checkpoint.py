@@ -1,4 +1,4 @@
-"""The options of ``aiakq eval`` and ``aiakq inspect``. Standard library only."""
+"""Options of ``aiakq eval`` and ``aiakq inspect``. Standard library only."""
 
 from __future__ import annotations
 

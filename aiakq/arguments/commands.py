@@ -1,4 +1,4 @@
-"""What every command takes, and its values from the command line, the environment and a configuration file.
+"""The arguments of each command, resolved from the command line, the environment and a configuration file.
 
 The command line comes first, then the environment, then the file, then the default. Standard library only.
 """

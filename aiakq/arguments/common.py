@@ -1,4 +1,4 @@
-"""Options that several commands share. Standard library only."""
+"""Options shared by several commands. Standard library only."""
 
 from __future__ import annotations
 

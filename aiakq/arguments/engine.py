@@ -1,4 +1,4 @@
-"""The arguments of the engine: keywords of ``LLM(...)``, options of ``aiakq serve`` and of ``bench``.
+"""Engine arguments: keywords of ``LLM(...)``, options of ``aiakq serve`` and ``aiakq bench``.
 
 Names and defaults follow vLLM's engine arguments where those exist. Each class is a part of the configuration;
 aiakq/runtime/config settles what depends on the model and the device. Standard library only.
@@ -25,6 +25,12 @@ class ModelArguments:
     download_dir: str | None = argument(
         None,
         "Folder that hub models are downloaded to; the hub's own cache if not given.",
+    )
+    hf_token: str | None = argument(
+        None,
+        "Access token for hub models; the hub client's own (HF_TOKEN, or that of its login) if not given. Without a "
+        "value, or empty: the hub client's own, without which nothing is downloaded.",
+        environment=False,
     )
     hf_config_path: str | None = argument(None, "Folder or hub name whose config.json is used instead of the model's.")
     hf_overrides: dict[str, Any] | None = argument(
@@ -57,8 +63,8 @@ class ModelArguments:
     )
     quantization: str | None = argument(
         None,
-        "Expected method: awq, gptq (or gpt), weight_only_int8 or smooth_quant. The method is read from the "
-        "checkpoint; another one than expected is refused.",
+        "Expected method: awq, gptq (or gpt), weight_only_int8, smooth_quant, or one that a package adds. "
+        "It is read from the checkpoint; another one than expected is refused.",
         flags=("--quantization", "-q"),
     )
     generation_config: str = argument(

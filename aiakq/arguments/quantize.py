@@ -1,4 +1,4 @@
-"""The options of ``aiakq quantize``, which are the fields of ``QuantizeOptions``. Standard library only.
+"""Options of ``aiakq quantize``, which are the fields of ``QuantizeOptions``. Standard library only.
 
 Checked here is what concerns one option; what the method or other options decide is checked by QuantizeOptions.
 """
@@ -36,7 +36,7 @@ class QuantizeArguments:
     output: str = argument(..., "Folder for the quantized model.", flags=("-o", "--output"), metavar="DIR")
     method: str = argument(
         ...,
-        "weight_only_int8, smooth_quant, awq or gptq.",
+        "weight_only_int8, smooth_quant, awq, gptq, or one that a package adds.",
         flags=("-quant_type", "--quant-type"),
         metavar="METHOD",
     )

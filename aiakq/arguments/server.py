@@ -1,4 +1,4 @@
-"""The arguments of ``aiakq serve``, and the check of everything that the engine and the server take.
+"""Arguments of ``aiakq serve``, and the validation of engine and server arguments.
 
 Standard library only.
 """
@@ -25,6 +25,11 @@ class ServerArguments:
 
     host: str = argument("127.0.0.1", "Address to listen on.")
     port: int = argument(8000, "Port to listen on; 0 takes any free one.", low=0, high=65535)
+    uds: str | None = argument(
+        None,
+        "Path of a Unix domain socket to listen on instead of --host and --port. Who may connect is decided by the "
+        "permissions of the socket and its folder; no key is required.",
+    )
     served_model_name: list[str] | None = argument(
         None,
         "Names of the model in requests; the value of --model if not given.",
@@ -69,6 +74,12 @@ class ServerArguments:
         "Largest request body in bytes; 4 MiB, or 8 bytes per token of context, if not given.",
         low=1,
     )
+    max_total_body_bytes: int | None = argument(
+        None,
+        "Most bytes of request bodies in memory, those of all requests together; 32 times --max-body-bytes if not "
+        "given.",
+        low=1,
+    )
     max_num_queued_reqs: int = argument(
         256,
         "Most waiting sequences; further requests get status 503 at once.",
@@ -81,6 +92,11 @@ class ServerArguments:
     )
     max_queue_seconds: float = argument(60.0, "Seconds a request may wait before it gets status 503.", low=0.1)
     max_request_seconds: float = argument(600.0, "Seconds a request may take in all.", low=0.1)
+    fair_share: bool | None = argument(
+        None,
+        "Share the engine between clients, by API key, else by address: many or long requests of one do not keep "
+        "another waiting. If not given: with API keys yes, without them no.",
+    )
     step_timeout: float = argument(
         60.0,
         "Seconds a step of the engine may take. After that its stacks are written to stderr and it is restarted.",
@@ -98,6 +114,9 @@ class ServerArguments:
         "Log level of the HTTP server.",
         choices=("critical", "error", "warning", "info", "debug"),
     )
+    disable_uvicorn_access_log: bool = argument(
+        False, "Log no line for each request, not even with --uvicorn-log-level info."
+    )
     root_path: str = argument("", "URL path under which a proxy serves this server.")
     enable_log_requests: bool = argument(False, "Log the prompts and sampling parameters of every request.")
     max_log_len: int | None = argument(
@@ -105,7 +124,29 @@ class ServerArguments:
         "Most characters or token ids of a prompt in the log; all if not given.",
         low=0,
     )
+    enable_force_include_usage: bool = argument(
+        False, "End every stream with a chunk of token counts, as if it had asked for include_usage."
+    )
+    enable_prompt_tokens_details: bool = argument(
+        True, "Count the prompt tokens taken from the prefix cache in usage.prompt_tokens_details."
+    )
+    enable_request_id_headers: bool = argument(
+        False, "Take the id of a request from its header X-Request-Id. If off, the server makes all ids."
+    )
+    return_tokens_as_token_ids: bool = argument(
+        False, "Call tokens token_id:N in lists of log-probabilities, unless a request says otherwise."
+    )
+    unknown_fields: str = argument(
+        "refuse",
+        "Fields of requests that are not known. refuse: status 400; warn: they are ignored, and so are hints such as "
+        "reasoning_effort, with one line in the log for each name.",
+        choices=("refuse", "warn"),
+    )
     enable_admin_routes: bool = argument(False, "Serve the routes /abort_requests and /reset_prefix_cache.")
+    enable_tokenizer_info_endpoint: bool = argument(
+        False, "Serve the route /tokenizer_info: the tokenizer's configuration and chat template."
+    )
+    disable_fastapi_docs: bool = argument(False, "Do not serve /docs and /openapi.json.")
     disable_log_stats: bool = argument(False, "Do not log statistics every ten seconds.")
 
 

@@ -1,4 +1,4 @@
-"""Arguments of vLLM and AIAK that have no meaning here, so that scripts written for those servers start.
+"""vLLM and AIAK arguments without a meaning here, accepted or refused so that existing scripts start.
 
 A value that changes nothing (``defaults``) is accepted silently. Any other is accepted with a line that says why it has
 no effect or, where ignoring it would change what the user gets, refused. Standard library only.
@@ -52,6 +52,8 @@ _TEXT_PROCESS = "tokens become text in the HTTP process, beside the engine"
 UNSUPPORTED: tuple[Unsupported, ...] = (
     # --- what is loaded ------------------------------------------------------------------------------------------
     Unsupported("task", "models generate text, nothing else", ("auto", "generate"), refused=True),
+    Unsupported("runner", "models generate text, nothing else", ("auto", "generate"), refused=True),
+    Unsupported("convert", "models generate text, nothing else", ("auto", "none"), refused=True),
     Unsupported("config_format", "models are read from config.json", ("auto", "hf"), refused=True),
     Unsupported("code_revision", "code of a model comes from the revision of the model", refused=True),
     Unsupported("model_loader_extra_config", "no loader has settings of its own", refused=True),
@@ -65,6 +67,7 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("limit_mm_per_prompt", _NO_IMAGES),
     Unsupported("mm_processor_kwargs", _NO_IMAGES),
     Unsupported("disable_mm_preprocessor_cache", _NO_IMAGES, switch=True),
+    Unsupported("mm_processor_cache_gb", _NO_IMAGES, (4,)),
     Unsupported("image_input_type", _NO_IMAGES),
     Unsupported("image_token_id", _NO_IMAGES),
     Unsupported("image_input_shape", _NO_IMAGES),
@@ -73,6 +76,8 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported(
         "distributed_executor_backend", "a model runs on one device, in one process", ("mp", "uni"), refused=True
     ),
+    Unsupported("api_server_count", "one process answers HTTP; the engine has another", (1,), short="-asc"),
+    Unsupported("disable_frontend_multiprocessing", "the engine has a process of its own, always", switch=True),
     Unsupported("worker_use_ray", "a model runs on one device, without Ray", refused=True, switch=True),
     Unsupported("engine_use_ray", "the engine has a process of its own without Ray", switch=True),
     Unsupported("ray_workers_use_nsight", "a model runs without Ray", switch=True),
@@ -88,6 +93,9 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("max_paddings", "no prompt is padded"),
     Unsupported("preemption_mode", "what has to make room is computed again", ("recompute",), refused=True),
     Unsupported("use_v2_block_manager", "there is one manager of pages", switch=True),
+    Unsupported("disable_hybrid_kv_cache_manager", "the pages of all layers are managed as one", switch=True),
+    Unsupported("disable_cascade_attn", "no kernel computes a common prefix on its own", switch=True),
+    Unsupported("prefix_caching_hash_algo", "pages are found by their BLAKE2b hash", ("sha256",)),
     Unsupported("enable_sleep_mode", "weights and pages stay where they are", refused=True, switch=True),
     Unsupported("calculate_kv_scales", "8-bit keys and values get their scales as they are written", switch=True),
     Unsupported("num_scheduler_steps", "every step is scheduled; on a CPU it is one call", (1,)),
@@ -102,6 +110,7 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("tokenizer_pool_size", _TEXT_PROCESS, (0,)),
     Unsupported("tokenizer_pool_type", _TEXT_PROCESS, ("ray",)),
     Unsupported("tokenizer_pool_extra_config", _TEXT_PROCESS),
+    Unsupported("chat_template_content_format", "templates get the content of messages as text", ("auto", "string")),
     Unsupported("guided_decoding_backend", "guided decoding is not built yet: requests that ask for it are refused"),
     Unsupported("logits_processor_pattern", "a request that names Python functions could run anything", refused=True),
     Unsupported("enable_reasoning", "reasoning parsers are not built yet", refused=True, switch=True),
@@ -139,6 +148,7 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("disable_logprobs_during_spec_decoding", _NO_SPECULATION, (True, "true"), switch=True),
     # --- logs ----------------------------------------------------------------------------------------------------
     Unsupported("disable_log_requests", "requests are logged with --enable-log-requests only", switch=True),
+    Unsupported("enable_server_load_tracking", "/load counts requests, always", switch=True),
     Unsupported("middleware", "there are no plug-ins for the server", refused=True),
     Unsupported("otlp_traces_endpoint", "there are no traces yet", refused=True),
     Unsupported("collect_detailed_traces", "there are no traces yet", refused=True),

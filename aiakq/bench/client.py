@@ -1,4 +1,4 @@
-"""The HTTP client of ``bench serve``: streamed completions, timed token by token, and facts about the server."""
+"""HTTP client of ``bench serve``: streamed completions with a time stamp per token, and the server's own metrics."""
 
 from __future__ import annotations
 

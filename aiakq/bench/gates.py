@@ -1,4 +1,4 @@
-"""Gates: conditions such as ``tpot_ms.p50>50`` under which a benchmark or an evaluation fails a build."""
+"""Gates: conditions such as ``tpot_ms.p50>50`` that make a benchmark or an evaluation fail, for CI."""
 
 from __future__ import annotations
 

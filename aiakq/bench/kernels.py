@@ -1,4 +1,4 @@
-"""``bench kernels``: what each kernel takes on the device at hand, beside what its memory and its units would allow."""
+"""``bench kernels``: the time of each kernel on this device, next to its roofline."""
 
 from __future__ import annotations
 

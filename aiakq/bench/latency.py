@@ -1,4 +1,4 @@
-"""``bench latency``: the time from prompts to last token of one batch of equal requests."""
+"""``bench latency``: the time that one batch of equal requests takes from prompt to last token."""
 
 from __future__ import annotations
 

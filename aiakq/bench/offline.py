@@ -1,4 +1,4 @@
-"""The engine of ``latency`` and ``throughput``, in this process."""
+"""The in-process engine that ``bench latency`` and ``bench throughput`` measure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``bench kernels`` measures: products, and sequences in a cache for attention."""
+"""The problem sizes that ``bench kernels`` measures: linear layers, and sequences in a KV cache for attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of measurements, used by every table, record and gate."""
+"""Statistics of samples (mean, percentiles), for tables, records and gates."""
 
 from __future__ import annotations
 

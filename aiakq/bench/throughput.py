@@ -1,4 +1,4 @@
-"""``bench throughput``: the throughput of many requests that are submitted at once."""
+"""``bench throughput``: the throughput of many requests submitted at once."""
 
 from __future__ import annotations
 

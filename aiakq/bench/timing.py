@@ -1,4 +1,4 @@
-"""How long a call takes on the device at hand, and what that device does at most."""
+"""Timing of calls on a device, and the peak bandwidth and throughput measured on it."""
 
 from __future__ import annotations
 

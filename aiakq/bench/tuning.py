@@ -1,4 +1,4 @@
-"""``bench kernels --tune``: the quickest launch configuration of every kernel and number of rows, on this GPU."""
+"""``bench kernels --tune``: the fastest launch configuration of every Triton kernel on this GPU, per number of rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from aiakq.bench import timing
 from aiakq.bench.offline import Progress
-from aiakq.bench.problem import Problem, Product, sequences
+from aiakq.bench.problem import Problem, Product, attention_of, sequences
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.triton import DTYPES, attention, configs, linear, linear_int8, tuning
 from aiakq.kernels.types import QWeight
@@ -21,7 +21,7 @@ from aiakq.spec import LayerSpec, QuantSpec
 #: Kernel and bits.
 Group = tuple[str, int]
 #: Microseconds for so many rows under an entry of the table; infinity where it cannot be compiled or launched.
-Trial = Callable[[int, tuning.Entry], float]
+Benchmark = Callable[[int, tuning.Entry], float]
 
 
 def tune(problem: Problem, context: int, into: Path | None, progress: Progress) -> Path:
@@ -30,7 +30,7 @@ def tune(problem: Problem, context: int, into: Path | None, progress: Progress) 
     """
     dtype, device, config = problem.dtype, problem.device, problem.config
     name, _ = configs.gpu(device)
-    groups: dict[Group, list[Callable[[], tuple[Trial, int]]]] = {}
+    groups: dict[Group, list[Callable[[], tuple[Benchmark, int]]]] = {}
     for product in problem.products:
         if product.spec is not None:
             made = partial(_product, product.spec, product, dtype, device)
@@ -44,13 +44,13 @@ def tune(problem: Problem, context: int, into: Path | None, progress: Progress) 
     done = 0
     with torch.inference_mode():
         for (kernel, bits), members in groups.items():
-            trials = [made() for made in members]
+            benchmarks = [made() for made in members]
 
-            def cost(m: int, entry: tuning.Entry, trials: list[tuple[Trial, int]] = trials) -> float:
+            def cost(m: int, entry: tuning.Entry, benchmarks: list[tuple[Benchmark, int]] = benchmarks) -> float:
                 nonlocal done
                 done += 1
                 progress("tune", done, total)
-                return sum(count * trial(m, entry) for trial, count in trials)
+                return sum(count * benchmark(m, entry) for benchmark, count in benchmarks)
 
             found.setdefault(kernel, {})[str(bits)] = tuning.tuned(kernel, cost)
     return tuning.write(name, found, into or configs.users_folder())
@@ -58,12 +58,12 @@ def tune(problem: Problem, context: int, into: Path | None, progress: Progress) 
 
 def _product(
     spec: LayerSpec | QuantSpec, product: Product, dtype: torch.dtype, device: torch.device
-) -> tuple[Trial, int]:
-    return _Trial(spec, product.n, product.k, dtype, device), product.count
+) -> tuple[Benchmark, int]:
+    return _LinearBenchmark(spec, product.n, product.k, dtype, device), product.count
 
 
-def _attention(kernel: str, config: EngineConfig, ops: Ops, context: int) -> tuple[Trial, int]:
-    return _AttentionTrial(kernel, config, ops, context), 1
+def _attention(kernel: str, config: EngineConfig, ops: Ops, context: int) -> tuple[Benchmark, int]:
+    return _AttentionBenchmark(kernel, config, ops, context), 1
 
 
 def _group(spec: LayerSpec | QuantSpec) -> Group:
@@ -72,17 +72,17 @@ def _group(spec: LayerSpec | QuantSpec) -> Group:
     return "grouped", linear.STORED_BITS[f"w{spec.bits}a16"]
 
 
-class _Trial:
+class _LinearBenchmark:
     """One layer, in as many copies as no cache holds, under any entry of a table."""
 
     def __init__(self, spec: LayerSpec | QuantSpec, n: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
-        draw = torch.Generator(device).manual_seed(0)
+        generator = torch.Generator(device).manual_seed(0)
         self.n, self.k, self.dtype, self.device = n, k, dtype, device
         self._integers = bool(spec.activation_bits)
         module = linear_int8 if self._integers else linear
 
         def made() -> object:
-            weight: QWeight = random_weight(spec, n, k, None, device, draw)
+            weight: QWeight = random_weight(spec, n, k, None, device, generator)
             return module.prepare(weight, weight.problem(dtype, device.type))
 
         self.states = [made() for _ in range(timing.copies(device, n * k * spec.bits / 8))]
@@ -100,7 +100,7 @@ class _Trial:
         return [partial(linear.run, x, state, config) for state in self.states]
 
 
-class _AttentionTrial:
+class _AttentionBenchmark:
     """Attention of one layer of a model: sequences of ``context`` tokens that decode, or one prompt."""
 
     def __init__(self, kernel: str, config: EngineConfig, ops: Ops, context: int) -> None:
@@ -124,7 +124,7 @@ class _AttentionTrial:
         width = max(16, 1 << (self.config.model.head_dim - 1).bit_length())
         config = configs.attention_config_of(entry, width)
         return [
-            partial(launch, query, torch.empty_like(query), cache, context, 0.1, None, config)
+            partial(launch, query, torch.empty_like(query), cache, context, attention_of(self.config), config)
             for query, cache, context in self._made[1]
         ]
 

@@ -1,4 +1,4 @@
-"""Workloads: which requests a benchmark sends, and when. ``WORKLOADS`` lists them by name.
+"""Workloads: the requests that a benchmark sends, and when it sends them. ``WORKLOADS`` lists them by name.
 
 A workload is a class with ``requests(vocab_size)``; adding one is a line here or an entry point of a package.
 """

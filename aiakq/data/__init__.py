@@ -1,4 +1,4 @@
-"""Texts that ship with aiakq, so that calibration and evaluation work without a network.
+"""Bundled texts for calibration and evaluation without network access.
 
 ``calibration.txt`` and ``heldout.txt`` are disjoint blocks of public-domain English prose (Austen, Bryant, Burgess,
 Carroll, Chesterton, Edgeworth, Melville, Doyle), one paragraph or chapter a line.

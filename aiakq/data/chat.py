@@ -1,4 +1,4 @@
-"""Conversations of a calibration file as text, through the model's own chat template.
+"""Conversations of a calibration data set, rendered to text with the model's chat template.
 
 A template is a program from somebody else's model folder. transformers runs it in a sandbox that cannot reach files,
 but that can run for ever or fill the memory; so it runs in a process of its own, with a limit on both, and a day that

@@ -1,4 +1,4 @@
-"""Documents to calibrate or evaluate on: read from a file, a saved data set or the hub, as text or conversations.
+"""Documents for calibration and evaluation, from a file, a saved data set or the Hugging Face Hub.
 
 Which columns hold what is found out: ``messages`` (role, content), ``conversations`` (from, value), ``text``, or a
 question and its answer under one of their usual names.

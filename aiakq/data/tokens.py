@@ -1,4 +1,4 @@
-"""Documents as text, and text as token ids."""
+"""Documents rendered to text and tokenized."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from aiakq.data import chat
 from aiakq.data.documents import Document, read_file
+from aiakq.errors import error
 
 #: Text is tokenized in pieces of about this many characters, so that one huge line cannot stall the tokenizer.
 _PIECE = 8192
@@ -39,10 +40,23 @@ def tokenize(documents: list[str], tokenizer: Any) -> list[list[int]]:
         pieces = list(_pieces(document))
         for start in range(0, len(pieces), _PIECES_AT_ONCE):
             batch = pieces[start : start + _PIECES_AT_ONCE]
-            for piece_ids in tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]:
+            for piece_ids in _ids(batch, tokenizer):
                 ids.extend(piece_ids)
         result.append(ids)
     return result
+
+
+def _ids(pieces: list[str], tokenizer: Any) -> list[list[int]]:
+    """Token ids of each piece. Raises ``model_malformed`` for a tokenizer that cannot do it."""
+    try:
+        found: list[list[int]] = tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
+        return found
+    except BaseException as problem:
+        # The Rust tokenizer raises plain exceptions, and panics outside Exception.
+        if type(problem) is not Exception and type(problem).__name__ != "PanicException":
+            raise
+        reason = (str(problem).strip().splitlines() or ["it fails"])[0].rstrip(".")
+        raise error("model_malformed", file="the tokenizer", reason=reason) from problem
 
 
 def _pieces(document: str) -> Iterator[str]:

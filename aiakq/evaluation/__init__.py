@@ -1,1 +1,1 @@
-"""Evaluation: how good a model is on a text, and how far a quantized model is from its original."""
+"""Evaluation: perplexity of a model, and divergence of a quantized model from the original."""

@@ -1,4 +1,4 @@
-"""``eval``: perplexity of a model on a text, and how far its predictions are from those of the original."""
+"""``aiakq eval``: perplexity on a text, and KL divergence from the original model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of a model on a text: perplexity, and how far a quantized model's predictions are from the original's.
+"""Metrics: perplexity, KL divergence, and the rate at which two models agree on the most likely token.
 
 A model is a ``Scorer``. Windows do not overlap; all tokens of a window but the first are predicted.
 """

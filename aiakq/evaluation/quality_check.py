@@ -1,4 +1,4 @@
-"""What quantization cost: a quantized model folder compared with its source on a text it was not calibrated on."""
+"""Compares a quantized checkpoint with its source on a text that it was not calibrated on."""
 
 from __future__ import annotations
 

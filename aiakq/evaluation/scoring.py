@@ -1,4 +1,4 @@
-"""A loaded model that scores whole texts: the logits that perplexity and KL divergence are computed from."""
+"""Logits of whole texts from a loaded model, for perplexity and KL divergence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.loader.loading import load_model
+from aiakq.runtime.loader.model_loader import load_model
 from aiakq.runtime.models.decoder import Model, ModelInput
 
 

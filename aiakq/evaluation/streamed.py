@@ -1,4 +1,4 @@
-"""Scoring a model that is run one decoder block at a time, for models that do not fit into memory.
+"""Logits of whole texts with one decoder block in memory at a time, for models that do not fit.
 
 Slower than the runtime where the model fits. Which models can be run this way is up to ``BlockwiseModel``;
 ``aiakq.quantizers.model.blockwise`` runs every checkpoint that can be quantized, and every one that was.

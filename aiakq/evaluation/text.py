@@ -1,4 +1,4 @@
-"""The text that models are evaluated on, as windows of token ids."""
+"""The evaluation text, split into windows of token ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats: how the tensors of a packed linear are named, shaped and described on disk. One module knows one layout.
+"""Formats: names, shapes and metadata of the tensors of a quantized linear layer on disk. One module knows one layout.
 
 A module of a format must offer
 
@@ -15,8 +15,9 @@ A module of a format must offer
     read(tensors, spec, name) -> QWeight               ``tensors`` maps suffix -> tensor; ``name`` is for messages
     write(weight, spec, dtype) -> tensors              the same map back; ``dtype`` is that of unquantized tensors
 
-``headers`` maps suffix -> TensorInfo of one linear (aiakq/formats/safetensors_file.py). ``read`` raises
-``tensor_mismatch`` and ``not_finite``; what it returns satisfies every promise of ``QWeight``. It may also offer
+``headers`` maps suffix -> TensorInfo of one linear (aiakq/formats/safetensors_file.py). A bias is not packed: it is the
+tensor ``bias`` [N] in every format, and ``packed_shapes`` leaves it out. ``read`` raises ``tensor_mismatch`` and
+``not_finite``; what it returns satisfies every promise of ``QWeight``. A module may also offer
 
     CONFIG_FILE                                        where older tools put the config, beside config.json
     RECORDS_METHOD                                     False where the config does not say which method was used
@@ -61,6 +62,8 @@ FORMATS = Registry(
         "compressed-tensors": "aiakq.formats.compressed_tensors",
     },
 )
+#: Formats that hold symmetric weights only -> the version of the same format that also holds zero points.
+WITH_ZERO_POINTS = {"gptq": "gptq_v2"}
 #: The format that can hold whatever a QuantSpec can say.
 FALLBACK = "compressed-tensors"
 

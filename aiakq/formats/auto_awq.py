@@ -1,4 +1,4 @@
-"""AutoAWQ's ``quantization_config``, shared by its three layouts; ``version`` tells them apart."""
+"""AutoAWQ's ``quantization_config``, shared by its GEMM, GEMV and GEMV-fast layouts (key ``version``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""AutoRound's ``quantization_config``: a dialect, not a layout. The tensors are GPTQ's (without g_idx) or AWQ's.
+"""AutoRound's ``quantization_config``, whose tensors are in the layout of another format. The tensors are GPTQ's
+(without g_idx) or AWQ's.
 
 ``packing_format`` says which, ``extra_config`` holds what differs for single layers.
 """

@@ -1,4 +1,4 @@
-"""AWQ on disk, AutoAWQ's GEMM layout.
+"""AWQ, AutoAWQ's GEMM layout.
 
 For one linear with N outputs, K inputs and ng groups, always 4 bits:
 

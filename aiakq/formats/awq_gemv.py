@@ -1,4 +1,4 @@
-"""AWQ on disk, AutoAWQ's GEMV layout: the same numbers as GEMM, packed along K in natural order.
+"""AWQ, AutoAWQ's GEMV layout: packed along K in natural order.
 
 For one linear with N outputs, K inputs and ng groups, always 4 bits:
 

@@ -1,4 +1,4 @@
-"""AWQ on disk for llm-awq's second kernel, AutoAWQ's GEMV-fast: four rows side by side in 16-bit words.
+"""AWQ, AutoAWQ's GEMV-fast layout (llm-awq's second kernel): four rows interleaved in 16-bit words.
 
 For one linear with N outputs, K inputs and ng groups, always 4 bits:
 

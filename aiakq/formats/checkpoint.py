@@ -1,4 +1,4 @@
-"""Checkpoint folders: opened, checked from their headers alone, and read tensor by tensor.
+"""Checkpoint: a model folder, opened and validated from its headers, read tensor by tensor.
 
 Nothing from the folder is executed, no path leads out of it, and pickles are read only as plain tensors
 (torch_file.py), for models without safetensors.
@@ -6,7 +6,7 @@ Nothing from the folder is executed, no path leads out of it, and pickles are re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,11 +21,24 @@ from aiakq.formats import quantization_config
 from aiakq.formats.checks import derive_group_size
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
-from aiakq.formats.model_folder import PARTIAL_MARK, check_manifest, read_json, real_path, shard_files, some_of
+from aiakq.formats.model_folder import (
+    PARTIAL_MARK,
+    check_manifest,
+    file_identity,
+    open_regular,
+    read_json,
+    real_path,
+    shard_files,
+    some_of,
+)
 from aiakq.formats.safetensors_file import TensorInfo, read_header
 from aiakq.formats.torch_file import describe, read_torch_file
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
+
+#: Of all shards together; the largest real models stay below 250 000.
+_MAX_TENSORS = 500_000
+_MAX_CONFIG_KEYS = 10_000
 
 
 class Checkpoint:
@@ -42,6 +55,7 @@ class Checkpoint:
         self.inventory: dict[str, TensorInfo] = {}
         self._handles: dict[str, Any] = {}
         self._layouts: dict[str, str] = {}
+        self._identities: dict[str, tuple[int, int, int, int] | None] = {}
 
     @classmethod
     def fetch(cls, name_or_path: str, revision: str | None = None) -> Checkpoint:
@@ -70,13 +84,18 @@ class Checkpoint:
         if config is None and not (folder / "config.json").exists():
             missing = "it is an unfinished write by aiakq" if PARTIAL_MARK in folder.name else "config.json is missing"
             raise error("model_incomplete", path=str(path), missing=missing)
+        before = file_identity(folder / "config.json")
         if config is None:
             config = read_json(folder / "config.json", str(folder / "config.json"))
+        if len(config) > _MAX_CONFIG_KEYS:  # classes of transformers take a while for each
+            raise error("model_malformed", file="config.json", reason=f"it has {len(config)} keys")
         shards = shard_files(folder, weights, ignore)
         check_manifest(folder, config)
         checkpoint = cls(folder, dict(config))
+        checkpoint._identities["config.json"] = before
         inventory = checkpoint.inventory
         for file, listed in shards.items():
+            checkpoint.remember([file])
             found = checkpoint._header(file)
             for name, info in found.items():
                 # A tensor may be in a second shard too; the index says which one counts.
@@ -84,6 +103,8 @@ class Checkpoint:
                     if name in inventory:
                         raise error("model_malformed", file=file, reason=f"tensor {name} is in two files")
                     inventory[name] = info
+            if len(inventory) > _MAX_TENSORS:
+                raise error("model_malformed", file=file, reason=f"the shards hold more than {_MAX_TENSORS} tensors")
             absent = sorted(set(listed or ()) - set(found))
             if absent:
                 raise error(
@@ -120,10 +141,26 @@ class Checkpoint:
         path = real_path(self.path, file)
         if file.endswith(".bin"):
             return read_torch_file(path, file)
-        try:
-            return safetensors.safe_open(path, framework="pt", device="cpu")
-        except (OSError, safetensors.SafetensorError) as problem:
-            raise error("model_malformed", file=file, reason=str(problem)) from None
+
+        def bad(reason: str) -> AiakqError:
+            return error("model_malformed", file=file, reason=reason)
+
+        with open_regular(path, bad):
+            try:
+                return safetensors.safe_open(path, framework="pt", device="cpu")
+            except FileNotFoundError:  # what it says without a descriptor left: the file is there, it is open
+                raise error("open_files") from None
+            except (OSError, safetensors.SafetensorError) as problem:
+                raise bad(str(problem)) from None
+
+    def remember(self, files: Iterable[str]) -> None:
+        """Note which files these are, before they are read, for ``changed_files``. Shards are noted by ``open``."""
+        for file in files:
+            self._identities.setdefault(file, file_identity(self.path / file))
+
+    def changed_files(self) -> list[str]:
+        """The noted files that were written, replaced, added or removed since."""
+        return [file for file, known in self._identities.items() if file_identity(self.path / file) != known]
 
     def names(self, prefix: str) -> Iterator[str]:
         """The tensors whose name starts with ``prefix``."""
@@ -138,8 +175,17 @@ class Checkpoint:
         return sorted(prefix for prefix, headers in modules.items() if formats.holds_codes(headers))
 
     def locate(self, name: str) -> str | None:
-        """The tensor that a model calls ``name``: files may lack the outermost ``model.``, or have one more."""
+        """The tensor that a model calls ``name``: files may lack the outermost ``model.``, have one more, or hold the
+        text model inside a multimodal one.
+        """
         return next((each for each in _spellings(name) if each in self.inventory), None)
+
+    @cached_property
+    def beside_text(self) -> frozenset[str]:
+        """The tensors of a multimodal checkpoint that do not belong to its text model; empty for others."""
+        text = [prefix for prefix in _TEXT_PREFIXES if any(name.startswith(prefix) for name in self.inventory)]
+        kept = (*text, "lm_head.")
+        return frozenset(name for name in self.inventory if text and not name.startswith(kept))
 
     def locate_linear(self, name: str) -> str | None:
         """The packed linear that a model calls ``name``; see ``locate``."""
@@ -183,6 +229,8 @@ class Checkpoint:
         spec = self.linear_spec(prefix)
         try:
             found: Dimensions = formats.load(spec.format).dimensions(self.linear_headers(prefix), spec)
+        except AiakqError:
+            raise
         except (KeyError, ValueError, IndexError, ArithmeticError):
             raise error("tensor_mismatch", path=prefix, reason=f"its tensors are not those of {spec.format}") from None
         return found, derive_group_size(found.k, found.groups, spec.group_size, "scales", prefix)
@@ -215,5 +263,10 @@ class Checkpoint:
         self._handles.clear()
 
 
+#: Where multimodal checkpoints hold the text model.
+_TEXT_PREFIXES = ("model.language_model.", "language_model.")
+
+
 def _spellings(name: str) -> tuple[str, ...]:
-    return name, name.removeprefix("model."), f"model.{name}"
+    inner = name.removeprefix("model.")
+    return name, inner, f"model.{name}", f"model.language_model.{inner}", f"language_model.{name}"

@@ -1,4 +1,4 @@
-"""Writing a checkpoint: tensors step by step, joined into shards with an index file, a manifest last.
+"""CheckpointWriter: writes tensors step by step, then joins them into shards with an index and a manifest.
 
 The tensors of a step go into a file of their own, synced, and a note beside it says that it is whole. At the end the
 files of the steps are joined into shards, which therefore do not depend on how often the work was interrupted. The
@@ -22,7 +22,7 @@ from torch import Tensor
 
 import aiakq
 from aiakq.errors import error
-from aiakq.formats.model_folder import INDEX, MANIFEST
+from aiakq.formats.model_folder import INDEX, MANIFEST, read_file
 from aiakq.formats.output_folder import OutputFolder, sync_folder
 from aiakq.formats.safetensors_file import write_file
 from aiakq.formats.steps import STEP_PREFIX, CommittedStep, LazyTensors, whole_steps, write_synced
@@ -147,7 +147,7 @@ class CheckpointWriter:
     def copy_file(self, source: Path) -> None:
         """Copy one file byte for byte, following a link, under its own name."""
         with self._output.failures():
-            self._write_bytes(source.name, source.read_bytes())
+            self._write_bytes(source.name, read_file(source.parent, source.name))
 
     def add_text(self, name: str, text: str) -> None:
         """Write a text file, replacing an earlier one of that name."""

@@ -1,4 +1,4 @@
-"""Checks that every format shares: shapes, group maps, finite scales. Failures name the tensor."""
+"""Checks shared by all formats: shapes, group indices, finite scales. Failures name the tensor."""
 
 from __future__ import annotations
 

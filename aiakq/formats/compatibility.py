@@ -1,4 +1,4 @@
-"""What other programs make of the files that aiakq writes."""
+"""Which other programs can load the checkpoints that aiakq writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""compressed-tensors on disk: ``pack-quantized`` for weights alone, ``int-quantized`` with 8-bit activations.
+"""compressed-tensors: ``pack-quantized`` for weight-only schemes, ``int-quantized`` with 8-bit activations.
 
 For one linear with N outputs, K inputs, b bits and ng groups (one for per-channel scales):
 

@@ -1,4 +1,4 @@
-"""compressed-tensors' ``quantization_config``: groups of layers, each with its widths and targets."""
+"""compressed-tensors' ``quantization_config``: config groups, each with its scheme and targets."""
 
 from __future__ import annotations
 

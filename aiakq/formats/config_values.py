@@ -1,4 +1,4 @@
-"""Checked access to the values of a ``quantization_config``, which other programs wrote and which may be anything.
+"""Validated access to the values of a ``quantization_config``, which is untrusted input.
 
 Every function raises ``format_unsupported`` for a value it cannot accept.
 """

@@ -1,4 +1,4 @@
-"""GPTQ on disk, versions 1 and 2, as AutoGPTQ and GPTQModel write them.
+"""GPTQ, versions 1 and 2, as AutoGPTQ and GPTQModel write them.
 
 For one linear with N outputs, K inputs, b bits and ng groups:
 

@@ -1,4 +1,4 @@
-"""What the tensor headers of one packed linear say, without its data: dimensions, and shapes its tensors must have."""
+"""Dimensions and expected tensor shapes of a packed linear layer, from tensor headers alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from aiakq.formats.safetensors_file import TensorInfo
 from aiakq.spec import QuantSpec
 
+#: The suffix of a bias in every format: quantization tools do not pack it, so it keeps its name and its shape [N].
+BIAS = "bias"
 #: suffix -> header of the tensors of one linear.
 Headers = Mapping[str, TensorInfo]
 #: suffix -> shape.

@@ -1,4 +1,4 @@
-"""Models of the hub: their local folder, fetched if need be."""
+"""Local folders of models on the Hugging Face Hub, downloaded if necessary."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ def resolve_model(
     cache: str | None = None,
     weights: str = "auto",
     ignore: Sequence[str] = (),
+    token: str | None = None,
 ) -> Path:
     """The folder of a model: the local one, else a snapshot fetched from the hub.
 
     cache    the folder to download to; the hub client's own if None.
     weights  which kind to fetch, as for ``Checkpoint.open``, or none.
     ignore   patterns of files that are not fetched.
+    token    access token; the hub client's own if None. Empty: that too, but there must be one.
 
     Raises ``model_missing`` for a path that does not exist, ``model_hub`` if the hub does not deliver it.
     """
@@ -42,13 +44,15 @@ def resolve_model(
         raise error("model_missing", path=name)
     import huggingface_hub
 
+    access = True if token == "" else token
     try:
         folder = huggingface_hub.snapshot_download(
             name,
             revision=revision,
             cache_dir=cache,
-            allow_patterns=[*_weight_patterns(name, revision, weights), *_OTHER_FILES],
+            allow_patterns=[*_weight_patterns(name, revision, weights, access), *_OTHER_FILES],
             ignore_patterns=["*/*", *ignore],
+            token=access,
         )
     except Exception as problem:
         # The hub client raises many kinds (HTTP, offline, validation, disk); the first line says which.
@@ -58,7 +62,7 @@ def resolve_model(
     return Path(folder)
 
 
-def _weight_patterns(name: str, revision: str | None, weights: str) -> list[str]:
+def _weight_patterns(name: str, revision: str | None, weights: str, token: str | bool | None) -> list[str]:
     """Patterns of the weight files to fetch from a repository."""
     known: dict[str, list[str]] = {"none": [], "safetensors": _SAFETENSORS, "pt": _TORCH}
     if weights in known:
@@ -66,7 +70,7 @@ def _weight_patterns(name: str, revision: str | None, weights: str) -> list[str]
     import huggingface_hub
 
     try:
-        siblings = huggingface_hub.HfApi().model_info(name, revision=revision).siblings or []
+        siblings = huggingface_hub.HfApi(token=token).model_info(name, revision=revision).siblings or []
     except Exception:
         # Offline or unreachable: only the cache is left, and the download reports the error.
         return _SAFETENSORS + (_TORCH if huggingface_hub.constants.HF_HUB_OFFLINE else [])

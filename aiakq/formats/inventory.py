@@ -1,4 +1,4 @@
-"""Tensor inventory: what a model's config implies, compared with what a checkpoint holds, before any weight is read."""
+"""Tensor inventory: the tensors that a model's config implies, compared with those in the checkpoint."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.headers import BIAS
 
 #: Rows of the table in an error.
 MAX_ROWS = 20
@@ -47,7 +48,8 @@ class Difference:
 def compare(checkpoint: Checkpoint, required: RequiredTensors) -> list[Difference]:
     """Every tensor that is missing, extra or of another shape; from headers alone.
 
-    Names may lack the outermost ``model.`` in the file, or have one more. Raises ``format_unsupported``.
+    Names may be spelt as ``Checkpoint.locate`` knows; what a multimodal checkpoint holds beside its text model is not
+    compared. Raises ``format_unsupported``.
     """
     return _Comparison(checkpoint, required).run()
 
@@ -96,6 +98,8 @@ class _Comparison:
         for name, info in self.inventory.items():
             if name in self.used or name.endswith((*COMPUTED, *self.required.optional)):
                 continue
+            if name in self.checkpoint.beside_text:
+                continue
             self.found.append(Difference(name, _shape(info.shape), "-"))
         return self.found
 
@@ -121,15 +125,15 @@ class _Comparison:
                 found = f"{self.inventory[plain].dtype} {_shape(self.inventory[plain].shape)} without a scale"
                 self.found.append(Difference(plain, found, _shape((n, k))))
             if bias:
-                self._tensor(f"{name}.bias", (n,))
+                self._tensor(f"{name}.{BIAS}", (n,))
             return
         spec = self.checkpoint.linear_spec(source)
         names = self.checkpoint.linear_tensors(source)
         headers = self.checkpoint.linear_headers(source)
         self.used.update(names.values())
         expected = dict(formats.load(spec.format).packed_shapes(headers, spec, n, k))
-        if bias or "bias" in headers:
-            expected["bias"] = (n,)
+        if bias or BIAS in headers:
+            expected[BIAS] = (n,)
         for suffix, shape in expected.items():
             info = headers.get(suffix)
             if info is None:

@@ -1,18 +1,21 @@
-"""A model's folder before any header is read: its JSON files, index file, manifest, and which shards hold its weights.
+"""Files of a model folder: JSON files, shard index, manifest, and the shards that hold the weights.
 
-Nothing from the folder is executed, and no path may lead out of it.
+Nothing from the folder is executed, and no path may lead out of it: a file is opened by ``open_file``, and what other
+packages open themselves goes through ``check_files`` first.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Mapping, Sequence
+import stat
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
 
 MANIFEST = "aiakq_manifest.json"
 #: Part of the name of every folder that is still being written.
@@ -20,25 +23,177 @@ PARTIAL_MARK = ".aiakq-partial-"
 #: The index file of safetensors shards.
 INDEX = "model.safetensors.index.json"
 _TORCH_INDEX = "pytorch_model.bin.index.json"
-_MAX_JSON_BYTES = 64 << 20
+#: A file that is read whole, which all but weights are. The largest real tokenizer.json stays below 40 MiB.
+MAX_FILE_BYTES = 64 << 20
+#: Files of a source folder that describe how text becomes tokens, or under what terms it may be used; published byte
+#: for byte.
+VERBATIM_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "LICENSE",
+    "LICENSE.md",
+    "LICENSE.txt",
+    "NOTICE",
+    "NOTICE.txt",
+    "USE_POLICY.md",
+)
+#: Names of files that transformers may open when it loads a config, a tokenizer or a model.
+_OPENED_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.vocab", "*.bpe", "*.spm", "*.py")
+#: Those of them that may be larger than ``MAX_FILE_BYTES``, because nothing reads them: what a trainer leaves.
+_UNREAD_FILES = ("trainer_*.json", "*_results.json")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+#: What folders of models hold on the hub, so that ``--overwrite`` may delete it with them.
+_MODEL_FILES = (
+    *("config.json", "*_config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*", "gptq_model*"),
+    *("tokenizer*", "tokenization_*.py", "configuration_*.py", "modeling_*.py", "*.tiktoken", "chat_template*"),
+    *("aiakq_report.*", "recipe.yaml", "README.md", "LICENSE*", "NOTICE*", ".gitattributes", ".gitignore"),
+)
+_MODEL_FOLDERS = ("additional_chat_templates", ".cache")
+#: The one folder inside a model folder from which transformers reads.
+_TEMPLATE_FOLDER = "additional_chat_templates"
 #: Names of torch's files that hold weights, not a trainer's state.
 _TORCH_FILES = ("pytorch_model*.bin", "gptq_model*.bin")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def read_json(path: Path, file: str) -> dict[str, Any]:
-    """A JSON object from a file of bounded size. Raises ``model_malformed`` naming ``file``."""
+def real_path(folder: Path, file: str) -> Path:
+    """The real path of a file, which must stay in the folder or in the hub cache the folder belongs to."""
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES or not path.is_file():
-            raise error("model_malformed", file=file, reason="it is too large or not a regular file")
-        value = json.loads(path.read_bytes())
+        real = Path(os.path.realpath(folder / file))
+    except (OSError, ValueError):  # a loop of links, a zero byte
+        raise error("path_outside_model", path=str(folder), file=file) from None
+    roots = [Path(os.path.realpath(folder))]
+    # The hub cache links snapshots/<revision>/<file> to blobs/<hash>.
+    if roots[0].parent.name == "snapshots":
+        roots.append(roots[0].parent.parent / "blobs")
+    if not any(real.is_relative_to(root) for root in roots):
+        raise error("path_outside_model", path=str(folder), file=file)
+    return real
+
+
+def open_regular(path: Path, bad: Callable[[str], AiakqError]) -> BinaryIO:
+    """A regular file, open at its beginning; anything else is ``bad(reason)``. ``path`` comes from ``real_path``."""
+    # O_NONBLOCK: opening a named pipe must not wait for a writer that never comes.
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as problem:
-        raise error("model_malformed", file=file, reason=problem.strerror or str(problem)) from None
+        raise (_system_error(problem, path) or bad(problem.strerror or str(problem))) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before it is a stream, which a folder cannot be
+        os.close(descriptor)
+        raise bad("it is not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def _system_error(problem: OSError, path: Path) -> AiakqError | None:
+    """The error for a failure that is about the machine and not about the file; None for any other."""
+    if problem.errno in (errno.EMFILE, errno.ENFILE):
+        return error("open_files")
+    if problem.errno == errno.EIO:
+        return error("disk_failed", path=path, reason=problem.strerror)
+    return None
+
+
+def open_file(folder: Path, file: str, shown: str | None = None) -> BinaryIO:
+    """A file of a model folder, open at its beginning; ``shown`` is its name in messages.
+
+    Raises ``path_outside_model`` for a link that leaves the folder, ``model_malformed`` for what is no regular file.
+    """
+    return open_regular(
+        real_path(folder, file), lambda reason: error("model_malformed", file=shown or file, reason=reason)
+    )
+
+
+def read_file(folder: Path, file: str, shown: str | None = None) -> bytes:
+    """The content of a file of a model folder, of bounded size. Raises as ``open_file``."""
+    with open_file(folder, file, shown) as stream:
+        try:
+            content = stream.read(MAX_FILE_BYTES + 1)
+        except OSError as problem:
+            bad = error("model_malformed", file=shown or file, reason=problem.strerror or str(problem))
+            raise (_system_error(problem, folder / file) or bad) from None
+    if len(content) > MAX_FILE_BYTES:
+        raise _too_large(shown or file)
+    return content
+
+
+def _too_large(file: str) -> AiakqError:
+    return error("model_malformed", file=file, reason=f"it is larger than {MAX_FILE_BYTES >> 20} MiB")
+
+
+def file_identity(path: Path) -> tuple[int, int, int, int] | None:
+    """Device, inode, size and time of the last change of a file, which differ once it is written or replaced."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def read_json(path: Path, file: str) -> dict[str, Any]:
+    """A JSON object from a file of a model folder. Raises as ``read_file``, naming ``file``."""
+    content = read_file(path.parent, path.name, file)
+    try:
+        value = json.loads(content)
     except (ValueError, RecursionError) as problem:
         raise error("model_malformed", file=file, reason=f"it is not JSON ({problem})") from None
     if not isinstance(value, dict):
         raise error("model_malformed", file=file, reason="it is not a JSON object")
     return value
+
+
+def check_files(folder: str | Path) -> None:
+    """Check every file that transformers may open in a model folder, and those that ``quantize`` copies.
+
+    Each is a regular file inside the folder (see ``real_path``) and not too large to be read. Raises as ``read_file``.
+    """
+    folder = Path(folder)
+    for name in _names(folder):
+        if name in VERBATIM_FILES or any(fnmatchcase(name, pattern) for pattern in _OPENED_FILES):
+            _check_file(folder, name)
+    if os.path.lexists(folder / _TEMPLATE_FOLDER):
+        if real_path(folder, _TEMPLATE_FOLDER) != Path(os.path.realpath(folder)) / _TEMPLATE_FOLDER:
+            raise error("path_outside_model", path=str(folder), file=_TEMPLATE_FOLDER)
+        for name in _names(folder / _TEMPLATE_FOLDER):
+            _check_file(folder, f"{_TEMPLATE_FOLDER}/{name}")
+    _check_named_files(folder)
+
+
+def _names(folder: Path) -> list[str]:
+    """The names in a folder, sorted. Raises ``model_malformed`` if it cannot be listed."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as problem:
+        bad = error("model_malformed", file=str(folder), reason=problem.strerror or str(problem))
+        raise (_system_error(problem, folder) or bad) from None
+
+
+def _check_file(folder: Path, name: str) -> None:
+    with open_file(folder, name) as stream:
+        unread = any(fnmatchcase(name, pattern) for pattern in _UNREAD_FILES)
+        if os.fstat(stream.fileno()).st_size > MAX_FILE_BYTES and not unread:
+            raise _too_large(name)
+
+
+def _check_named_files(folder: Path) -> None:
+    """Refuse a tokenizer_config.json with paths of other files, which transformers would read in place of its own."""
+    if not os.path.lexists(folder / "tokenizer_config.json"):
+        return
+    for key, value in read_json(folder / "tokenizer_config.json", "tokenizer_config.json").items():
+        if key.endswith("_file") and isinstance(value, str) and os.path.exists(value):
+            real = Path(os.path.realpath(value))
+            if not real.is_relative_to(os.path.realpath(folder)):
+                raise error("path_outside_model", path=str(folder), file=value)
 
 
 def shard_files(folder: Path, weights: str, ignore: Sequence[str]) -> dict[str, frozenset[str] | None]:
@@ -87,7 +242,7 @@ def _indexed_files(folder: Path, index: str, ending: str, ignore: Sequence[str])
     for file in shards:
         if file != Path(file).name or file in ("", ".", "..") or not file.endswith(ending):
             raise error("path_outside_model", path=str(folder), file=file)
-    absent = sorted(file for file in shards if not (folder / file).exists())
+    absent = sorted(file for file in shards if not os.path.exists(folder / file))  # which takes names of any length
     if absent:
         raise error("model_incomplete", path=str(folder), missing=f"{some_of(absent)} of its index")
     return {
@@ -95,18 +250,6 @@ def _indexed_files(folder: Path, index: str, ending: str, ignore: Sequence[str])
         for file, names in sorted(shards.items())
         if not any(fnmatchcase(file, pattern) for pattern in ignore)
     }
-
-
-def real_path(folder: Path, file: str) -> Path:
-    """The real path of a shard, which must stay in the folder or in the hub cache the folder belongs to."""
-    real = Path(os.path.realpath(folder / file))
-    roots = [Path(os.path.realpath(folder))]
-    # The hub cache links snapshots/<revision>/<file> to blobs/<hash>.
-    if roots[0].parent.name == "snapshots":
-        roots.append(roots[0].parent.parent / "blobs")
-    if not any(real.is_relative_to(root) for root in roots):
-        raise error("path_outside_model", path=str(folder), file=file)
-    return real
 
 
 def check_manifest(folder: Path, config: Mapping[str, Any]) -> None:
@@ -132,6 +275,37 @@ def check_manifest(folder: Path, config: Mapping[str, Any]) -> None:
             raise error("model_malformed", file=file, reason="its size is not the one in the manifest")
 
 
+def kept_reason(folder: Path) -> str | None:
+    """Why ``folder`` is not one that may be deleted for another model; None if it holds one, and nothing else.
+
+    That is a model that aiakq wrote, or a config.json that names an architecture, beside weights.
+    """
+    names = _names(folder)
+    try:
+        written = set(read_json(folder / MANIFEST, MANIFEST).get("files") or ()) | {MANIFEST}
+    except (AiakqError, TypeError):
+        written = set()
+    if not written and not (_names_architecture(folder) and any(name.endswith(_WEIGHTS) for name in names)):
+        return "holds files but no model"
+    others = [name for name in names if not (name in written or _belongs_to_model(folder, name))]
+    return f"also holds what belongs to no model ({some_of(others)})" if others else None
+
+
+def _names_architecture(folder: Path) -> bool:
+    try:
+        config = read_json(folder / "config.json", "config.json")
+    except AiakqError:
+        return False
+    return bool(config.get("architectures") or config.get("model_type"))
+
+
+def _belongs_to_model(folder: Path, name: str) -> bool:
+    if (folder / name).is_dir() and not (folder / name).is_symlink():
+        return name in _MODEL_FOLDERS
+    return name in VERBATIM_FILES or any(fnmatchcase(name, pattern) for pattern in _MODEL_FILES)
+
+
 def some_of(names: list[str]) -> str:
-    """At most five names of a list, for a message."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    """At most five names of a list, for a message: cut off, and printable."""
+    shown = (name if name.isprintable() else repr(name) for name in (f"{name:.200}" for name in names[:5]))
+    return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,4 +1,4 @@
-"""An output folder that is either wholly there or not there at all.
+"""OutputFolder: an output folder that is published atomically.
 
 Everything is written into a hidden sibling folder, ``.<name>.aiakq-partial-<random>``; one rename makes it the output,
 and the parent folder is synced. After a kill -9 the output is absent or the old one, and the next run on it
@@ -18,35 +18,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.model_folder import MANIFEST, PARTIAL_MARK
+from aiakq.formats.model_folder import PARTIAL_MARK, kept_reason
 
 _OLD_MARK = ".aiakq-old-"
 _LOCK_SUFFIX = ".aiakq-lock"
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
-#: Files of a source folder that describe how text becomes tokens, or under what terms it may be used; published byte
-#: for byte.
-VERBATIM_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "spiece.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "generation_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "preprocessor_config.json",
-    "LICENSE",
-    "LICENSE.md",
-    "LICENSE.txt",
-    "NOTICE",
-    "NOTICE.txt",
-    "USE_POLICY.md",
-)
+_SPARE_DESCRIPTORS = 6
 
 
 def check_output(output: str | Path, inputs: Iterable[str | Path] = (), overwrite: bool = False) -> Path:
@@ -70,9 +48,9 @@ def check_output(output: str | Path, inputs: Iterable[str | Path] = (), overwrit
         if any(real.iterdir()):
             if not overwrite:
                 raise error("output_exists", path=str(output))
-            # --overwrite deletes a folder: only one that looks like a model, never somebody's home.
-            if not any((real / file).is_file() for file in (MANIFEST, "config.json")):
-                raise error("output_not_model", path=str(output))
+            reason = kept_reason(real)
+            if reason is not None:
+                raise error("output_not_model", path=str(output), reason=reason)
     elif os.path.lexists(real):
         raise error("output_not_folder", path=str(output))
     return real
@@ -107,6 +85,7 @@ class OutputFolder:
         self.partial = self.path.parent / f".{self.path.name}{PARTIAL_MARK}{secrets.token_hex(6)}"
         self._lock: int | None = None
         self._made_parents: list[Path] = []
+        self._spare: list[int] = []
         self._published = False
 
     def claim(self, adopt: Callable[[Path], bool]) -> None:
@@ -116,6 +95,8 @@ class OutputFolder:
         ``output_exists`` and OSError.
         """
         self._make_parents()
+        # Removing a folder takes a few descriptors, which there must be after any failure, also for want of them.
+        self._spare += [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(_SPARE_DESCRIPTORS)]
         self._take_lock()
         self._sweep(adopt)
 
@@ -133,10 +114,13 @@ class OutputFolder:
 
     def release(self, keep: bool = False) -> None:
         """Give up the lock and remove what was made but not published; ``keep`` spares ``partial``."""
+        while self._spare:
+            os.close(self._spare.pop())
         if not self._published and not keep:
             shutil.rmtree(self.partial, ignore_errors=True)
         if self._lock is not None:
-            self._lock_path().unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the lock ends with its descriptor; an empty file hurts nobody
+                self._lock_path().unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
         if not self._published:

@@ -1,4 +1,4 @@
-"""The ``quantization_config`` of config.json: which format or dialect reads it, and which writes it.
+"""Dispatch of ``quantization_config`` in config.json to the format that reads or writes it.
 
 A *dialect* is a way to write the config that covers several layouts, like AutoRound's: a module with
 ``from_config(config) -> QuantSpec``, listed under the ``quant_method`` it reads. Every other ``quant_method`` is read
@@ -7,7 +7,9 @@ by the formats that name it in QUANT_METHODS (aiakq/formats).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +26,9 @@ DIALECTS = Registry(
     "aiakq.config_dialects",
     {"auto-round": "aiakq.formats.auto_round", "intel/auto-round": "aiakq.formats.auto_round"},
 )
+
+#: What the name of a method may look like. The file is untrusted, and the name is shown.
+_METHOD = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 
 #: Layouts made for one kernel, which nothing else can read, and what to say about them.
 _KERNEL_LAYOUTS = {
@@ -59,10 +64,15 @@ def read(config: Mapping[str, Any]) -> QuantSpec:
     raise _unknown_layout(config, method)
 
 
+#: What no format of ours holds but a family reads as floats (aiakq/runtime/models/gpt_oss.py).
+DEQUANTIZED_AT_LOAD = frozenset({"mxfp4"})
+
+
 def read_spec(folder: Path, config: Mapping[str, Any]) -> QuantSpec | None:
     """How the model in ``folder`` is quantized, or None: config.json says so, or a file of older tools beside it.
 
-    Raises ``format_unsupported`` and ``model_malformed``.
+    Its method is the one that aiakq recorded in config.json, if it did: formats know few methods, or none. Raises
+    ``format_unsupported`` and ``model_malformed``.
     """
     found = config.get("quantization_config")
     if found is None:
@@ -71,7 +81,16 @@ def read_spec(folder: Path, config: Mapping[str, Any]) -> QuantSpec | None:
             if file is not None and (folder / file).is_file():
                 found = {"quant_method": format.QUANT_METHODS[0], **read_json(folder / file, file)}
                 break
-    return read(found) if found else None
+    if not found or (isinstance(found, Mapping) and str(found.get("quant_method")) in DEQUANTIZED_AT_LOAD):
+        return None
+    spec, method = read(found), _recorded_method(config)
+    return spec if method is None else replace(spec, method=method)
+
+
+def _recorded_method(config: Mapping[str, Any]) -> str | None:
+    own = config.get("aiakq")
+    method = own.get("method") if isinstance(own, Mapping) else None
+    return method if isinstance(method, str) and _METHOD.fullmatch(method) else None
 
 
 def writer(config: Mapping[str, Any]) -> str | None:

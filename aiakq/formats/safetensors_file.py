@@ -1,4 +1,4 @@
-"""The safetensors container: headers read without weights, and files written so that they survive a crash.
+"""safetensors files: headers read without data, and writes that are flushed to disk.
 
 Layout: 8 bytes of header length (little-endian), a JSON header ``name -> {dtype, shape, data_offsets}``, the data.
 The reading half trusts nothing; the official package reads the data itself (``Checkpoint.tensor``).
@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import AiakqError, error
+from aiakq.formats.model_folder import open_regular
 
 #: Bytes per element of every dtype a checkpoint may hold.
 DTYPE_BYTES = {
@@ -53,6 +53,8 @@ DTYPE_NAMES = {
 }
 #: A header beyond this is refused: the largest real ones stay below 5 MiB, and parsing costs 50 times the size.
 MAX_HEADER_BYTES = 16 << 20
+#: Tensors of one file. The largest real models have 250 000 in more than fifty.
+MAX_TENSORS = 100_000
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,7 @@ class TensorInfo:
 
 def open_weights(path: Path, bad: Callable[[str], AiakqError]) -> BinaryIO:
     """A weight file, open at its beginning. Raises ``bad(reason)`` for what is no regular file or only a pointer."""
-    # O_NONBLOCK: opening a named pipe must not wait for a writer that never comes.
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as problem:
-        raise bad(problem.strerror or str(problem)) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before it is a stream, which a folder cannot be
-        os.close(descriptor)
-        raise bad("it is not a regular file")
-    stream = os.fdopen(descriptor, "rb")
+    stream = open_regular(path, bad)
     if stream.read(8) == b"version ":
         stream.close()
         raise bad("it is a git-lfs pointer, not the weights (run git lfs pull)")
@@ -106,6 +100,9 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
         if length + 8 > size:
             raise bad("it is cut off inside the header")
         raw = stream.read(length)
+    # Every tensor is an object: counting their braces costs nothing, parsing a million of them takes seconds.
+    if raw.count(b"{") > MAX_TENSORS + 2:
+        raise bad(f"it claims more than {MAX_TENSORS} tensors")
     try:
         header = json.loads(raw, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as problem:

@@ -1,4 +1,4 @@
-"""Steps: the finished parts of an unfinished output, from which interrupted work is resumed.
+"""Committed steps of an unfinished checkpoint, from which an interrupted run resumes.
 
 A step is a safetensors file and a JSON file with its sha256, which is renamed into place later: only both count.
 """

@@ -1,4 +1,4 @@
-"""Weights in torch's own container (``pytorch_model.bin``): read only as plain tensors, and never trusted.
+"""``pytorch_model.bin`` files, read as plain tensors only (``weights_only``).
 
 Such a file is a zip archive of a pickle and the tensors' bytes. torch's ``weights_only`` unpickler builds nothing but
 tensors and plain containers out of it; the bytes are mapped, so opening costs no memory. Whatever it refuses, aiakq

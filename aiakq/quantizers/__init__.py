@@ -1,4 +1,4 @@
-"""Quantizers: how the numbers of a quantized checkpoint are chosen.
+"""Quantizers: methods that choose the codes, scales and zero points of a quantized checkpoint.
 
 A recipe (recipe.py) is a list of transforms, which prepare a block, and one rounder, which turns its weights into
 integer codes. A method is a recipe with a name and defaults. Loading, calibration, streaming the output and the report

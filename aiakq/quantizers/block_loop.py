@@ -1,4 +1,4 @@
-"""The blocks of a model, quantized one after the other: each is loaded, calibrated, quantized, written and dropped."""
+"""Quantizes the decoder blocks one after the other: load, calibrate, quantize, write, free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.block.decoder_block import BlockPlan, DecoderBlock, OriginalBlock
 from aiakq.quantizers.block.quantize import quantize_block
 from aiakq.quantizers.model.activations import Activations, HiddenStates, batched
-from aiakq.quantizers.model.passes import capture
+from aiakq.quantizers.model.outer_layers import capture
 from aiakq.quantizers.model.smooth_mappings import BlockTrace
 from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.progress import OnProgress, StageProgress

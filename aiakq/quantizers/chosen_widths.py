@@ -1,4 +1,4 @@
-"""``--target-bpw`` and ``--max-kl``: bits and groups for every part of the model, from its measured sensitivity."""
+"""Mixed precision by target (``--target-bpw``, ``--max-kl``): bits and group sizes chosen from measured sensitivity."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from aiakq.errors import error
 from aiakq.evaluation.metrics import Comparison
 from aiakq.quantizers.model.activations import batched
+from aiakq.quantizers.planning.bit_allocation import Widths, allocate, refuse_below, widths_of
 from aiakq.quantizers.planning.layers import settle_format
 from aiakq.quantizers.planning.sensitivity import SAMPLE_TOKENS, ModelPart, measure
-from aiakq.quantizers.planning.widths import Widths, allocate, refuse_below, widths_of
 from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.progress import OnProgress, Rejected, StageProgress
 from aiakq.quantizers.report.records import QuantizeReport
@@ -73,7 +73,7 @@ def _within(
 ) -> QuantizeReport:
     """The smallest model whose measured divergence stays within ``limit``.
 
-    Parts are ranked by what plain rounding costs; the method does better and the text for measuring is another, so what
+    Parts are ranked by what RTN costs; the method does better and the text for measuring is another, so what
     the sum of the costs may be is corrected by what was measured.
     """
 

@@ -1,4 +1,4 @@
-"""The output layer, quantized when asked for: rounded to the nearest code, without calibration."""
+"""Quantizes the output layer (``--lm-head``) by round-to-nearest, without calibration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.types import QWeight
-from aiakq.quantizers.model.passes import embedding_name
+from aiakq.quantizers.model.outer_layers import embedding_name
 from aiakq.quantizers.numerics.rounding import round_weight
 from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.writing import encode, verify

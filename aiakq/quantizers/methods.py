@@ -1,4 +1,4 @@
-"""The methods: named recipes with their defaults. Standard library only."""
+"""Quantization methods: named recipes with their defaults. Standard library only."""
 
 from __future__ import annotations
 

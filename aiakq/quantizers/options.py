@@ -1,4 +1,4 @@
-"""QuantizeOptions: the options of ``aiakq quantize``, checked, and the recipe they lead to.
+"""QuantizeOptions: the options of ``aiakq quantize``, validated, and the recipe made from them.
 
 Options that no model could satisfy are refused here, by the transforms and rounders they lead to; those that one model
 cannot satisfy are refused by planning/tensor_parallel.py, before the calibration. Importing this module imports nothing
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from aiakq.arguments.argument import checked_value
 from aiakq.arguments.quantize import QUANTIZE_ARGUMENTS, QuantizeArguments
 from aiakq.errors import AiakqError, error
-from aiakq.formats import FORMATS
+from aiakq.formats import FORMATS, WITH_ZERO_POINTS
 from aiakq.quantizers import METHODS
 from aiakq.quantizers.recipe import Component, Method, Recipe, load_rounder, load_transform
 from aiakq.quantizers.recipe_file import RecipeFile, read_recipe
@@ -118,8 +118,7 @@ class QuantizeOptions(QuantizeArguments):
         symmetric = (preset.symmetric[0] or bits == 8) if self.symmetric is None else self.symmetric
         return QuantSpec(
             method=self.method,
-            # Version 1 cannot say a zero point of 0 that every reader understands.
-            format="gptq_v2" if preset.format == "gptq" and not symmetric else preset.format,
+            format=preset.format if symmetric else WITH_ZERO_POINTS.get(preset.format, preset.format),
             bits=bits,
             group_size=self.group_size or preset.group_size,
             symmetric=symmetric,

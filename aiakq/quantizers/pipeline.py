@@ -10,22 +10,18 @@ import resource
 import time
 from collections.abc import Callable
 
-from aiakq.errors import AiakqError
 from aiakq.evaluation.metrics import Comparison, LoadScorer
 from aiakq.formats.checkpoint_writer import CheckpointWriter
-from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.block_loop import BlockLoop
 from aiakq.quantizers.chosen_widths import quantize_with_chosen_widths
-from aiakq.quantizers.lm_head import head_tensors
-from aiakq.quantizers.model.source import cast
+from aiakq.quantizers.copying import copy_files, copy_tensors
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.preparation import prepare
 from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.progress import OnProgress, Rejected, StageProgress
-from aiakq.quantizers.quality import check_text, quality_check
+from aiakq.quantizers.quality import check_text, record_quality
 from aiakq.quantizers.report.records import QuantizeReport
 from aiakq.quantizers.run_report import build_report, write_report
-from aiakq.quantizers.writing import written_names
 from aiakq.spec import QuantSpec
 from aiakq.system.memory import gc_frozen
 
@@ -88,7 +84,9 @@ class _Run:
             loop = BlockLoop(prepared, self.plan, writer, self.progress)
             with gc_frozen():
                 loop.run()
-            self._copy_the_rest(writer, loop.steps)
+            if len(writer.steps) == len(loop.steps):  # else the interrupted run had copied them
+                copy_tensors(writer, prepared, self.plan.spec, loop.steps)
+            copy_files(writer, prepared, self.plan.spec)
             warnings = [*prepared.warnings, *loop.warnings]
             report = build_report(prepared, self.plan.spec, writer, loop.steps, warnings, resumed)
             if options.evaluate:
@@ -97,43 +95,15 @@ class _Run:
             report.peak_memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             write_report(writer, report, prepared)
             self.progress(StageProgress("publish", 0, 1, options.output))
+            prepared.check_unchanged()
             writer.publish()
         self.progress(StageProgress("publish", 1, 1, options.output))
         return report
 
-    # --- the rest of the folder -----------------------------------------------------------------------------------
-
-    def _copy_the_rest(self, writer: CheckpointWriter, blocks: list[CommittedStep]) -> None:
-        """Every tensor that was not quantized or folded, in the output's dtype; config and tokenizer files."""
-        prepared, spec = self.prepared, self.plan.spec
-        if len(writer.steps) == len(blocks):
-            done = {name for step in blocks for name in written_names(step)}
-            head = head_tensors(prepared, spec)
-            for name, tensor in head.items():
-                writer.add(name, tensor)
-            done |= prepared.not_copied()
-            for name, tensor in prepared.model.rest(done):
-                writer.add(name, cast(tensor, name, prepared.storage))
-            writer.commit("rest", {"head": prepared.head_weights if head else 0})
-        for name, document in prepared.documents(spec).items():
-            writer.add_json(name, document)
-        for path in prepared.verbatim_files():
-            writer.copy_file(path)
-
     def _evaluate(self, writer: CheckpointWriter, report: QuantizeReport) -> None:
-        """The output against the source before it is published. A failure costs the figures only."""
-        check = quality_check(self.prepared, self.load_scorer)
-        folder = writer.seal()
-        try:
-            found, name = check.run(folder, writer.scratch, lambda *step: self.progress(StageProgress(*step)))
-        except AiakqError as problem:
-            if self.accept is not None:
-                raise
-            # Without its details, which are a table.
-            report.warnings.append(f"Perplexity was not measured: {problem.message} {problem.remedy}".rstrip())
-            return
-        report.perplexity_before, report.perplexity_after = found.perplexity_original, found.perplexity
-        report.kl, report.top1_agreement = found.kl, found.top1_agreement
-        report.evaluation_text, report.evaluation_tokens = name, found.tokens
-        if self.accept is not None and not self.accept(found):
+        """Enter the comparison with the source into the report. Raises ``Rejected``."""
+        found = record_quality(
+            report, writer, self.prepared, self.load_scorer, self.progress, required=self.accept is not None
+        )
+        if found is not None and self.accept is not None and not self.accept(found):
             raise Rejected(found)

@@ -1,4 +1,4 @@
-"""Everything that is settled before the first weight is touched, so that what can be refused is refused at once."""
+"""Prepares a run: validates everything that can be validated before the first weight is read."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import Any
 import torch
 
 import aiakq
-from aiakq import formats
 from aiakq.arguments.quantize import DTYPES
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.output_folder import check_output
 from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer
-from aiakq.quantizers.model.passes import head_name
+from aiakq.quantizers.model.outer_layers import head_name
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.planning.layers import fit_head, fused_apart, plan_layers
 from aiakq.quantizers.planning.tensor_parallel import plan_tensor_parallel
-from aiakq.quantizers.prepared import Prepared
+from aiakq.quantizers.prepared import Prepared, remember_files
+from aiakq.quantizers.readers import reader_notes
 from aiakq.runtime.device_memory import free_memory
-from aiakq.spec import QuantSpec
 
 #: Plain rounding needs no calibration; so many tokens measure its error, to 5 % of the error of a layer.
 _TOKENS_WITHOUT_CALIBRATION = 2048
@@ -34,6 +33,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     """Look at the source and settle everything. Raises for whatever cannot work."""
     checkpoint = Checkpoint.fetch(options.input, options.revision)
     source = checkpoint.path
+    remember_files(checkpoint)
     check_output(options.output, [source], options.overwrite)
     _refuse_quantized(checkpoint)
     device, *others = _devices(options.device)
@@ -54,7 +54,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     warnings: list[str] = []
     positions = getattr(config, "max_position_embeddings", None)
     samples = _samples(options, tokenizer, config.vocab_size, positions, warnings)
-    warnings += [*_about(model, spec), *fused_apart(spec, names)]
+    warnings += [*reader_notes(model, spec, options.trust_remote_code), *fused_apart(spec, names)]
     budget = options.activation_memory
     return Prepared(
         options=options,
@@ -143,12 +143,3 @@ def _samples(
         samples.warnings.clear()
     warnings += samples.warnings
     return samples
-
-
-def _about(model: SourceModel, spec: QuantSpec) -> list[str]:
-    """What the user should know about this model in this format."""
-    notes = []
-    share = model.unquantized_share()
-    if share > 0.1:
-        notes.append(f"{share:.0%} of the blocks' weights are not in linear layers and stay as they are.")
-    return notes + formats.reader_notes(spec, bool(model.experts.fused))

@@ -1,4 +1,4 @@
-"""Prepared: the source of a run, what it will be stored as, and what it is calibrated on."""
+"""Prepared: the source model, quantization specs and calibration samples of a run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 
 import aiakq
 from aiakq import formats
+from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.output_folder import VERBATIM_FILES
+from aiakq.formats.model_folder import VERBATIM_FILES, some_of
 from aiakq.quantizers.block.decoder_block import BlockPlan
 from aiakq.quantizers.calibration.samples import Samples
 from aiakq.quantizers.model.groups import Heads
-from aiakq.quantizers.model.passes import head_name
+from aiakq.quantizers.model.outer_layers import head_name
 from aiakq.quantizers.model.shapes import LinearShape
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
@@ -124,7 +125,18 @@ class Prepared:
         config["aiakq"] = {"version": aiakq.__version__, "method": self.options.method, **self.cut.record()}
         return {"config.json": config, **formats.config_files(spec)}
 
+    def check_unchanged(self) -> None:
+        """Refuse to publish what was made of a source that changed meanwhile. Raises ``source_changed``."""
+        changed = self.checkpoint.changed_files()
+        if changed:
+            raise error("source_changed", path=str(self.source), files=some_of(changed))
+
     def verbatim_files(self) -> list[Path]:
         """Files of the source that belong to the output as they are."""
         found = [self.source / name for name in VERBATIM_FILES if (self.source / name).is_file()]
         return found + (sorted(self.source.glob("*.py")) if self.options.trust_remote_code else [])
+
+
+def remember_files(checkpoint: Checkpoint) -> None:
+    """Note which files the output will copy, before any is read, for ``Prepared.check_unchanged``."""
+    checkpoint.remember([*VERBATIM_FILES, *(path.name for path in checkpoint.path.glob("*.py"))])

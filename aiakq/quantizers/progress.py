@@ -1,4 +1,4 @@
-"""What a run tells while it works, and how it ends when its result is not wanted."""
+"""Progress callbacks of a run, and the exception that rejects its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring the output of ``quantize`` against its source before it is published."""
+"""Measures the quantized model against its source before the output is published."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from pathlib import Path
 
 from aiakq.data.tokens import read_documents
 from aiakq.errors import AiakqError, error
-from aiakq.evaluation.metrics import LoadScorer
+from aiakq.evaluation.metrics import Comparison, LoadScorer
 from aiakq.evaluation.quality_check import QualityCheck
+from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.quantizers.model.activations import HiddenStates
 from aiakq.quantizers.model.blockwise import BlockwiseCheckpoint
 from aiakq.quantizers.prepared import Prepared
+from aiakq.quantizers.progress import OnProgress, StageProgress
+from aiakq.quantizers.report.records import QuantizeReport
 
 
 def quality_check(prepared: Prepared, load_scorer: LoadScorer | None) -> QualityCheck:
@@ -42,3 +45,33 @@ def check_text(prepared: Prepared) -> None:
     except AiakqError as failure:
         reason = failure.fields.get("reason", failure.message)
         raise error("evaluation_text", reason=f"{options.eval_text}: {reason}") from None
+
+
+def record_quality(
+    report: QuantizeReport,
+    writer: CheckpointWriter,
+    prepared: Prepared,
+    load_scorer: LoadScorer | None,
+    progress: OnProgress,
+    *,
+    required: bool,
+) -> Comparison | None:
+    """Compare the output of ``writer``, not yet published, with its source, and enter the figures into ``report``.
+
+    A failure is raised if the comparison is ``required``. Else it becomes a warning of the report, and the result is
+    None.
+    """
+    check = quality_check(prepared, load_scorer)
+    folder = writer.seal()
+    try:
+        found, name = check.run(folder, writer.scratch, lambda *step: progress(StageProgress(*step)))
+    except AiakqError as problem:
+        if required:
+            raise
+        # Without its details, which are a table.
+        report.warnings.append(f"Perplexity was not measured: {problem.message} {problem.remedy}".rstrip())
+        return None
+    report.perplexity_before, report.perplexity_after = found.perplexity_original, found.perplexity
+    report.kl, report.top1_agreement = found.kl, found.top1_agreement
+    report.evaluation_text, report.evaluation_tokens = name, found.tokens
+    return found

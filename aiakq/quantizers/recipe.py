@@ -1,4 +1,4 @@
-"""Recipe: the transforms of a block and the one rounder that choose the numbers of a quantized model.
+"""Recipe: the transforms and the rounder that quantize a block.
 
 A transform or rounder is a frozen dataclass: its fields are its parameters, its class attributes say what it needs and
 provides, and ``refusal`` says which combinations make no sense. Standard library only.
@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 from aiakq import quantizers
 from aiakq.errors import error
+from aiakq.formats import FALLBACK
 from aiakq.registry import Registry
 from aiakq.spec import LayerSpec
 
@@ -48,7 +49,7 @@ class Method:
     group_size: int = -1
     symmetric: tuple[bool, ...] = (True, False)
     activation_bits: int | None = None
-    format: str = "compressed-tensors"
+    format: str = FALLBACK
 
     def with_components(self, transforms: tuple[Component, ...] | None, rounder: Component | None) -> Method:
         """The same with other transforms or another rounder; None keeps those of the method."""

@@ -32,6 +32,8 @@ _OF_ONE_RUN = ("input", "output", "revision", "trust_remote_code", "overwrite", 
 #: Options that do not change the bytes of the output, and those that the parameters of components stand for.
 _NOT_REPEATED = ("device", "activation_memory", "evaluate", "eval_text")
 _OF_COMPONENTS = ("smooth_alpha", "act_order", "sweeps", "damp", "scale_search", "gptaq", "awq_scaling", "gptq")
+#: Starts the name of a recipe without a method. No key of METHODS has a colon, so no method is meant by it.
+_COMPOSED = "recipe:"
 #: Options that a report always states.
 _ALWAYS = ("method", "samples", "seqlen", "seed")
 
@@ -40,7 +42,8 @@ _ALWAYS = ("method", "samples", "seqlen", "seed")
 class RecipeFile:
     """A recipe as its file states it.
 
-    options  the options by field of QuantizeOptions, checked one by one; ``method`` is always among them.
+    options  the options by field of QuantizeOptions, checked one by one; ``method`` is always among them, of a recipe
+             without one "recipe:" and its components.
     preset   the method with the file's components.
     """
 
@@ -92,7 +95,7 @@ def recipe_document(options: QuantizeArguments, recipe: Recipe, activation_bits:
         if repeated and (row.name in _ALWAYS or value != row.default):
             document[row.key] = list(value) if isinstance(value, tuple) else str(value) if row.paths else value
     method = _row("method").key
-    if document[method] not in METHODS:
+    if options.method.startswith(_COMPOSED):
         del document[method]
         document["activation_bits"] = activation_bits
     return document | recipe.document()
@@ -175,7 +178,7 @@ def _preset(
     if rounder is None:
         raise _bad(key, None, "given, although there is no rounder", "Name a method, or a rounder and its transforms.")
     components = (*(transforms or ()), rounder)
-    name = "+".join(component.name for component in components)
+    name = _COMPOSED + "+".join(component.name for component in components)
     widths = load_rounder(rounder).bits
     return {**options, "method": name}, Method(
         summary=f"It was made with {' and '.join(component.name for component in components)}.",

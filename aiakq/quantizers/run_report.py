@@ -1,4 +1,4 @@
-"""The report of a run: gathered from what was prepared and written, and written beside the output's weights."""
+"""Builds the report of a run and writes it next to the weights."""
 
 from __future__ import annotations
 

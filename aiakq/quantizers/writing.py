@@ -1,4 +1,4 @@
-"""A block's way to the disk: written as one step, read back and compared, or taken over from an interrupted run."""
+"""Writes a quantized block as one step, verifies it by reading it back, or restores it from an interrupted run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiakq.formats.steps import CommittedStep
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.block.decoder_block import DecoderBlock
-from aiakq.quantizers.model.source import cast
+from aiakq.quantizers.model.source import cast, stored
 from aiakq.quantizers.report.records import LayerResult
 from aiakq.spec import QuantSpec
 
@@ -29,7 +29,9 @@ def write_block(writer: CheckpointWriter, block: DecoderBlock) -> CommittedStep:
         tensors |= encode(name, weight, spec, storage)
     for name, tensor in block.folder.changed.items():
         full = f"{block.prefix}.{name}"
-        tensors[full] = cast(tensor.cpu(), full, storage).clone()
+        path, _, last = name.rpartition(".")
+        kept = stored(block.module.get_submodule(path), last, tensor.cpu())
+        tensors[full] = cast(kept, full, storage).clone()
     for name, tensor in tensors.items():
         writer.add(name, tensor)
     note = {
@@ -84,7 +86,7 @@ def take_over(block: DecoderBlock, step: CommittedStep, written: dict[str, Tenso
         if name in own and not name.startswith(of_linears):
             path, _, last = name.removeprefix(block.prefix + ".").rpartition(".")
             module = block.module.get_submodule(path)
-            value = written[name].to(getattr(module, last).device, torch.float32)
+            value = stored(module, last, written[name]).to(getattr(module, last).device, torch.float32)
             module.register_parameter(last, nn.Parameter(value, requires_grad=False))
 
 

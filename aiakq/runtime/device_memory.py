@@ -1,4 +1,4 @@
-"""Memory of the device that a model runs on, as torch sees it."""
+"""Device memory: free bytes, detection of out-of-memory errors, release of cached memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LLM: the engine from Python, in the calling process. Names and result shapes follow vLLM's offline API."""
+"""LLM: offline inference from Python, in the calling process. Names and result shapes follow vLLM's offline API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence as SequenceType
 from typing import Any
 
 from aiakq.arguments import unsupported
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.loop import run, timed_step
 from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache, StepOutput
@@ -17,6 +17,7 @@ from aiakq.runtime.loader.loading import load_engine
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor, truncated
 from aiakq.runtime.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from aiakq.runtime.text.tokenizer import is_panic
 
 #: A prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids"; with "cache_salt" it shares pages only with
 #: prompts of the same.
@@ -34,6 +35,7 @@ class LLM:
         for line in unsupported.notices(arguments):
             warnings.warn(line, stacklevel=2)
         self.tokenizer = self.config.tokenizer.load()
+        self.tokenizer.check_growth()
         self.engine = load_engine(self.config)
         self._processor = OutputProcessor(self.tokenizer, self.engine.limits)
         self._ids = itertools.count()
@@ -67,7 +69,8 @@ class LLM:
         use_tqdm         show a progress bar on stderr.
         prompt_token_ids prompts as ids, instead of ``prompts``.
         priority         one for all, or one per prompt, lowest first; needs scheduling_policy="priority".
-        Raises AiakqError for a prompt that cannot be served, before anything is generated.
+        A ``max_tokens`` beyond the context ends the text there, with finish_reason "length".
+        Raises AiakqError for a prompt that cannot be served, before anything is generated; it is also a ValueError.
         """
         listed = _listed(prompts if prompts is not None else prompt_token_ids)
         params = self._params_for(listed, sampling_params)
@@ -130,7 +133,15 @@ class LLM:
         return None, list(prompt)
 
     def _encoded(self, prompt: str, add_special_tokens: bool = True) -> tuple[str | None, list[int]]:
-        return prompt, self.tokenizer.encode(prompt, add_special_tokens)
+        try:
+            return prompt, self.tokenizer.encode(prompt, add_special_tokens)
+        except AiakqError:
+            raise
+        except BaseException as failure:
+            if not isinstance(failure, Exception) and not is_panic(failure):
+                raise
+            reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0].rstrip(".")
+            raise error("tokenization", reason=reason) from failure
 
     def _run(
         self,
@@ -148,7 +159,7 @@ class LLM:
                 request_id = str(next(self._ids))
                 ids = truncated(ids, each, self.engine.limits)
                 results[request_id] = _empty(request_id, text, ids, each)
-                specs = self._processor.add(request_id, ids, each, priority, salt)
+                specs = self._processor.add(request_id, ids, each, priority, salt, within_context=True)
                 inbox += specs
                 if each.logits_processors:
                     for spec in specs:
@@ -237,7 +248,7 @@ def _apply(delta: Delta, result: RequestOutput) -> None:
     if delta.logprobs is not None and output.logprobs is not None:
         output.logprobs += delta.logprobs
     if delta.prompt_logprobs is not None:
-        result.prompt_logprobs = delta.prompt_logprobs
+        result.prompt_logprobs = list(delta.prompt_logprobs)
     result.num_cached_tokens = max(result.num_cached_tokens, delta.num_cached_tokens)
     result.error = delta.error or result.error
     if delta.finish_reason is not None:

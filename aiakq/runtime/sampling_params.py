@@ -1,4 +1,4 @@
-"""SamplingParams: how a request's next token is chosen. Names and defaults follow vLLM; no torch here."""
+"""SamplingParams: how the next token of a request is chosen. Names and defaults follow vLLM; no torch here."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
+MAX_STOP_TOKEN_IDS = 128
 #: A token id as a key of JSON: as it is written, so that no two keys name one token.
 TOKEN_KEY = re.compile(r"^(0|-?[1-9][0-9]{0,39})$")
 _GUIDED = "guided decoding is not built yet"
@@ -129,7 +130,12 @@ class SamplingParams:
         "Strings that end the text. They are only returned with include_stop_str_in_output.",
         schema={"string": _TEXT, "array": {"maxItems": MAX_STOP_STRINGS, "items": _TEXT}},
     )
-    stop_token_ids: list[int] | None = _param(None, "Token ids that end the text.", limited_by="token_id")
+    stop_token_ids: list[int] | None = _param(
+        None,
+        "Token ids that end the text.",
+        schema={"array": {"maxItems": MAX_STOP_TOKEN_IDS}},
+        limited_by="token_id",
+    )
     include_stop_str_in_output: bool = _param(False, "Return the stop string that ended the text.")
     ignore_eos: bool = _param(False, "Continue past the model's end-of-sequence token.")
     max_tokens: int | None = _count(
@@ -206,8 +212,7 @@ class SamplingParams:
             )
         if self.logit_bias is not None:
             self.logit_bias = _checked_bias(self.logit_bias)
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise error("value_out_of_range", param="allowed_token_ids", value=[], allowed="at least one id")
+        self._check_ids()
 
     @property
     def num_sequences(self) -> int:
@@ -262,6 +267,18 @@ class SamplingParams:
             raise error("unsupported_parameter", param="stop", reason="it needs detokenize=True")
         self.stop_strings = tuple(stops)
 
+    def _check_ids(self) -> None:
+        """Replace ``allowed_token_ids`` by sorted distinct ids, and ``stop_token_ids`` by distinct ids."""
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = sorted(_distinct_ids("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise error("value_out_of_range", param="allowed_token_ids", value=[], allowed="at least one id")
+        if self.stop_token_ids is not None:
+            self.stop_token_ids = list(_distinct_ids("stop_token_ids", self.stop_token_ids))
+            if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+                given, allowed = f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}"
+                raise error("value_out_of_range", param="stop_token_ids", value=given, allowed=allowed)
+
     def _check_words(self) -> None:
         words = self.bad_words or []
         if len(words) > MAX_BAD_WORDS:
@@ -273,6 +290,16 @@ class SamplingParams:
             if not word.strip() or len(word) > MAX_STOP_CHARS:
                 allowed = f"words of 1 to {MAX_STOP_CHARS} characters"
                 raise error("value_out_of_range", param="bad_words", value=word[:64], allowed=allowed)
+
+
+def _distinct_ids(param: str, ids: list[int]) -> dict[int, None]:
+    """The distinct ``ids``, in order. Raises ``invalid_type`` for anything but a list of integers."""
+    if not isinstance(ids, (list, tuple)):
+        raise error("invalid_type", param=param, reason=f"a list of token ids is expected, not {ids!r:.64}")
+    if not set(map(type, ids)) <= {int}:
+        wrong = next(token for token in ids if type(token) is not int)
+        raise error("invalid_type", param=param, reason=f"token ids are integers, not {wrong!r:.64}")
+    return dict.fromkeys(ids)
 
 
 def _checked_bias(bias: dict[Any, float]) -> dict[int, float]:

@@ -1,6 +1,6 @@
-"""The server: an OpenAI-compatible HTTP API in front of an engine in its own process.
+"""The server: an OpenAI-compatible HTTP API, with the engine in a separate process.
 
-Imports inside the server go one way, and tests/test_house.py checks them:
+Imports inside the server go one way, and tests/server/test_imports.py checks them:
 
     background, launch  ->  api  ->  http, process  ->  telemetry, errors
 

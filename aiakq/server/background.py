@@ -1,4 +1,4 @@
-"""A server in its own process, for tests, the quickstart, and benchmarks that start what they measure.
+"""Starts a server in a background process, for tests, the quickstart and benchmarks.
 
 with start_in_background({"model": "folder", "port": 0}) as server:
     httpx.get(server.url + "/v1/models")

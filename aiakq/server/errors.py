@@ -1,4 +1,4 @@
-"""Errors on their way to clients: copies to raise again, and exceptions that are bugs."""
+"""Conversion of exceptions to the errors that clients receive."""
 
 from __future__ import annotations
 

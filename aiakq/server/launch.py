@@ -1,4 +1,4 @@
-"""``aiakq serve``: bind, load, serve, drain, stop. Prints nothing; progress is reported as events."""
+"""``aiakq serve``: bind, load, serve, drain, exit. Prints nothing; progress is reported as events."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import prometheus_client
@@ -19,10 +20,11 @@ from aiakq.server.api.app import count_refusals, create_app
 from aiakq.server.api.routes import keyless_paths, load_routes
 from aiakq.server.api.service import Service
 from aiakq.server.http.auth import read_keys
+from aiakq.server.http.body_budget import BodyBudget
 from aiakq.server.http.http_server import Gateway, check_tls, start_http
-from aiakq.server.http.listener import allow_many_connections, bind, is_loopback, url_of
+from aiakq.server.http.listener import allow_many_connections, bind, bind_unix, is_loopback, url_of
 from aiakq.server.loading import load_service, startup_facts
-from aiakq.server.periodic import expire_requests, report_stats
+from aiakq.server.periodic import expire_requests, release_memory, report_stats
 from aiakq.server.process.supervisor import Supervisor
 from aiakq.server.shutdown import Signals, drain
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
@@ -47,13 +49,15 @@ def serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
 async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     start_time = time.monotonic()
     keys = read_keys(args, os.environ)
-    if not keys and not is_loopback(args["host"]) and not args["allow_no_key"]:
+    args = {**args, "fair_share": bool(keys) if args["fair_share"] is None else args["fair_share"]}
+    local = args["uds"] is not None or is_loopback(args["host"])
+    if not keys and not local and not args["allow_no_key"]:
         raise error("no_key", host=args["host"])
     check_tls(args)
-    listener = bind(args["host"], args["port"])
+    listener = bind(args["host"], args["port"]) if args["uds"] is None else bind_unix(args["uds"])
     url = url_of(listener, args["host"], tls=bool(args["ssl_certfile"]))
     on_event(ServerEvent("listening", f"Listening on {url}; loading the model.", url=url))
-    if not keys and not is_loopback(args["host"]):
+    if not keys and not local:
         text = f"Everyone who reaches {args['host']} can use this server: it asks for no key."
         on_event(ServerEvent("warning", text))
     routes = load_routes(args)
@@ -73,17 +77,24 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
             engine = asyncio.create_task(supervisor.run(service.manager, ready))
             await asyncio.sleep(0)  # until the manager has the engine
             gateway.on_refusal = count_refusals(service, routes, args["root_path"])
-            gateway.app = create_app(
-                service, routes, root_path=args["root_path"], keyless_paths=open_paths if keys else None
+            app = create_app(
+                service,
+                routes,
+                root_path=args["root_path"],
+                keyless_paths=open_paths if keys else None,
+                with_docs=not args["disable_fastapi_docs"],
             )
+            gateway.app = budget = BodyBudget(app, args["max_total_body_bytes"] or 32 * service.max_body_bytes)
             _freeze_garbage_collector()
             seconds = time.monotonic() - start_time
             facts = startup_facts(service, ready)
             on_event(_ready_event(service, facts, url, bool(keys), seconds, supervisor.engine.pid))
-            return await _serve_until_end(service, supervisor, engine, args, signals, server_task, on_event)
+            return await _serve_until_end(service, supervisor, engine, args, signals, server_task, on_event, budget)
         finally:
             server.should_exit = True
             await asyncio.gather(supervisor.engine.stop(), server_task, return_exceptions=True)
+            if args["uds"] is not None:
+                Path(args["uds"]).unlink(missing_ok=True)
 
 
 def _result_or_kill(loading: asyncio.Task[Any], supervisor: Supervisor) -> Any:
@@ -110,11 +121,13 @@ async def _serve_until_end(
     signals: Signals,
     server_task: asyncio.Task[None],
     on_event: OnEvent,
+    budget: BodyBudget,
 ) -> int:
     """Serve until a signal, then finish running requests; or until there is no engine. Returns the exit code."""
-    # Started now, so that the first conversation need not wait for it.
-    warmup = asyncio.create_task(service.templates.start()) if service.templates.available else None
-    tasks = [asyncio.create_task(expire_requests(service.manager))]
+    tasks = [
+        asyncio.create_task(expire_requests(service.manager)),
+        asyncio.create_task(release_memory(service, budget)),
+    ]
     if not args["disable_log_stats"]:
         tasks.append(asyncio.create_task(report_stats(service, on_event)))
     try:
@@ -131,9 +144,7 @@ async def _serve_until_end(
     finally:
         for task in (*tasks, engine):
             task.cancel()
-        if warmup is not None:
-            await asyncio.gather(warmup, return_exceptions=True)
-            await service.templates.stop()
+        await service.text.stop()
 
 
 def _ready_event(
@@ -141,7 +152,9 @@ def _ready_event(
 ) -> ServerEvent:
     body = json.dumps({"model": service.model.names[0], "prompt": "Once upon a time", "max_tokens": 16})
     key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if asks_for_key else ""
-    curl = f"curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    # Over a Unix domain socket the host of the address does not matter.
+    address = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
+    curl = f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     return ServerEvent(
         "ready",
         f"Ready after {seconds:.1f} s: {url}",

@@ -1,4 +1,4 @@
-"""Loads a model to serve: the engine in its process, the tokenizer meanwhile, and the service over both."""
+"""Loads a model to serve: starts the engine process and loads the tokenizer in parallel."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from typing import Any
 
 from aiakq.errors import error
 from aiakq.runtime.text.output_processor import OutputProcessor
-from aiakq.runtime.text.tokenizer import Tokenizer
-from aiakq.server.api.service import ModelInfo, Service
+from aiakq.server.api.service import ModelInfo, ResponseOptions, Service
 from aiakq.server.process.ipc import Configured, Ready
 from aiakq.server.process.request_manager import QueueLimits, RequestManager
 from aiakq.server.process.supervisor import Supervisor
+from aiakq.server.process.text_client import TextClient
 from aiakq.server.telemetry.events import OnEvent, ServerEvent, phase_event
 from aiakq.server.telemetry.logs import request_logger
 from aiakq.server.telemetry.metrics import Metrics
 
+#: Smallest default limit of a request body; models with long contexts have a larger one.
+MIN_BODY_BYTES = 4 << 20
+
 
 async def load_service(supervisor: Supervisor, args: Mapping[str, Any], on_event: OnEvent) -> tuple[Service, Ready]:
     """Wait until the engine is ready and build the service. Also returns the engine's own report."""
-    chat_template = read_chat_template(args["chat_template"])
-    ready, configured, tokenizer = await _load_engine_and_tokenizer(supervisor, on_event)
+    ready, configured, text = await _load_engine_and_tokenizer(supervisor, args, on_event)
     names = args["served_model_name"] or [args["model"]]
     metrics = Metrics(names[0], ready.limits.max_model_len, ready.settings)
     queue = QueueLimits(
@@ -44,30 +46,42 @@ async def load_service(supervisor: Supervisor, args: Mapping[str, Any], on_event
             default_sampling=configured.sampling,
             response_role=args["response_role"],
         ),
-        tokenizer,
-        RequestManager(OutputProcessor(tokenizer, ready.limits), ready.limits, metrics, queue),
+        text,
+        RequestManager(OutputProcessor(text.tokenizer, ready.limits), ready.limits, metrics, queue),
         metrics,
-        chat_template=chat_template,
-        max_body_bytes=args["max_body_bytes"],
+        max_body_bytes=args["max_body_bytes"] or max(MIN_BODY_BYTES, 8 * ready.limits.max_model_len),
         progress=lambda: supervisor.progress.as_dict(),
         log_prompts=_enable_request_log(args),
+        accept_unknown_fields=args["unknown_fields"] == "warn",
+        options=ResponseOptions(
+            force_include_usage=args["enable_force_include_usage"],
+            return_tokens_as_token_ids=args["return_tokens_as_token_ids"],
+            prompt_tokens_details=args["enable_prompt_tokens_details"],
+        ),
+        fair_share=args["fair_share"],
     )
-    if tokenizer.has_text and not service.templates.available:
-        text = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
-        on_event(ServerEvent("warning", text))
+    if text.tokenizer.has_text and not text.has_template:
+        warning = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
+        on_event(ServerEvent("warning", warning))
     return service, ready
 
 
-async def _load_engine_and_tokenizer(supervisor: Supervisor, on_event: OnEvent) -> tuple[Ready, Configured, Tokenizer]:
-    """Load the tokenizer in a thread while the engine loads weights. Raises the first failure of either."""
+async def _load_engine_and_tokenizer(
+    supervisor: Supervisor, args: Mapping[str, Any], on_event: OnEvent
+) -> tuple[Ready, Configured, TextClient]:
+    """Load the tokenizer in its own process while the engine loads weights. Raises the first failure of either."""
+    chat_template = read_chat_template(args["chat_template"])
     configured: asyncio.Future[Configured] = asyncio.get_running_loop().create_future()
 
-    async def load_tokenizer() -> Tokenizer:
+    text = TextClient(chat_template, 4 * (args["max_body_bytes"] or MIN_BODY_BYTES))
+
+    async def load_tokenizer() -> None:
+        if not args["skip_tokenizer_init"]:
+            await text.spawn()
         source = (await configured).tokenizer
         start_time = time.monotonic()
-        tokenizer = await asyncio.to_thread(source.load)
-        on_event(phase_event("tokenizer", time.monotonic() - start_time, tokenizer.describe()))
-        return tokenizer
+        await text.load(source)
+        on_event(phase_event("tokenizer", time.monotonic() - start_time, text.describe()))
 
     engine_task = asyncio.create_task(supervisor.load(configured.set_result))
     tokenizer_task = asyncio.create_task(load_tokenizer())
@@ -77,10 +91,13 @@ async def _load_engine_and_tokenizer(supervisor: Supervisor, on_event: OnEvent) 
         for task in tasks:
             if task.done():
                 task.result()
-        return engine_task.result(), configured.result(), tokenizer_task.result()
-    finally:
+        return engine_task.result(), configured.result(), text
+    except BaseException:
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await text.stop()
+        raise
 
 
 def read_chat_template(value: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Periodic tasks of a running server: timeouts of requests, and the line of statistics."""
+"""Periodic tasks of a running server: request timeouts and the statistics line."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import asyncio
 import time
 
 from aiakq.server.api.service import Service
+from aiakq.server.http.body_budget import BodyBudget
 from aiakq.server.process.request_manager import RequestManager
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
+from aiakq.system.memory import release_host_memory
 
 STATS_SECONDS = 10.0
+#: How often, and after how many bytes of request bodies at a time, freed memory is returned.
+RELEASE_SECONDS, RELEASE_ABOVE_BYTES = 2.0, 8 << 20
 
 
 async def expire_requests(manager: RequestManager) -> None:
@@ -17,6 +21,14 @@ async def expire_requests(manager: RequestManager) -> None:
     while True:
         await asyncio.sleep(0.5)
         manager.expire(time.monotonic())
+
+
+async def release_memory(service: Service, budget: BodyBudget) -> None:
+    """Return memory to the system once large request bodies are gone and nothing is running."""
+    while True:
+        await asyncio.sleep(RELEASE_SECONDS)
+        if not (budget.num_bytes or service.num_in_flight) and budget.take_max_used() > RELEASE_ABOVE_BYTES:
+            await asyncio.to_thread(release_host_memory)
 
 
 async def report_stats(service: Service, on_event: OnEvent) -> None:

@@ -1,4 +1,4 @@
-"""The orderly end of a server: signals, and the draining of running requests."""
+"""Graceful shutdown: signals, and draining of running requests."""
 
 from __future__ import annotations
 

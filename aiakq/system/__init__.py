@@ -1,1 +1,1 @@
-"""The system: memory and threads of this machine, without torch."""
+"""Host memory and threads, without torch."""

@@ -1,4 +1,4 @@
-"""Memory of this machine: how much is free, and how it is returned."""
+"""Host memory: how much is available (cgroup limits included), and how it is released."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 
 def free_host_memory() -> int:
     """Bytes of RAM that can still be allocated, within the container's limit."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    # macOS says only how much there is in all.
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf(pages)
     for line in _lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024

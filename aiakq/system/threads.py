@@ -1,4 +1,4 @@
-"""How the threads of torch wait for each other.
+"""Wait policy of torch's OpenMP threads (``GOMP_SPINCOUNT``).
 
 torch's OpenMP threads spin for milliseconds while they wait. With another busy process on the same cores (the HTTP
 process beside the engine, a client, a test) a spinning thread keeps the one it waits for from running: on two cores,

@@ -1,4 +1,4 @@
-"""The command line's own parts: options, help, hints for slips, and everything drawn on a terminal.
+"""The terminal user interface: options, help, usage errors, tables and progress.
 
 Results go to standard output as JSON, everything for people to standard error; only ``console`` writes to either.
 """

@@ -1,4 +1,4 @@
-"""``aiakq bench``: one call into aiakq/bench, a table, one JSON document, gates."""
+"""``aiakq bench``: runs a benchmark, prints a table and a JSON document, checks gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``aiakq eval`` and ``aiakq inspect``: one call each, a table, one JSON document."""
+"""``aiakq eval`` and ``aiakq inspect``: each makes one call and prints a table or JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Everything people read on their terminal. Messages, tables and progress go to stderr, JSON documents to stdout.
+"""The console: styled output, progress bars and error messages (rich). Messages, tables and progress go to stderr, JSON
+documents to stdout.
 
 Only this module and cli.py print. Colours, bars and widths adapt: without a terminal the same words come as plain
 lines. ``NO_COLOR`` and ``TERM=dumb`` are respected by rich itself.

@@ -1,4 +1,4 @@
-"""Help pages that stay readable at 80 columns: every flag in full, its text beside or below it.
+"""Help pages for 80 columns, with every option name in full.
 
 Typer's own page squeezes five columns into the width and cuts long flags; this one has two.
 """

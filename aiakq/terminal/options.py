@@ -1,4 +1,6 @@
-"""Command-line options from the tables of aiakq/arguments. Standard library and Typer only: ``--help`` stays fast."""
+"""Typer options, generated from the tables of aiakq/arguments. Standard library and Typer only: ``--help`` stays
+fast.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import typer
 
 from aiakq.errors import error
 from aiakq.terminal.help import default_text
-from aiakq.terminal.hints import missing_option
+from aiakq.terminal.usage_errors import missing_option
 
 if TYPE_CHECKING:
     from aiakq.arguments.argument import Argument
@@ -71,11 +73,46 @@ def add_options(words: Iterable[str]) -> None:
             sign()
 
 
+def split_lists(words: list[str]) -> list[str]:
+    """``words`` of ``aiakq serve`` with ``--served-model-name a b`` as two options, for every list: vLLM's form.
+
+    If nothing else names the model, the last of several such words does, as after any option. ``--hf-token`` alone gets
+    an empty value.
+    """
+    from aiakq.arguments.server import ARGUMENTS
+
+    lists = {flag for row in ARGUMENTS if row.type in (list, tuple) for flag in row.all_flags}
+    has_model = bool(os.environ.get("AIAKQ_MODEL")) or any(word.partition("=")[0] == "--model" for word in words)
+    has_model = has_model or (len(words) > 1 and not words[1].startswith("-"))
+    split: list[str] = []
+    at = 0
+    while at < len(words):
+        flag, at = words[at], at + 1
+        if flag == "--":
+            return [*split, flag, *words[at:]]
+        if flag == "--hf-token" and (at == len(words) or words[at].startswith("-")):
+            split += [flag, ""]
+            continue
+        if flag not in lists:
+            split.append(flag)
+            continue
+        end = next((end for end in range(at, len(words)) if words[end].startswith("-")), len(words))
+        last = end if has_model or end - at < 2 else end - 1
+        split += [word for value in words[at:last] for word in (flag, value)] or [flag]
+        split += words[last:end]
+        at = end
+    return split
+
+
 def _values(name: str, words: dict[str, Any]) -> list[Any]:
     """The command's parts and the engine's arguments; see ``CommandArguments.values``."""
     from aiakq.arguments.commands import COMMANDS, CONFIG, MissingArgument
+    from aiakq.arguments.environment import unknown_variables
+    from aiakq.terminal import console
     from aiakq.terminal.config_file import read_config_file
 
+    for sentence in unknown_variables(os.environ):
+        console.warning(sentence)
     arguments = COMMANDS[name]
     model = words.pop("model_word", None)
     own = {row.name for row in arguments.own_rows}

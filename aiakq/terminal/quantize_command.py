@@ -1,4 +1,4 @@
-"""``aiakq quantize``: one call into aiakq/quantizers, a table."""
+"""``aiakq quantize``: runs the quantization and prints a table."""
 
 from __future__ import annotations
 

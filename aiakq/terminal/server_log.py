@@ -1,4 +1,4 @@
-"""The output of ``aiakq serve``: a start-up table with times, the ready line, then the server's log."""
+"""Terminal output of ``aiakq serve``: start-up table with times, the ready line, and the server's log."""
 
 from __future__ import annotations
 

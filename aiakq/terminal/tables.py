@@ -1,4 +1,4 @@
-"""Results on a terminal: one function per kind of result, all drawn with console.py."""
+"""Tables of results: one function per kind of result."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def quality_result(document: Mapping[str, Any]) -> None:
         rows["of the original"] = number(document["perplexity_original"], 6)
         rows["change"] = None if change is None else f"{change - 1:+.2%}"
         rows["KL divergence"] = f"{number(document['kl'])} nats per token"
-        rows["same first choice"] = f"{document['top1_agreement']:.2%} of {number(document['tokens'])} tokens"
+        rows["same top token"] = f"{document['top1_agreement']:.2%} of {number(document['tokens'])} tokens"
     facts("evaluation", rows)
 
 
@@ -158,7 +158,7 @@ def quantize_report(report: QuantizeReport) -> None:
         )
     if report.kl is not None and report.top1_agreement is not None:
         rows["of the original"] = (
-            f"KL {number(report.kl, 3)} nats per token, same first choice {report.top1_agreement:.2%}"
+            f"KL {number(report.kl, 3)} nats per token, same top token {report.top1_agreement:.2%}"
         )
     facts("quantized", rows)
     for text in report.notes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import shape
 from contenders import KINDS, Row
-from neighbours import NOISY
+from machine_load import MAX_OTHERS_SHARE
 from timing import CELLS
 
 Result = dict[str, Any]
@@ -257,7 +257,7 @@ def about(results: Result, rows: dict[str, Result]) -> str:
             f"{max(reads):.1f} GB/s. Again: `make bench-cpu`; ours alone: `python examples/bench_cpu.py --only aiakq "
             f"--fresh`; the other engines are made by `python examples/bench_cpu.py --install`."
         )
-    noisy = [f"{row['tool']} {row['name']}" for row in measured if row["busy"] >= NOISY]
+    noisy = [f"{row['tool']} {row['name']}" for row in measured if row["busy"] >= MAX_OTHERS_SHARE]
     if noisy:
         lines.append(f"Measured while other processes used the processor, so too slow: {', '.join(noisy)}.")
     return "\n\n".join(textwrap.fill(line, 120, break_on_hyphens=False) for line in lines)

@@ -1,7 +1,7 @@
 """The model of the benchmark: a Llama of 1.04 B random parameters on disk, the same quantized, and the same as GGUF.
 
-Speed does not depend on what the weights are, so they are random and rounded plainly. A shard per layer is written at a
-time, so that the model is never in memory as a whole.
+Speed does not depend on the values of the weights, so they are random and rounded to nearest. One shard per layer is
+written at a time, so that the model is never in memory as a whole.
 """
 
 from __future__ import annotations

@@ -1,30 +1,39 @@
-"""Everything that needs an NVIDIA GPU, in one script, without a network: correctness first, then timings. ``make gpu``.
+"""Everything that needs an NVIDIA GPU, in one script, without a network. ``make gpu``.
 
-Runs with whatever Python starts it, from a bare checkout, and writes ``gpu.json`` and ``gpu.md`` under $OUT (default
-out/gpu). What is measured is in gpu_speed.py, what it is measured against in gpu_peers.py. Ends within $BUDGET seconds
-(default 520): what there is no time for is left out and said.
+Correctness first, then speed beside other kernels and the roofline, then tuning. Every step is a process of its own
+with a time limit: what crashes, hangs or poisons the GPU's context costs one step. ``gpu.json`` and ``gpu.md`` under
+$OUT (default out/gpu) are written after every step, with a traceback for each that failed.
+
+Runs with whatever Python starts it, from a bare checkout. $BUDGET is the time for all steps in seconds (default 520):
+a step that does not fit into what is left is not begun. Names of steps as arguments: only those. ``--rehearse`` runs
+what it can on the CPU, kernels in Triton's interpreter, so that on a GPU only the hardware is new.
 """
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import json
 import os
-import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+
+import gpu_checks
+from gpu_checks import Machine, NeedsGpuError
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path(os.environ.get("OUT", "out/gpu"))
-MODEL = str(ROOT / "examples" / "tinybooks")
-PROMPTS = ["It was a dark night", "Alice was", "The old man said , `` I", "In the morning the sea"]
+#: Seconds for all of it; a machine may be lent for ten minutes.
+BUDGET = float(os.environ.get("BUDGET", "520"))
+BEGAN = time.monotonic()
 
 
 def make_importable() -> None:
@@ -42,231 +51,61 @@ def make_importable() -> None:
         sys.path.insert(0, str(tree.parent))
 
 
-def describe() -> dict:
-    import torch
-    import transformers
-
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "capability": list(torch.cuda.get_device_capability()),
-        "memory_gib": round(torch.cuda.mem_get_info()[1] / 2**30, 1),
-        "cuda": torch.version.cuda,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
+def left() -> float:
+    """Seconds until the budget is used up."""
+    return BUDGET - (time.monotonic() - BEGAN)
 
 
-def kernels_match_the_cpu() -> dict:
-    """Every scheme of the reference kernels, and paged attention, on the GPU against the same on the CPU."""
-    import torch
-
-    from aiakq.kernels.ops import linear_reference as reference
-    from aiakq.kernels.types import QWeight
-
-    worst = {}
-    for scheme, bits in (("w4a16", 4), ("w8a16", 8), ("w8a8", 8)):
-        group = 256 if scheme == "w8a8" else 64
-        codes = torch.randint(0, 1 << bits, (96, 256), dtype=torch.uint8)
-        scales = torch.rand(96, 256 // group) * 0.02
-        x = torch.randn(5, 256)
-        answers = []
-        for device in ("cpu", "cuda"):
-            weight = QWeight(scheme, codes.to(device), scales.to(device), group_size=group)
-            problem = weight.problem(torch.float32, device)
-            answers.append(reference.prepare(weight, problem)(x.to(device)).cpu())
-        worst[scheme] = ((answers[0] - answers[1]).norm() / answers[0].norm()).item()
-    assert all(value < 1e-4 for value in worst.values()), worst
-    return worst
+# --- steps that measure ----------------------------------------------------------------------------------------------
 
 
-def tokens_match_the_cpu() -> dict:
-    """Greedy fp32 tokens of the example model on both devices."""
+@dataclass
+class Measurement:
+    """What a step that measures is given.
+
+    ceilings  what the GPU does at most, as the step of that name measured it.
+    left      seconds until the step is stopped.
+    save      keeps a result that is not complete, for the case that it is.
+    """
+
+    machine: Machine
+    ceilings: dict[str, float]
+    left: Callable[[], float]
+    save: Callable[[dict], None]
+
+
+def ceilings(given: Measurement) -> dict:
+    """What this GPU does at most, as measured: a copy, a large product in bf16, one of int8."""
     import torch
 
-    from aiakq import LLM, SamplingParams
+    from aiakq.bench import timing
 
-    torch.backends.cuda.matmul.allow_tf32 = False
-    params = SamplingParams(temperature=0, max_tokens=48)
-    answers = {}
-    for device in ("cpu", "cuda"):
-        llm = LLM(model=MODEL, device=device, dtype="float32", gpu_memory_utilization=0.2)
-        answers[device] = [r.outputs[0].token_ids for r in llm.generate(PROMPTS * 8, params, use_tqdm=False)]
-        llm.engine.check()
-    same = sum(a == b for a, b in zip(answers["cpu"], answers["cuda"], strict=True))
-    assert same == len(answers["cpu"]), f"{same} of {len(answers['cpu'])} answers are equal"
-    return {"equal": same}
+    return timing.ceilings(torch.device(given.machine.device), torch.bfloat16)
 
 
-def one_step_ahead_changes_no_token(**arguments: Any) -> dict:
-    """Answers of the example model, drawn in many ways, with asynchronous scheduling and without."""
-    from aiakq import LLM, SamplingParams
-
-    wishes: list[dict[str, Any]] = [
-        {"temperature": 0},
-        {"temperature": 0.8, "top_p": 0.9},
-        {"temperature": 1.0, "top_k": 20, "frequency_penalty": 0.5},
-        {"temperature": 0.7, "stop": ["the", "."], "min_tokens": 4},
-    ]
-    params = [SamplingParams(max_tokens=8 + n, seed=n, logprobs=1, **wishes[n % 4]) for n in range(32)]
-    given = {"device": "cuda", "dtype": "float32", "gpu_memory_utilization": 0.2} | arguments
-    answers = []
-    for ahead in (True, False):
-        llm = LLM(model=MODEL, async_scheduling=ahead, **given)
-        told = llm.generate(PROMPTS * 8, params, use_tqdm=False)
-        llm.engine.check()
-        answers.append([(r.outputs[0].token_ids, r.outputs[0].text, r.outputs[0].finish_reason) for r in told])
-    same = sum(a == b for a, b in zip(*answers, strict=True))
-    assert same == len(params), f"{same} of {len(params)} answers are equal"
-    return {"equal": same}
-
-
-def triton_agrees_with_torch() -> dict:
-    """The self-test that every load makes, and the assembly against its plain twin, bit for bit."""
-    from dataclasses import replace
-
-    import torch
-
-    from aiakq.kernels import triton
-    from aiakq.kernels.triton import configs, linear
-    from aiakq.kernels.types import QWeight
-
-    assert triton.unavailable_reason() is None, triton.unavailable_reason()
-    device, compared = torch.device("cuda"), 0
-    for scheme, bits in (("w2a16", 2), ("w4a16", 4), ("w8a16", 8)):
-        codes = torch.randint(0, 2**bits, (512, 2048), dtype=torch.uint8)
-        weight = QWeight(scheme, codes, torch.rand(512, 16).half(), group_size=128).to(device)
-        for dtype in (torch.float16, torch.bfloat16):
-            state = linear.prepare(weight, weight.problem(dtype, device.type))
-            for m in (1, 8, 16, 33, 64, 300):
-                x = torch.randn(m, 2048, dtype=dtype, device=device)
-                chosen = configs.choose("grouped", device, bits, 512, state.steps, m)
-                fast, plain = (linear.run(x, state, replace(chosen, plain=p)) for p in (False, True))
-                assert torch.equal(fast, plain), (scheme, dtype, m)
-                compared += 1
-    return {"equal_to_the_plain_twin": compared}
-
-
-def graphs_replay_what_was_computed() -> dict:
-    """Products and decoding attention, captured once and replayed on other inputs."""
-    import torch
-
-    from aiakq.kernels.triton import linear
-    from aiakq.kernels.triton.attention import TritonAttention
-    from aiakq.kernels.types import AttentionContext, AttentionSpec, QWeight
-
-    device = torch.device("cuda")
-    weight = QWeight("w4a16", torch.randint(0, 16, (1024, 1024), dtype=torch.uint8), torch.rand(1024, 8).half() / 32)
-    weight.group_size = 128
-    state = linear.prepare(weight.to(device), weight.problem(torch.bfloat16, device.type))
-    attention = TritonAttention(AttentionSpec(8, 2, 128, 0.1))
-    cache = [torch.randn(64, 16, 2, 128, dtype=torch.bfloat16, device=device) for _ in range(2)]
-    table = torch.arange(1, 33, dtype=torch.int32, device=device).view(4, 8)
-    lengths = torch.tensor([5, 60, 100, 128], dtype=torch.int32, device=device)
-    starts = torch.arange(5, dtype=torch.int32, device=device)
-    context = AttentionContext(starts, lengths, lengths, table, 4, list(range(5)), lengths.tolist())
-    x = torch.randn(4, 1024, dtype=torch.bfloat16, device=device)
-
-    def compute() -> torch.Tensor:
-        return attention.attend(state(x).view(4, 8, 128), cache, context)
-
-    compute()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = compute()
-    for seed in range(3):
-        x.copy_(torch.randn(4, 1024, generator=torch.Generator().manual_seed(seed)))
-        graph.replay()
-        assert torch.equal(out, compute())
-    return {"replays": 3}
-
-
-def timings() -> dict:
-    """Tokens per second of the example model at several batch sizes, with asynchronous scheduling and without."""
-    from aiakq import LLM, SamplingParams
-
-    llm = LLM(model=MODEL, device="cuda", gpu_memory_utilization=0.2)
-    rows = []
-    for batch in (1, 16, 128):
-        prompts = [{"prompt_token_ids": [5 + i] * 32} for i in range(batch)]
-        params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
-        row: dict[str, Any] = {"batch": batch}
-        for name, ahead in (("tokens_per_s", True), ("one_after_another", False)):
-            llm.engine.max_pending_steps = 2 if ahead else 1
-            llm.generate(prompts, params, use_tqdm=False)
-            began = time.perf_counter()
-            llm.generate(prompts, params, use_tqdm=False)
-            row[name] = batch * 64 / (time.perf_counter() - began)
-        rows.append(row)
-    return {"rows": rows, "facts": llm.engine.facts}
-
-
-def small_problems() -> dict:
-    """Every kernel once on small shapes: what compute-sanitizer watches."""
-    import gpu_speed
-    import torch
-
-    from aiakq.kernels.triton import self_test
-    from aiakq.kernels.triton.attention import TritonAttention
-    from aiakq.kernels.types import AttentionSpec, RotaryTables
-
-    device = torch.device("cuda")
-    assert self_test.failure(0) is None, self_test.failure(0)
-    rotary = RotaryTables(*torch.randn(2, 9, 64, device=device))
-    attention = TritonAttention(AttentionSpec(32, 8, 128, 0.1, 20, rotary))
-    for stored in (torch.bfloat16, torch.int8, torch.float8_e5m2):
-        for lengths, new in (([5, 40, 200], 1), ([33, 70], 7)):
-            query, cache, context = gpu_speed.sequences(lengths, new, device, torch.bfloat16, stored)
-            attention.attend(query, cache, context)
-        query, cache, context = gpu_speed.sequences([3], 3, device, torch.bfloat16, stored)
-        context.slots = torch.arange(16, 19, device=device)
-        attention(torch.randn(3, 48 * 128, dtype=torch.bfloat16, device=device), context.slots - 16, cache, context)
-    torch.cuda.synchronize()
-    return {"kernels": "done"}
-
-
-def sanitized() -> dict:
-    """compute-sanitizer's memcheck and racecheck over ``small_problems``, where the tool is installed."""
-    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    if not Path(tool).is_file():
-        return {"not run": "compute-sanitizer is not installed"}
-    found = {}
-    for check in ("memcheck", "racecheck"):
-        words = [tool, "--tool", check, "--error-exitcode", "9", sys.executable, __file__, "--small"]
-        environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-        try:
-            done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=max(left() - 5, 1))
-        except subprocess.TimeoutExpired:
-            found[check] = "no time left"
-            continue
-        said = (done.stdout + done.stderr)[-2000:]
-        assert done.returncode == 0, f"{check}: {said}"
-        found[check] = said.strip().splitlines()[-1]
-    return found
-
-
-def compiled_in_parallel() -> dict:
+def compiled_in_parallel(given: Measurement) -> dict:
     """Kernels of the products that are measured, compiled by a process for each shape and format: Triton keeps them."""
     import gpu_speed
 
+    given.machine.needs_gpu()
     words = [sys.executable, __file__, "--warm"]
-    with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(subprocess.Popen([*words, name, kind], stderr=subprocess.DEVNULL))
-            for name in gpu_speed.SHAPES
-            for kind in gpu_speed.FORMATS
-        ]
-        codes = []
-        for process in processes:
-            try:
-                codes.append(process.wait(max(1, min(120, left() - 240))))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                codes.append(None)
+    processes = [
+        subprocess.Popen([*words, name, kind], stderr=subprocess.DEVNULL)
+        for name in gpu_speed.SHAPES
+        for kind in gpu_speed.FORMATS
+    ]
+    codes = []
+    for process in processes:
+        try:
+            codes.append(process.wait(max(1, given.left() - 3)))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            codes.append(None)
     return {"processes": len(codes), "done": codes.count(0)}
 
 
 def warm(name: str, kind: str) -> None:
+    """Compile the kernels of one shape and format."""
     import gpu_speed
     import torch
 
@@ -277,71 +116,201 @@ def warm(name: str, kind: str) -> None:
     torch.cuda.synchronize()
 
 
-def ceilings() -> dict:
-    """What this GPU does at most, as measured: a copy, a large product in bf16, one of int8."""
+def product_speed(given: Measurement) -> dict:
+    """Products of Llama 3 8B's shapes in every format, beside other kernels."""
+    import gpu_speed
+
+    given.machine.needs_gpu()
+    return gpu_speed.products(given.ceilings, given.left, save=given.save)
+
+
+def attention_speed(given: Measurement) -> dict:
+    """Decoding and prompts over pages, beside other kernels."""
+    import gpu_speed
     import torch
 
-    from aiakq.bench import timing
+    if given.machine.rehearsed:
+        small = ((2, 48),), (32,), torch.device("cpu"), torch.float32
+        return gpu_speed.attention_speed(given.ceilings, given.left, *small, save=given.save)
+    return gpu_speed.attention_speed(given.ceilings, given.left, save=given.save)
 
-    CEILINGS.update(timing.ceilings(torch.device("cuda"), torch.bfloat16))
-    return dict(CEILINGS)
 
-
-def product_speed() -> dict:
+def engine_speed(given: Measurement) -> dict:
+    """Steps of the whole engine at Llama 3 8B's shape, random weights."""
     import gpu_speed
 
-    return gpu_speed.products(CEILINGS, left)
+    if given.machine.rehearsed:
+        small = gpu_speed.SMALL, (1, 3), 40, 8
+        options = {"device": "cpu", "dtype": "float32", "num_gpu_blocks_override": 40}
+        return gpu_speed.engine_speed(given.ceilings, given.left, *small, save=given.save, **options)
+    return gpu_speed.engine_speed(given.ceilings, given.left, save=given.save)
 
 
-def attention_speed() -> dict:
+def example_model_speed(given: Measurement) -> dict:
+    """Tokens per second of the example model at several batch sizes, with asynchronous scheduling and without."""
+    from aiakq import LLM, SamplingParams
+
+    llm = LLM(model=gpu_checks.MODEL, device=given.machine.device, gpu_memory_utilization=0.2)
+    rows: list[dict] = []
+    for batch in (1, 4) if given.machine.rehearsed else (1, 16, 128):
+        prompts = [{"prompt_token_ids": [5 + i] * 32} for i in range(batch)]
+        params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+        row: dict[str, float] = {"batch": batch}
+        for name, ahead in (("tokens_per_s", True), ("synchronous", False)):
+            llm.engine.max_pending_steps = 2 if ahead else 1
+            llm.generate(prompts, params, use_tqdm=False)
+            began = time.perf_counter()
+            llm.generate(prompts, params, use_tqdm=False)
+            row[name] = batch * 64 / (time.perf_counter() - began)
+        rows.append(row)
+        given.save({"rows": rows})
+    return {"rows": rows, "facts": llm.engine.facts}
+
+
+def sanitized(given: Measurement) -> dict:
+    """compute-sanitizer's memcheck and racecheck over small problems, where the tool is installed."""
+    given.machine.needs_gpu()
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(tool).is_file():
+        return {"notes": {"not run": "compute-sanitizer is not installed"}}
+    found = {}
+    for check in ("memcheck", "racecheck"):
+        words = [tool, "--tool", check, "--error-exitcode", "9", sys.executable, __file__, "--small"]
+        environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=given.left() - 3)
+        except subprocess.TimeoutExpired:
+            found[check] = "no time left"
+            continue
+        said = (done.stdout + done.stderr)[-2000:]
+        assert done.returncode == 0, f"{check}: {said}"
+        found[check] = said.strip().splitlines()[-1]
+        given.save({"notes": found})
+    return {"notes": found}
+
+
+def tuning(given: Measurement) -> dict:
+    """The fastest launch configurations for Llama 3 8B's shapes, written beside the results."""
     import gpu_speed
 
-    return gpu_speed.attention_speed(CEILINGS, left)
+    given.machine.needs_gpu()
+    return gpu_speed.tune(OUT)
 
 
-def engine_speed() -> dict:
-    import gpu_speed
-
-    return gpu_speed.engine_speed(CEILINGS, left)
+# --- running them ----------------------------------------------------------------------------------------------------
 
 
-#: Filled by ``ceilings``, which comes before what needs them.
-CEILINGS: dict[str, float] = {}
-#: What is run, and the seconds it needs: with fewer left it is not begun.
-STEPS: tuple[tuple[Callable[[], dict], float], ...] = (
-    (describe, 0),
-    (kernels_match_the_cpu, 5),
-    (triton_agrees_with_torch, 20),
-    (graphs_replay_what_was_computed, 10),
-    (tokens_match_the_cpu, 20),
-    (one_step_ahead_changes_no_token, 20),
-    (compiled_in_parallel, 30),
-    (ceilings, 5),
-    (product_speed, 60),
-    (attention_speed, 30),
-    (engine_speed, 90),
-    (timings, 20),
-    (sanitized, 60),
-)
-#: Seconds for all of it; a machine may be lent for ten minutes.
-BUDGET = float(os.environ.get("BUDGET", "520"))
-BEGAN = time.monotonic()
+@dataclass(frozen=True)
+class Step:
+    """One process.
+
+    limit  seconds after which it is ended.
+    needs  seconds that must be left for it to be begun.
+    """
+
+    call: Callable[[Measurement], dict]
+    limit: float
+    needs: float = 5
 
 
-def left() -> float:
-    """Seconds until the budget is used up."""
-    return BUDGET - (time.monotonic() - BEGAN)
+def _check(function: Callable[[Machine], dict]) -> Callable[[Measurement], dict]:
+    return lambda given: function(given.machine)
+
+
+#: Families of self_test.FAMILIES, which this process does not import.
+FAMILIES = ("weight-only linear", "w8a8 linear", "norm", "activation", "attention")
+STEPS: dict[str, Step] = {
+    "describe": Step(_check(gpu_checks.describe), 60),
+    **{f"kernels: {name}": Step(_check(partial(gpu_checks.family, name)), 90) for name in FAMILIES},
+    "plain_kernels_agree": Step(_check(gpu_checks.plain_kernels_agree), 90),
+    "reference_matches_the_cpu": Step(_check(gpu_checks.reference_matches_the_cpu), 60),
+    "graphs_replay": Step(_check(gpu_checks.graphs_replay), 60),
+    "tokens_match_the_cpu": Step(_check(gpu_checks.tokens_match_the_cpu), 90),
+    "asynchronous_scheduling": Step(_check(gpu_checks.asynchronous_scheduling_changes_no_token), 90),
+    "quantized_tokens": Step(_check(gpu_checks.quantized_tokens), 90),
+    "compiled_in_parallel": Step(compiled_in_parallel, 120, 60),
+    "ceilings": Step(ceilings, 60),
+    "product_speed": Step(product_speed, 150, 30),
+    "attention_speed": Step(attention_speed, 90, 20),
+    "engine_speed": Step(engine_speed, 200, 60),
+    "example_model_speed": Step(example_model_speed, 60, 20),
+    "sanitized": Step(sanitized, 120, 60),
+    "tuning": Step(tuning, 300, 120),
+}
+
+
+def run_step(name: str, machine: Machine, measured: dict[str, float]) -> dict:
+    """The result of one step in a process of its own; ``failed`` with the traceback if it has none."""
+    step = STEPS[name]
+    if left() < step.needs:
+        return {"not begun": f"{left():.0f} s are left"}
+    limit = min(step.limit, left())
+    with tempfile.TemporaryDirectory() as folder:
+        result, said = Path(folder, "result.json"), Path(folder, "said")
+        words = ["--step", name, "--device", machine.device, "--limit", f"{limit:.0f}", "--result", str(result)]
+        environment = os.environ | {"AIAKQ_GPU_CEILINGS": json.dumps(measured)}
+        if machine.rehearsed:
+            environment["TRITON_INTERPRET"] = "1"
+        with said.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, __file__, *words],
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+            try:
+                code: int | None = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                code = None
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        found = json.loads(result.read_text()) if result.exists() else {}
+        if code == 0:
+            return found
+        end = said.read_text(errors="replace")[-4000:]
+        reason = f"ended after {limit:.0f} s" if code is None else f"exit status {code}"
+        return found | {"failed": found.get("failed") or f"{end}\n{reason}"}
+
+
+def child(name: str, machine: Machine, limit: float, result: Path) -> int:
+    """Run one step in this process and write what it returns."""
+    began = time.monotonic()
+
+    def save(found: dict) -> None:
+        partial_file = result.with_suffix(".part")
+        partial_file.write_text(json.dumps(found))
+        partial_file.replace(result)
+
+    measured = json.loads(os.environ.get("AIAKQ_GPU_CEILINGS", "{}"))
+    given = Measurement(machine, measured, lambda: limit - (time.monotonic() - began), save)
+    kept = json.loads(result.read_text()) if result.exists() else {}
+    try:
+        save(STEPS[name].call(given))
+    except NeedsGpuError:
+        save({"not begun": "it needs a GPU"})
+    except Exception:
+        kept = json.loads(result.read_text()) if result.exists() else {}
+        save(kept | {"failed": traceback.format_exc()})
+        return 1
+    return 0
+
+
+def state_of(found: dict) -> str:
+    """done, failed or not begun."""
+    return "failed" if "failed" in found else "not begun" if "not begun" in found else "done"
 
 
 def markdown(results: dict[str, dict]) -> str:
     """What was measured as tables, each row beside its roofline; what failed or was left out as lines."""
     lines = ["# make gpu", "", *(f"- {key}: {value}" for key, value in results.get("describe", {}).items())]
-    lines += [f"- at most, {key}: {value:.4g}" for key, value in results.get("ceilings", {}).items() if key != "failed"]
+    lines += [f"- at most, {key}: {_cell(value)}" for key, value in results.get("ceilings", {}).items()]
     for title, found in results.items():
-        state = "failed" if "failed" in found else "not begun" if "not begun" in found else "done"
-        lines += ["", f"## {title}: {state}"]
-        if state == "failed":
-            lines += ["", f"    {found['failed'].strip().splitlines()[-1]}"]
+        if title in ("describe", "ceilings"):
+            continue
+        lines += ["", f"## {title}: {state_of(found)}"]
+        if "failed" in found:
+            lines += ["", *(f"    {line}" for line in found["failed"].strip().splitlines()[-12:])]
         rows = found.get("rows") or []
         if rows:
             lines += ["", "| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
@@ -361,32 +330,58 @@ def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def report(results: dict[str, dict]) -> None:
+    """Write both files."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "gpu.json").write_text(json.dumps(results, indent=1))
+    (OUT / "gpu.md").write_text(markdown(results))
+
+
+def run_all(machine: Machine, names: list[str]) -> int:
+    """Run the steps of these names, all if there are none; the exit status is 1 if one failed."""
+    unknown = [name for name in names if name not in STEPS]
+    if unknown:
+        sys.stderr.write(f"make gpu: no step {unknown[0]!r}; there are {', '.join(STEPS)}.\n")
+        return 2
+    results: dict[str, dict] = {}
+    for name in names or STEPS:
+        began = time.monotonic()
+        measured = {key: value for key, value in results.get("ceilings", {}).items() if isinstance(value, float)}
+        results[name] = run_step(name, machine, measured)
+        report(results)
+        took = time.monotonic() - began
+        sys.stderr.write(f"{name}, {took:.0f} s, {state_of(results[name])}: {json.dumps(results[name])[:2000]}\n")
+    return 1 if any("failed" in found for found in results.values()) else 0
+
+
 def main(words: list[str]) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Check and measure aiakq on an NVIDIA GPU.")
+    parser.add_argument("steps", nargs="*", help="names of steps; all if none is given")
+    parser.add_argument("--rehearse", action="store_true", help="run what can be run on the CPU")
+    for name in ("--step", "--device", "--result"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--warm", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(words)
     make_importable()
+    if given.step:
+        return child(given.step, Machine(given.device), given.limit, Path(given.result))
+    if given.rehearse:
+        return run_all(Machine("cpu"), given.steps)
     import torch
 
     if not torch.cuda.is_available():
         sys.stderr.write("make gpu: torch finds no NVIDIA GPU here; nothing was checked.\n")
         return 7
-    if words[:1] == ["--small"]:
-        small_problems()
+    if given.small:
+        gpu_checks.small_problems(Machine("cuda"))
         return 0
-    if words[:1] == ["--warm"]:
-        warm(*words[1:])
+    if given.warm:
+        warm(*given.warm)
         return 0
-    OUT.mkdir(parents=True, exist_ok=True)
-    results: dict[str, dict] = {}
-    for step, seconds in STEPS:
-        began = time.monotonic()
-        try:
-            results[step.__name__] = step() if left() > seconds else {"not begun": f"{left():.0f} s are left"}
-        except Exception:
-            results[step.__name__] = {"failed": traceback.format_exc()}
-        took = time.monotonic() - began
-        (OUT / "gpu.json").write_text(json.dumps(results, indent=1))
-        (OUT / "gpu.md").write_text(markdown(results))
-        sys.stderr.write(f"{step.__name__}, {took:.0f} s: {json.dumps(results[step.__name__])[:3000]}\n")
-    return 1 if any("failed" in found for found in results.values()) else 0
+    return run_all(Machine("cuda"), given.steps)
 
 
 if __name__ == "__main__":

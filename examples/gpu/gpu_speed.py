@@ -36,6 +36,15 @@ LLAMA = {
     "rms_norm_eps": 1e-5,
     "torch_dtype": "bfloat16",
 }
+#: The same in small, for a rehearsal without a GPU.
+SMALL = LLAMA | {
+    "vocab_size": 320,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 #: Outputs and inputs of its products: q, k and v; attention's output; gate and up; down; the head.
 SHAPES = {
     "qkv": (6144, 4096),
@@ -55,6 +64,12 @@ SPECS = {
 }
 
 Left = Callable[[], float]
+#: Keeps a result that is not complete.
+Save = Callable[[dict[str, Any]], None]
+
+
+def _forget(found: dict[str, Any]) -> None:
+    """Keep nothing."""
 
 
 def weight(kind: str, n: int, k: int, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -83,7 +98,11 @@ def _rows_of(kind: str, rows: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def products(
-    ceilings: dict[str, float], left: Left, shapes: dict[str, tuple[int, int]] = SHAPES, rows: tuple[int, ...] = ROWS
+    ceilings: dict[str, float],
+    left: Left,
+    shapes: dict[str, tuple[int, int]] = SHAPES,
+    rows: tuple[int, ...] = ROWS,
+    save: Save = _forget,
 ) -> dict[str, Any]:
     """Microseconds of one product, ours and others'; none of the weights is found in a cache."""
     device = torch.device("cuda")
@@ -97,7 +116,7 @@ def products(
         for title, (per_weight, make) in makers.items():
             if title in notes:
                 continue
-            if left() < 20:
+            if left() < 10:
                 notes["not measured"] = f"from {title} of {name} on: no time left"
                 break
             try:
@@ -114,6 +133,7 @@ def products(
                 notes[title] = f"{type(problem).__name__}: {str(problem).splitlines()[0][:160]}"
             layers = []
             torch.cuda.empty_cache()
+            save({"rows": table, "times": ratios(table), "notes": notes})
     return {"rows": table, "times": ratios(table), "notes": notes}
 
 
@@ -176,6 +196,7 @@ def attention_speed(
     prompts: tuple[int, ...] = (2048, 8192),
     device: torch.device | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    save: Save = _forget,
 ) -> dict[str, Any]:
     """Decoding over pages in three types of cache, and prompts, ours and others'."""
     device = device or torch.device("cuda")
@@ -209,6 +230,7 @@ def attention_speed(
                 make = partial(gpu_peers.flashinfer_decode, query, cache, context.page_table, context.kv_len)
                 add_peer(case, "flashinfer", make, least)
             del query, cache, context
+            save({"rows": table, "notes": notes})
     for length in prompts:
         query, cache, context = sequences([length], length, device, dtype, dtype)
         heads, size = query.shape[1:]
@@ -246,6 +268,33 @@ def step_ms(engine: Any, batch: int, steps: int, ahead: bool) -> float | None:
     return sorted(times)[len(times) // 2] if times else None
 
 
+def random_engine(config: dict[str, Any], spec: QuantSpec, **arguments: Any) -> tuple[Any, float]:
+    """An engine of a model of this shape at random weights, and the seconds that loading it took."""
+    from aiakq.runtime.config.engine import EngineConfig
+    from aiakq.runtime.loader.loading import load_engine
+
+    with tempfile.TemporaryDirectory() as folder:
+        written = config | {"quantization_config": quantization_config.write(spec)}
+        (Path(folder) / "config.json").write_text(json.dumps(written))
+        began = time.perf_counter()
+        engine = load_engine(EngineConfig.from_args({"model": folder, **arguments}))
+        return engine, time.perf_counter() - began
+
+
+def prompts_s(engine: Any, prompts: list[list[int]], max_tokens: int, prompt_tokens: int) -> float:
+    """Seconds until the engine has computed new requests' prompts: ``prompt_tokens`` with those before them."""
+    from aiakq.runtime.engine.messages import admit
+    from aiakq.runtime.sampling_params import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    began = time.perf_counter()
+    inbox: list = [admit(str(n), prompt, params, engine.limits) for n, prompt in enumerate(prompts)]
+    engine.step(0.0, inbox)
+    while engine.has_work() and engine.stats.prompt_tokens < prompt_tokens:
+        engine.step(0.0, [])
+    return time.perf_counter() - began
+
+
 def engine_speed(
     ceilings: dict[str, float],
     left: Left,
@@ -253,16 +302,12 @@ def engine_speed(
     batches: tuple[int, ...] = (1, 16, 64, 256),
     context: int = 1024,
     steps: int = 24,
+    save: Save = _forget,
     **arguments: Any,
 ) -> dict[str, Any]:
     """Decoding steps of the whole engine, from the scheduler to tokens on the host, at random weights: prepared while
     the one before runs, and one after another.
     """
-    from aiakq.runtime.config.engine import EngineConfig
-    from aiakq.runtime.engine.messages import admit
-    from aiakq.runtime.loader.loading import load_engine
-    from aiakq.runtime.sampling_params import SamplingParams
-
     table: list[dict[str, Any]] = []
     notes: dict[str, str] = {}
     # Who has its prompt done decodes while others have not: room for that, too.
@@ -279,50 +324,47 @@ def engine_speed(
         "compilation_config": {"cudagraph_capture_sizes": list(batches)},
     }
     for kind, spec in SPECS.items():
-        if left() < 90:
+        if left() < 40:
             notes[kind] = "no time left"
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            written = config | {"quantization_config": quantization_config.write(spec)}
-            (Path(folder) / "config.json").write_text(json.dumps(written))
-            began = time.perf_counter()
-            engine = load_engine(EngineConfig.from_args({"model": folder, **given, **arguments}))
-            notes[f"{kind} loaded in"] = f"{time.perf_counter() - began:.1f} s"
+        engine, seconds = random_engine(config, spec, **given | arguments)
+        notes[f"{kind} loaded in"] = f"{seconds:.1f} s"
         notes[f"{kind} runs"] = f"{engine.facts['linear layers']}; {engine.facts['attention']}; {engine.facts['step']}"
-        params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
         asked = 0
         for batch in batches:
             if left() < 20 + batch / 8:
                 notes[f"{kind}, batch {batch}"] = "no time left"
                 continue
-            draw = torch.Generator().manual_seed(batch)
-            prompts = torch.randint(5, config["vocab_size"], (batch, context), generator=draw).tolist()
-            began = time.perf_counter()
-            inbox: list = [admit(str(n), prompt, params, engine.limits) for n, prompt in enumerate(prompts)]
-            engine.step(0.0, inbox)
-            while engine.has_work() and engine.stats.prompt_tokens < asked + batch * context:
-                engine.step(0.0, [])
+            generator = torch.Generator().manual_seed(batch)
+            prompts = torch.randint(5, config["vocab_size"], (batch, context), generator=generator).tolist()
             asked += batch * context
-            prompt_s = time.perf_counter() - began
+            prompt_s = prompts_s(engine, prompts, most, asked)
             step, waiting = (step_ms(engine, batch, steps, ahead) for ahead in (True, False))
             engine.abort_all()
             if step is None or waiting is None:
                 notes[f"{kind}, batch {batch}"] = "the pages do not hold so many at once"
                 continue
             least = step_floor_ms(config, kind, batch, context, ceilings)
-            table.append(
-                {
-                    "format": kind,
-                    "batch": batch,
-                    "step_ms": step,
-                    "one_after_another_ms": waiting,
-                    "tokens_per_s": batch / step * 1e3,
-                    "roofline_ms": least,
-                    "reached": least / step,
-                    "prompt_tokens_per_s": batch * context / prompt_s,
-                }
-            )
+            row = {"format": kind, "batch": batch, "step_ms": step, "synchronous_ms": waiting}
+            row |= {"tokens_per_s": batch / step * 1e3, "roofline_ms": least, "reached": least / step}
+            table.append(row | {"prompt_tokens_per_s": batch * context / prompt_s})
+            save({"rows": table, "notes": notes})
         del engine
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return {"rows": table, "notes": notes}
+
+
+def tune(folder: Path) -> dict[str, Any]:
+    """The fastest launch configurations for LLAMA's products and attention, written into ``folder``."""
+    from aiakq.bench.problem import Problem, Product
+    from aiakq.bench.tuning import tune as tune_kernels
+    from aiakq.runtime.config.engine import EngineConfig
+
+    with tempfile.TemporaryDirectory() as model:
+        (Path(model) / "config.json").write_text(json.dumps(LLAMA))
+        config = EngineConfig.from_args({"model": model, "device": "cuda", "load_format": "dummy"})
+    # The products of a layer, but not the head, which is not quantized.
+    products = [Product(name, *shape, spec) for spec in SPECS.values() for name, shape in list(SHAPES.items())[:4]]
+    problem = Problem(torch.device("cuda"), torch.bfloat16, products, config)
+    return {"file": str(tune_kernels(problem, 1024, folder, lambda *progress: None))}

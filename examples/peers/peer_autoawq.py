@@ -15,7 +15,7 @@ class OnCpu(AwqQuantizer):
     """Its search puts the original weights back from ``state_dict()`` moved to the CPU.
 
     On a CPU those are the weights themselves, not a copy: nothing is put back, each candidate of the search is applied
-    on top of the one before, and the checkpoint comes out three times as far from its original as plain rounding.
+    on top of the one before, and the checkpoint comes out three times as far from its original as RTN.
     Here they are copies, as they would be with a GPU.
     """
 

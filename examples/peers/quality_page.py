@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from neighbours import NOISY
+from machine_load import MAX_OTHERS_SHARE
 from rows import Row
 
 Result = dict[str, Any]
@@ -135,7 +135,7 @@ def table(rows: list[Row], found: dict[str, Result]) -> list[str]:
 
 def disturbed(result: Result) -> str:
     """A mark for seconds that others had a part in."""
-    return "~" if result.get("busy", 1) >= NOISY else ""
+    return "~" if result.get("busy", 1) >= MAX_OTHERS_SHARE else ""
 
 
 def remarks(rows: list[Row], found: dict[str, Result], title: str) -> list[str]:
@@ -165,13 +165,14 @@ def remarks(rows: list[Row], found: dict[str, Result], title: str) -> list[str]:
 def outlier_claim(found: dict[str, Result], rows: list[Row]) -> list[str]:
     """What smoothing is for, in one sentence."""
     eight = {row.name: found.get(row.slug, {}) for row in rows if row.tool == "aiakq" and "and activations" in row.kind}
-    plain, smooth = eight.get("plain rounding", {}), eight.get("smooth_quant", {})
+    plain, smooth = eight.get("RTN", {}), eight.get("smooth_quant", {})
     if "loss" not in plain or "loss" not in smooth:
         return []
     one, other = (percent(result["loss"], result["loss_original"]) for result in (plain, smooth))
     return [
         "",
-        f"8-bit weights and activations: plain rounding changes perplexity by {one}, `smooth_quant` by {other}.",
+        f"8-bit weights and activations: round-to-nearest (RTN) changes perplexity by {one}, "
+        f"`smooth_quant` by {other}.",
     ]
 
 

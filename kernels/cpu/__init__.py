@@ -1,4 +1,4 @@
-"""Kernels for CPUs, in C++ (src/): a library of operations, its build, and one launcher per operation."""
+"""CPU kernels in C++ (src/), the build of their library, and a Python launcher per operation."""
 
 from __future__ import annotations
 

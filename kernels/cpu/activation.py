@@ -1,4 +1,4 @@
-"""Activation functions in the native library. A row's result does not depend on the other rows."""
+"""CPU activation functions. A row's result does not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiakq.kernels.cpu.rows import as_rows, threads_for
 from aiakq.kernels.types import ActivationLayout, ActivationProblem
 
 #: ActivationFunction, in the order of src/ops.def.
-FUNCTIONS = ("silu", "gelu_tanh", "gelu", "relu")
+FUNCTIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "quick_gelu", "sigmoid", "clamped_swiglu")
 
 
 def supports(problem: ActivationProblem) -> str | None:
@@ -36,23 +36,22 @@ class NativeActivation:
     def __call__(self, x: Tensor, layout: ActivationLayout | None = None) -> Tensor:
         """x [..., I] in float32, float16 or bfloat16 -> the same."""
         rows = as_rows(x)
-        self.op.up = None
-        y = self._run(rows, rows.shape[1])
+        y = self._run(rows, rows.shape[1], None, 0)
         return y if x.dim() == 2 else y.view(x.shape)
 
     def gated(self, x: Tensor, layout: ActivationLayout | None = None) -> Tensor:
         """act of the first half of the columns times the second half: x [M, 2 I] -> [M, I]."""
-        op = self.op
         rows = as_rows(x)
         columns = rows.shape[1] // 2
-        op.up, op.up_stride = rows.data_ptr() + columns * rows.element_size(), rows.stride(0)
-        return self._run(rows, columns)
+        return self._run(rows, columns, rows.data_ptr() + columns * rows.element_size(), rows.stride(0))
 
-    def _run(self, gate: Tensor, columns: int) -> Tensor:
+    def _run(self, gate: Tensor, columns: int, up: int | None, up_stride: int) -> Tensor:
         op = self.op
         m = gate.shape[0]
         y = torch.empty(m, columns, dtype=gate.dtype)
-        op.m, op.columns, op.type = m, columns, TYPES[gate.dtype]
-        op.gate, op.gate_stride, op.y, op.y_stride = gate.data_ptr(), gate.stride(0), y.data_ptr(), columns
-        self.ops(threads_for(m * columns))
+        with self.ops.lock:
+            op.up, op.up_stride = up, up_stride
+            op.m, op.columns, op.type = m, columns, TYPES[gate.dtype]
+            op.gate, op.gate_stride, op.y, op.y_stride = gate.data_ptr(), gate.stride(0), y.data_ptr(), columns
+            self.ops(threads_for(m * columns))
         return y

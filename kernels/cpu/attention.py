@@ -1,5 +1,4 @@
-"""Attention over the paged KV cache in the native library, with what comes before it in a layer: head norms, rotary
-positions, and writing keys and values into the cache.
+"""CPU paged attention, with the head norms, rotary embedding and KV cache writes before it.
 
 A NativeAttention is made once per layer and keeps its operations: a step only changes where they read and write.
 """
@@ -29,7 +28,7 @@ def supports(problem: AttentionProblem) -> str | None:
     reason = cpu.unsupported(problem.device, problem.dtype)
     if reason is None and problem.cache_dtype not in CACHE_TYPES:
         reason = f"it has no cache in {problem.cache_dtype}"
-    if reason is None and problem.head_dim > MAX_HEAD_SIZE:
+    if reason is None and max(problem.head_dim, problem.value_dim) > MAX_HEAD_SIZE:
         reason = f"heads have at most {MAX_HEAD_SIZE} elements"
     return reason
 
@@ -39,15 +38,21 @@ def prepare(spec: AttentionSpec, problem: AttentionProblem) -> NativeAttention:
     return NativeAttention(spec)
 
 
-def new_cache(
-    pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
-) -> LayerCache:
+def new_cache(problem: AttentionProblem, pages: int, page_size: int, device: torch.device) -> LayerCache:
     """A cache, all zeros, in which a head of a page is contiguous in memory: keys [D, P], so that neighbours in memory
-    are keys of neighbouring positions; values [P, D]; scales [P]."""
-    keys = library.empty_on_large_pages(pages, kv_heads, head_dim, page_size, dtype=dtype).zero_()
-    values = library.empty_on_large_pages(pages, kv_heads, page_size, head_dim, dtype=dtype).zero_()
-    scales = (torch.zeros(pages, kv_heads, page_size).transpose(1, 2) for _ in range(2 if dtype in LARGEST else 0))
-    return (keys.permute(0, 3, 1, 2), values.transpose(1, 2), *scales)
+    are keys of neighbouring positions; values [P, value_dim]; latents [P, D]; scales [P]."""
+    dtype, heads = problem.cache_dtype, problem.num_kv_heads
+
+    def tensor(*shape: int) -> Tensor:
+        return library.empty_on_large_pages(pages, heads, *shape, dtype=dtype).zero_()
+
+    if problem.latent:
+        stored = [tensor(page_size, problem.head_dim).transpose(1, 2)]
+    else:
+        keys, values = tensor(problem.head_dim, page_size), tensor(page_size, problem.value_dim)
+        stored = [keys.permute(0, 3, 1, 2), values.transpose(1, 2)]
+    scales = (torch.zeros(pages, heads, page_size).transpose(1, 2) for _ in (stored if dtype in LARGEST else ()))
+    return (*stored, *scales)
 
 
 class NativeAttention:
@@ -57,7 +62,7 @@ class NativeAttention:
         heads, kv_heads, head_size = spec.num_heads, spec.num_kv_heads, spec.head_dim
         before, after = new_op("rotary"), new_op("attention")
         for op in (before, after):
-            op.heads, op.kv_heads, op.head_size = heads, kv_heads, head_size
+            op.heads, op.kv_heads, op.head_size, op.value_size = heads, kv_heads, head_size, spec.value_dim
         self._positions = 0
         # What the operations point to.
         self._kept = [None if norm is None else norm.float().contiguous() for norm in (spec.q_norm, spec.k_norm)]
@@ -67,60 +72,79 @@ class NativeAttention:
             tables = [table.float().contiguous() for table in (spec.rotary.cosines, spec.rotary.sines)]
             self._kept += tables
             before.cosines, before.sines = (address(table) for table in tables)
-            before.rotated = spec.rotary.rotated
+            before.rotated, before.interleaved = spec.rotary.rotated, spec.rotary.interleaved
             self._positions = len(tables[0])
-        after.scale, after.window = spec.scale, spec.sliding_window or 0
+        of_heads = [None if x is None else x.float().contiguous() for x in (spec.sinks, spec.alibi)]
+        self._kept += of_heads
+        after.sinks, after.alibi = (address(x) for x in of_heads)
+        after.scale, after.softcap = spec.scale, spec.softcap
+        after.window, after.chunk_size = spec.sliding_window or 0, spec.chunk_size or 0
         self._before, self._after = before, after
-        self._width = heads * head_size
-        self._kv_width = kv_heads * head_size
+        self.spec = spec
+        self._width, self._key_width, self._value_width = spec.widths
+        self._out_width = heads * spec.value_dim
         self._per_thread = load_library().scratch_bytes(after)
         rows = max(1, TILE_ROWS // (heads // kv_heads)) * (heads // kv_heads)
-        self._part = 4 * (2 * -(-rows // 16) * 16 + rows * -(-head_size // 16) * 16)
+        self._part = 4 * (2 * -(-rows // 16) * 16 + rows * -(-spec.value_dim // 16) * 16)
         self._write, self._both, self._attend = OpList(before), OpList(before, after), OpList(after)
+        self._shapes = [(kv_heads, head_size)] if spec.latent else [(kv_heads, head_size), (kv_heads, spec.value_dim)]
         self._cache: LayerCache = ()
         self._dtype: torch.dtype | None = None
+        # Held while the fields of both operations are those of one call.
+        self._lock = threading.Lock()
 
     def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
         """See PagedAttention. Modifies qkv."""
         at, stride, size = qkv.data_ptr(), qkv.stride(0), qkv.element_size()
-        assert qkv.stride(1) == 1
+        check_rows(qkv, self._width + self._key_width + self._value_width)
         before = self._before
-        before.k = at + self._width * size
-        before.v = before.k + self._kv_width * size
-        before.k_stride = before.v_stride = stride
-        self._bind(qkv, cache)
         tables = _tables(context)
         if positions is not None and self._positions:
             tables.turn(positions, self._positions)
-        before.m, before.step = qkv.shape[0], tables.address
-        before.q, before.q_stride = at, stride
-        return self._attention(qkv, at, stride, tables, self._both)
+        tables.check(qkv.shape[0], writes=True)
+        with self._lock:
+            before.k = at + self._width * size
+            before.v = before.k + self._key_width * size
+            before.k_stride = before.v_stride = stride
+            self._bind(qkv, cache)
+            before.m, before.step = qkv.shape[0], tables.address
+            before.q, before.q_stride = at, stride
+            return self._attention(qkv, at, stride, tables, self._both)
 
     def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
-        """Store key and value [T, Hkv, D] at ``slots`` [T]; see PagedAttention."""
-        k, v = key.flatten(1), value.flatten(1)
-        assert k.stride(1) == v.stride(1) == 1 and slots.is_contiguous()
+        """Store key [T, Hkv, D] and value [T, Hkv, value_dim] at ``slots`` [T]; see PagedAttention."""
+        k = key.flatten(1)
+        v = k if self.spec.latent else value.flatten(1)
+        check_rows(k, self._key_width)
+        check_rows(v, self._value_width or self._key_width)
+        if len(k) != len(v) or len(k) != len(slots) or not slots.is_contiguous() or k.dtype != v.dtype:
+            raise ValueError(f"{len(k)} keys in {k.dtype}, {len(v)} values in {v.dtype} and {len(slots)} slots")
         step, before = load_library().structs["Step"](), self._before
         step.slots = slots.data_ptr()
-        self._bind(k, cache)
-        before.m, before.step, before.q = k.shape[0], addressof(step), None
-        before.k, before.k_stride = k.data_ptr(), k.stride(0)
-        before.v, before.v_stride = v.data_ptr(), v.stride(0)
-        self._write()
+        with self._lock:
+            self._bind(k, cache)
+            before.m, before.step, before.q = k.shape[0], addressof(step), None
+            before.k, before.k_stride = k.data_ptr(), k.stride(0)
+            before.v, before.v_stride = v.data_ptr(), v.stride(0)
+            self._write()
 
     def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """Attention of query [T, H, D] -> [T, H, D]; see PagedAttention."""
+        """Attention of query [T, H, D] -> [T, H, value_dim]; see PagedAttention."""
         q = query.flatten(1)
-        assert q.stride(1) == 1
-        self._bind(q, cache)
-        return self._attention(q, q.data_ptr(), q.stride(0), _tables(context), self._attend).view(query.shape)
+        check_rows(q, self._width)
+        tables = _tables(context)
+        tables.check(len(q), writes=False)
+        with self._lock:
+            self._bind(q, cache)
+            found = self._attention(q, q.data_ptr(), q.stride(0), tables, self._attend)
+            return found.view(*query.shape[:-1], -1) if query.dim() == 3 else found
 
     def _attention(self, q: Tensor, at: int, stride: int, tables: StepTables, ops: OpList) -> Tensor:
         after = self._after
-        out = torch.empty((q.shape[0], self._width), dtype=q.dtype)
+        out = torch.empty((q.shape[0], self._out_width), dtype=q.dtype)
         after.m, after.step = q.shape[0], tables.address
         after.q, after.q_stride = at, stride
-        after.out, after.out_stride = out.data_ptr(), self._width
+        after.out, after.out_stride = out.data_ptr(), self._out_width
         after.scratch, after.scratch_bytes = tables.scratch(self._per_thread, self._part)
         ops()
         return out
@@ -129,16 +153,27 @@ class NativeAttention:
         """Point to ``cache``, if it is another one than last time."""
         if cache is self._cache and x.dtype is self._dtype:
             return
-        keys, values, *scales = cache
-        assert keys.permute(0, 2, 3, 1).is_contiguous() and values.transpose(1, 2).is_contiguous(), "see new_cache"
-        assert all(scale.transpose(1, 2).is_contiguous() for scale in scales), "see new_cache"
-        assert (len(scales) == 2) == (keys.dtype == torch.int8), "int8 caches have scales"
+        stored, scales = cache[: len(self._shapes)], cache[len(self._shapes) :]
+        shapes, keys = [tuple(each.shape[2:]) for each in stored], stored[0]
+        if shapes != self._shapes or any(each.shape[:2] != keys.shape[:2] for each in stored):
+            raise ValueError(f"a layer with heads {self._shapes} over a cache of {shapes}")
+        assert len(stored) == 1 or keys.permute(0, 2, 3, 1).is_contiguous(), "see new_cache"
+        by_token = (*stored[-1:], *scales)
+        assert all(each.transpose(1, 2).is_contiguous() for each in by_token), "see new_cache"
+        assert len(scales) == (len(stored) if keys.dtype == torch.int8 else 0), "int8 caches have scales"
         self._cache, self._dtype = cache, x.dtype
         for op in (self._before, self._after):
-            op.k_cache, op.v_cache = keys.data_ptr(), values.data_ptr()
-            op.k_scales, op.v_scales = (scale.data_ptr() for scale in scales) if scales else (None, None)
+            op.k_cache, op.v_cache = keys.data_ptr(), stored[1].data_ptr() if len(stored) > 1 else None
+            op.k_scales = scales[0].data_ptr() if scales else None
+            op.v_scales = scales[1].data_ptr() if len(scales) > 1 else None
             op.cache_type, op.page_size = CACHE_TYPES[keys.dtype], keys.shape[1]
         self._before.x_type = self._after.q_type = self._after.out_type = TYPES[x.dtype]
+
+
+def check_rows(x: Tensor, width: int) -> None:
+    """Raises ValueError unless x is [T, width] with contiguous rows: the library reads so many elements of each."""
+    if x.dim() != 2 or x.shape[1] != width or x.stride(1) != 1:
+        raise ValueError(f"rows of {width} elements are expected, not {list(x.shape)} with strides {list(x.stride())}")
 
 
 class StepTables:
@@ -169,6 +204,20 @@ class StepTables:
         step.sequences, step.max_pages = table.shape
         step.query_start, step.kv_len, step.page_table = (x.data_ptr() for x in (query_start, kv_len, table))
         step.slots = slots.data_ptr()
+
+    def check(self, tokens: int, writes: bool) -> None:
+        """Raises ValueError unless the tables are those of ``tokens`` tokens; recorded steps have none yet.
+
+        writes  whether each token needs a slot.
+        """
+        query_start, kv_len, table, slots = self._tensors or (None,) * 4
+        if slots is None or query_start is None or kv_len is None or table is None:
+            return
+        if (writes and len(slots) != tokens) or len(query_start) != len(kv_len) + 1 or len(table) != len(kv_len):
+            raise ValueError(
+                f"{tokens} tokens, {len(slots)} slots, {len(kv_len)} lengths, {len(query_start)} starts and "
+                f"{len(table)} page tables do not belong together"
+            )
 
     def turn(self, positions: Tensor, limit: int | None = None) -> None:
         """Positions [T] int64, for layers with rotary tables of ``limit`` rows; no effect if no layer has any."""

@@ -1,4 +1,4 @@
-"""The build of the native library from src/, by the normal install or by ``python -m aiakq.kernels.cpu.build``.
+"""Builds the native library from src/, during installation or with ``python -m aiakq.kernels.cpu.build``.
 
 A file whose code is in ``namespace ISA`` is compiled once per instruction set, the others once; the library chooses an
 instruction set when it is loaded. Object files are named after a hash of everything that went into them, so that only
@@ -30,7 +30,8 @@ FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off
 WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-unknown-pragmas")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-#: Instruction set -> flags. library.cpp has the same names, and what each requires of the machine.
+#: Instruction set -> flags. library.cpp has the same names, and what each requires of the machine; there, vnni_bf16 is
+#: vnni on a machine that also multiplies pairs of bfloat16.
 X86 = {"vnni": (*_AVX512, "-mavx512vnni"), "avx512": _AVX512, "avx2": _AVX2, "portable": ("-O1",)}
 ELSEWHERE = {"portable": ()}
 # Where a product of bytes takes several instructions, GCC would compute all products of a sum first, far more than

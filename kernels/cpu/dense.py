@@ -1,4 +1,4 @@
-"""Unquantized linear layers on the CPU through the native library, their weights in the dtype they are stored in.
+"""CPU linear layers without quantization, with weights in their stored dtype.
 
 Sums are float32 whatever the weights and the activations are, so bf16 weights with float32 activations cost half the
 memory of float32 ones and lose nothing. A row's result does not depend on the other rows.

@@ -1,4 +1,4 @@
-"""Rows of a table, or of activations, in the native library."""
+"""CPU embedding lookup, and gathering of rows of activations."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ class NativeEmbedding:
         op = self.op
         ids = ids.contiguous()
         y = torch.empty(len(ids), op.d, dtype=self.dtype)
-        op.m, op.ids, op.y = len(ids), ids.data_ptr(), y.data_ptr()
-        self.ops(threads_for(y.numel()))
+        with self.ops.lock:
+            op.m, op.ids, op.y = len(ids), ids.data_ptr(), y.data_ptr()
+            self.ops(threads_for(y.numel()))
         return y
 
 
@@ -60,8 +61,9 @@ class NativeRowSelection:
         op = self.op
         x, rows = as_rows(x).contiguous(), rows.contiguous()
         y = torch.empty(len(rows), x.shape[1], dtype=x.dtype)
-        op.d, op.vocabulary, op.table = x.shape[1], len(x), x.data_ptr()
-        op.table_type = op.y_type = TYPES[x.dtype]
-        op.m, op.ids, op.y, op.y_stride = len(rows), rows.data_ptr(), y.data_ptr(), x.shape[1]
-        self.ops(threads_for(y.numel()))
+        with self.ops.lock:
+            op.d, op.vocabulary, op.table = x.shape[1], len(x), x.data_ptr()
+            op.table_type = op.y_type = TYPES[x.dtype]
+            op.m, op.ids, op.y, op.y_stride = len(rows), rows.data_ptr(), y.data_ptr(), x.shape[1]
+            self.ops(threads_for(y.numel()))
         return y

@@ -1,4 +1,4 @@
-"""Columns of a weight rounded one after the other, natively; see gptq in src/ops.def."""
+"""CPU implementation of the GPTQ inner loop; see gptq in src/ops.def."""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""The native library: loading it, the structs of its operations, and running lists of operations.
+"""Loads the native library, declares the argument structs of its operations, and runs lists of operations.
 
 ``load_library()`` loads it on first use. It is built by the normal install where there is a C++ compiler (build.py);
 without it, the torch implementations run. The environment variable AIAKQ_CPU_LIBRARY names another build of it,
 AIAKQ_CPU_ISA an instruction set; AIAKQ_KERNELS=reference does without the library.
+
+The instruction sets avx2, avx512 and vnni give the same bits: the order of every sum is written down. Two differ in the
+last bits: portable, which cannot fuse products and sums, and bfloat16 products on vnni_bf16, which are added in pairs.
 
 Operations are declared once, in src/ops.def. The library describes them, and the ctypes structures here are made from
 that description when it is loaded.
@@ -15,6 +18,7 @@ import json
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable
 from ctypes import Structure, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
@@ -105,7 +109,7 @@ class NativeLibrary:
 
     @property
     def isa(self) -> str:
-        """The instruction set in use: vnni, avx512, avx2 or portable."""
+        """The instruction set in use: vnni_bf16, vnni, avx512, avx2 or portable."""
         return self.cdll.aiakq_isa().decode()
 
     def use_isa(self, name: str) -> None:
@@ -118,17 +122,25 @@ class NativeLibrary:
         return self.cdll.aiakq_scratch(ctypes.byref(op))
 
 
-#: Called with operations instead of running them, while a Recording is active (recording.py).
-recorder: Callable[[tuple[Structure, ...]], None] | None = None
+class _OfThread(threading.local):
+    #: Called with operations instead of running them, while a Recording of this thread is active (recording.py).
+    recorder: Callable[[tuple[Structure, ...]], None] | None = None
+
+
+of_thread = _OfThread()
 
 
 class OpList:
-    """Operations that are run one after the other in one call; their fields may change between calls."""
+    """Operations that are run one after the other in one call; their fields may change between calls.
+
+    lock  to be held from the first change of a field until the call has returned: other threads may use the operations.
+    """
 
     #: Memory that the operations point to and that nothing else keeps alive.
     memory: object = None
 
     def __init__(self, *ops: Structure) -> None:
+        self.lock = threading.Lock()
         self.ops = ops
         self._pointers = (c_void_p * len(ops))(*(ctypes.addressof(op) for op in ops))
         self._address, self._count = ctypes.addressof(self._pointers), len(ops)
@@ -136,8 +148,8 @@ class OpList:
 
     def __call__(self, threads: int = 0) -> None:
         """Run them on ``threads`` threads; 0: as many as torch uses."""
-        if recorder is not None:
-            return recorder(self.ops)
+        if of_thread.recorder is not None:
+            return of_thread.recorder(self.ops)
         self._run(self._address, self._count, threads or torch.get_num_threads())
 
 
@@ -191,7 +203,7 @@ def _share_openmp_runtime() -> None:
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """The address of a tensor's data; None for None."""
+    """The address of the first element of a CPU tensor of any shape [...] and dtype; None for None."""
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -201,7 +213,7 @@ def allocate_scratch(count: int) -> Tensor:
 
 
 def empty_on_large_pages(*shape: int, dtype: torch.dtype) -> Tensor:
-    """An uninitialized tensor for what every step reads: weights, keys and values.
+    """-> [*shape] of ``dtype``, contiguous, uninitialized: for what every step reads, weights, keys and values.
 
     On large pages where the system has them: hardware prefetching stops at the end of a page, and in a virtual machine
     the address translation of the next page costs twice as much.
@@ -223,8 +235,9 @@ def matmul(x: Tensor, op: Structure, ops: OpList, scratch_per_row: int) -> Tenso
         x = x.contiguous()
     y = torch.empty(m, op.n, dtype=x.dtype)
     scratch = allocate_scratch(m * scratch_per_row)
-    op.m, op.x_type, op.y_type = m, TYPES[x.dtype], TYPES[x.dtype]
-    op.x, op.y, op.scratch = x.data_ptr(), y.data_ptr(), scratch.data_ptr()
-    op.x_stride, op.y_stride = x.stride(0), op.n
-    ops()
+    with ops.lock:
+        op.m, op.x_type, op.y_type = m, TYPES[x.dtype], TYPES[x.dtype]
+        op.x, op.y, op.scratch = x.data_ptr(), y.data_ptr(), scratch.data_ptr()
+        op.x_stride, op.y_stride = x.stride(0), op.n
+        ops()
     return y

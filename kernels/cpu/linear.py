@@ -1,4 +1,4 @@
-"""Quantized linear layers on the CPU through the native library: every scheme, group size, zero point and order.
+"""CPU linear layers with quantized weights: every scheme, group size, zero point and activation order.
 
 Weight-only schemes are computed as the problem allows (``--cpu-math``). Not exact: every 32 activations are rounded to
 8 bits with a scale of their own, and integers are multiplied. Exact: floats are multiplied. w8a8 multiplies integers in
@@ -20,6 +20,8 @@ from aiakq.kernels.types import LinearInput, LinearProblem, QWeight
 
 BLOCK = 32
 TILE = 32
+#: Inputs of a group that is computed as one with floats.
+MAX_GROUP = 128
 #: See ops/linear.py.
 ROW_MULTIPLE = 1
 
@@ -44,8 +46,15 @@ class NativeLinear(LinearLayer):
 
 def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     """Bring ``weight`` (not modified) into tiles."""
-    n, k, size = weight.n, weight.k, weight.group_size
-    groups = weight.scales.shape[1]
+    n, k = weight.n, weight.k
+    size = _group_size(weight, problem)
+    # Groups that are computed in parts have their scale and zero point once for each part.
+    weight_scales, zeros = (
+        None if values is None else values.repeat_interleave(weight.group_size // size, dim=1)
+        for values in (weight.scales, weight.zeros)
+    )
+    assert weight_scales is not None
+    groups = weight_scales.shape[1]
     # A group ends with a block, or a block with a group: others get padding at their ends.
     padded = size if size in (8, 16) or size % BLOCK == 0 else -(-size // BLOCK) * BLOCK
     blocks = -(-groups * padded // BLOCK)
@@ -63,8 +72,7 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
         packed.data_ptr(),
         torch.get_num_threads(),
     )
-    scales = _tiled(weight.scales if weight.scales.dtype in TYPES else weight.scales.float(), tiles)
-    zeros = weight.zeros
+    scales = _tiled(weight_scales if weight_scales.dtype in TYPES else weight_scales.float(), tiles)
     if zeros is not None:
         zeros = _tiled(zeros if zeros.dtype == torch.uint8 else zeros.float(), tiles)
     source = columns
@@ -85,6 +93,20 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     op.bias, op.input_scale = address(bias), address(scale)
     kept = [t for t in (packed, scales, zeros, None if identity else source, bias, scale) if t is not None]
     return NativeLinear(op, kept)
+
+
+def _group_size(weight: QWeight, problem: LinearProblem) -> int:
+    """Inputs whose products are added up before the zero point is applied to them.
+
+    With floats, both sums of a long group are large where the activations have a mean, and their difference loses
+    digits: such a group is computed in parts. Without zero points 8-bit codes are signed numbers and have no such sum.
+    """
+    size = weight.group_size
+    signed = weight.bits == 8 and weight.zeros is None
+    if not problem.exact or weight.scheme == "w8a8" or signed or size % BLOCK:
+        return size
+    parts = [part for part in range(BLOCK, MAX_GROUP + 1, BLOCK) if size % part == 0]
+    return size if size <= MAX_GROUP else parts[-1]
 
 
 def _columns(k: int, size: int, padded: int, groups: int, blocks: int) -> Tensor:

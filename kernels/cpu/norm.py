@@ -1,4 +1,4 @@
-"""RMS norm and layer norm in the native library. A row's result does not depend on the other rows."""
+"""CPU RMS norm and layer norm. A row's result does not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -37,15 +37,13 @@ class NativeNorm:
         """x [..., D] in float32, float16 or bfloat16 -> the same; ``residual`` is added to x, in place, first."""
         op = self.op
         rows = as_rows(x)
-        if residual is None:
-            op.residual = None
-        elif rows.data_ptr() != x.data_ptr():  # a copy: the sum has to be written to x itself
+        if residual is not None and rows.data_ptr() != x.data_ptr():  # a copy: the sum has to be written to x itself
             return self(x.add_(residual))
-        else:
-            added = as_rows(residual)
-            op.residual, op.residual_stride = added.data_ptr(), added.stride(0)
-        y = torch.empty_like(rows)
-        op.m, op.x_type = rows.shape[0], TYPES[x.dtype]
-        op.x, op.x_stride, op.y, op.y_stride = rows.data_ptr(), rows.stride(0), y.data_ptr(), y.stride(0)
-        self.ops(threads_for(rows.numel()))
+        added = None if residual is None else as_rows(residual)
+        y = torch.empty(rows.shape, dtype=rows.dtype)
+        with self.ops.lock:
+            op.residual, op.residual_stride = (None, 0) if added is None else (added.data_ptr(), added.stride(0))
+            op.m, op.x_type = rows.shape[0], TYPES[x.dtype]
+            op.x, op.x_stride, op.y, op.y_stride = rows.data_ptr(), rows.stride(0), y.data_ptr(), y.stride(0)
+            self.ops(threads_for(rows.numel()))
         return y if x.dim() == 2 else y.view(x.shape)

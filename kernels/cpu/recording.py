@@ -1,4 +1,4 @@
-"""Recording native operations, to replay all of them in one call.
+"""Records calls of native operations and replays them in one call.
 
     with Recording() as recording:
         y = function(x)
@@ -33,7 +33,8 @@ class RecordingError(Exception):
 
 
 class Recording(TorchDispatchMode):
-    """Records native operations while it is active. Raises RecordingError at the first one that torch would compute.
+    """Records the native operations of its thread while it is active. Raises RecordingError at the first one that torch
+    would compute.
 
     ops  copies of the operations' structs, in order; their ``m`` and addresses may be changed afterwards.
     """
@@ -49,12 +50,12 @@ class Recording(TorchDispatchMode):
         return False
 
     def __enter__(self) -> Recording:
-        assert library.recorder is None, "recordings are not nested"
-        library.recorder = self._record
+        assert library.of_thread.recorder is None, "recordings are not nested"
+        library.of_thread.recorder = self._record
         return super().__enter__()
 
     def __exit__(self, *exc_info: Any) -> None:
-        library.recorder = None
+        library.of_thread.recorder = None
         super().__exit__(*exc_info)
 
     def op_list(self) -> OpList:
@@ -62,6 +63,22 @@ class Recording(TorchDispatchMode):
         ops = OpList(*self.ops)
         ops.memory = self._memory.blocks
         return ops
+
+    def with_rows(self, m: int) -> list[ctypes.Structure]:
+        """The operations over ``m`` rows."""
+        return [op for op in self.ops if op.m == m]
+
+    def pointers_to(self, memory: Tensor) -> list[tuple[ctypes.Structure, str]]:
+        """Where ``memory`` [...] of any dtype is read or written: (operation, name of the field that points to its
+        first byte).
+        """
+        address = memory.data_ptr()
+        return [
+            (op, field)
+            for op in self.ops
+            for field, kind, *_ in op._fields_
+            if kind is ctypes.c_void_p and getattr(op, field) == address
+        ]
 
     def _record(self, ops: tuple[ctypes.Structure, ...]) -> None:
         self.ops += (type(op).from_buffer_copy(op) for op in ops)

@@ -1,4 +1,4 @@
-"""What the operations on rows of activations have in common."""
+"""Helpers of row-wise operations: thread count and contiguous rows."""
 
 from __future__ import annotations
 

@@ -1,25 +1,23 @@
-"""Tokens from logits in the native library, without sorting the vocabulary; see src/sampling_kernel.cpp.
-
-The caller makes ``choices(R)``, fills in what it asks of each row of logits, and calls ``choose``.
-"""
+"""Sampling in the native library, without sorting or copying the vocabulary; see src/sampling_kernel.cpp."""
 
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Sequence
 from ctypes import Array, Structure
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
+from aiakq.kernels.ops.sampling import ModifiedLogits, SampleOutcome, SampleResult, SampleRow
 from aiakq.kernels.types import SamplingProblem
 
-#: Bytes of logits of all rows from which several threads choose.
+#: Bytes of logits of all rows from which several threads sample.
 SHARED_FROM = 1 << 17
-
-# Kept from step to step: megabytes for a large vocabulary.
-_scratch = torch.empty(0, dtype=torch.uint8)
 
 
 def supports(problem: SamplingProblem) -> str | None:
@@ -29,31 +27,116 @@ def supports(problem: SamplingProblem) -> str | None:
     return cpu.unsupported(problem.device)
 
 
-def choices(count: int) -> Array[Structure]:
-    """``count`` requests, all of whose fields are 0."""
-    return (library.load_library().structs["SampleRow"] * count)()
+def prepare(problem: SamplingProblem) -> NativeSampler:
+    """A sampler with its own scratch memory."""
+    return NativeSampler()
 
 
-def top_buffers(asked: Array[Structure]) -> tuple[Tensor, Tensor]:
-    """Room for the most likely tokens of all rows, one after the other as their ``count`` says: ids and values."""
-    total = sum(choice.count for choice in asked)
+class NativePendingSamples:
+    """Results that are there already; see PendingSamples."""
+
+    def __init__(self, results: list[SampleResult]) -> None:
+        self._results = results
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """[R] int64, see PendingSamples."""
+        return torch.tensor([result.token for result in self._results])
+
+    def collect(self) -> list[SampleResult]:
+        """See PendingSamples."""
+        return self._results
+
+
+class NativeSampler:
+    """See Sampler. All candidates are considered, in any row."""
+
+    def __init__(self) -> None:
+        # Kept from step to step: megabytes for a large vocabulary.
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._struct = library.load_library().structs["SampleRow"]
+        self._op = library.new_op("sample")
+        self._ops = library.OpList(self._op)
+
+    def __call__(
+        self, raw: Tensor, rows: Sequence[SampleRow], modified: ModifiedLogits | None = None
+    ) -> NativePendingSamples:
+        """See Sampler."""
+        vocab = raw.shape[1]
+        if raw.stride(1) != 1:
+            raw = raw.contiguous()
+        table = (self._struct * len(rows))()
+        address, stride = raw.data_ptr(), raw.stride(0) * 4
+        for native, row in zip(table, rows, strict=True):
+            native.logits = native.raw = address
+            address += stride
+            native.given = row.token
+            if row.temperature:
+                native.temperature, native.uniform = row.temperature, row.uniform
+                native.top_k, native.top_p, native.min_p = max(row.top_k, 0), row.top_p, row.min_p
+            if row.num_logprobs is not None:
+                native.ranked, native.count = 1, row.num_logprobs
+        nothing_left: list[int] = []
+        if modified is not None:
+            modified = modified._replace(logits=modified.logits.contiguous())
+            nothing_left = _use_modified(table, modified)
+        top = _top_buffers(table) if any(row.num_logprobs for row in rows) else None
+        self._run(table, vocab)
+        results = _results(table, top)
+        for at in nothing_left:
+            if results[at].outcome is SampleOutcome.DONE:
+                results[at] = results[at]._replace(outcome=SampleOutcome.NOTHING_LEFT)
+        return NativePendingSamples(results)
+
+    def _run(self, table: Array[Structure], vocab: int) -> None:
+        threads = torch.get_num_threads() if len(table) * vocab * 4 >= SHARED_FROM else 1
+        threads = min(threads, len(table))
+        needed = threads * (-(-vocab // 8) * 8 * 16 + 1024)
+        with self._ops.lock:
+            if self._scratch.numel() < needed:
+                self._scratch = library.allocate_scratch(needed)
+            op = self._op
+            op.m, op.vocabulary, op.rows = len(table), vocab, ctypes.addressof(table)
+            op.scratch = self._scratch.data_ptr()
+            self._ops(threads)
+
+
+def _use_modified(table: Array[Structure], modified: ModifiedLogits) -> list[int]:
+    """Point rows of ``table`` to their modified logits. Returns the rows of which no token is left; those stay with the
+    raw logits, from which any token can be sampled.
+    """
+    address, row_bytes = modified.logits.data_ptr(), modified.logits.shape[1] * 4
+    nothing_left = []
+    for index, (at, largest) in enumerate(zip(modified.rows, modified.logits.amax(dim=-1).tolist(), strict=True)):
+        if largest == -math.inf:
+            nothing_left.append(at)
+        else:
+            table[at].logits = address + index * row_bytes
+    return nothing_left
+
+
+def _top_buffers(table: Array[Structure]) -> tuple[Tensor, Tensor]:
+    """Memory for the most likely tokens of all rows, one after the other: ids [N] int32 and log-probabilities [N]
+    float32, where N is the sum of their ``count``.
+    """
+    total = sum(native.count for native in table)
     ids, values = torch.empty(total, dtype=torch.int32), torch.empty(total, dtype=torch.float32)
     at = 0
-    for choice in asked:
-        if choice.count:
-            choice.top_ids, choice.top_values = ids.data_ptr() + 4 * at, values.data_ptr() + 4 * at
-            at += choice.count
+    for native in table:
+        if native.count:
+            native.top_ids, native.top_values = ids.data_ptr() + 4 * at, values.data_ptr() + 4 * at
+            at += native.count
     return ids, values
 
 
-def choose(asked: Array[Structure], vocabulary: int) -> None:
-    """Answer ``asked``, which is modified: see SampleRow in src/ops.def. Logits are float32, rows of ``vocabulary``."""
-    global _scratch
-    threads = torch.get_num_threads() if len(asked) * vocabulary * 4 >= SHARED_FROM else 1
-    threads = min(threads, len(asked))
-    needed = threads * (-(-vocabulary // 8) * 8 * 16 + 1024)
-    if _scratch.numel() < needed:
-        _scratch = library.allocate_scratch(needed)
-    op = library.new_op("sample")
-    op.m, op.vocabulary, op.rows, op.scratch = len(asked), vocabulary, ctypes.addressof(asked), _scratch.data_ptr()
-    library.OpList(op)(threads)
+def _results(table: Array[Structure], top: tuple[Tensor, Tensor] | None) -> list[SampleResult]:
+    results = []
+    ids, values = ([], []) if top is None else (top[0].tolist(), top[1].tolist())
+    at = 0
+    for native in table:
+        outcome = SampleOutcome.DONE if math.isfinite(native.normalizer) else SampleOutcome.NOT_FINITE
+        end = at + native.count
+        found = ids[at:end], values[at:end]
+        results.append(SampleResult(native.token, native.log_probability, outcome, native.rank, *found))
+        at = end
+    return results

@@ -1,4 +1,4 @@
-"""Operations: the interface of each, its torch reference, the registry of its implementations, and ``Ops``.
+"""Operations: interface, torch reference and implementations of each, and ``Ops``, which selects among them.
 
 ``Ops`` is made once for a device and a dtype when a model is loaded. Every layer of the model is bound through it to
 the best implementation of its operation, so nothing has to look at a device afterwards.
@@ -15,13 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.kernels.ops import activation, attention, dense, embedding, linear, norm, sampling
+from aiakq.kernels.ops import activation, attention, dense, embedding, linear, norm, sampling, scaling
 from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.ops.attention import PagedAttention
 from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer, RowSelection
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.norm import Norm
+from aiakq.kernels.ops.sampling import Sampler
+from aiakq.kernels.ops.scaling import Scaling
 from aiakq.kernels.registry import Registry
 from aiakq.kernels.selection import Selection, select
 from aiakq.kernels.types import (
@@ -33,6 +35,7 @@ from aiakq.kernels.types import (
     NormProblem,
     QWeight,
     SamplingProblem,
+    ScalingProblem,
 )
 
 #: Operation -> its implementations, in order of preference.
@@ -43,6 +46,7 @@ REGISTRIES: dict[str, Registry] = {
     "norm": norm.IMPLEMENTATIONS,
     "activation": activation.IMPLEMENTATIONS,
     "embedding": embedding.IMPLEMENTATIONS,
+    "scaling": scaling.IMPLEMENTATIONS,
     "sampling": sampling.IMPLEMENTATIONS,
 }
 
@@ -104,8 +108,8 @@ class Ops:
         """RMS norm with ``weight`` [D]."""
         return self._norm("rms", weight, None, epsilon)
 
-    def layer_norm(self, weight: Tensor, bias: Tensor, epsilon: float) -> Norm:
-        """Layer norm with ``weight`` and ``bias`` [D]."""
+    def layer_norm(self, weight: Tensor, bias: Tensor | None, epsilon: float) -> Norm:
+        """Layer norm with ``weight`` and, where there is one, ``bias`` [D]."""
         return self._norm("layer", weight, bias, epsilon)
 
     def _norm(self, kind: str, weight: Tensor, bias: Tensor | None, epsilon: float) -> Norm:
@@ -114,9 +118,15 @@ class Ops:
         return layer
 
     def activation(self, function: str) -> Activation:
-        """An activation function: silu, gelu, gelu_tanh or relu."""
+        """An activation function, a key of FUNCTIONS in ops/activation.py."""
         problem = ActivationProblem(function, self.dtype, self.device_type)
         layer: Activation = self._bind("activation", problem).prepare(problem)
+        return layer
+
+    def scaling(self, scale: float = 1.0, cap: float | None = None, factors: Tensor | None = None) -> Scaling:
+        """softcap(scale * x) + added; ``factors`` [positions] float32 also scale each row by its position."""
+        problem = ScalingProblem(self.dtype, self.device_type)
+        layer: Scaling = self._bind("scaling", problem).prepare(scale, cap, factors, problem)
         return layer
 
     def embedding(self, table: Tensor) -> EmbeddingLayer:
@@ -145,18 +155,25 @@ class Ops:
 
     def new_cache(self, spec: AttentionSpec, pages: int, page_size: int) -> LayerCache:
         """The KV cache of one layer, all zeros, as the implementation of its attention lays it out."""
-        dtype = self.kv_dtype or self.dtype
-        _, module = self.select("attention", spec.problem(self.dtype, dtype, self.device_type))
-        cache: LayerCache = module.new_cache(pages, page_size, spec.num_kv_heads, spec.head_dim, dtype, self.device)
+        problem = spec.problem(self.dtype, self.kv_dtype or self.dtype, self.device_type)
+        _, module = self.select("attention", problem)
+        cache: LayerCache = module.new_cache(problem, pages, page_size, self.device)
         return cache
 
-    def sampling(self) -> ModuleType:
-        """The module that chooses tokens from float32 logits on this device."""
-        return self._bind("sampling", SamplingProblem(torch.float32, self.device_type))
+    def sampler(self) -> Sampler:
+        """Tokens from float32 logits."""
+        problem = SamplingProblem(torch.float32, self.device_type)
+        sampler: Sampler = self._bind("sampling", problem).prepare(problem)
+        return sampler
 
     def selected(self, operation: str) -> set[str]:
         """Names of the implementations that layers of ``operation`` were bound to."""
         return {each.selection.name for each in self.bound if each.operation == operation}
+
+    def of_packages(self) -> set[str]:
+        """Names of the implementations of other packages that layers were bound to, other than samplers."""
+        names = {(each.operation, each.selection.name) for each in self.bound if each.operation != "sampling"}
+        return {name for operation, name in names if REGISTRIES[operation].package(name) is not None}
 
     def select(self, operation: str, problem: Any) -> tuple[Selection, ModuleType]:
         """The implementation for ``problem`` and its module, without binding anything."""

@@ -1,4 +1,4 @@
-"""Activation functions, alone or as the gate of other columns: interface, reference in torch, implementations.
+"""Activation functions, plain and gated: interface, torch reference and implementations.
 
 An implementation is a module with
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,12 +33,30 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def _relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _clamped_swish(x: Tensor) -> Tensor:
+    return _quick_gelu(x.clamp(max=CLAMP))
+
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": _gelu_tanh,
     "gelu": F.gelu,
     "relu": F.relu,
+    "relu2": _relu2,
+    "quick_gelu": _quick_gelu,
+    "sigmoid": torch.sigmoid,
+    "clamped_swiglu": _clamped_swish,
 }
+#: Where clamped_swiglu clamps its gate, and its other half on both sides (gpt-oss).
+CLAMP = 7.0
 
 
 class Activation(Protocol):
@@ -47,7 +66,10 @@ class Activation(Protocol):
         """act(x) of x [M, I]."""
 
     def gated(self, x: Tensor, layout: ActivationLayout | None = None) -> LinearInput:
-        """act of the first half of the columns times the second half: x [M, 2 I] -> [M, I]."""
+        """act of the first half of the columns times the second half: x [M, 2 I] -> [M, I].
+
+        clamped_swiglu clamps the second half too, and adds one to it.
+        """
 
 
 class TorchActivation:
@@ -67,7 +89,7 @@ class TorchActivation:
     def gated(self, x: Tensor, layout: ActivationLayout | None = None) -> Tensor:
         """act of the first half of the columns times the second half: x [M, 2 I] -> [M, I]."""
         gate, up = x.chunk(2, dim=-1)
-        return self.function(gate) * up
+        return self.function(gate) * (up.clamp(-CLAMP, CLAMP) + 1 if self.function is _clamped_swish else up)
 
 
 def supports(problem: ActivationProblem) -> str | None:

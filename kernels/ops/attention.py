@@ -1,10 +1,10 @@
-"""Attention over the paged KV cache: the interface, the implementations, and the reference in torch.
+"""Paged attention: interface, torch reference and implementations.
 
 An implementation is a module with
 
     supports(problem: AttentionProblem) -> None, or one sentence why not
     prepare(spec: AttentionSpec, problem: AttentionProblem) -> PagedAttention
-    new_cache(pages, page_size, kv_heads, head_dim, dtype, device) -> LayerCache
+    new_cache(problem: AttentionProblem, pages, page_size, device) -> LayerCache
 
 It includes head norms, rotary positions and the writes into the cache: who reads a cache decides how it lies in memory.
 
@@ -60,17 +60,19 @@ class PagedAttention(Protocol):
     def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
         """Everything between the projections of a layer.
 
-        qkv        [T, (H + 2 Hkv) D], queries, keys and values side by side; may be modified.
+        qkv        [T, sum of AttentionSpec.widths], queries, keys and values side by side; may be modified.
         positions  [T] int64, for rotary tables.
         cache      gets this step's keys and values at ``context.slots``; slot 0 is padding and may be left as it is.
-        returns    [T, H D] of qkv's dtype.
+        returns    [T, H * value_dim] of qkv's dtype.
         """
 
     def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
-        """Only store key and value [T, Hkv, D] at ``slots`` [T] int64 of ``cache``; for layers without head norms."""
+        """Only store key [T, Hkv, D] and value [T, Hkv, value_dim] at ``slots`` [T] int64 of ``cache``; for layers
+        without head norms.
+        """
 
     def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """Only attention of query [T, H, D], whose keys are in the cache already -> [T, H, D]."""
+        """Only attention of query [T, H, D], whose keys are in the cache already -> [T, H, value_dim]."""
 
 
 def supports(problem: AttentionProblem) -> str | None:
@@ -83,17 +85,16 @@ def prepare(spec: AttentionSpec, problem: AttentionProblem) -> TorchAttention:
     return TorchAttention(spec, problem)
 
 
-def new_cache(
-    pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
-) -> LayerCache:
+def new_cache(problem: AttentionProblem, pages: int, page_size: int, device: torch.device) -> LayerCache:
     """A cache of contiguous tensors, all zeros."""
-    shape = (pages, page_size, kv_heads)
-    stored = [torch.zeros((*shape, head_dim), dtype=dtype, device=device) for _ in range(2)]
-    return (*stored, *(torch.zeros(shape, device=device) for _ in range(2 if dtype in LARGEST else 0)))
+    shape, dtype = (pages, page_size, problem.num_kv_heads), problem.cache_dtype
+    sizes = (problem.head_dim,) if problem.latent else (problem.head_dim, problem.value_dim)
+    stored = [torch.zeros((*shape, size), dtype=dtype, device=device) for size in sizes]
+    return (*stored, *(torch.zeros(shape, device=device) for _ in (sizes if dtype in LARGEST else ())))
 
 
 def as_bytes(cache: Tensor) -> Tensor:
-    """A tensor of 8-bit floats as int8, since torch cannot index those; other tensors as they are."""
+    """A view [...] of 8-bit floats as int8, since torch cannot index those; tensors of wider dtypes as they are."""
     return cache.view(torch.int8) if cache.dtype.itemsize == 1 else cache
 
 
@@ -114,24 +115,29 @@ class TorchAttention:
 
     def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
         """See PagedAttention."""
-        spec, D = self.spec, self.spec.head_dim
-        widths = (spec.num_heads * D, spec.num_kv_heads * D, spec.num_kv_heads * D)
-        q, k, v = (part.unflatten(1, (-1, D)) for part in qkv.split(widths, dim=1))
+        spec = self.spec
+        q, k, v = (
+            part.unflatten(1, (heads, -1))
+            for part, heads in zip(
+                qkv.split(spec.widths, dim=1), (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), strict=True
+            )
+        )
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._q_norm(q), self._k_norm(k)
             assert isinstance(q, Tensor) and isinstance(k, Tensor)
         if spec.rotary is not None:
             assert positions is not None
             factors = _factors(spec.rotary, positions, qkv.dtype, context)
-            q, k = apply_rotary(q, factors), apply_rotary(k, factors)
+            q, k = (apply_rotary(x, factors, spec.rotary.interleaved) for x in (q, k))
         self.write(k, v, cache, context.slots)
         return self.attend(q, cache, context).flatten(1)
 
     def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
-        """Store key and value [T, Hkv, D] at ``slots`` [T]; see PagedAttention."""
+        """Store key [T, Hkv, D] and value [T, Hkv, value_dim] at ``slots`` [T]; see PagedAttention."""
         page_size = cache[0].shape[1]
         place = (slots // page_size, slots % page_size)
-        for x, stored, *scales in zip((key, value), cache[:2], *([cache[2:]] if cache[2:] else []), strict=True):
+        given = (key,) if self.spec.latent else (key, value)
+        for x, stored, *scales in zip(given, *self._parts(cache), strict=True):
             if scales:
                 scale = x.float().abs().amax(-1) / LARGEST[stored.dtype]
                 scales[0][place] = scale
@@ -140,18 +146,23 @@ class TorchAttention:
             as_bytes(stored)[place] = as_bytes(x.to(stored.dtype))
 
     def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """Attention of query [T, H, D] -> [T, H, D]; see PagedAttention."""
-        spec, keys = self.spec, cache[0]
-        layout = _Layout(query.shape[1], keys.shape[1], keys.shape[2], spec.sliding_window)
-        out = torch.zeros_like(query)
+        """Attention of query [T, H, D] -> [T, H, value_dim]; see PagedAttention."""
+        spec = self.spec
+        layout = _Layout(spec.num_heads, cache[0].shape[1], spec.num_kv_heads, spec.sliding_window, spec.chunk_size)
+        out = query.new_zeros(*query.shape[:2], spec.value_dim)
         if context.num_decodes:
             rows = slice(0, context.num_decodes)
-            out[rows] = _decode(query[rows], cache, context, spec.scale, layout)
+            out[rows] = _decode(query[rows], cache, context, spec, layout)
         starts = context.query_start_list
         for s in range(context.num_decodes, len(starts) - 1):
             rows = slice(starts[s], starts[s + 1])
-            out[rows] = _prefill(query[rows], cache, context, s, spec.scale, layout)
+            out[rows] = _prefill(query[rows], cache, context, s, spec, layout)
         return out
+
+    def _parts(self, cache: LayerCache) -> list[LayerCache]:
+        """What is stored, and its scales if there are any."""
+        count = 1 if self.spec.latent else 2
+        return [cache[:count], cache[count:]] if cache[count:] else [cache]
 
 
 def _factors(
@@ -172,6 +183,7 @@ class _Layout:
     page_size: int
     kv_heads: int
     window: int | None
+    chunk_size: int | None
 
     @property
     def group(self) -> int:
@@ -182,15 +194,17 @@ class _Layout:
 class _Chunk:
     """One chunk of positions, the same for all layers of a step.
 
-    pages   [S * C / P] pages of the cache.
-    hidden  [S, 1, R, C] bool, True at positions that a query row must not see.
-    unseen  [S, 1, C, 1] bool, True at positions that no query row sees: their values may be left from other requests
-            and need not be finite.
+    pages     [S * C / P] pages of the cache.
+    hidden    [S, 1, R, C] bool, True at positions that a query row must not see.
+    unseen    [S, 1, C, 1] bool, True at positions that no query row sees: their values may be left from other requests
+              and need not be finite.
+    distance  [S, 1, R, C] float32, how far positions are before each query row.
     """
 
     pages: Tensor
     hidden: Tensor
     unseen: Tensor
+    distance: Tensor
 
 
 def _planned(context: AttentionContext, key: tuple, make: Callable[[], list[_Chunk]]) -> list[_Chunk]:
@@ -201,29 +215,32 @@ def _planned(context: AttentionContext, key: tuple, make: Callable[[], list[_Chu
     return plan
 
 
-def _decode(query: Tensor, cache: LayerCache, context: AttentionContext, scale: float, layout: _Layout) -> Tensor:
-    """One query per sequence, all sequences at once: query [S, H, D] -> [S, H, D]."""
+def _decode(
+    query: Tensor, cache: LayerCache, context: AttentionContext, spec: AttentionSpec, layout: _Layout
+) -> Tensor:
+    """One query per sequence, all sequences at once: query [S, H, D] -> [S, H, value_dim]."""
     S, H, D = query.shape
     group = layout.group
-    q = query.float().mul(scale).view(S * layout.kv_heads, group, D)
+    q = query.float().mul(spec.scale).view(S * layout.kv_heads, group, D)
     q = F.pad(q, (0, 0, 0, -group % ROWS))
 
     def make() -> list[_Chunk]:
         position = (context.kv_len[:S] - 1).view(S, 1, 1)
         return _chunks(context.page_table[:S], max(context.kv_len_list[:S]), position, layout)
 
-    out = _attend(q, cache, _planned(context, (layout, "decode"), make), layout)
-    return out[:, :group].reshape(S, H, D).to(query.dtype)
+    rows = torch.arange(q.shape[1], device=q.device).clamp_max_(group - 1)
+    out = _attend(q, cache, _planned(context, (layout, "decode"), make), spec, rows)
+    return out[:, :group].reshape(S, H, -1).to(query.dtype)
 
 
 def _prefill(
-    query: Tensor, cache: LayerCache, context: AttentionContext, s: int, scale: float, layout: _Layout
+    query: Tensor, cache: LayerCache, context: AttentionContext, s: int, spec: AttentionSpec, layout: _Layout
 ) -> Tensor:
-    """The last L positions of sequence s: query [L, H, D] -> [L, H, D]."""
+    """The last L positions of sequence s: query [L, H, D] -> [L, H, value_dim]."""
     L, H, D = query.shape
     group, kv_heads = layout.group, layout.kv_heads
     padded = L + -L % ROWS
-    q = F.pad(query.float().mul(scale), (0, 0, 0, 0, 0, padded - L))
+    q = F.pad(query.float().mul(spec.scale), (0, 0, 0, 0, 0, padded - L))
     q = q.view(padded, kv_heads, group, D).transpose(0, 1).reshape(kv_heads, padded * group, D)
 
     def make() -> list[_Chunk]:
@@ -234,8 +251,9 @@ def _prefill(
         position = position.repeat_interleave(group)
         return _chunks(context.page_table[s : s + 1], kv_len, position.view(1, -1, 1), layout)
 
-    out = _attend(q, cache, _planned(context, (layout, s), make), layout)
-    return out.view(kv_heads, padded, group, D).transpose(0, 1).reshape(padded, H, D)[:L].to(query.dtype)
+    rows = torch.arange(group, device=q.device).repeat(padded)
+    out = _attend(q, cache, _planned(context, (layout, s), make), spec, rows)
+    return out.view(kv_heads, padded, group, -1).transpose(0, 1).reshape(padded, H, -1)[:L].to(query.dtype)
 
 
 def _chunks(page_table: Tensor, length: int, position: Tensor, layout: _Layout) -> list[_Chunk]:
@@ -253,34 +271,46 @@ def _chunks(page_table: Tensor, length: int, position: Tensor, layout: _Layout) 
         hidden = at > position
         if layout.window is not None:
             hidden |= at <= position - layout.window
-        chunks.append(_Chunk(pages, hidden.unsqueeze(1), hidden.all(dim=1).unsqueeze(1).unsqueeze(-1)))
+        if layout.chunk_size is not None:
+            hidden |= at < position // layout.chunk_size * layout.chunk_size
+        unseen, distance = hidden.all(dim=1).unsqueeze(1).unsqueeze(-1), (position - at).float()
+        chunks.append(_Chunk(pages, hidden.unsqueeze(1), unseen, distance.unsqueeze(1)))
     return chunks
 
 
-def _attend(q: Tensor, cache: LayerCache, chunks: list[_Chunk], layout: _Layout) -> Tensor:
-    """Online softmax over ``chunks``: q [S * Hkv, R, D] float32 -> [S * Hkv, R, D]."""
-    B, R, D = q.shape
+def _attend(q: Tensor, cache: LayerCache, chunks: list[_Chunk], spec: AttentionSpec, rows: Tensor) -> Tensor:
+    """Online softmax over ``chunks``: q [S * Hkv, R, D] float32 -> [S * Hkv, R, value_dim].
+
+    rows  [R] int64, of each row of q the number of its head in its group.
+    """
+    B, R, _ = q.shape
+    kv_heads = spec.num_kv_heads
     maximum: Tensor | None = None
     total = weighted = torch.empty(())
+    if spec.sinks is not None:
+        # As if it were the first position: a score without a value.
+        maximum = _of_rows(spec.sinks, kv_heads, rows).expand(B // kv_heads, kv_heads, R, 1).reshape(B, R, 1)
+        total, weighted = torch.ones_like(maximum), q.new_zeros(B, R, spec.value_dim)
     for chunk in chunks:
         C = chunk.hidden.shape[-1]
-        keys, values = (_read(part, chunk.pages, C).view(B, C, D) for part in cache[:2])
-        if len(cache) > 2:
-            keys, values = (
-                x * _read(s.unsqueeze(-1), chunk.pages, C).view(B, C, 1)
-                for x, s in zip((keys, values), cache[2:], strict=True)
-            )
+        keys, values = _keys_and_values(cache, chunk.pages, C, spec)
         # A weight of 0 does not hide what is not finite.
-        values.view(-1, layout.kv_heads, C, D).masked_fill_(chunk.unseen, 0)
-        scores = torch.bmm(q, keys.transpose(1, 2))
-        scores.view(-1, layout.kv_heads, R, C).masked_fill_(chunk.hidden, float("-inf"))
+        values.masked_fill_(chunk.unseen, 0)
+        scores = torch.bmm(q, keys.view(B, C, -1).transpose(1, 2))
+        if spec.softcap:
+            scores = torch.tanh(scores / spec.softcap) * spec.softcap
+        by_head = scores.view(-1, kv_heads, R, C)
+        if spec.alibi is not None:
+            by_head -= _of_rows(spec.alibi, kv_heads, rows) * chunk.distance
+        by_head.masked_fill_(chunk.hidden, float("-inf"))
         highest = scores.amax(dim=-1, keepdim=True)
         if maximum is not None:
             highest = torch.maximum(maximum, highest)
         # A row that has seen nothing yet keeps -inf; subtracting 0 instead avoids inf - inf.
-        base = highest if layout.window is None else highest.masked_fill(highest == float("-inf"), 0.0)
+        limited = spec.sliding_window is not None or spec.chunk_size is not None
+        base = highest.masked_fill(highest == float("-inf"), 0.0) if limited else highest
         weights = scores.sub_(base).exp_()
-        fresh, added = weights.sum(dim=-1, keepdim=True), torch.bmm(weights, values)
+        fresh, added = weights.sum(dim=-1, keepdim=True), torch.bmm(weights, values.view(B, C, -1))
         if maximum is None:
             total, weighted = fresh, added
         else:
@@ -288,6 +318,21 @@ def _attend(q: Tensor, cache: LayerCache, chunks: list[_Chunk], layout: _Layout)
             total, weighted = total * decay + fresh, weighted * decay + added
         maximum = highest
     return weighted / total.clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _of_rows(of_heads: Tensor, kv_heads: int, rows: Tensor) -> Tensor:
+    """Values [H] of heads as [Hkv, R, 1] float32 of rows, which are the heads ``rows`` [R] of their group."""
+    return of_heads.float().view(kv_heads, -1)[:, rows].unsqueeze(-1)
+
+
+def _keys_and_values(cache: LayerCache, pages: Tensor, C: int, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    """Keys [S, Hkv, C, D] and values [S, Hkv, C, value_dim] float32 of a chunk; values may be modified."""
+    count = 1 if spec.latent else 2
+    found = [_read(part, pages, C) for part in cache[:count]]
+    if cache[count:]:
+        found = [x * _read(s.unsqueeze(-1), pages, C) for x, s in zip(found, cache[count:], strict=True)]
+    keys = found[0]
+    return keys, keys[..., -spec.value_dim :].contiguous() if spec.latent else found[1]
 
 
 def _read(cache: Tensor, pages: Tensor, C: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Linear layers of weights in floats: the interface, the reference in torch, and the implementations.
+"""Linear layers without quantization: interface, torch reference and implementations.
 
 An implementation is a module with
 

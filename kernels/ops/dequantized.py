@@ -1,4 +1,4 @@
-"""Quantized weights expanded to the dtype of the activations once, at load, and multiplied by the dense library.
+"""Linear layers whose weights are dequantized once, at load, and multiplied with torch.
 
 The result is the reference's; the memory is that of an unquantized model. The loader allows it only where that fits
 (``--dequantize``), and it matters only where no kernel computes on the packed weights.

@@ -1,4 +1,4 @@
-"""Rows of a table by their numbers: the interface, the reference in torch, and the implementations.
+"""Embedding lookup: interface, torch reference and implementations.
 
 An implementation is a module with
 

@@ -1,4 +1,4 @@
-"""Linear layers of quantized weights: the interface, and the implementations in order of preference.
+"""Linear layers with quantized weights: interface, and implementations in order of preference.
 
 An implementation is a module with
 
@@ -21,9 +21,9 @@ from aiakq.kernels.selection import Selection, select
 from aiakq.kernels.types import ActivationLayout, LinearInput, LinearProblem
 
 #: Rows of activations come in multiples of this where an implementation needs it, so that a row's result does not
-#: depend on how many others there are: on a CPU, BLAS sums in another order for fewer than four rows
-#: (docs/decisions/0003). An implementation whose rows never depend on each other says ROW_MULTIPLE = 1.
-ROW_MULTIPLE = 4
+#: depend on how many others there are: on a CPU, BLAS sums in another order for few rows, on some processors for fewer
+#: than twelve (docs/decisions/0003). An implementation whose rows never depend on each other says ROW_MULTIPLE = 1.
+ROW_MULTIPLE = 16
 
 #: Name -> module. Packages add theirs as entry points; those are asked first.
 IMPLEMENTATIONS = Registry(

@@ -1,4 +1,4 @@
-"""Quantized linear layers in plain torch: accepts every problem; the oracle of every other implementation.
+"""Torch reference of quantized linear layers, which supports every problem.
 
 Weights stay packed and are unpacked at each call, so this is the smallest in memory and the slowest.
 w8a8 multiplies integers exactly (int32 accumulation), on the CPU with torch's own int8 product.

@@ -1,4 +1,4 @@
-"""Normalization over the last dimension: the interface, the reference in torch, and the implementations.
+"""RMS norm and layer norm: interface, torch reference and implementations.
 
 An implementation is a module with
 
@@ -50,7 +50,7 @@ class TorchRMSNorm:
             x += residual
         values = x.to(torch.float32)
         values = values * torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + self.epsilon)
-        return self.weight * values.to(x.dtype)
+        return (self.weight * values.to(x.dtype)).to(x.dtype)
 
 
 class TorchLayerNorm:

@@ -1,4 +1,4 @@
-"""Kernels in Triton, for NVIDIA GPUs. Importing this queries nothing; Triton is imported at the first launch."""
+"""Triton kernels for NVIDIA GPUs. Importing this queries nothing; Triton is imported at the first launch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ def missing() -> str | None:
     return None if importlib.util.find_spec("triton") else "Triton is not installed: pip install triton"
 
 
-def unavailable_reason() -> str | None:
-    """None, or why Triton's kernels are not used on this machine's GPU: see self_test.py. Without a GPU: None."""
+def unavailable_reason(family: str) -> str | None:
+    """None, or why Triton's kernels of ``family`` (self_test.FAMILIES) are not used on this machine's GPU. Without a
+    GPU: None.
+    """
     if missing() or not torch.cuda.is_available():
         return missing()
     from aiakq.kernels.triton import self_test
 
-    return self_test.failure(torch.cuda.current_device())
+    return self_test.verdict(torch.cuda.current_device(), family).failure
 
 
 def other_device(device: str) -> OtherDevice | None:
@@ -32,8 +34,10 @@ def other_device(device: str) -> OtherDevice | None:
     return None if device == "cuda" else OtherDevice("it runs on NVIDIA GPUs")
 
 
-def unsupported(device: str, dtype: torch.dtype) -> str | None:
-    """Why activations of ``dtype`` on this kind of device are not computed on by Triton's kernels, or None."""
+def unsupported(family: str, device: str, dtype: torch.dtype) -> str | None:
+    """Why activations of ``dtype`` on this kind of device are not computed on by Triton's kernels of ``family``, or
+    None.
+    """
     if dtype not in DTYPES:
         return other_device(device) or f"activations are float16 or bfloat16, not {dtype}"
-    return other_device(device) or unavailable_reason()
+    return other_device(device) or unavailable_reason(family)

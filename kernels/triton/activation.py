@@ -1,4 +1,4 @@
-"""Activation functions on NVIDIA GPUs, through activation_kernel.py."""
+"""Launcher of activation_kernel.py."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from aiakq.kernels.triton.layouts import COLUMNS, TritonLayout, block_for, outpu
 from aiakq.kernels.types import ActivationLayout, ActivationProblem, LinearInput
 
 #: In the order of activation_kernel.py.
-FUNCTIONS = ("silu", "gelu_tanh", "gelu", "relu")
+FUNCTIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "quick_gelu", "sigmoid")
 
 
 def supports(problem: ActivationProblem) -> str | None:
     """None, or why not."""
-    return triton.unsupported(problem.device, problem.dtype)
+    if problem.function not in FUNCTIONS:
+        return f"it has no {problem.function}"
+    return triton.unsupported("activation", problem.device, problem.dtype)
 
 
 def prepare(problem: ActivationProblem) -> TritonActivation:

@@ -1,4 +1,4 @@
-"""Activation functions of rows, alone or as the gate of other rows."""
+"""Activation functions, plain and gated."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ SILU = tl.constexpr(0)
 GELU_TANH = tl.constexpr(1)
 GELU = tl.constexpr(2)
 RELU = tl.constexpr(3)
+RELU2 = tl.constexpr(4)
+QUICK_GELU = tl.constexpr(5)
+SIGMOID = tl.constexpr(6)
 
 
 @triton.jit
@@ -22,6 +25,13 @@ def _activated(x, ACTIVATION: tl.constexpr):
         return x / (1.0 + tl.exp(-2.0 * inner))
     elif ACTIVATION == GELU:
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == RELU2:
+        positive = tl.maximum(x, 0.0)
+        return positive * positive
+    elif ACTIVATION == QUICK_GELU:
+        return x / (1.0 + tl.exp(-1.702 * x))
+    elif ACTIVATION == SIGMOID:
+        return 1.0 / (1.0 + tl.exp(-x))
     else:
         return tl.maximum(x, 0.0)
 

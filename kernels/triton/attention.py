@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache on NVIDIA GPUs, through attention_kernel.py and rotary_kernel.py."""
+"""Launcher of attention_kernel.py: paged attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def supports(problem: AttentionProblem) -> str | None:
     """None, or why not."""
-    return triton.unsupported(problem.device, problem.dtype)
+    if problem.latent:
+        return "it has no cache of latents"
+    return triton.unsupported("attention", problem.device, problem.dtype)
 
 
 def prepare(spec: AttentionSpec, problem: AttentionProblem) -> TritonAttention:
@@ -38,30 +40,44 @@ class TritonAttention:
         return self.attend(query, cache, context).flatten(1)
 
     def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
-        """Store key and value [T, Hkv, D] at ``slots`` [T]; see PagedAttention."""
+        """Store key [T, Hkv, D] and value [T, Hkv, value_dim] at ``slots`` [T]; see PagedAttention."""
         rotary.write(self.spec, key, value, cache, slots)
 
     def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """Attention of query [T, H, D] -> [T, H, D]; see PagedAttention."""
-        out = torch.zeros_like(query)
-        scale, window = self.spec.scale, self.spec.sliding_window
+        """Attention of query [T, H, D] -> [T, H, value_dim]; see PagedAttention."""
+        out = query.new_zeros(*query.shape[:2], self.spec.value_dim)
         if context.num_decodes:
-            decode(query, out, cache, context, scale, window)
+            decode(query, out, cache, context, self.spec)
         if context.num_decodes < len(context.kv_len_list):
-            prefill(query, out, cache, context, scale, window)
+            prefill(query, out, cache, context, self.spec)
         return out
 
 
-def _shape(query: Tensor, cache: LayerCache) -> dict[str, int]:
-    heads, size = query.shape[1:]
-    keys = cache[0]
+def _constants(spec: AttentionSpec, cache: LayerCache) -> dict[str, int]:
+    """What the kernels are compiled for."""
     return {
-        "HKV": keys.shape[2],
-        "GROUP": heads // keys.shape[2],
-        "D": size,
-        "WIDTH": max(16, 1 << (size - 1).bit_length()),
-        "PAGE": keys.shape[1],
+        "HKV": spec.num_kv_heads,
+        "GROUP": spec.num_heads // spec.num_kv_heads,
+        "D": spec.head_dim,
+        "WIDTH": _power_of_two(spec.head_dim),
+        "DV": spec.value_dim,
+        "WIDTH_V": _power_of_two(spec.value_dim),
+        "PAGE": cache[0].shape[1],
+        "WINDOW": spec.sliding_window or 0,
+        "CHUNK": spec.chunk_size or 0,
+        "CAPPED": spec.softcap > 0,
+        "ALIBI": spec.alibi is not None,
+        "SCALED": len(cache) > 2,
     }
+
+
+def _scale(spec: AttentionSpec) -> float:
+    return spec.scale / spec.softcap if spec.softcap else spec.scale
+
+
+def _power_of_two(size: int) -> int:
+    """The next power of two, of at least 16 elements."""
+    return max(16, 1 << (size - 1).bit_length())
 
 
 def decode(
@@ -69,33 +85,41 @@ def decode(
     out: Tensor,
     cache: LayerCache,
     context: AttentionContext,
-    scale: float,
-    window: int | None,
+    spec: AttentionSpec,
     config: AttentionConfig | None = None,
     split: int = 0,
 ) -> None:
-    """Attention of the sequences of one token each, which come first: query [T, H, D] -> the same rows of ``out``."""
+    """Attention of the sequences of one token each, which come first: query [T, H, D] -> the same rows of ``out``
+    [T, H, value_dim].
+    """
     from aiakq.kernels.triton import configs
     from aiakq.kernels.triton.attention_kernel import combine_kernel, decode_kernel
 
-    shape = _shape(query, cache)
-    S, H, D = context.num_decodes, query.shape[1], query.shape[2]
-    programs = S * shape["HKV"]
-    chosen = config or configs.attention_config("decode", query.device, cache[0].itemsize, shape["WIDTH"], programs)
+    constants = _constants(spec, cache)
+    S, H, DV, WIDTH_V = context.num_decodes, spec.num_heads, spec.value_dim, constants["WIDTH_V"]
+    programs = S * spec.num_kv_heads
+    width = max(constants["WIDTH"], WIDTH_V)
+    chosen = config or configs.attention_config("decode", query.device, cache[0].itemsize, width, programs)
     split = split or splits(query.device, programs, chosen.share)
-    parts = torch.empty(S, H, split, D, dtype=torch.float32, device=query.device)
+    parts = torch.empty(S, H, split, DV, dtype=torch.float32, device=query.device)
     peaks = torch.empty(S, H, split, 2, dtype=torch.float32, device=query.device)
     scales = tuple(cache[2:]) or (peaks, peaks)
-    decode_kernel[(S, shape["HKV"], split)](
+    decode_kernel[(S, spec.num_kv_heads, split)](
         query, cache[0], cache[1], *scales, context.page_table, context.kv_len, parts, peaks,
-        query.stride(0), context.page_table.stride(0), scale,
-        **shape, ROWS=max(16, 1 << (shape["GROUP"] - 1).bit_length()), TILE=chosen.tile, SPLIT=split,
-        WINDOW=window or 0, SCALED=len(cache) > 2, STAGES=chosen.stages, num_warps=chosen.warps,
+        _given(spec.alibi, peaks), query.stride(0), context.page_table.stride(0), _scale(spec), spec.softcap,
+        **constants, ROWS=_power_of_two(constants["GROUP"]), TILE=chosen.tile, SPLIT=split,
+        STAGES=chosen.stages, num_warps=chosen.warps,
     )  # fmt: skip
     combine_kernel[(S, H)](
-        parts, peaks, out, out.stride(0),
-        H=H, D=D, WIDTH=shape["WIDTH"], SPLIT=split, SPLITS=1 << (split - 1).bit_length(), num_warps=4,
+        parts, peaks, _given(spec.sinks, peaks), out, out.stride(0),
+        H=H, D=DV, WIDTH=WIDTH_V, SPLIT=split, SPLITS=1 << (split - 1).bit_length(), SINKS=spec.sinks is not None,
+        num_warps=4,
     )  # fmt: skip
+
+
+def _given(of_heads: Tensor | None, other: Tensor) -> Tensor:
+    """Values [H] float32, or any tensor where the kernel reads none."""
+    return other if of_heads is None else of_heads.float()
 
 
 def splits(device: torch.device, programs: int, share: int) -> int:
@@ -113,25 +137,28 @@ def prefill(
     out: Tensor,
     cache: LayerCache,
     context: AttentionContext,
-    scale: float,
-    window: int | None,
+    spec: AttentionSpec,
     config: AttentionConfig | None = None,
 ) -> None:
-    """Attention of the sequences of several tokens each: query [T, H, D] -> the same rows of ``out``."""
+    """Attention of the sequences of several tokens each: query [T, H, D] -> the same rows of ``out``
+    [T, H, value_dim].
+    """
     from aiakq.kernels.triton import configs
     from aiakq.kernels.triton.attention_kernel import prefill_kernel
 
-    shape = _shape(query, cache)
-    chosen = config or configs.attention_config("prefill", query.device, cache[0].itemsize, shape["WIDTH"], len(query))
-    tokens = max(1, chosen.share // shape["GROUP"])
+    constants = _constants(spec, cache)
+    width, group = max(constants["WIDTH"], constants["WIDTH_V"]), constants["GROUP"]
+    chosen = config or configs.attention_config("prefill", query.device, cache[0].itemsize, width, len(query))
+    tokens = max(1, chosen.share // group)
     blocks = _blocks(context, tokens, query.device)
     scales = tuple(cache[2:]) or (out, out)
     warps = chosen.warps or prefill_warps(torch.cuda.get_device_capability(query.device)[0] if query.is_cuda else 9)
-    prefill_kernel[(len(blocks), shape["HKV"])](
+    prefill_kernel[(len(blocks), spec.num_kv_heads)](
         query, cache[0], cache[1], *scales, context.page_table, context.kv_len, context.query_start, blocks, out,
-        query.stride(0), out.stride(0), context.page_table.stride(0), scale,
-        **shape, TOKENS=tokens, ROWS=max(16, 1 << (tokens * shape["GROUP"] - 1).bit_length()), TILE=chosen.tile,
-        WINDOW=window or 0, SCALED=len(cache) > 2, STAGES=chosen.stages, num_warps=warps,
+        _given(spec.alibi, out), _given(spec.sinks, out),
+        query.stride(0), out.stride(0), context.page_table.stride(0), _scale(spec), spec.softcap,
+        **constants, TOKENS=tokens, ROWS=_power_of_two(tokens * group), TILE=chosen.tile,
+        SINKS=spec.sinks is not None, STAGES=chosen.stages, num_warps=warps,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Attention over the paged cache: decoding, whose sequences are shared out in parts, and prompts or chunks of them.
+"""Paged attention: split-KV decoding, and prefill of prompts or chunks of prompts.
 
 Rows of a tile are the queries of one key-value head: tokens times the heads of its group, so keys are read once for
 all of them. Positions go by in tiles that may hold several pages or a part of one. The softmax is the online one
@@ -40,37 +40,66 @@ def _as(stored, FLOAT: tl.constexpr):
 
 
 @triton.jit
+def _keys(k_ptr, slot, D: tl.constexpr, WIDTH: tl.constexpr):
+    """Keys [WIDTH, TILE] of the slots [TILE]; zeros beyond D."""
+    d = tl.arange(0, WIDTH)
+    if D == WIDTH:
+        return tl.load(k_ptr + slot[None, :] * D + d[:, None])
+    else:
+        return tl.load(k_ptr + slot[None, :] * D + d[:, None], mask=(d < D)[:, None], other=0.0)
+
+
+@triton.jit
+def _values(v_ptr, slot, DV: tl.constexpr, WIDTH_V: tl.constexpr):
+    """Values [TILE, WIDTH_V] of the slots [TILE]; zeros beyond DV."""
+    d = tl.arange(0, WIDTH_V)
+    if DV == WIDTH_V:
+        return tl.load(v_ptr + slot[:, None] * DV + d[None, :])
+    else:
+        return tl.load(v_ptr + slot[:, None] * DV + d[None, :], mask=(d < DV)[None, :], other=0.0)
+
+
+@triton.jit
+def _no_positions(ROWS: tl.constexpr, WIDTH_V: tl.constexpr):
+    """``highest``, ``total`` and ``sums`` of attention_loop before the first position."""
+    highest = tl.full((ROWS,), float("-inf"), tl.float32)
+    return highest, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, WIDTH_V), tl.float32)
+
+
+@triton.jit
+def _store_values(rows_ptr, values, valid, DV: tl.constexpr, WIDTH_V: tl.constexpr):
+    """values [ROWS, WIDTH_V] to the addresses of the ``valid`` rows [ROWS]."""
+    d = tl.arange(0, WIDTH_V)
+    tl.store(rows_ptr[:, None] + d[None, :], values, mask=valid[:, None] & (d < DV)[None, :])
+
+
+@triton.jit
+def _first(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The first position that a token at ``position`` sees, if there is a window or a chunk."""
+    first = tl.maximum(position - WINDOW + 1, 0) if WINDOW > 0 else position * 0
+    if CHUNK > 0:
+        first = tl.maximum(first, position // CHUNK * CHUNK)
+    return first
+
+
+@triton.jit
 def attention_loop(
     q,  # [ROWS, D]
     own,  # [ROWS] the position of each row's token
     pages_ptr,  # of the sequence
-    k_ptr,
-    v_ptr,
-    k_scales_ptr,
-    v_scales_ptr,
-    head,
-    begin,
-    end,
-    scale,
-    HKV: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    TILE: tl.constexpr,
-    ROWS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SCALED: tl.constexpr,
-    MASKED: tl.constexpr,
-    STAGES: tl.constexpr,
-    highest,
-    total,
-    sums,
-):
+    k_ptr, v_ptr, k_scales_ptr, v_scales_ptr,
+    slopes,  # [ROWS] of ALiBi, times log2(e)
+    head, begin, end, scale, softcap,
+    HKV: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, WIDTH_V: tl.constexpr,
+    PAGE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr,
+    ALIBI: tl.constexpr, SCALED: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
+    highest, total, sums,
+):  # fmt: skip
     """The online softmax over positions ``begin`` to ``end``, going on from ``highest``, ``total`` and ``sums``.
 
-    Without MASKED every row sees all of them, and they are whole tiles. ``scale`` includes log2(e).
+    Without MASKED every row sees all of them, and they are whole tiles. ``scale`` includes log2(e); if CAPPED, it is
+    divided by the soft cap, and ``softcap`` includes log2(e).
     """
-    d = tl.arange(0, WIDTH)
     inside = tl.arange(0, TILE)
     FLOAT: tl.constexpr = q.dtype
     for start in tl.range(begin, end, TILE, num_stages=STAGES):
@@ -80,19 +109,19 @@ def attention_loop(
         at = (tl.minimum(position, end - 1) if MASKED else position).to(tl.uint32)
         page = tl.load(pages_ptr + at // PAGE).to(tl.int64)
         slot = (page * PAGE + at % PAGE) * HKV + head
-        if D == WIDTH:
-            k = tl.load(k_ptr + slot[None, :] * D + d[:, None])
-            v = tl.load(v_ptr + slot[:, None] * D + d[None, :])
-        else:
-            k = tl.load(k_ptr + slot[None, :] * D + d[:, None], mask=(d < D)[:, None], other=0.0)
-            v = tl.load(v_ptr + slot[:, None] * D + d[None, :], mask=(d < D)[None, :], other=0.0)
+        k, v = _keys(k_ptr, slot, D, WIDTH), _values(v_ptr, slot, DV, WIDTH_V)
         scores = product(q, _as(k, FLOAT)) * scale
         if SCALED:
             scores *= tl.load(k_scales_ptr + slot)[None, :]
+        if CAPPED:
+            # tanh u = 1 - 2 / (1 + e^2u), whose exponential may be infinite.
+            scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.0 * LOG2E))))
+        if ALIBI:
+            scores -= slopes[:, None] * (own[:, None] - position[None, :]).to(tl.float32)
         if MASKED:
             seen = (position[None, :] <= own[:, None]) & (position < end)[None, :]
-            if WINDOW > 0:
-                seen = seen & (position[None, :] > own[:, None] - WINDOW)
+            if WINDOW > 0 or CHUNK > 0:
+                seen = seen & (position[None, :] >= _first(own, WINDOW, CHUNK)[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         now = tl.maximum(highest, tl.max(scores, 1))
         # A row that has seen nothing yet stays at minus infinity; 0 instead avoids inf - inf.
@@ -116,29 +145,21 @@ def decode_kernel(
     v_scales_ptr,
     table_ptr,  # [S, most pages] int32
     lengths_ptr,  # [S] int32
-    parts_ptr,  # [S, H, SPLIT, D] float32
+    parts_ptr,  # [S, H, SPLIT, DV] float32
     peaks_ptr,  # [S, H, SPLIT, 2] float32: the highest score and the sum
-    q_stride,
-    table_stride,
-    scale,
-    HKV: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    TILE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SCALED: tl.constexpr,
+    slopes_ptr,  # [H] float32
+    q_stride, table_stride, scale, softcap,
+    HKV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    DV: tl.constexpr, WIDTH_V: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, SCALED: tl.constexpr,
     STAGES: tl.constexpr,
-):
+):  # fmt: skip
     """One part of one sequence's positions for the heads of one group; parts that have nothing to do say so."""
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     part = tl.program_id(2)
     length = tl.load(lengths_ptr + sequence)
-    first = tl.maximum(length - WINDOW, 0) // TILE if WINDOW > 0 else 0
+    first = _first(length - 1, WINDOW, CHUNK) // TILE if WINDOW > 0 or CHUNK > 0 else 0
     tiles = tl.cdiv(length, TILE) - first
     begin = (first + tiles * part // SPLIT) * TILE
     end = tl.minimum((first + tiles * (part + 1) // SPLIT) * TILE, length)
@@ -148,16 +169,15 @@ def decode_kernel(
     at = (head * GROUP + row).to(tl.int64)
     q = tl.load(q_ptr + sequence * q_stride + at[:, None] * D + d[None, :], mask=there, other=0.0)
     own = tl.full((ROWS,), 0, tl.int32) + (length - 1)
-    highest = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    sums = tl.zeros((ROWS, WIDTH), tl.float32)
+    highest, total, sums = _no_positions(ROWS, WIDTH_V)
+    slopes = tl.load(slopes_ptr + at, mask=row < GROUP, other=0.0) * LOG2E if ALIBI else total
     highest, total, sums = attention_loop(
-        q, own, table_ptr + sequence * table_stride, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, head, begin, end,
-        scale * LOG2E, HKV, D, WIDTH, PAGE, TILE, ROWS, WINDOW, SCALED, True, STAGES,
-        highest, total, sums,
+        q, own, table_ptr + sequence * table_stride, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, slopes, head, begin, end,
+        scale if CAPPED else scale * LOG2E, softcap * LOG2E, HKV, D, WIDTH, DV, WIDTH_V, PAGE, TILE, WINDOW, CHUNK,
+        CAPPED, ALIBI, SCALED, True, STAGES, highest, total, sums,
     )  # fmt: skip
     place = (sequence * (HKV * GROUP) + at) * SPLIT + part
-    tl.store(parts_ptr + place[:, None] * D + d[None, :], sums, mask=there)
+    _store_values(parts_ptr + place * DV, sums, row < GROUP, DV, WIDTH_V)
     tl.store(peaks_ptr + place * 2, highest, mask=row < GROUP)
     tl.store(peaks_ptr + place * 2 + 1, total, mask=row < GROUP)
 
@@ -166,13 +186,15 @@ def decode_kernel(
 def combine_kernel(
     parts_ptr,
     peaks_ptr,
+    sinks_ptr,  # [H] float32
     out_ptr,  # [S, H * D]
     out_stride,
     H: tl.constexpr,
-    D: tl.constexpr,
+    D: tl.constexpr,  # of values
     WIDTH: tl.constexpr,
     SPLIT: tl.constexpr,
     SPLITS: tl.constexpr,  # a power of two, at least SPLIT
+    SINKS: tl.constexpr,
 ):
     """The parts of decode_kernel made whole, for one head of one sequence."""
     sequence = tl.program_id(0).to(tl.int64)
@@ -183,15 +205,32 @@ def combine_kernel(
     there = part < SPLIT
     highest = tl.load(peaks_ptr + place * 2, mask=there, other=float("-inf"))
     total = tl.load(peaks_ptr + place * 2 + 1, mask=there, other=0.0)
-    share = tl.exp2(highest - tl.max(highest, 0))
+    peak = tl.max(highest, 0)
+    if SINKS:
+        sink = tl.load(sinks_ptr + head) * LOG2E
+        peak = tl.maximum(peak, sink)
+    share = tl.exp2(highest - peak)
+    whole = tl.sum(total * share, 0)
+    if SINKS:
+        whole += tl.exp2(sink - peak)
     # Parts that saw nothing hold zeros.
     sums = tl.load(
         parts_ptr + place[:, None] * D + d[None, :],
         mask=there[:, None] & (d < D)[None, :] & (total > 0)[:, None],
         other=0.0,
     )
-    out = tl.sum(sums * share[:, None], 0) / tl.sum(total * share, 0)
+    out = tl.sum(sums * share[:, None], 0) / whole
     tl.store(out_ptr + sequence * out_stride + head * D + d, out.to(out_ptr.dtype.element_ty), mask=d < D)
+
+
+@triton.jit
+def _tokens_of(block, blocks_ptr, starts_ptr, lengths_ptr):
+    """A block's sequence, its first token, and of the sequence the start and number of its tokens, and its length."""
+    sequence = tl.load(blocks_ptr + 2 * block).to(tl.int64)
+    offset = tl.load(blocks_ptr + 2 * block + 1)
+    start = tl.load(starts_ptr + sequence)
+    count = tl.load(starts_ptr + sequence + 1) - start
+    return sequence, offset, start, count, tl.load(lengths_ptr + sequence)
 
 
 @triton.jit
@@ -205,31 +244,20 @@ def prefill_kernel(
     lengths_ptr,  # [S] int32
     starts_ptr,  # [S + 1] int32: where a sequence's tokens begin
     blocks_ptr,  # [blocks, 2] int32: sequence, first of its tokens
-    out_ptr,  # [T, H * D]
-    q_stride,
-    out_stride,
-    table_stride,
-    scale,
-    HKV: tl.constexpr,
-    GROUP: tl.constexpr,
-    TOKENS: tl.constexpr,
+    out_ptr,  # [T, H * DV]
+    slopes_ptr,  # [H] float32
+    sinks_ptr,  # [H] float32
+    q_stride, out_stride, table_stride, scale, softcap,
+    HKV: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr,
     ROWS: tl.constexpr,  # a power of two, at least TOKENS * GROUP
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SCALED: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, WIDTH_V: tl.constexpr, PAGE: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr,
+    SINKS: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Up to TOKENS tokens of a sequence, all heads of one group, over the positions up to their own."""
     block = tl.program_id(0)
     head = tl.program_id(1)
-    sequence = tl.load(blocks_ptr + 2 * block).to(tl.int64)
-    offset = tl.load(blocks_ptr + 2 * block + 1)
-    start = tl.load(starts_ptr + sequence)
-    count = tl.load(starts_ptr + sequence + 1) - start
-    length = tl.load(lengths_ptr + sequence)
+    sequence, offset, start, count, length = _tokens_of(block, blocks_ptr, starts_ptr, lengths_ptr)
     row = tl.arange(0, ROWS)
     token = offset + row // GROUP
     valid = (row < TOKENS * GROUP) & (token < count)
@@ -241,21 +269,27 @@ def prefill_kernel(
     at = head * GROUP + row % GROUP
     line = (start + tl.minimum(token, count - 1)).to(tl.int64)
     q = tl.load(q_ptr + line[:, None] * q_stride + at[:, None] * D + d[None, :], mask=there, other=0.0)
-    highest = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    sums = tl.zeros((ROWS, WIDTH), tl.float32)
+    highest, total, sums = _no_positions(ROWS, WIDTH_V)
+    if SINKS:
+        # As if it were the first position: a score without a value.
+        highest, total = tl.load(sinks_ptr + at) * LOG2E, total + 1.0
+    slopes = tl.load(slopes_ptr + at) * LOG2E if ALIBI else total
     # Every row sees what is before the block's first token, if its window reaches that far; the rest is masked.
-    begin = tl.maximum(nearest - WINDOW + 1, 0) // TILE * TILE if WINDOW > 0 else 0
-    edge = begin if WINDOW > 0 else (nearest + 1) // TILE * TILE
-    factor = scale * LOG2E
+    limited: tl.constexpr = WINDOW > 0 or CHUNK > 0
+    begin = _first(nearest, WINDOW, CHUNK) // TILE * TILE if limited else 0
+    edge = begin if limited else (nearest + 1) // TILE * TILE
+    factor = scale if CAPPED else scale * LOG2E
+    cap = softcap * LOG2E
     pages = table_ptr + sequence * table_stride
     highest, total, sums = attention_loop(
-        q, own, pages, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, head, begin, edge, factor,
-        HKV, D, WIDTH, PAGE, TILE, ROWS, WINDOW, SCALED, False, STAGES, highest, total, sums,
+        q, own, pages, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, slopes, head, begin, edge, factor, cap,
+        HKV, D, WIDTH, DV, WIDTH_V, PAGE, TILE, WINDOW, CHUNK, CAPPED, ALIBI, SCALED, False, STAGES,
+        highest, total, sums,
     )  # fmt: skip
     highest, total, sums = attention_loop(
-        q, own, pages, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, head, edge, last + 1, factor,
-        HKV, D, WIDTH, PAGE, TILE, ROWS, WINDOW, SCALED, True, STAGES, highest, total, sums,
+        q, own, pages, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, slopes, head, edge, last + 1, factor, cap,
+        HKV, D, WIDTH, DV, WIDTH_V, PAGE, TILE, WINDOW, CHUNK, CAPPED, ALIBI, SCALED, True, STAGES,
+        highest, total, sums,
     )  # fmt: skip
     out = (sums / total[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + line[:, None] * out_stride + at[:, None] * D + d[None, :], out, mask=there)
+    _store_values(out_ptr + line * out_stride + at * DV, out, valid, DV, WIDTH_V)

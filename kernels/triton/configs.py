@@ -1,4 +1,4 @@
-"""Launch configurations: tile, warps, stages, and how many programs share an output.
+"""Launch configurations: tile sizes, warps, stages, and the number of programs per output (split-K).
 
 They come from JSON, one file per GPU: what `aiakq bench kernels --tune` wrote for the user, else what launch/ has, else
 ``default.json`` there: kernel -> bits -> the most rows an entry is for -> [outputs, rows, warps, stages, words...]. Of
@@ -125,20 +125,26 @@ def gpu(device: torch.device) -> tuple[str, int]:
 
 _counters: dict[torch.device, Tensor] = {}
 _scratch: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+# Captured graphs still point to memory that has become too small.
+_outgrown: list[Tensor] = []
 
 
 def counters(device: torch.device, count: int) -> Tensor:
-    """At least ``count`` int32 zeros, which every launch leaves zero."""
+    """-> [at least ``count``] int32 zeros, shared by all launches on ``device``, each of which leaves them zero."""
     known = _counters.get(device)
     if known is None or known.numel() < count:
+        if known is not None:
+            _outgrown.append(known)
         known = _counters[device] = torch.zeros(max(4096, count), dtype=torch.int32, device=device)
     return known
 
 
 def scratch(like: Tensor, count: int) -> Tensor:
-    """``count`` elements of the dtype and on the device of ``like``, the same memory again and again."""
+    """-> [count] of the dtype and on the device of ``like``, uninitialized; every call returns the same memory."""
     key = like.device, like.dtype
     known = _scratch.get(key)
     if known is None or known.numel() < count:
+        if known is not None:
+            _outgrown.append(known)
         known = _scratch[key] = torch.empty(count, dtype=like.dtype, device=like.device)
     return known[:count]

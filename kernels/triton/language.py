@@ -1,4 +1,4 @@
-"""What every kernel here is written with: products that the interpreter gets right, and codes as floats without a cast.
+"""Helpers of all Triton kernels: dot products that also work in the interpreter, and conversion of codes to floats.
 
 Triton's interpreter (TRITON_INTERPRET=1) computes on the raw bits of bfloat16, so bfloat16 is only ever loaded,
 stored, reinterpreted and multiplied in ``dot``; all else is float32. Inline assembly does not run there either, so
@@ -61,6 +61,30 @@ def dot(a, b, acc):
     if INTERPRETED:
         return acc + tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     return tl.dot(a, b, acc)
+
+
+@triton.jit
+def sum_parts(acc, parts_ptr, counts_ptr, at, there, M, N, SPLIT: tl.constexpr):
+    """The sum of a tile over the SPLIT programs that share it, and whether this one is the last of them, which has it.
+
+    Tiles are along the first two axes of the grid, their parts along the third. Parts are added up in their order.
+
+    acc         this program's part
+    parts_ptr   [SPLIT, M, N]: where the parts are exchanged, at ``at`` where ``there``
+    counts_ptr  [tiles] int32, 0 before and after
+    """
+    tl.store(parts_ptr + tl.program_id(2).to(tl.int64) * M * N + at, acc, mask=there)
+    tl.debug_barrier()
+    counter = counts_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1
+    if last:
+        tl.debug_barrier()
+        acc = tl.zeros_like(acc)
+        for other in range(SPLIT):
+            theirs = parts_ptr + tl.cast(other, tl.int64) * M * N + at
+            acc += tl.load(theirs, mask=there, other=0, cache_modifier=".cg")
+        tl.store(counter, 0)
+    return acc, last
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Layouts of activations that linear layers in Triton take, and that norms and activation functions write directly."""
+"""Activation layouts that Triton linear layers take, and that norms and activation functions write directly."""
 
 from __future__ import annotations
 

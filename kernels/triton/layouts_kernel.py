@@ -1,4 +1,4 @@
-"""Storing a computed row in the layout that the linear layer behind it takes; layouts.py has the other half.
+"""Stores a computed row in the activation layout of the next linear layer; see layouts.py.
 
 The input of a w8a8 layer is quantized here, while it is in registers, and never written as floats. A weight in groups
 (linear_kernel.py) needs sums of its input, and perhaps its columns in another order.

@@ -1,4 +1,4 @@
-"""Quantized linear layers of 2, 3, 4 or 8 bits and 16-bit activations on NVIDIA GPUs, through linear_kernel.py."""
+"""Launcher of linear_kernel.py: weights of 2, 3, 4 or 8 bits, 16-bit activations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WIDEST = 128
 
 def supports(problem: LinearProblem) -> str | None:
     """None, or why not."""
-    return triton.other_device(problem.device) or fits(problem) or triton.unavailable_reason()
+    return triton.other_device(problem.device) or fits(problem) or triton.unavailable_reason("weight-only linear")
 
 
 def fits(problem: LinearProblem) -> str | None:
@@ -57,13 +57,15 @@ def inputs_per_plane(k: int, group: int, bits: int) -> int | None:
 class GroupedLinear(LinearLayer):
     """A weight in the layout of linear_kernel.py.
 
-    words  [N padded / 64, steps, 64, plane] int16.
-    grid   [groups, N padded] int32: scale and zero point, float16 each.
-    plane  inputs of one plane in a step.
+    words    [N padded / 64, steps, 64, plane] int16.
+    grid     [groups, N padded] int32: scale and zero point, float16 each.
+    factors  [N padded] float32, powers of two: what the scales of an output are multiplied by.
+    plane    inputs of one plane in a step.
     """
 
     words: Tensor
     grid: Tensor
+    factors: Tensor
     perm: Tensor | None
     bias: Tensor | None
     n: int
@@ -106,10 +108,21 @@ def prepare(weight: QWeight, problem: LinearProblem) -> GroupedLinear:
     words = words.to(torch.int16).transpose(1, 2).contiguous()
     # 2^(bits - 1) of the scheme, not of the place its codes are stored in.
     zeros = torch.full_like(weight.scales, 2 ** (weight.bits - 1)) if weight.zeros is None else weight.zeros
-    grid = _halves(weight.scales, zeros, padding)
+    factors = _factors(weight.scales)
+    grid = _halves(weight.scales.float() / factors.unsqueeze(1), zeros, padding)
+    factors = torch.nn.functional.pad(factors, (0, padding))
     bias = None if weight.bias is None else weight.bias.to(problem.dtype).contiguous()
     perm = None if weight.perm is None else weight.perm.to(torch.int32)
-    return GroupedLinear(words, grid, perm, bias, weight.n, weight.k, weight.group_size, bits, plane)
+    return GroupedLinear(words, grid, factors, perm, bias, weight.n, weight.k, weight.group_size, bits, plane)
+
+
+def _factors(scales: Tensor) -> Tensor:
+    """scales [N, groups] -> [N] float32, powers of two: without them tiny scales would be subnormal in float16, and
+    large ones infinite.
+    """
+    largest = scales.float().abs().amax(dim=1)
+    largest = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
+    return torch.exp2(torch.frexp(largest).exponent.float())
 
 
 def _halves(scales: Tensor, zeros: Tensor, padding: int) -> Tensor:
@@ -183,8 +196,8 @@ def run(x: LinearInput, state: GroupedLinear, config: Config | None = None) -> T
     parts = y if split == 1 else torch.empty(split, m, state.n, dtype=torch.float32, device=x.device)
     counts = y if split == 1 else configs.counters(x.device, grid[0] * grid[1])
     grouped.grouped_kernel[grid](
-        rows, sums, state.words, state.grid, state.bias if state.bias is not None else x, y, parts, counts,
-        rows.stride(0), sums_stride, y.stride(0), m, state.n,
+        rows, sums, state.words, state.grid, state.factors, state.bias if state.bias is not None else x, y, parts,
+        counts, rows.stride(0), sums_stride, y.stride(0), m, state.n,
         N_PADDED=padded, STEPS=state.steps, GROUP=state.group, BITS=state.bits, BKP=state.plane,
         BN=chosen.bn, BM=chosen.bm, SPLIT=split, BIAS=state.bias is not None,
         SCALE_FIRST=chosen.scale_first, PLAIN=chosen.plain, STAGES=chosen.stages, num_warps=chosen.warps,
@@ -193,7 +206,7 @@ def run(x: LinearInput, state: GroupedLinear, config: Config | None = None) -> T
 
 
 def dense(x: Tensor, state: GroupedLinear) -> Tensor:
-    """The same by making the weights first, and a dense product by torch."""
+    """``run`` for many rows: dequantizes the weights to memory, then multiplies by torch. x [M, K] -> [M, N]."""
     from aiakq.kernels.triton import configs
 
     weights = configs.scratch(x, state.n * state.k).view(state.n, state.k)
@@ -209,6 +222,6 @@ def dequantize(state: GroupedLinear, out: Tensor, plain: bool = False) -> None:
 
     tiles = state.grid.shape[1] // TILE
     dequantize_kernel[(tiles, state.steps)](
-        state.words, state.grid, out, state.n, N_PADDED=state.grid.shape[1], STEPS=state.steps, GROUP=state.group,
-        BITS=state.bits, BKP=state.plane, PLAIN=plain, num_warps=4,
+        state.words, state.grid, state.factors, out, state.n, N_PADDED=state.grid.shape[1], STEPS=state.steps,
+        GROUP=state.group, BITS=state.bits, BKP=state.plane, PLAIN=plain, num_warps=4,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Quantized linear layers of 8-bit weights and 8-bit activations on NVIDIA GPUs, through linear_int8_kernel.py."""
+"""Launcher of linear_int8_kernel.py: 8-bit weights, 8-bit activations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDEST = 256
 
 def supports(problem: LinearProblem) -> str | None:
     """None, or why not."""
-    return triton.other_device(problem.device) or fits(problem) or triton.unavailable_reason()
+    return triton.other_device(problem.device) or fits(problem) or triton.unavailable_reason("w8a8 linear")
 
 
 def fits(problem: LinearProblem) -> str | None:

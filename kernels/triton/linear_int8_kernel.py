@@ -1,4 +1,4 @@
-"""w8a8: activations rounded to 8 bits with a scale per token, or one that is stored; products of integers.
+"""w8a8 linear layers: activations quantized per token or with a stored scale, integer dot products.
 
 With few activations the product is W x^T, with many x W^T: whichever operand is larger is the left one, of which a
 tensor core takes 64 rows at a time. Parts of the inputs that several programs share are integers, so their sum is
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from aiakq.kernels.triton.language import sum_parts
 
 #: The smallest normal float32; if it were smaller, Triton would take it for a float64 and go on with those.
 SMALLEST = tl.constexpr(2.0**-126)
@@ -36,6 +38,37 @@ def quantize_kernel(
     tl.store(codes_ptr + row * K + at, code.to(tl.int8), mask=at < K)
     # What is not finite has no code: its row's scale says so.
     tl.store(scales_ptr + row, scale + tl.sum(x * 0.0, 0))
+
+
+@triton.jit
+def _weights_times_rows(
+    x_ptr, w_ptr, n, row, begin, end,
+    K: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """W x^T of steps ``begin`` to ``end`` of BK inputs, int32 [BN, BM], of outputs ``n`` [BN] and rows ``row`` [BM]."""
+    k = tl.arange(0, BK)
+    w_at = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
+    x_at = x_ptr + row[None, :] * K + k[:, None]
+    acc = tl.zeros((BN, BM), tl.int32)
+    for step in tl.range(begin, end, num_stages=STAGES):
+        w = tl.load(w_at + step * BK, eviction_policy="evict_first")
+        acc = tl.dot(w, tl.load(x_at + step * BK), acc, out_dtype=tl.int32)
+    return acc
+
+
+@triton.jit
+def _rows_times_weights(
+    x_ptr, w_ptr, n, row, begin, end,
+    K: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The same as x W^T, int32 [BM, BN]."""
+    k = tl.arange(0, BK)
+    w_at = w_ptr + n.to(tl.int64)[None, :] * K + k[:, None]
+    x_at = x_ptr + row[:, None] * K + k[None, :]
+    acc = tl.zeros((BM, BN), tl.int32)
+    for step in tl.range(begin, end, num_stages=STAGES):
+        acc = tl.dot(tl.load(x_at + step * BK), tl.load(w_at + step * BK), acc, out_dtype=tl.int32)
+    return acc
 
 
 # One more row is no reason to compile again.
@@ -70,20 +103,10 @@ def integers_kernel(
     row = tl.where(m < M, m, 0).to(tl.int64)
     begin = part * STEPS // SPLIT
     end = (part + 1) * STEPS // SPLIT
-    k = tl.arange(0, BK)
     if WEIGHTS_LEFT:
-        w_at = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
-        x_at = x_ptr + row[None, :] * K + k[:, None]
-        acc = tl.zeros((BN, BM), tl.int32)
-        for step in tl.range(begin, end, num_stages=STAGES):
-            w = tl.load(w_at + step * BK, eviction_policy="evict_first")
-            acc = tl.dot(w, tl.load(x_at + step * BK), acc, out_dtype=tl.int32)
+        acc = _weights_times_rows(x_ptr, w_ptr, n, row, begin, end, K, BN, BM, BK, STAGES)
     else:
-        w_at = w_ptr + n.to(tl.int64)[None, :] * K + k[:, None]
-        x_at = x_ptr + row[:, None] * K + k[None, :]
-        acc = tl.zeros((BM, BN), tl.int32)
-        for step in tl.range(begin, end, num_stages=STAGES):
-            acc = tl.dot(tl.load(x_at + step * BK), tl.load(w_at + step * BK), acc, out_dtype=tl.int32)
+        acc = _rows_times_weights(x_ptr, w_ptr, n, row, begin, end, K, BN, BM, BK, STAGES)
     scales = tl.load(w_scales_ptr + n)
     x_scales = tl.load(x_scales_ptr + row)
     if WEIGHTS_LEFT:
@@ -96,18 +119,7 @@ def integers_kernel(
         out = row[:, None] * y_stride + n[None, :]
     last = True
     if SPLIT > 1:
-        tl.store(parts_ptr + part.to(tl.int64) * M * N + at, acc, mask=there)
-        tl.debug_barrier()
-        counter = counts_ptr + tile_m * tl.num_programs(0) + tile_n
-        last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1
-        if last:
-            tl.debug_barrier()
-            acc = tl.zeros_like(acc)
-            for other in range(SPLIT):
-                acc += tl.load(
-                    parts_ptr + tl.cast(other, tl.int64) * M * N + at, mask=there, other=0, cache_modifier=".cg"
-                )
-            tl.store(counter, 0)
+        acc, last = sum_parts(acc, parts_ptr, counts_ptr, at, there, M, N, SPLIT)
     if last:
         if WEIGHTS_LEFT:
             value = acc.to(tl.float32) * x_scales[None, :] * scales[:, None]

@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aiakq.kernels.triton.language import INTERPRETED, dot, offset_of, planes_of
+from aiakq.kernels.triton.language import INTERPRETED, dot, offset_of, planes_of, sum_parts
 
 
 @triton.jit
@@ -102,6 +102,134 @@ def _scale_and_zero(packed):
     return scale, zero
 
 
+@triton.jit
+def _weights(plane, offset, scale, zero):
+    """Weights in the plane's dtype, rounded once.
+
+    Zero points that are no whole numbers do not fit into that dtype together with the offset: what is left over is
+    taken off afterwards, in a fused multiply-add. The difference of two small whole numbers is exact.
+    """
+    FLOAT: tl.constexpr = plane.dtype
+    base = (zero + offset).to(FLOAT)
+    left_over = ((zero + offset - base.to(tl.float32)) * scale).to(FLOAT)
+    if INTERPRETED:
+        difference = plane.to(tl.float32) - base.to(tl.float32)[:, None]
+        weights = difference * scale.to(FLOAT).to(tl.float32)[:, None] - left_over.to(tl.float32)[:, None]
+        return weights.to(FLOAT)
+    else:
+        return (plane - base[:, None]) * scale.to(FLOAT)[:, None] - left_over[:, None]
+
+
+@triton.jit
+def _scales_per_plane(
+    acc, planes, x_at, sums_ptr, sums_stride, grid_ptr, step, n, m,
+    N_PADDED: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, BKP: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, SCALE_FIRST: tl.constexpr, BF16: tl.constexpr,
+):  # fmt: skip
+    """``acc`` and the product of one step in which groups end."""
+    PLANES: tl.constexpr = 16 // BITS
+    # So many planes have a scale of their own.
+    TOGETHER: tl.constexpr = GROUP // BKP
+    for plane in tl.static_range(PLANES):
+        x = tl.load(x_at + plane * BKP, eviction_policy="evict_last")
+        offset = offset_of(plane, BITS, BF16)
+        if plane % TOGETHER == 0:
+            group = (step * (PLANES * BKP) + plane * BKP) // GROUP
+            scale, zero = _scale_and_zero(tl.load(grid_ptr + group * N_PADDED + n))
+            whole = tl.zeros((BN, BM), tl.float32)
+            taken = tl.zeros((BM,), tl.float32)
+            total = tl.zeros((BM,), tl.float32)
+        if SCALE_FIRST:
+            acc = dot(_weights(planes[plane], offset, scale, zero), x, acc)
+        else:
+            whole = dot(planes[plane], x, whole)
+            sums = tl.load(sums_ptr + (step * PLANES + plane) * sums_stride + m)
+            taken += offset * sums
+            total += sums
+            if plane % TOGETHER == TOGETHER - 1:
+                acc += scale[:, None] * (whole - taken[None, :] - zero[:, None] * total[None, :])
+    return acc
+
+
+@triton.jit
+def _products(acc, planes, x_at, BITS: tl.constexpr, BKP: tl.constexpr):
+    """``acc`` and the product of one step's codes, offsets included."""
+    for plane in tl.static_range(16 // BITS):
+        acc = dot(planes[plane], tl.load(x_at + plane * BKP, eviction_policy="evict_last"), acc)
+    return acc
+
+
+@triton.jit
+def _products_of_weights(
+    acc, planes, x_at, scale, zero, BITS: tl.constexpr, BKP: tl.constexpr, BF16: tl.constexpr
+):  # fmt: skip
+    """``acc`` and the product of one step's weights, which are made first."""
+    for plane in tl.static_range(16 // BITS):
+        x = tl.load(x_at + plane * BKP, eviction_policy="evict_last")
+        acc = dot(_weights(planes[plane], offset_of(plane, BITS, BF16), scale, zero), x, acc)
+    return acc
+
+
+@triton.jit
+def grouped_loop(
+    x_at,  # [BKP, BM] of the first plane
+    sums_ptr,
+    words_at,  # [BN, BKP] of the first step
+    grid_ptr,
+    sums_stride,
+    n,
+    m,
+    begin,
+    end,
+    N_PADDED: tl.constexpr,
+    STEPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    BKP: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    STAGES: tl.constexpr,
+    SCALE_FIRST: tl.constexpr,
+    PLAIN: tl.constexpr,
+    BF16: tl.constexpr,
+):
+    """W x^T of steps ``begin`` to ``end``, float32 [BN, BM]; arguments as those of grouped_kernel."""
+    PLANES: tl.constexpr = 16 // BITS
+    BK: tl.constexpr = PLANES * BKP
+    # One group for all inputs: its scale waits until the end.
+    WHOLE: tl.constexpr = GROUP == STEPS * BK and not SCALE_FIRST
+    acc = tl.zeros((BN, BM), tl.float32)
+    if WHOLE:
+        taken = tl.zeros((BM,), tl.float32)
+        total = tl.zeros((BM,), tl.float32)
+    # Stages named here: Triton then copies ahead what products do not read, too.
+    for step in tl.range(begin, end, num_stages=STAGES):
+        words = tl.load(words_at + step * (64 * BKP), eviction_policy="evict_first")
+        planes = planes_of(words, BITS, BF16, PLAIN)
+        if GROUP < BK:
+            acc = _scales_per_plane(
+                acc, planes, x_at + step * BK, sums_ptr, sums_stride, grid_ptr, step, n, m,
+                N_PADDED, GROUP, BITS, BKP, BN, BM, SCALE_FIRST, BF16,
+            )  # fmt: skip
+        elif WHOLE:
+            acc = _products(acc, planes, x_at + step * BK, BITS, BKP)
+            taken += tl.load(sums_ptr + (2 * step) * sums_stride + m)
+            total += tl.load(sums_ptr + (2 * step + 1) * sums_stride + m)
+        else:
+            scale, zero = _scale_and_zero(tl.load(grid_ptr + (step * BK // GROUP) * N_PADDED + n))
+            if SCALE_FIRST:
+                acc = _products_of_weights(acc, planes, x_at + step * BK, scale, zero, BITS, BKP, BF16)
+            else:
+                whole = _products(tl.zeros((BN, BM), tl.float32), planes, x_at + step * BK, BITS, BKP)
+                taken = tl.load(sums_ptr + (2 * step) * sums_stride + m)
+                total = tl.load(sums_ptr + (2 * step + 1) * sums_stride + m)
+                acc += scale[:, None] * (whole - taken[None, :] - zero[:, None] * total[None, :])
+    if WHOLE:
+        scale, zero = _scale_and_zero(tl.load(grid_ptr + n))
+        acc = scale[:, None] * (acc - taken[None, :] - zero[:, None] * total[None, :])
+    return acc
+
+
 # One more row is no reason to compile again.
 @triton.jit(do_not_specialize=["M"])
 def grouped_kernel(
@@ -109,6 +237,7 @@ def grouped_kernel(
     sums_ptr,  # of write_sums; not with SCALE_FIRST
     words_ptr,  # [N / 64, STEPS, 64, BKP] int16
     grid_ptr,  # [groups, N] int32: scale below, zero above, both as float16
+    factors_ptr,  # [N] float32: what all scales of an output are multiplied by
     bias_ptr,
     y_ptr,  # [M, N]
     parts_ptr,  # [SPLIT, M, N] float32
@@ -131,15 +260,8 @@ def grouped_kernel(
     SCALE_FIRST: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
-    PLANES: tl.constexpr = 16 // BITS
-    BK: tl.constexpr = PLANES * BKP
-    BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
+    """W x^T for a tile of BN outputs and BM rows, over one of SPLIT parts of the inputs."""
     FLOAT: tl.constexpr = x_ptr.dtype.element_ty
-    # Groups that end inside a step: so many planes have a scale of their own.
-    INSIDE: tl.constexpr = GROUP < BK
-    TOGETHER: tl.constexpr = GROUP // BKP if INSIDE else PLANES
-    # One group for all inputs: its scale waits until the end.
-    WHOLE: tl.constexpr = GROUP == STEPS * BK and not SCALE_FIRST
     tile_n = tl.program_id(0)
     tile_m = tl.program_id(1)
     part = tl.program_id(2)
@@ -151,63 +273,16 @@ def grouped_kernel(
     end = (part + 1) * STEPS // SPLIT
     words_at = words_ptr + ((n // 64).to(tl.int64) * STEPS * 64 + n % 64)[:, None] * BKP + inside[None, :]
     x_at = x_ptr + row[None, :] * x_stride + inside[:, None]
-    acc = tl.zeros((BN, BM), tl.float32)
-    if WHOLE:
-        taken = tl.zeros((BM,), tl.float32)
-        total = tl.zeros((BM,), tl.float32)
-    # Stages named here: Triton then copies ahead what products do not read, too.
-    for step in tl.range(begin, end, num_stages=STAGES):
-        words = tl.load(words_at + step * (64 * BKP), eviction_policy="evict_first")
-        planes = planes_of(words, BITS, BF16, PLAIN)
-        if not INSIDE and not WHOLE:
-            scale, zero = _scale_and_zero(tl.load(grid_ptr + (step * BK // GROUP) * N_PADDED + n))
-            whole = tl.zeros((BN, BM), tl.float32)
-        for plane in tl.static_range(PLANES):
-            x = tl.load(x_at + step * BK + plane * BKP, eviction_policy="evict_last")
-            offset = offset_of(plane, BITS, BF16)
-            if INSIDE and plane % TOGETHER == 0:
-                group = (step * BK + plane * BKP) // GROUP
-                scale, zero = _scale_and_zero(tl.load(grid_ptr + group * N_PADDED + n))
-                whole = tl.zeros((BN, BM), tl.float32)
-                taken = tl.zeros((BM,), tl.float32)
-                total = tl.zeros((BM,), tl.float32)
-            if SCALE_FIRST:
-                acc = dot(_weights(planes[plane], offset, scale, zero), x, acc)
-            elif WHOLE:
-                acc = dot(planes[plane], x, acc)
-            else:
-                whole = dot(planes[plane], x, whole)
-                if INSIDE:
-                    sums = tl.load(sums_ptr + (step * PLANES + plane) * sums_stride + m)
-                    taken += offset * sums
-                    total += sums
-                    if plane % TOGETHER == TOGETHER - 1:
-                        acc += scale[:, None] * (whole - taken[None, :] - zero[:, None] * total[None, :])
-        if WHOLE:
-            taken += tl.load(sums_ptr + (2 * step) * sums_stride + m)
-            total += tl.load(sums_ptr + (2 * step + 1) * sums_stride + m)
-        elif not INSIDE and not SCALE_FIRST:
-            taken = tl.load(sums_ptr + (2 * step) * sums_stride + m)
-            total = tl.load(sums_ptr + (2 * step + 1) * sums_stride + m)
-            acc += scale[:, None] * (whole - taken[None, :] - zero[:, None] * total[None, :])
-    if WHOLE:
-        scale, zero = _scale_and_zero(tl.load(grid_ptr + n))
-        acc = scale[:, None] * (acc - taken[None, :] - zero[:, None] * total[None, :])
+    acc = grouped_loop(
+        x_at, sums_ptr, words_at, grid_ptr, sums_stride, n, m, begin, end,
+        N_PADDED, STEPS, GROUP, BITS, BKP, BN, BM, STAGES, SCALE_FIRST, PLAIN, FLOAT == tl.bfloat16,
+    )  # fmt: skip
+    acc *= tl.load(factors_ptr + n)[:, None]
     there = (m < M)[None, :] & (n < N)[:, None]
-    at = row[None, :] * N + n[:, None]
     last = True
     if SPLIT > 1:
-        tl.store(parts_ptr + part.to(tl.int64) * M * N + at, acc, mask=there)
-        tl.debug_barrier()
-        counter = counts_ptr + tile_m * tl.num_programs(0) + tile_n
-        last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1
-        if last:
-            tl.debug_barrier()
-            acc = tl.zeros((BN, BM), tl.float32)
-            for other in range(SPLIT):
-                theirs = parts_ptr + tl.cast(other, tl.int64) * M * N + at
-                acc += tl.load(theirs, mask=there, other=0.0, cache_modifier=".cg")
-            tl.store(counter, 0)
+        at = row[None, :] * N + n[:, None]
+        acc, last = sum_parts(acc, parts_ptr, counts_ptr, at, there, M, N, SPLIT)
     if last:
         if BIAS:
             acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
@@ -216,19 +291,10 @@ def grouped_kernel(
 
 
 @triton.jit
-def _weights(plane, offset, scale, zero):
-    """Weights in the plane's dtype: the difference of two small whole numbers is exact, its multiple rounded once."""
-    FLOAT: tl.constexpr = plane.dtype
-    if INTERPRETED:
-        return ((plane.to(tl.float32) - (zero + offset)[:, None]) * scale.to(FLOAT).to(tl.float32)[:, None]).to(FLOAT)
-    else:
-        return (plane - (zero + offset).to(FLOAT)[:, None]) * scale.to(FLOAT)[:, None]
-
-
-@triton.jit
 def dequantize_kernel(
     words_ptr,
     grid_ptr,
+    factors_ptr,
     out_ptr,  # [N, K] in the order of the layout
     N,
     N_PADDED: tl.constexpr,
@@ -249,9 +315,11 @@ def dequantize_kernel(
     inside = tl.arange(0, BKP)
     at = (tile.to(tl.int64) * STEPS + step) * (64 * BKP) + tl.arange(0, 64)[:, None] * BKP + inside[None, :]
     planes = planes_of(tl.load(words_ptr + at), BITS, BF16, PLAIN)
+    factors = tl.load(factors_ptr + n)
     for plane in tl.static_range(PLANES):
         group = (step * BK + plane * BKP) // GROUP
         scale, zero = _scale_and_zero(tl.load(grid_ptr + group * N_PADDED + n))
-        weights = _weights(planes[plane], offset_of(plane, BITS, BF16), scale, zero)
+        weights = _weights(planes[plane], offset_of(plane, BITS, BF16), scale, zero).to(tl.float32)
+        weights = (weights * factors[:, None]).to(out_ptr.dtype.element_ty)
         out = n.to(tl.int64)[:, None] * K + step * BK + plane * BKP + inside[None, :]
         tl.store(out_ptr + out, weights, mask=(n < N)[:, None])

@@ -1,4 +1,4 @@
-"""RMS norm and layer norm on NVIDIA GPUs, through norm_kernel.py."""
+"""Launcher of norm_kernel.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiakq.kernels.types import ActivationLayout, LinearInput, NormProblem
 
 def supports(problem: NormProblem) -> str | None:
     """None, or why not."""
-    return triton.unsupported(problem.device, problem.dtype)
+    return triton.unsupported("norm", problem.device, problem.dtype)
 
 
 def prepare(weight: Tensor, bias: Tensor | None, epsilon: float, problem: NormProblem) -> TritonNorm:

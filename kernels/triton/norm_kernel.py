@@ -1,4 +1,4 @@
-"""RMS norm and layer norm of rows, with the addition of a residual before."""
+"""RMS norm and layer norm, with optional addition of a residual."""
 
 from __future__ import annotations
 

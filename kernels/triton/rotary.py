@@ -1,5 +1,4 @@
-"""What comes between the projections and attention on NVIDIA GPUs, through rotary_kernel.py: head norms, rotary
-positions, and writing keys and values into the KV cache."""
+"""Launcher of rotary_kernel.py: head norms, rotary embedding and KV cache writes."""
 
 from __future__ import annotations
 
@@ -12,16 +11,18 @@ from aiakq.kernels.types import AttentionSpec, LayerCache
 def rotate_and_write(
     spec: AttentionSpec, qkv: Tensor, positions: Tensor | None, cache: LayerCache, slots: Tensor
 ) -> Tensor:
-    """qkv [T, (H + 2 Hkv) D], whose queries are modified -> queries [T, H, D]; keys and values go to ``slots`` [T]."""
-    size = spec.head_dim
-    width, kv_width = spec.num_heads * size, spec.num_kv_heads * size
-    query, key, value = qkv[:, :width], qkv[:, width : width + kv_width], qkv[:, width + kv_width :]
+    """qkv [T, sum of spec.widths], whose queries are modified -> queries [T, H, D]; keys and values go to ``slots``
+    [T].
+    """
+    query, key, value = qkv.split(spec.widths, dim=1)
     _launch(spec, spec.num_heads, query, key, value, positions, cache, slots)
-    return query.unflatten(1, (spec.num_heads, size))
+    return query.unflatten(1, (spec.num_heads, spec.head_dim))
 
 
 def write(spec: AttentionSpec, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
-    """Only store key and value [T, Hkv, D] at ``slots`` [T] of ``cache``; ``spec`` has no head norms."""
+    """Only store key [T, Hkv, D] and value [T, Hkv, value_dim] at ``slots`` [T] of ``cache``; ``spec`` has no head
+    norms.
+    """
     key, value = key.flatten(1), value.flatten(1)
     _launch(spec, 0, key, key, value, None, cache, slots)
 
@@ -49,6 +50,8 @@ def _launch(
     rotary_kernel[(key.shape[0], heads + spec.num_kv_heads)](
         query, key, value, *norms, *factors, at, slots, keys, values, *(scales or (keys, keys)),
         query.stride(0), key.stride(0), value.stride(0), spec.norm_eps,
-        H=heads, HKV=spec.num_kv_heads, D=spec.head_dim, WIDTH=block_for(spec.head_dim), ROTATED=rotated,
+        H=heads, HKV=spec.num_kv_heads, D=spec.head_dim, DV=spec.value_dim,
+        WIDTH=block_for(max(spec.head_dim, spec.value_dim)), ROTATED=rotated,
+        INTERLEAVED=spec.rotary is not None and spec.rotary.interleaved,
         NORM=spec.q_norm is not None, SCALED=bool(scales), num_warps=1,
     )  # fmt: skip

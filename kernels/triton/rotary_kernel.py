@@ -1,4 +1,4 @@
-"""What comes between the projections and attention: head norms, rotary positions, keys and values into the cache.
+"""Head norms, rotary embedding and KV cache writes, between the projections and attention.
 
 One program per token and head. A head of queries is turned in place; a head of keys is turned on its way into the
 cache, with its values beside it, as they are or in 8 bits (int8, e4m3, e5m2) with a scale per token and head.
@@ -15,14 +15,27 @@ from aiakq.kernels.triton.linear_int8_kernel import nearest
 
 @triton.jit
 def _turned(
-    at_ptr, norm_ptr, epsilon, cosines_ptr, sines_ptr, d, D: tl.constexpr, ROTATED: tl.constexpr, NORM: tl.constexpr
+    at_ptr,
+    norm_ptr,
+    epsilon,
+    cosines_ptr,
+    sines_ptr,
+    d,
+    D: tl.constexpr,
+    ROTATED: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    NORM: tl.constexpr,
 ):
-    """A head [WIDTH] float32: normalized, then its first ROTATED elements turned, each half with the other."""
+    """A head [WIDTH] float32: normalized, then its first ROTATED elements turned, each half with the other, or
+    neighbours with each other if INTERLEAVED.
+    """
     HALF: tl.constexpr = ROTATED // 2
     there = d < D
     x = tl.load(at_ptr + d, mask=there, other=0.0).to(tl.float32)
     if ROTATED > 0:
-        other_at = tl.where(d < HALF, d + HALF, d - HALF)
+        first = d % 2 == 0 if INTERLEAVED else d < HALF
+        step = 1 if INTERLEAVED else HALF
+        other_at = tl.where(first, d + step, d - step)
         turning = d < ROTATED
         other = tl.load(at_ptr + other_at, mask=turning, other=0.0).to(tl.float32)
     if NORM:
@@ -35,10 +48,10 @@ def _turned(
             weight = tl.load(norm_ptr + other_at, mask=turning, other=0.0).to(tl.float32)
             other = ((other * factor).to(FLOAT).to(tl.float32) * weight).to(FLOAT).to(tl.float32)
     if ROTATED > 0:
-        angle = tl.where(d < HALF, d, d - HALF)
+        angle = d // 2 if INTERLEAVED else tl.where(first, d, other_at)
         cosine = tl.load(cosines_ptr + angle, mask=turning, other=1.0)
         sine = tl.load(sines_ptr + angle, mask=turning, other=0.0)
-        x = x * cosine + tl.where(d < HALF, -other, other) * sine
+        x = x * cosine + tl.where(first, -other, other) * sine
     return x
 
 
@@ -77,7 +90,7 @@ def rotary_kernel(
     positions_ptr,  # [T] int64
     slots_ptr,  # [T] int64; 0 is padding, which is not written
     k_cache_ptr,  # [pages * P, Hkv, D]
-    v_cache_ptr,
+    v_cache_ptr,  # [pages * P, Hkv, DV]
     k_scales_ptr,  # [pages * P, Hkv] float32
     v_scales_ptr,
     q_stride,
@@ -87,8 +100,10 @@ def rotary_kernel(
     H: tl.constexpr,
     HKV: tl.constexpr,
     D: tl.constexpr,
+    DV: tl.constexpr,
     WIDTH: tl.constexpr,
     ROTATED: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
     SCALED: tl.constexpr,
 ):
@@ -100,7 +115,7 @@ def rotary_kernel(
     sines_ptr += position * (ROTATED // 2)
     if head < H:
         at = q_ptr + token * q_stride + head * D
-        q = _turned(at, q_norm_ptr, epsilon, cosines_ptr, sines_ptr, d, D, ROTATED, NORM)
+        q = _turned(at, q_norm_ptr, epsilon, cosines_ptr, sines_ptr, d, D, ROTATED, INTERLEAVED, NORM)
         # Other lanes read what this one writes: all have it before it is overwritten.
         tl.debug_barrier()
         tl.store(at + d, q.to(q_ptr.dtype.element_ty), mask=d < D)
@@ -110,7 +125,7 @@ def rotary_kernel(
         if slot > 0:
             place = slot * HKV + head
             at = k_ptr + token * k_stride + head * D
-            k = _turned(at, k_norm_ptr, epsilon, cosines_ptr, sines_ptr, d, D, ROTATED, NORM)
+            k = _turned(at, k_norm_ptr, epsilon, cosines_ptr, sines_ptr, d, D, ROTATED, INTERLEAVED, NORM)
             _keep(k, k_cache_ptr, k_scales_ptr, place, d, D, SCALED)
-            v = tl.load(v_ptr + token * v_stride + head * D + d, mask=d < D, other=0.0).to(tl.float32)
-            _keep(v, v_cache_ptr, v_scales_ptr, place, d, D, SCALED)
+            v = tl.load(v_ptr + token * v_stride + head * DV + d, mask=d < DV, other=0.0).to(tl.float32)
+            _keep(v, v_cache_ptr, v_scales_ptr, place, d, DV, SCALED)

@@ -1,11 +1,14 @@
-"""The self-test of a GPU: every kernel once on a small problem, compared with torch on the same GPU.
+"""Self-test of a GPU: every family of kernels on a small problem, compared with torch on the same GPU.
 
-Drivers, compilers and processors differ. If a kernel does not agree, none of them is used there, and the start-up table
-and ``aiakq inspect`` show the reason.
+Drivers, compilers and processors differ. A family that does not agree is not used there, and the start-up table and
+``aiakq inspect`` show the reason.
 """
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -25,19 +28,38 @@ from aiakq.kernels.types import (
 MAX_ERROR = 0.02
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What the self-test found about one family of kernels.
+
+    failure  None, or one sentence.
+    error    relative error, root mean square; NaN if the family raised.
+    details  the traceback if it raised.
+    """
+
+    failure: str | None
+    error: float
+    details: str = ""
+
+
 @lru_cache
-def failure(number: int) -> str | None:
-    """None if all kernels agree with torch on GPU ``number``, or one sentence about the first that does not."""
-    device = torch.device("cuda", number)
+def verdict(number: int, family: str) -> Verdict:
+    """Whether the kernels of ``family``, a name in FAMILIES, agree with torch on GPU ``number``."""
+    with torch.cuda.device(number):
+        return examine(family, torch.device("cuda", number))
+
+
+def examine(family: str, device: torch.device) -> Verdict:
+    """``verdict`` on any device: the interpreter's is the CPU."""
     try:
-        with torch.cuda.device(device):
-            for name, check in (("w4a16", _w4a16), ("w8a8", _w8a8), ("norm", _rows), ("attention", _attention)):
-                error = check(device)
-                if not error < MAX_ERROR:
-                    return f"Triton's {name} kernel is off by {100 * error:.1f} % on this GPU"
+        error = FAMILIES[family](device)
     except Exception as problem:  # whatever Triton, ptxas or the driver has to say
-        return f"Triton fails on this GPU: {type(problem).__name__}: {str(problem).splitlines()[0][:120]}"
-    return None
+        first = (str(problem).splitlines() or [""])[0][:120]
+        sentence = f"Triton's {family} kernels fail on this GPU: {type(problem).__name__}: {first}"
+        return Verdict(sentence, float("nan"), traceback.format_exc())
+    if error < MAX_ERROR:
+        return Verdict(None, error)
+    return Verdict(f"Triton's {family} kernels are off by {100 * error:.1f} % on this GPU", error)
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
@@ -46,13 +68,14 @@ def _error(found: Tensor, expected: Tensor) -> float:
 
 
 def _weight(scheme: str, bits: int, n: int, k: int, group: int, device: torch.device) -> QWeight:
-    draw = torch.Generator().manual_seed(0)
-    codes = torch.randint(1, 2**bits, (n, k), generator=draw).to(torch.uint8)
-    scales = torch.rand(n, k // group, generator=draw).half() / 64
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(1, 2**bits, (n, k), generator=generator).to(torch.uint8)
+    scales = torch.rand(n, k // group, generator=generator).half() / 64
     return QWeight(scheme, codes, scales if bits == 4 else scales.float(), group_size=group).to(device)
 
 
-def _w4a16(device: torch.device) -> float:
+def _weight_only(device: torch.device) -> float:
+    """Four-bit weights: one row, split inputs, many rows, and dequantized to memory."""
     from aiakq.kernels.triton.configs import Config
 
     linear = REGISTRIES["linear"].load("triton")
@@ -69,6 +92,7 @@ def _w4a16(device: torch.device) -> float:
 
 
 def _w8a8(device: torch.device) -> float:
+    """Eight-bit weights and activations."""
     linear_int8 = REGISTRIES["linear"].load("triton-w8a8")
 
     weight = _weight("w8a8", 8, 200, 1024, 1024, device)
@@ -78,8 +102,8 @@ def _w8a8(device: torch.device) -> float:
     return max(_error(state(x), x.float() @ whole.T) for x in rows)
 
 
-def _rows(device: torch.device) -> float:
-    """Norms in every layout, and a gated activation function."""
+def _norm(device: torch.device) -> float:
+    """RMS norms in every layout."""
     from aiakq.kernels.triton.layouts import PackedLayout, QuantizedLayout
 
     x, residual = (torch.randn(5, 300, device=device, dtype=torch.float16) for _ in range(2))
@@ -88,24 +112,27 @@ def _rows(device: torch.device) -> float:
     expected = summed * torch.rsqrt(summed.pow(2).mean(-1, keepdim=True) + 1e-5) * weight.float()
     problem = NormProblem("rms", 300, torch.float16, device.type)
     norm = REGISTRIES["norm"].load("triton").prepare(weight, None, 1e-5, problem)
-    plain = norm(x.clone(), residual)
-    worst = _error(plain, expected)
+    worst = _error(norm(x.clone(), residual), expected)
     quantized = norm(x.clone(), residual, QuantizedLayout(None))
     worst = max(worst, _error(quantized.codes * quantized.scales[:, None], expected))
     order = torch.randperm(300, device=device).to(torch.int32)
     packed = norm(x.clone(), residual, PackedLayout(order, 4, 32, 0, False))
-    worst = max(worst, _error(packed.rows, expected[:, order]))
+    return max(worst, _error(packed.rows, expected[:, order]))
+
+
+def _activation(device: torch.device) -> float:
+    """A gated activation function."""
+    gate, up = (torch.randn(5, 300, device=device, dtype=torch.float16) for _ in range(2))
     silu = REGISTRIES["activation"].load("triton").prepare(ActivationProblem("silu", torch.float16, device.type))
-    gated = silu.gated(torch.cat((x, residual), dim=1))
-    return max(worst, _error(gated, torch.nn.functional.silu(x.float()) * residual.float()))
+    return _error(silu.gated(torch.cat((gate, up), dim=1)), torch.nn.functional.silu(gate.float()) * up.float())
 
 
 def _attention(device: torch.device) -> float:
     """Rotary positions, the writes into the cache, and attention over it: a prompt, then one more token."""
     heads, kv_heads, size, tokens = 4, 2, 64, 70
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * size, device=device, dtype=torch.float16)
-    angles = torch.rand(tokens, size // 2, device=device)
-    tables = RotaryTables(angles.cos(), angles.sin())
+    freqs = torch.rand(tokens, size // 2, device=device)
+    tables = RotaryTables(freqs.cos(), freqs.sin())
     pages = torch.tensor([3, 1, 5, 2, 4], dtype=torch.int32, device=device)
     position = torch.arange(tokens, device=device)
     slots = pages.long()[position // 16] * 16 + position % 16
@@ -143,3 +170,13 @@ def _expected_attention(qkv: Tensor, tables: RotaryTables, heads: int, kv_heads:
     keys, values = (x.repeat_interleave(heads // kv_heads, 0) for x in (rotated[1], v.transpose(0, 1)))
     out = torch.nn.functional.scaled_dot_product_attention(rotated[0], keys, values, is_causal=True)
     return out.transpose(0, 1).flatten(1)
+
+
+#: Family -> its check: the largest error on a device.
+FAMILIES: dict[str, Callable[[torch.device], float]] = {
+    "weight-only linear": _weight_only,
+    "w8a8 linear": _w8a8,
+    "norm": _norm,
+    "activation": _activation,
+    "attention": _attention,
+}

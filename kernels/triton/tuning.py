@@ -1,4 +1,4 @@
-"""Launch configurations by trial: what `aiakq bench kernels --tune` goes through, and the file it makes."""
+"""Autotuning of launch configurations for ``aiakq bench kernels --tune``, and the files that store the results."""
 
 from __future__ import annotations
 

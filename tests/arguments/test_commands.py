@@ -17,6 +17,7 @@ import yaml
 from aiakq import cli
 from aiakq.arguments.argument import Argument
 from aiakq.arguments.commands import COMMANDS, CONFIG, given_values
+from aiakq.arguments.environment import SETTINGS, known_variables, unknown_variables
 from aiakq.arguments.server import checked
 from aiakq.errors import AiakqError
 from aiakq.quantizers.options import QuantizeOptions
@@ -24,9 +25,9 @@ from aiakq.terminal.options import add_options
 
 ROWS = [(name, row) for name, command in COMMANDS.items() for row in command.rows]
 IDS = [f"{name} {row.key}" for name, row in ROWS]
-#: Variables that have a meaning of their own. No option may take them over.
-RESERVED = {"AIAKQ_ABI", "AIAKQ_CPU_ISA", "AIAKQ_CPU_LIBRARY", "AIAKQ_DEBUG", "AIAKQ_INTEROP", "AIAKQ_KERNELS"}
-RESERVED |= {"AIAKQ_KILLS", "AIAKQ_SOAK_SECONDS"}
+#: Names that no option may take over: settings, a macro of the native library, and variables of these tests. The API
+#: key is a setting of ``serve`` and an option of ``bench serve``.
+RESERVED = (SETTINGS.keys() - {"AIAKQ_API_KEY"}) | {"AIAKQ_ABI", "AIAKQ_INTEROP", "AIAKQ_KILLS", "AIAKQ_SOAK_SECONDS"}
 #: Values of rows that take only some strings.
 TEXTS = {"goodput": "ttft:200,tpot:50", "shapes": "64x32,128x64", "rows": "4,8"}
 
@@ -153,7 +154,7 @@ def test_names_and_variables_of_a_command_are_unique_and_free(command):
 def test_every_variable_that_the_program_reads_is_reserved_or_of_a_row():
     root = Path(cli.__file__).parents[1]
     sources = [*root.glob("aiakq/**/*.py"), *root.glob("kernels/**/*.py")]
-    known = RESERVED | {row.variable for _, row in ROWS} | {"AIAKQ_API_KEY", "AIAKQ_CONFIG"}
+    known = RESERVED | known_variables()
     found = {name for path in sources for name in re.findall(r"AIAKQ_[A-Z][A-Z_]+", path.read_text(encoding="utf-8"))}
     assert found <= known
 
@@ -181,6 +182,22 @@ def test_a_value_is_only_checked_where_it_counts():
 def test_switches_in_the_environment(text, value):
     row = next(row for name, row in ROWS if name == "serve" and row.name == "enforce_eager")
     assert given_values((row,), {}, {"AIAKQ_ENFORCE_EAGER": text}, {}) == {"enforce_eager": value}
+
+
+def test_a_misspelled_variable_is_reported_with_the_closest_name(process, tmp_path):
+    words = ("quantize", "-i", str(tmp_path / "none"), "-o", str(tmp_path / "out"), "-quant_type", "awq")
+    done = process(*words, AIAKQ_MAX_NUM_SEQ="4", AIAKQ_SEQLEN="128")
+    assert done.err.count("AIAKQ_MAX_NUM_SEQ. Did you mean AIAKQ_MAX_NUM_SEQS?") == done.err.count("AIAKQ_") - 1 == 1
+    assert "error[model_missing]" in done.err
+
+
+def test_known_variables_and_those_of_kubernetes_are_not_reported():
+    kubernetes = ["AIAKQ_SERVICE_HOST", "AIAKQ_SERVICE_PORT_HTTP", "AIAKQ_PORT", "AIAKQ_PORT_8000_TCP_ADDR"]
+    kubernetes += ["AIAKQ_GATEWAY_SERVICE_PORT", "AIAKQ_GATEWAY_PORT"]
+    assert unknown_variables(["PATH", *kubernetes, *known_variables()]) == []
+    assert unknown_variables(["AIAKQ_XYZZY"]) == [
+        "No option or setting reads the environment variable AIAKQ_XYZZY. docs/arguments.md lists the variables."
+    ]
 
 
 def test_the_api_keys_of_the_server_are_read_beside_its_options():

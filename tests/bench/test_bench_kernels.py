@@ -113,21 +113,21 @@ def test_tuning_writes_what_is_used_from_then_on(monkeypatch, tmp_path, example_
     monkeypatch.setattr(configs, "gpu", lambda device: ("nvidia-test", 4))
     asked = []
 
-    def took(trial, m, entry):
-        asked.append((trial.k, m))
+    def took(benchmark, m, entry):
+        asked.append((benchmark.k, m))
         if entry == "dense":
             return 5.0 if m >= 512 else 50.0
         bn, bm, warps, stages, *words = entry
         return float("inf") if stages == 5 else 10.0 + bn / 100 + bm / 1000 + warps + stages + len(words)
 
-    def attended(trial, m, entry):
-        assert trial.context == 77 and trial.config.cache.dtype == torch.float16
+    def attended(benchmark, m, entry):
+        assert benchmark.context == 77 and benchmark.config.cache.dtype == torch.float16
         tile, stages, warps, share = entry
         # The shortest sequences like other tiles than the rest.
         return abs(tile - (32 if m == 8 else 128)) + stages + warps + share / 100
 
-    monkeypatch.setattr(tuning._Trial, "__call__", took)
-    monkeypatch.setattr(tuning._AttentionTrial, "__call__", attended)
+    monkeypatch.setattr(tuning._LinearBenchmark, "__call__", took)
+    monkeypatch.setattr(tuning._AttentionBenchmark, "__call__", attended)
     config = EngineConfig.from_args({"model": str(example_model), "kv_cache_dtype": "float16"})
     products = [Product("a", 64, 256, LayerSpec(4, 128)), Product("b", 64, 128, LayerSpec(3, 128), 2)]
     told = []
@@ -149,24 +149,24 @@ def test_tuning_writes_what_is_used_from_then_on(monkeypatch, tmp_path, example_
     assert configs.choose("grouped", device, 4, 4096, 32, 3).stages == 3
 
 
-def test_a_trial_runs_the_kernel_under_the_entry(monkeypatch):
+def test_a_benchmark_runs_the_kernel_under_the_entry(monkeypatch):
     """On the GPU at hand, else in the interpreter; what cannot be launched is never the quickest."""
     pytest.importorskip("triton")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for spec, entry in ((LayerSpec(4, 64), [64, 16, 4, 2]), (LayerSpec(8, activation_bits=8), [64, 16, 4, 2])):
-        trial = tuning._Trial(spec, 64, 128, torch.float16, device)
-        assert 0 < trial(3, entry) < float("inf")
-        assert trial(3, [64, 16, 4, 2, "no such word"]) == float("inf")
+        benchmark = tuning._LinearBenchmark(spec, 64, 128, torch.float16, device)
+        assert 0 < benchmark(3, entry) < float("inf")
+        assert benchmark(3, [64, 16, 4, 2, "no such word"]) == float("inf")
 
 
 @pytest.mark.parametrize("kernel", ["decode", "prefill"])
-def test_a_trial_of_attention_runs_it_under_the_entry(kernel, example_model):
+def test_a_benchmark_of_attention_runs_it_under_the_entry(kernel, example_model):
     pytest.importorskip("triton")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = EngineConfig.from_args({"model": str(example_model), "kv_cache_dtype": "float16"})
-    trial = tuning._AttentionTrial(kernel, config, Problem(device, torch.float16, [], config).ops(), 40)
-    assert 0 < trial(8, [32, 2, 4, 64]) < float("inf")
-    assert trial(8, [33, 2, 4, 64]) == float("inf"), "no tile has so many positions"
+    benchmark = tuning._AttentionBenchmark(kernel, config, Problem(device, torch.float16, [], config).ops(), 40)
+    assert 0 < benchmark(8, [32, 2, 4, 64]) < float("inf")
+    assert benchmark(8, [33, 2, 4, 64]) == float("inf"), "no tile has so many positions"
 
 
 def test_a_file_of_before_lacks_nothing(monkeypatch, tmp_path):

@@ -116,16 +116,16 @@ def test_samples_are_kept_until_what_they_depend_on_changes(tmp_path: Path, monk
     (tmp_path / "rows").mkdir()
     samples = [{"busy": 0.01}, {"busy": 0.5}, {"busy": 0.0, "failed": "no"}]
     bench_cpu.write("row", {"stamp": "a", "samples": samples})
-    bench_cpu.begin("row", "a", fresh=False)
+    bench_cpu.discard_stale("row", "a", fresh=False)
     assert bench_cpu.samples_of("row", disturbed=False)["samples"] == samples[:1]
     assert bench_cpu.samples_of("row", disturbed=True)["samples"] == samples[:2]
-    bench_cpu.begin("row", "b", fresh=False)
+    bench_cpu.discard_stale("row", "b", fresh=False)
     assert json.loads((tmp_path / "rows" / "row.json").read_text()) == {"stamp": "b", "samples": []}
 
 
-def test_what_others_use_is_what_is_not_ours() -> None:
+def test_cpu_time_of_others_excludes_our_children() -> None:
     import bench_cpu
 
-    before, now = bench_cpu.Used(100.0, 10.0, 200.0), bench_cpu.Used(118.0, 26.0, 220.0)
-    assert now.by_others(before) == pytest.approx(0.1)
-    assert bench_cpu.Used.now().by_others(bench_cpu.Used.now()) >= 0
+    before, now = bench_cpu.CpuTime(100.0, 10.0, 200.0), bench_cpu.CpuTime(118.0, 26.0, 220.0)
+    assert now.others_share(before) == pytest.approx(0.1)
+    assert bench_cpu.CpuTime.now().others_share(bench_cpu.CpuTime.now()) >= 0

@@ -1,10 +1,13 @@
-"""`make gpu` as far as it goes without a GPU: what it measures, on a CPU and small shapes, and the table it writes."""
+"""`make gpu` as far as it goes without a GPU: its steps rehearsed on the CPU, and the table it writes."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,26 +30,70 @@ def plenty() -> float:
     return 1000.0
 
 
-def test_whole_steps(script):
-    _, speed = script
-    config = speed.LLAMA | {
-        "vocab_size": 320, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2,
-    }  # fmt: skip
-    found = speed.engine_speed(
-        CEILINGS, plenty, config, (1, 3), 40, 8, device="cpu", dtype="float32", num_gpu_blocks_override=40
-    )
-    rows = found["rows"]
+def rehearse(tmp_path: Path, *names: str, **environment: str) -> tuple[int, dict]:
+    """The exit status and the results of ``make gpu`` on the CPU."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "gpu.py"), "--rehearse", *names],
+        env=os.environ | {"OUT": str(tmp_path)} | environment, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (tmp_path / "gpu.md").read_text().startswith("# make gpu"), done.stderr
+    return done.returncode, json.loads((tmp_path / "gpu.json").read_text())
+
+
+def test_a_rehearsal_runs_everything_but_the_hardware(tmp_path):
+    names = (
+        "describe", "kernels: norm", "kernels: activation", "graphs_replay", "tokens_match_the_cpu",
+        "asynchronous_scheduling", "ceilings", "attention_speed", "engine_speed", "tuning",
+    )  # fmt: skip
+    code, results = rehearse(tmp_path, *names)
+    assert code == 0 and list(results) == list(names)
+    assert results["kernels: norm"]["error"] < 0.02
+    assert results["tokens_match_the_cpu"] == {"equal": 32, "near_ties": 0}
+    assert results["asynchronous_scheduling"] == {"equal": 32}
+    assert results["graphs_replay"] == results["tuning"] == {"not begun": "it needs a GPU"}
+    rows = results["engine_speed"]["rows"]
     assert [(row["format"], row["batch"]) for row in rows] == [("w4a16", 1), ("w4a16", 3), ("w8a8", 1), ("w8a8", 3)]
-    positive = ("tokens_per_s", "roofline_ms", "step_ms", "one_after_another_ms")
+    positive = ("tokens_per_s", "roofline_ms", "step_ms", "synchronous_ms")
     assert all(row[name] > 0 for row in rows for name in positive)
-    assert "w4a16: " in found["notes"]["w4a16 runs"]
-    assert not speed.engine_speed(CEILINGS, lambda: 1.0, config)["rows"], "nothing is begun without time"
 
 
-def test_answers_with_and_without_asynchronous_scheduling(script):
+def test_a_step_that_crashes_or_hangs_costs_only_itself(tmp_path, script, monkeypatch):
     gpu, _ = script
-    assert gpu.one_step_ahead_changes_no_token(device="cpu") == {"equal": 32}
+    monkeypatch.setattr(gpu, "OUT", tmp_path)
+    program = tmp_path / "broken.py"
+    program.write_text(
+        "import os, sys, time\n"
+        f"sys.path.insert(0, {str(HERE)!r})\n"
+        "import gpu\n"
+        "gpu.__file__ = __file__\n"
+        "def crash(given): given.save({'rows': [{'first': 1}]}); os.abort()\n"
+        "def hang(given): given.save({'rows': [{'first': 2}]}); time.sleep(600)\n"
+        "def wrong(given): raise AssertionError('off by 50 %')\n"
+        "gpu.__dict__['__file__'] = __file__\n"
+        "gpu.STEPS = {'crash': gpu.Step(crash, 60), 'hang': gpu.Step(hang, 8), 'wrong': gpu.Step(wrong, 60)}\n"
+        f"gpu.OUT = gpu.Path({str(tmp_path)!r})\n"
+        "sys.exit(gpu.main(sys.argv[1:]))\n"
+    )
+    done = subprocess.run([sys.executable, str(program), "--rehearse"], capture_output=True, text=True, timeout=100)
+    results = json.loads((tmp_path / "gpu.json").read_text())
+    assert done.returncode == 1, done.stderr
+    assert [row["first"] for name in ("crash", "hang") for row in results[name]["rows"]] == [1, 2], "kept"
+    assert "exit status -6" in results["crash"]["failed"]
+    assert "ended after 8 s" in results["hang"]["failed"]
+    assert "AssertionError: off by 50 %" in results["wrong"]["failed"]
+
+
+def test_answers_part_only_at_near_ties(script):
+    import gpu_checks
+
+    def answer(tokens: list[int], other: float) -> SimpleNamespace:
+        chosen = [{token: SimpleNamespace(logprob=-1.0), 9: SimpleNamespace(logprob=other)} for token in tokens]
+        return SimpleNamespace(token_ids=tokens, logprobs=chosen)
+
+    assert not gpu_checks._parts_at_a_tie(answer([1, 2], -5), answer([1, 2], -5))
+    assert gpu_checks._parts_at_a_tie(answer([1, 2], -1.001), answer([1, 9], -5))
+    with pytest.raises(AssertionError, match="token 1: 2 on the CPU, 9 here"):
+        gpu_checks._parts_at_a_tie(answer([1, 2], -2), answer([1, 9], -5))
 
 
 def test_attention(script):

@@ -38,7 +38,7 @@ def test_planted_outliers_keep_the_function_and_reach_every_linear() -> None:
     import outliers
 
     model = tiny_model()
-    outliers.fill(model, torch.Generator().manual_seed(0))
+    outliers.init_weights(model, torch.Generator().manual_seed(0))
     ids = torch.arange(40).view(2, 20)
     peaks: dict[str, float] = {}
 
@@ -54,7 +54,7 @@ def test_planted_outliers_keep_the_function_and_reach_every_linear() -> None:
             module.register_forward_pre_hook(watch(name))
     with torch.inference_mode():
         before = model.float()(ids).logits
-        outliers.plant(model.to(torch.bfloat16), torch.Generator().manual_seed(1))
+        outliers.add_outliers(model.to(torch.bfloat16), torch.Generator().manual_seed(1))
         after = model.float()(ids).logits
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
     assert len(peaks) == 14
@@ -65,7 +65,7 @@ def test_text_is_the_same_for_the_same_seed() -> None:
     import outliers
 
     model = tiny_model().float()
-    outliers.fill(model, torch.Generator().manual_seed(0))
+    outliers.init_weights(model, torch.Generator().manual_seed(0))
     texts = [outliers.sample(model, 2, 12, torch.Generator().manual_seed(seed)) for seed in (2, 2, 3)]
     assert texts[0].shape == (2, 12)
     assert torch.equal(texts[0], texts[1]) and not torch.equal(texts[0], texts[2])
@@ -97,13 +97,13 @@ def test_page_says_who_is_ahead_and_what_failed() -> None:
         "failed": "not installed: x",
     }
     results = [
-        result("plain rounding", 4.2, 0.2),
+        result("RTN", 4.2, 0.2),
         result("smooth_quant", 4.002, 0.001),
         result("rounding W8A8", 3.9, 0.3),
         failed,
     ]
     page = quality_page.page(ROWS, results, [], EXAMPLES)
-    assert "plain rounding changes perplexity by +22.14 ± 0.00 %, `smooth_quant` by +0.20 ± 0.00 %" in page
+    assert "round-to-nearest (RTN) changes perplexity by +22.14 ± 0.00 %, `smooth_quant` by +0.20 ± 0.00 %" in page
     assert "| autoround | INT8 | | not installed: x |" in page
     assert "llmcompressor, rounding W8A8: perplexity -9.70 ± 0.00 %." in page
     assert "| aiakq | **smooth_quant** | 7.0 | 54." in page

@@ -56,8 +56,8 @@ def test_scores_through_a_server_are_those_computed_directly(monkeypatch: pytest
     with start_in_background(arguments, timeout=240) as server:
         total = 0.0
         for passage in passages:
-            asked: dict[str, Any] = {"prompt": passage["text"], "add_special_tokens": False}
-            ids = httpx.post(f"{server.url}/tokenize", json=asked, trust_env=False).json()["tokens"]
+            body: dict[str, Any] = {"prompt": passage["text"], "add_special_tokens": False}
+            ids = httpx.post(f"{server.url}/tokenize", json=body, trust_env=False).json()["tokens"]
             request = {"prompt": [0, *ids], "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
             answer = httpx.post(f"{server.url}/v1/completions", json=request, timeout=60, trust_env=False).json()
             total += sum(answer["choices"][0]["logprobs"]["token_logprobs"][1:-1])
@@ -65,15 +65,15 @@ def test_scores_through_a_server_are_those_computed_directly(monkeypatch: pytest
     assert math.isclose(-total / size / math.log(2), direct, rel_tol=1e-5)
 
 
-def test_the_watch_sees_what_the_server_counts() -> None:
+def test_the_counter_watch_equals_the_counters_of_the_server() -> None:
     import bench_server
 
-    with bench_server.ours(Path()) as url:
+    with bench_server.aiakq_server(Path()) as url:
         body = {"prompt": "Once", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-        with bench_server.Watch(url) as watch:
+        with bench_server.CounterWatch(url) as watch:
             for _ in range(5):
                 assert httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False).status_code == 200
-        assert watch.grown("request_process_success_total") == 5
-        assert watch.grown("generation_tokens_total") == 40
+        assert watch.increase("request_process_success_total") == 5
+        assert watch.increase("generation_tokens_total") == 40
         assert 0 < watch.mean_ms("inter_token_latency_seconds") < watch.mean_ms("e2e_request_latency_seconds")
         assert watch.began and watch.ended

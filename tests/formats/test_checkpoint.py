@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_inventory_and_tensors(folder: Path) -> None:
     assert torch.equal(checkpoint.tensor("c.weight"), torch.arange(5))
 
 
-def test_quantized_linears_come_from_the_files(tmp_path: Path) -> None:
+def test_quantized_linears_are_found_in_the_tensors(tmp_path: Path) -> None:
     from safetensors import safe_open
 
     for name, count in (("gq-desc", 1), ("lc-sq", 1), ("lc-w8a16", 1), ("aawq", 1)):
@@ -123,7 +124,7 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "file", ["../outside.safetensors", "/etc/outside.safetensors", "sub/x.safetensors", "..", "x.bin"]
 )
-def test_an_index_may_not_leave_the_folder(folder: Path, file: str) -> None:
+def test_an_index_cannot_name_files_outside_the_folder(folder: Path, file: str) -> None:
     save_file({"a": torch.ones(1)}, folder.parent / "outside.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": file}}))
     assert refused(folder).id == "path_outside_model"
@@ -195,7 +196,17 @@ def test_malformed_files(tmp_path: Path, content: bytes) -> None:
     assert "model.safetensors" in str(problem)
 
 
-def test_weights_that_are_a_folder(tmp_path: Path) -> None:
+def test_too_many_tensors_are_refused_before_they_are_parsed(tmp_path: Path) -> None:
+    """Hundreds of thousands of empty tensors fit into one header; comparing them with the model takes minutes."""
+    (tmp_path / "config.json").write_text("{}")
+    content = container(json.dumps({f"{number:06d}": entry(0, 0, (0,), "U8") for number in range(230_000)}).encode())
+    (tmp_path / "model.safetensors").write_bytes(content)
+    began = time.process_time()
+    assert "more than 100000 tensors" in str(refused(tmp_path))
+    assert time.process_time() - began < 1
+
+
+def test_a_folder_in_place_of_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").mkdir()
     assert refused(tmp_path).id == "model_malformed"

@@ -65,7 +65,7 @@ def test_same_tensors_same_bytes(tmp_path: Path) -> None:
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
-def test_a_sealed_folder_is_a_checkpoint_and_may_still_grow(tmp_path: Path) -> None:
+def test_a_sealed_folder_is_a_checkpoint_and_accepts_more_files(tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path / "out") as writer:
         fill(writer)
         assert len(Checkpoint.open(writer.seal()).inventory) == 2
@@ -76,7 +76,7 @@ def test_a_sealed_folder_is_a_checkpoint_and_may_still_grow(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("problem", [ValueError("boom"), KeyboardInterrupt(), SystemExit(143)])
-def test_nothing_stays_behind_an_exception(tmp_path: Path, problem: BaseException) -> None:
+def test_an_exception_leaves_no_files(tmp_path: Path, problem: BaseException) -> None:
     with pytest.raises(type(problem)), CheckpointWriter(tmp_path / "new" / "out", max_shard_bytes=64) as writer:
         fill(writer)
         writer.seal()
@@ -180,7 +180,7 @@ def test_an_error_at_each_write_fsync_and_rename(tmp_path: Path) -> None:
             _in_two_steps(tmp_path / "out", 1.0, overwrite=True)
 
 
-def test_steps_are_taken_over_by_the_same_work_only(tmp_path: Path) -> None:
+def test_steps_are_reused_only_by_an_identical_run(tmp_path: Path) -> None:
     def start(fingerprint: str, resume: bool = True) -> list[str]:
         with (
             pytest.raises(RuntimeError),
@@ -223,7 +223,7 @@ def test_steps_become_the_same_shards_however_often_interrupted(tmp_path: Path) 
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "once" / name).read_bytes(), name
 
 
-def test_what_does_not_read_back_is_not_published(tmp_path: Path) -> None:
+def test_a_layer_that_fails_read_back_is_not_published(tmp_path: Path) -> None:
     with pytest.raises(AiakqError, match="read back") as caught, CheckpointWriter(tmp_path / "out") as writer:
         fill(writer)
         path = writer.seal() / "model.safetensors"
@@ -252,7 +252,7 @@ def test_existing_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["n" * 5000, "n" * 300, "file/below", "zero\0byte"])
-def test_names_that_cannot_be_are_one_error(name: str, tmp_path: Path) -> None:
+def test_invalid_output_names_are_output_failed(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(AiakqError) as caught:
         make(tmp_path / name)
@@ -260,7 +260,7 @@ def test_names_that_cannot_be_are_one_error(name: str, tmp_path: Path) -> None:
     assert listing(tmp_path) == ["file"]
 
 
-def test_overwrite_spares_what_is_no_model(tmp_path: Path) -> None:
+def test_overwrite_keeps_folders_that_hold_no_model(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "diary.txt").write_text("dear")
@@ -307,7 +307,7 @@ def test_a_second_writer_is_refused_at_once(tmp_path: Path) -> None:
     assert listing(tmp_path) == ["out"]
 
 
-def test_too_little_space_is_known_before_the_work(tmp_path: Path) -> None:
+def test_too_little_disk_space_is_detected_before_quantization_starts(tmp_path: Path) -> None:
     with pytest.raises(AiakqError) as caught, CheckpointWriter(tmp_path / "out", expected_bytes=10**18):
         pass
     assert caught.value.id == "no_space"

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from aiakq import formats
-from aiakq.errors import AiakqError
+from aiakq.errors import REGISTRY, AiakqError
 from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.compatibility import Readers
@@ -40,6 +40,19 @@ def test_every_format_offers_the_whole_interface(name: str) -> None:
     assert quantization_config.read(module.to_config(spec)).format == name
 
 
+def test_the_error_for_an_unknown_format_names_the_built_in_ones() -> None:
+    remedy = REGISTRY["format_unsupported"].remedy.lower()
+    for name in formats.FORMATS:
+        if formats.FORMATS.package(name) is None:
+            assert name.removesuffix("_v2").removeprefix("awq_") in remedy
+
+
+def test_a_format_with_zero_points_replaces_only_one_that_has_none() -> None:
+    for name, other in formats.WITH_ZERO_POINTS.items():
+        specs = [QuantSpec("gptq", format, 4, 128, symmetric=False) for format in (name, other)]
+        assert [formats.load(spec.format).supports(spec) is None for spec in specs] == [False, True]
+
+
 #: Headers of one linear of 64 outputs and 96 inputs in groups of 32 -> the layouts whose shapes they have.
 LINEARS = {
     "gptq": headers(qweight=("I32", (12, 64)), scales=("F16", (3, 64)), qzeros=("I32", (3, 8))),
@@ -52,13 +65,13 @@ LINEARS = {
 
 @pytest.mark.parametrize("label", formats.FORMATS)
 @pytest.mark.parametrize("layout", LINEARS)
-def test_tensors_overrule_the_label(layout: str, label: str) -> None:
+def test_tensor_shapes_override_the_configured_format(layout: str, label: str) -> None:
     found = formats.layout_of(LINEARS[layout], label)
     assert found == (label if {layout, label} == {"gptq", "gptq_v2"} else layout)
 
 
 @pytest.mark.parametrize("label", ["gptq", "awq_gemv"])
-def test_the_label_settles_what_shapes_leave_open(label: str) -> None:
+def test_the_configured_format_decides_where_shapes_are_ambiguous(label: str) -> None:
     """A symmetric linear with as many words as groups fits two layouts; broken shapes fit none."""
     both = headers(qweight=("I32", (64, 64)), scales=("F16", (64, 64)))
     assert formats.layout_of(both, label) == label
@@ -67,7 +80,7 @@ def test_the_label_settles_what_shapes_leave_open(label: str) -> None:
     assert formats.layout_of(both, "compressed-tensors") == "compressed-tensors"
 
 
-def test_a_linear_without_its_scales_is_still_one() -> None:
+def test_a_linear_without_its_scales_still_counts_as_packed() -> None:
     for linear in LINEARS.values():
         rest = {suffix: info for suffix, info in linear.items() if not suffix.endswith(("scale", "scales"))}
         assert formats.holds_codes(rest)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from aiakq.evaluation.scoring import ScoringModel
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.loader.loading import load_model
+from aiakq.runtime.loader.model_loader import load_model
 
 ROOTS = [Path(__file__).parent / "fixtures"]
 if os.environ.get("AIAKQ_INTEROP"):
@@ -40,12 +40,12 @@ def test_logits_are_those_of_the_weights(folder, impl):
     assert away < (0.04 if folder.name == "lc-sq" else 1e-5)
 
 
-def test_every_tool_is_there():
+def test_there_is_a_fixture_of_every_tool():
     names = {folder.name for folder in FOLDERS}
     assert len(names) >= 18 and {name.partition("-")[0] for name in names} >= {"gq", "aawq", "lc", "ar"}
 
 
-def test_widths_are_those_of_each_layer():
+def test_bit_widths_are_read_per_layer():
     """The config of one has widths for each layer, that of the other a head of its own; the files say the same."""
     checkpoint = Checkpoint.open(ROOTS[0] / "gq-dyn")
     schemes = {name: checkpoint.read_linear(name).scheme for name in checkpoint.quantized_linears()}
@@ -76,7 +76,7 @@ def test_the_quantization_may_be_in_a_file_of_its_own(tmp_path, name, file):
 
 
 @pytest.mark.parametrize("label", ["gptq", "gptq_v2"])
-def test_a_mislabelled_asymmetric_file_is_remarked_on(tmp_path, label):
+def test_a_mislabelled_asymmetric_file_gets_a_remark(tmp_path, label):
     folder = tmp_path / "model"
     shutil.copytree(ROOTS[0] / "gq-asym-v2", folder)
     config = json.loads((folder / "config.json").read_text())

@@ -17,7 +17,7 @@ from aiakq.formats.inventory import Difference, RequiredTensors, compare, refusa
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.loader.inspection import collapse_differences, inspect_checkpoint
-from aiakq.runtime.loader.loading import load_model
+from aiakq.runtime.loader.model_loader import load_model
 from aiakq.runtime.loader.required import required_tensors
 from aiakq.runtime.models import ARCHITECTURES
 
@@ -52,7 +52,7 @@ def test_whole_models_of_every_family(tiny_model, architecture):
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_every_quantized_tensor_counts(folder, tmp_path):
+def test_the_inventory_checks_every_tensor_of_a_quantized_linear(folder, tmp_path):
     """Without any one tensor of a linear, or with one row less of it, that tensor is named; g_idx may be absent."""
     prefix = "model.layers.0.self_attn.k_proj."
     suffixes = [name.removeprefix(prefix) for name in Checkpoint.open(folder).inventory if name.startswith(prefix)]
@@ -73,7 +73,7 @@ def test_every_quantized_tensor_counts(folder, tmp_path):
         assert any(each.name == name and each.kind == "shape" for each in found), (name, found)
 
 
-def test_all_at_once_in_one_error(tmp_path):
+def test_one_error_lists_all_differences(tmp_path):
     def change(tensors: dict[str, torch.Tensor]) -> None:
         del tensors["model.norm.weight"]
         del tensors["model.layers.0.mlp.up_proj.scales"]
@@ -97,7 +97,7 @@ def test_all_at_once_in_one_error(tmp_path):
     assert str(problem).endswith(problem.details)
 
 
-def test_no_weight_is_read_for_it(tmp_path, monkeypatch):
+def test_the_inventory_reads_no_weights(tmp_path, monkeypatch):
     folder = changed(FIXTURES / "aawq", tmp_path / "model", lambda tensors: tensors.pop("model.norm.weight"))
 
     def refuse(self: Checkpoint, name: str) -> None:
@@ -109,12 +109,12 @@ def test_no_weight_is_read_for_it(tmp_path, monkeypatch):
     assert caught.value.id == "tensor_inventory"
 
 
-def test_the_table_ends_somewhere():
+def test_the_table_of_differences_is_truncated():
     rows = table([Difference(f"t{number}", "-", "[1]") for number in range(70)]).splitlines()
     assert len(rows) == 22 and rows[-1] == "  and 50 more"
 
 
-def test_through_transformers_too(tiny_model, tmp_path):
+def test_the_inventory_covers_the_transformers_fallback(tiny_model, tmp_path):
     source = tiny_model("GPTNeoXForCausalLM")
     name = "gpt_neox.layers.1.mlp.dense_4h_to_h.weight"
 
@@ -140,7 +140,7 @@ def test_through_transformers_too(tiny_model, tmp_path):
     ],
     ids=str,
 )
-def test_absurd_configs_end_soon(tmp_path, config):
+def test_absurd_configs_are_refused_quickly(tmp_path, config):
     folder = changed(FIXTURES / "aawq", tmp_path / "model", lambda tensors: None, **config)
     with pytest.raises(AiakqError) as caught:
         load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
@@ -155,7 +155,7 @@ def test_tensors_that_are_computed_again_may_be_there(tmp_path):
     assert differences(changed(FIXTURES / "gq-w3", tmp_path / "model", change)) == []
 
 
-def test_any_names_and_shapes_can_be_asked_for():
+def test_inventory_of_arbitrary_names_and_shapes():
     """What a caller without a model of its own uses."""
     checkpoint = Checkpoint.open(FIXTURES / "gq-w3")
     shapes = {"model.norm.weight": (256,), "norm.weight": (256,), "model.other": (3, 4)}
@@ -166,7 +166,7 @@ def test_any_names_and_shapes_can_be_asked_for():
     assert not [each for each in found if each.kind == "shape"] and refusal("x", []) is None
 
 
-def test_inspect_shows_it_by_kind(tmp_path, capsys):
+def test_inspect_shows_differences_by_kind(tmp_path, capsys):
     from aiakq.cli import main
     from aiakq.terminal import console
 

@@ -57,7 +57,7 @@ def test_symmetric_files_with_the_wrong_version_are_read_right(bits: int, writte
 
 
 @pytest.mark.parametrize(("written", "label"), [("gptq", "gptq_v2"), ("gptq_v2", "gptq")])
-def test_asymmetric_files_with_the_wrong_version_lie_off_centre(written: str, label: str) -> None:
+def test_a_wrong_version_shifts_the_zero_points_of_asymmetric_files_by_one(written: str, label: str) -> None:
     weight = weight_of(zeros=True)
     tensors = gptq.write(weight, spec_of(written, symmetric=False), torch.float16)
     right = gptq.read(tensors, spec_of(written, symmetric=False), "x")
@@ -66,7 +66,7 @@ def test_asymmetric_files_with_the_wrong_version_lie_off_centre(written: str, la
     assert 0.7 < abs(gptq.zero_shift(wrong)) < 1.3
 
 
-def test_without_g_idx_the_zero_points_tell_the_width() -> None:
+def test_without_g_idx_the_bit_width_comes_from_the_zero_points() -> None:
     weight = weight_of(8)
     tensors = gptq.write(weight, spec_of("gptq", 8), torch.float16)
     del tensors["g_idx"]
@@ -130,7 +130,7 @@ def padded(codes: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("zeros", [False, True])
-def test_three_bits_with_gaps(zeros: bool) -> None:
+def test_three_bit_codes_padded_to_words(zeros: bool) -> None:
     weight = weight_of(3, zeros)
     spec = spec_of("compressed-tensors", 3, symmetric=not zeros)
     tensors = compressed_tensors.write(weight, spec, torch.float32)
@@ -144,14 +144,14 @@ def test_three_bits_with_gaps(zeros: bool) -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_the_width_of_packed_words_is_that_of_the_tensors(bits: int) -> None:
+def test_the_bit_width_comes_from_the_packed_tensors(bits: int) -> None:
     weight = weight_of(bits)
     tensors = compressed_tensors.write(weight, spec_of("compressed-tensors", bits), torch.float32)
     for said in (2, 3, 4, 8):
         assert same(compressed_tensors.read(tensors, spec_of("compressed-tensors", said), "x"), weight)
 
 
-def test_zero_points_of_eight_bits_each() -> None:
+def test_unpacked_zero_points_are_read() -> None:
     weight = weight_of(zeros=True)
     spec = spec_of("compressed-tensors", symmetric=False)
     tensors = compressed_tensors.write(weight, spec, torch.float32)
@@ -163,14 +163,14 @@ def test_zero_points_of_eight_bits_each() -> None:
         compressed_tensors.read(tensors, spec, "x")
 
 
-def test_naive_four_bits_are_eight_bit_numbers() -> None:
+def test_naive_quantized_four_bit_codes_are_stored_in_eight_bits() -> None:
     values = torch.randint(-8, 8, (64, 96), dtype=torch.int8)
     tensors = {"weight": values, "weight_scale": torch.ones(64, 3)}
     read = compressed_tensors.read(tensors, spec_of("compressed-tensors"), "x")
     assert read.scheme == "w8a16" and torch.equal(read.codes.to(torch.int16) - 128, values.to(torch.int16))
 
 
-def test_one_scale_for_all() -> None:
+def test_a_single_scale_is_expanded_to_rows() -> None:
     weight = weight_of()
     tensors = compressed_tensors.write(weight, spec_of("compressed-tensors"), torch.float32)
     tensors["weight_scale"] = torch.tensor([0.5])
@@ -179,7 +179,7 @@ def test_one_scale_for_all() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"weight_scale": torch.ones(64, 3)}, {"weight_zero_point": torch.ones(64, 1)}])
-def test_w8a8_of_a_kind_nothing_computes_is_refused(changes: dict[str, torch.Tensor]) -> None:
+def test_unsupported_w8a8_schemes_are_refused(changes: dict[str, torch.Tensor]) -> None:
     tensors = {"weight": torch.ones(64, 96, dtype=torch.int8), "weight_scale": torch.ones(64, 1)}
     tensors |= {name: tensor.to(torch.int8) if "zero" in name else tensor for name, tensor in changes.items()}
     with pytest.raises(AiakqError) as caught:

@@ -9,6 +9,7 @@ import shutil
 import types
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def refused(folder: Path) -> AiakqError:
     return caught.value
 
 
-def test_one_file_with_shared_and_turned_tensors(folder: Path) -> None:
+def test_one_file_with_shared_and_transposed_tensors(folder: Path) -> None:
     both = torch.randn(4, 6)
     tensors = {"a.weight": both, "b.weight": both, "c": both.T, "d": both[1:3].half(), "e": torch.nn.Parameter(both)}
     torch.save(tensors, folder / "pytorch_model.bin")
@@ -167,19 +168,19 @@ def test_hub_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub
 
     asked: list[list[str]] = []
-
     ignored: list[list[str]] = []
+    tokens: list[str | None] = []
 
-    def download(
-        name: str, revision: str | None, cache_dir: str | None, allow_patterns: list[str], ignore_patterns: list[str]
-    ) -> str:
+    def download(name: str, *, allow_patterns: list[str], ignore_patterns: list[str], **options: str | None) -> str:
         asked.append(allow_patterns)
         ignored.append(ignore_patterns)
+        tokens.append(options["token"])
         return str(tmp_path)
 
     files: list[str] = []
 
-    def info(self: object, name: str, revision: str | None = None) -> types.SimpleNamespace:
+    def info(self: Any, name: str, revision: str | None = None) -> types.SimpleNamespace:
+        tokens.append(self.token)
         return types.SimpleNamespace(siblings=[types.SimpleNamespace(rfilename=file) for file in files])
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -194,6 +195,9 @@ def test_hub_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         resolve_model("org/name", weights=weights, ignore=["consolidated*"])
         assert {pattern for pattern in asked[-1] if "bin" in pattern or "tensors" in pattern} == wanted
         assert ignored[-1] == ["*/*", "consolidated*"]
+    tokens.clear()
+    resolve_model("org/name", token="secret")
+    assert tokens == ["secret", "secret"]  # to list the files and to fetch them
 
 
 def as_torch_file(source: Path, target: Path, strip: str = "") -> Path:

@@ -30,6 +30,11 @@ def test_without_the_plugin_its_family_is_not_native(tiny_model, aiakq):
     assert ended.code == 3 and "ArceeForCausalLM is not supported" in ended.last
 
 
+def test_messages_list_its_family(run, tiny_model):
+    code = "from aiakq.runtime.models import FAMILIES; print(FAMILIES)"
+    assert {"Arcee", "Llama"} <= set(run("-c", code).stdout.strip().split(", "))
+
+
 def test_a_format_holds_what_the_formats_of_the_tree_hold(run_tests):
     """Writing and reading, bit for bit, and refusals, over the registry; weights drawn by hypothesis among them."""
     suites = ["tests/formats/test_layouts.py", "tests/formats/test_odd_files.py", "tests/formats/test_fuzz.py"]

@@ -65,7 +65,7 @@ def test_a_resumed_run_gives_the_same_bytes(method: str, tiny_model: Callable[..
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
 
 
-def test_mixed_and_folded_work_is_resumed_too(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_mixed_precision_runs_with_folding_are_resumed(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     source = tiny_model("Qwen2ForCausalLM")
     fields = {
         "layer": ("*.0.mlp.*=bits:8,group:-1",),
@@ -103,7 +103,7 @@ def test_interrupted_while_measuring(tiny_model: Callable[..., Path], tmp_path: 
 
 
 @pytest.mark.parametrize("change", ["seed", "source"])
-def test_other_work_is_not_resumed(change: str, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_different_run_is_not_resumed(change: str, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     for path in tiny_model("LlamaForCausalLM").iterdir():
@@ -116,7 +116,7 @@ def test_other_work_is_not_resumed(change: str, tiny_model: Callable[..., Path],
     assert quantize_checkpoint(options(source, tmp_path / "out", "gptq", resume=True, **fields)).resumed_from == 0
 
 
-def test_a_damaged_step_is_done_again(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_damaged_step_is_repeated(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     source = tiny_model("LlamaForCausalLM")
     wanted = options(source, tmp_path / "out", "gptq", resume=True)
     with pytest.raises(KeyboardInterrupt):
@@ -139,7 +139,7 @@ def test_without_resume_nothing_is_kept_or_taken_over(tiny_model: Callable[..., 
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_what_does_not_read_back_is_not_published(
+def test_a_layer_that_fails_read_back_is_not_published(
     tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from aiakq.formats import gptq

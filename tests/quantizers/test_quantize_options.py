@@ -31,7 +31,7 @@ def test_options_import_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
-def test_a_users_spelling_is_understood() -> None:
+def test_alternative_spellings_of_methods_are_accepted() -> None:
     assert options("gpt").method == "gptq"
     assert options("W8A8").method == "smooth_quant"
 

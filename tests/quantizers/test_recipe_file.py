@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from aiakq.errors import AiakqError
+from aiakq.quantizers import METHODS
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.quantizers.recipe_file import read_recipe
@@ -61,10 +62,29 @@ def test_the_recipe_in_a_report_repeats_the_run_byte_for_byte(
 def test_a_recipe_without_a_method_names_its_components(tmp_path: Path) -> None:
     text = "bits: 3\ntransforms: [{name: awq, clip: false}]\nrounder: {name: gptq, damp: 0.05}\n"
     found = options(written(tmp_path, text))
-    assert found.method == "awq+gptq"
+    assert found.method == "recipe:awq+gptq"
     assert found.resolved_recipe.parts == (Awq(clip=False), Gptq(damp=0.05))
     spec = found.spec("1")
     assert (spec.bits, spec.group_size, spec.format) == (3, 128, "compressed-tensors")
+
+
+@pytest.mark.parametrize("text", ["rounder: gptq\n", "transforms: [{name: awq, clip: false}]\nrounder: gptq\n"])
+def test_a_run_without_a_method_is_repeated_byte_for_byte(
+    text: str, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    source, path = str(tiny_model("LlamaForCausalLM")), written(tmp_path, text + "group_size: 32\n")
+    first, second = tmp_path / "first", tmp_path / "second"
+    report = quantize_checkpoint(options(path, input=source, output=str(first), **QUICK))
+    assert report.method not in METHODS and report.format == "compressed-tensors"
+    again = options(first / REPORT_FILE, input=source, output=str(second), device="cpu", evaluate=False)
+    assert quantize_checkpoint(again).recipe == report.recipe
+    assert contents(second) == contents(first)
+
+
+def test_a_method_and_a_rounder_of_the_same_name_are_different(tmp_path: Path) -> None:
+    path = written(tmp_path, "rounder: gptq\n")
+    assert options(path).spec("1").format == "compressed-tensors"
+    assert options(path, method="gptq").spec("1").format == "gptq"
 
 
 def test_quantized_activations_need_no_smoothing(tmp_path: Path) -> None:
@@ -79,6 +99,16 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
     assert (found.bits, found.samples) == (4, 64)
     assert found.resolved_recipe.rounder == Gptq(damp=0.1, sweeps=1)
     assert [part.name for part in options(path, method="awq", bits=4).resolved_recipe.parts] == ["awq", "rtn"]
+
+
+def test_a_config_file_overrides_the_recipe(aiakq: Callable[..., Any], tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    words = ("quantize", "-i", tmp_path / "none", "-o", tmp_path / "out", "--config", config)
+    for in_config, in_recipe, code in ((5, 4, 2), (4, 5, 3)):
+        config.write_text(f"bits: {in_config}\n")
+        ended = aiakq(*words, "--recipe", written(tmp_path, f"quant_type: gptq\nbits: {in_recipe}\n"))
+        assert ended.code == code, ended.err  # 2: a wrong option, 3: no such model
+        assert ("--bits is 5" in ended.err) == (code == 2)
 
 
 @pytest.mark.parametrize(

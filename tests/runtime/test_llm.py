@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -112,17 +113,6 @@ def test_seeded_sampling_repeats_alone_and_in_a_crowd(llm):
     assert len({tuple(r.outputs[0].token_ids) for r in crowd[:5]}) == 1
 
 
-def test_text_pieces_join_to_the_whole(llm):
-    from aiakq.runtime.text.detokenizer import Detokenizer
-
-    text = "naïve café — 你好, 🙂🙃 end"
-    ids = llm.tokenizer.encode(text)
-    stream = Detokenizer(llm.tokenizer, llm.tokenizer.encode("It was"), True)
-    pieces = [stream.push(token) for token in ids] + [stream.flush()]
-    assert "".join(pieces) == text
-    assert not any("\ufffd" in piece for piece in pieces)
-
-
 def test_a_cache_salt_keeps_prefixes_apart(llm):
     ids = list(range(5, 60))
 
@@ -149,6 +139,35 @@ def test_bad_calls_leave_the_engine_clean(llm):
         llm.generate([[]], use_tqdm=False)
     assert not llm.engine.has_work()
     assert llm.generate("still works", SamplingParams(max_tokens=2), use_tqdm=False)[0].finished
+
+
+def test_max_tokens_beyond_the_context_stop_at_its_end(llm):
+    params = SamplingParams(max_tokens=5000, min_tokens=3000, ignore_eos=True, temperature=0)
+    (found,) = llm.generate({"prompt_token_ids": [5] * 1020}, params, use_tqdm=False)
+    assert (len(found.outputs[0].token_ids), found.outputs[0].finish_reason) == (4, "length")
+    with pytest.raises(ValueError, match="1024"):
+        llm.generate({"prompt_token_ids": [5] * 1024}, params, use_tqdm=False)
+
+
+def test_what_vllm_raises_as_a_value_error_is_one(llm, example_model):
+    for wrong in ({"temperature": -1.0}, {"top_p": 2.0}, {"n": "two"}, {"stop": ""}):
+        with pytest.raises(ValueError):
+            SamplingParams(**wrong)
+    for prompt in ([], {"prompt_token_ids": [99999]}):
+        with pytest.raises(ValueError):
+            llm.generate(prompt or [[]], use_tqdm=False)
+    for arguments in ({"max_model_len": 5000}, {"enable_lora": True}, {"dtype": "int3"}, {"runner": "pooling"}):
+        with pytest.raises(ValueError):
+            LLM(str(example_model), **arguments)
+    with pytest.raises(AiakqError) as caught:
+        LLM("./no-such-model")
+    assert not isinstance(caught.value, ValueError)
+
+
+def test_defaults_of_newer_arguments_are_accepted(example_model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        LLM(str(example_model), runner="auto", convert="auto", num_gpu_blocks_override=20)
 
 
 def test_chat_uses_the_template(llm):
@@ -200,8 +219,8 @@ def test_wrong_arguments_are_refused(example_model, arguments, id):
         ({"num_hidden_layers": 9999}, "tensor_inventory"),
         ({"num_hidden_layers": 2**40}, "model_malformed"),
         ({"num_key_value_heads": 3}, "model_malformed"),
-        ({"hidden_act": "magic"}, "model_unsupported"),
-        ({"rope_parameters": {"rope_type": "odd", "rope_theta": 1e4}}, "model_unsupported"),
+        ({"hidden_act": "magic"}, "unsupported"),
+        ({"rope_parameters": {"rope_type": "odd", "rope_theta": 1e4}}, "unsupported"),
         ({"quantization_config": {"quant_method": "odd"}}, "format_unsupported"),
     ],
     ids=lambda value: str(value)[:40],

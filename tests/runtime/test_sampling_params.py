@@ -151,19 +151,6 @@ def test_special_tokens_are_shown_or_not(llm):
     assert answer(llm, **params).outputs[0].text == ""
 
 
-def test_tokenizers_in_python_are_told_about_spaces():
-    from aiakq.runtime.text.tokenizer import Tokenizer
-
-    class InPython:
-        is_fast = False
-
-        def decode(self, ids, spaces_between_special_tokens, **options):
-            return (" " if spaces_between_special_tokens else "").join(map(str, ids))
-
-    tokenizer = Tokenizer(InPython())
-    assert (tokenizer.decode([1, 2]), tokenizer.decode([1, 2], spaces=False)) == ("1 2", "12")
-
-
 def test_a_request_without_a_token_left_fails_and_others_go_on(llm):
     wrong = SamplingParams(allowed_token_ids=[7], stop_token_ids=[7], min_tokens=2, max_tokens=5)
     results = llm.generate(["a", "b"], [wrong, SamplingParams(max_tokens=3)], use_tqdm=False)

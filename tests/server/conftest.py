@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +12,9 @@ import pytest
 from openai import OpenAI
 
 from aiakq.server.background import RunningServer, start_in_background
+
+# What tests share with the programs beside them is imported by its name, as the programs do.
+sys.path.insert(0, str(Path(__file__).parent))
 
 #: Few pages, so that starting is quick and leaks would show.
 ARGUMENTS = {"dtype": "float32", "num_gpu_blocks_override": 513, "served_model_name": ["tinybooks", "alias/name"]}

@@ -15,10 +15,7 @@ import asyncio
 import collections
 import contextlib
 import json
-import os
 import re
-import socket
-import struct
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -30,19 +27,19 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import hostile_cases  # noqa: E402
-from hostile_cases import Case, Expected  # noqa: E402
+from hostile_cases.requests import BODY_LIMIT, COMPLETIONS, TIMES, Case, Expected, ask, head  # noqa: E402
+from raw_http import MODEL, PATIENCE, Answer, linger, metrics, read_answer, state  # noqa: E402
 
 from aiakq.server.background import RunningServer, start_in_background  # noqa: E402
 
-MODEL = HERE.parents[1] / "examples" / "tinybooks"
 SERVED = {
     "model": str(MODEL),
     "served_model_name": ["tinybooks"],
     "dtype": "float32",
     "num_gpu_blocks_override": 1025,
-    "max_body_bytes": hostile_cases.BODY_LIMIT,
+    "max_body_bytes": BODY_LIMIT,
     "max_connections_per_address": 1000,
-    **hostile_cases.TIMES,
+    **TIMES,
 }
 #: Ordinary requests that run all the while; greedy and seeded, with and without what costs more.
 GOOD = [
@@ -52,17 +49,8 @@ GOOD = [
     {"prompt": [5, 99, 1000, 17], "temperature": 0, "max_tokens": 50, "repetition_penalty": 1.2, "ignore_eos": True},
 ]
 GOOD_CLIENTS = 2
-#: Seconds for anything that has no promised time; more than enough on a busy machine.
-PATIENCE = 120.0
 KEYS = {"message", "type", "param", "code"}
 LEAKS = re.compile(r"Traceback|pydantic|site-packages|\.py\b|object at 0x|msgspec|starlette")
-
-
-@dataclass
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
 
 
 @dataclass
@@ -83,8 +71,7 @@ async def try_case(address: tuple[str, int], case: Case, findings: Findings) -> 
     """Send it; why its promise is broken, or None."""
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection(*address, limit=1 << 20)
-    # Closed with a reset, so that a hundred thousand connections do not wait for their ends.
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    linger(writer, 1)
     sending = asyncio.create_task(send(writer, case))
     try:
         if case.leave == "reads":
@@ -139,7 +126,7 @@ async def read_all(
         return f"more came: {rest[:100]!r}" if rest else None
     if case.closed is False:
         # The connection is good for another request, and nothing stands before its answer.
-        writer.write(hostile_cases.head("GET", "/version"))
+        writer.write(head("GET", "/version"))
         try:
             answer = await asyncio.wait_for(read_answer(reader), PATIENCE)
         except (TimeoutError, ConnectionError, EOFError, ValueError) as failure:
@@ -168,40 +155,7 @@ async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, how:
         with contextlib.suppress(TimeoutError, ConnectionError):
             await asyncio.wait_for(reader.read(100), 0.2)
     elif how == "closes":
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
-
-
-async def read_answer(reader: asyncio.StreamReader, with_body: bool = True) -> Answer:
-    """One HTTP answer. Raises EOFError or ValueError when it is none."""
-    while True:
-        head = await read_until(reader, b"\r\n\r\n")
-        first, *lines = head.decode("latin-1").split("\r\n")[:-2]
-        match = re.fullmatch(r"HTTP/1\.1 (\d{3}) [\w -]*", first)
-        if match is None:
-            raise ValueError(f"no status line: {first[:80]!r}")
-        if match[1] != "100":
-            break
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    if not with_body:
-        body = b""
-    elif headers.get("transfer-encoding") == "chunked":
-        body = b""
-        while True:
-            size = int((await read_until(reader, b"\r\n"))[:-2], 16)
-            chunk = await reader.readexactly(size + 2)
-            if size == 0:
-                break
-            body += chunk[:-2]
-    else:
-        body = await reader.readexactly(int(headers["content-length"]))
-    return Answer(int(match[1]), headers, body)
-
-
-async def read_until(reader: asyncio.StreamReader, end: bytes) -> bytes:
-    try:
-        return await reader.readuntil(end)
-    except asyncio.IncompleteReadError as failure:
-        raise EOFError(f"after {failure.partial[:60]!r}") from None
+        linger(writer, 0)
 
 
 def compared(answer: Answer, expected: Expected) -> str | None:
@@ -239,7 +193,7 @@ async def stream(address: tuple[str, int], request: dict[str, Any]) -> dict[int,
     reader, writer = await asyncio.open_connection(*address, limit=1 << 20)
     try:
         sent = request | {"stream": True, "return_token_ids": True}
-        writer.write(hostile_cases.ask(hostile_cases.COMPLETIONS, sent))
+        writer.write(ask(COMPLETIONS, sent))
         answer = await asyncio.wait_for(read_answer(reader), 2 * PATIENCE)
     finally:
         writer.close()
@@ -285,85 +239,102 @@ async def good_client(
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-async def run(asked: argparse.Namespace, server: RunningServer) -> dict[str, Any]:
-    host, port = server.url.removeprefix("http://").split(":")
-    address = (host, int(port))
-    findings = Findings()
-    quiet = [await stream(address, request) for request in GOOD]
-    alone: list[float] = []
-    for request in GOOD * 3:
-        began = time.perf_counter()
-        await stream(address, request)
-        alone.append(time.perf_counter() - began)
-    before = state(server.process.pid) | {"series": len(await metrics(address))}
-    meanwhile: list[float] = []
-    good = [asyncio.create_task(good_client(address, i, quiet, findings, meanwhile)) for i in range(GOOD_CLIENTS)]
-    indices = iter(range(asked.first, asked.first + asked.count))
-    began = time.monotonic()
-    slow: set[asyncio.Task[None]] = set()
-    places = asyncio.Semaphore(128)
+class HostileRun:
+    """One run of cases beside good clients.
 
-    async def one(index: int, case: Case) -> None:
+    slow    the tasks of cases that take seconds by their nature, at most 128.
+    """
+
+    def __init__(self, asked: argparse.Namespace, server: RunningServer) -> None:
+        host, port = server.url.removeprefix("http://").split(":")
+        self.address = (host, int(port))
+        self.asked, self.server = asked, server
+        self.findings = Findings()
+        self.indices = iter(range(asked.first, asked.first + asked.count))
+        self.slow: set[asyncio.Task[None]] = set()
+        self.places = asyncio.Semaphore(128)
+        self.began = 0.0
+
+    async def run(self) -> dict[str, Any]:
+        address, findings = self.address, self.findings
+        quiet = [await stream(address, request) for request in GOOD]
+        alone: list[float] = []
+        for request in GOOD * 3:
+            began = time.perf_counter()
+            await stream(address, request)
+            alone.append(time.perf_counter() - began)
+        before = state(self.server.process.pid) | {"series": len(await metrics(address))}
+        meanwhile: list[float] = []
+        good = [asyncio.create_task(good_client(address, i, quiet, findings, meanwhile)) for i in range(GOOD_CLIENTS)]
+        self.began = time.monotonic()
+        await asyncio.gather(*(self.client() for _ in range(self.asked.clients)))
+        await asyncio.gather(*self.slow)
+        seconds = time.monotonic() - self.began
+        for task in good:
+            task.cancel()
+        await asyncio.gather(*good, return_exceptions=True)
+        after = await at_rest(self.server, address, before, findings)
+        return {
+            **self.report(seconds),
+            "good_stream_ms": {
+                name: round(1000 * quantile(sorted(found), 0.5), 1)
+                for name, found in (("alone", alone), ("meanwhile", meanwhile))
+                if found
+            },
+            "server_rss_mb": {"before": before["rss_mb"], "after": after["rss_mb"]},
+        }
+
+    async def client(self) -> None:
+        """Take cases until there are none left."""
+        for index in self.indices:
+            case = hostile_cases.case(self.asked.seed, index)
+            if self.asked.only and not re.search(self.asked.only, case.kind):
+                continue
+            if case.slow:
+                await self.places.acquire()
+                task = asyncio.create_task(self.try_slow(index, case))
+                self.slow.add(task)
+                task.add_done_callback(self.slow.discard)
+            else:
+                await self.try_one(index, case)
+            done = self.findings.kinds.total()
+            if done % 5000 == 0:
+                seconds, rss = time.monotonic() - self.began, state(self.server.process.pid)["rss_mb"]
+                line = f"{done} cases, {len(self.findings.broken)} broken, {seconds:.0f} s, {rss:.0f} MB"
+                print(line, file=sys.stderr, flush=True)
+
+    async def try_one(self, index: int, case: Case) -> None:
+        findings = self.findings
         try:
-            problem = await try_case(address, case, findings)
+            problem = await try_case(self.address, case, findings)
         except OSError as failure:
             problem = f"no connection: {failure}"
         findings.kinds[case.kind.partition(":")[0]] += 1
         if problem:
-            line = f"--seed {asked.seed} --first {index} ({case.kind}): {problem}"
+            line = f"--seed {self.asked.seed} --first {index} ({case.kind}): {problem}"
             findings.broken.append(line)
             if len(findings.broken) <= 50:
                 print(line, file=sys.stderr, flush=True)
 
-    async def patiently(index: int, case: Case) -> None:
+    async def try_slow(self, index: int, case: Case) -> None:
         try:
-            await one(index, case)
+            await self.try_one(index, case)
         finally:
-            places.release()
+            self.places.release()
 
-    async def client() -> None:
-        for index in indices:
-            case = hostile_cases.case(asked.seed, index)
-            if asked.only and not re.search(asked.only, case.kind):
-                continue
-            if case.slow:
-                await places.acquire()
-                task = asyncio.create_task(patiently(index, case))
-                slow.add(task)
-                task.add_done_callback(slow.discard)
-            else:
-                await one(index, case)
-            done = findings.kinds.total()
-            if done % 5000 == 0:
-                rss = state(server.process.pid)["rss_mb"]
-                line = f"{done} cases, {len(findings.broken)} broken, {time.monotonic() - began:.0f} s, {rss:.0f} MB"
-                print(line, file=sys.stderr, flush=True)
-
-    await asyncio.gather(*(client() for _ in range(asked.clients)))
-    await asyncio.gather(*slow)
-    seconds = time.monotonic() - began
-    for task in good:
-        task.cancel()
-    await asyncio.gather(*good, return_exceptions=True)
-    after = await at_rest(server, address, before, findings)
-    times = sorted(findings.seconds)
-    return {
-        "cases": findings.kinds.total(),
-        "seed": asked.seed,
-        "seconds": round(seconds, 1),
-        "broken": len(findings.broken),
-        "first_broken": findings.broken[:20],
-        "good_streams": findings.streams,
-        "kinds": dict(sorted(findings.kinds.items())),
-        "statuses": dict(sorted(findings.statuses.items())),
-        "answer_ms": {f"p{at}": round(1000 * quantile(times, at / 100), 1) for at in (50, 99)} if times else None,
-        "good_stream_ms": {
-            name: round(1000 * quantile(sorted(found), 0.5), 1)
-            for name, found in (("alone", alone), ("meanwhile", meanwhile))
-            if found
-        },
-        "server_rss_mb": {"before": before["rss_mb"], "after": after["rss_mb"]},
-    }
+    def report(self, seconds: float) -> dict[str, Any]:
+        findings, times = self.findings, sorted(self.findings.seconds)
+        return {
+            "cases": findings.kinds.total(),
+            "seed": self.asked.seed,
+            "seconds": round(seconds, 1),
+            "broken": len(findings.broken),
+            "first_broken": findings.broken[:20],
+            "good_streams": findings.streams,
+            "kinds": dict(sorted(findings.kinds.items())),
+            "statuses": dict(sorted(findings.statuses.items())),
+            "answer_ms": {f"p{at}": round(1000 * quantile(times, at / 100), 1) for at in (50, 99)} if times else None,
+        }
 
 
 async def at_rest(
@@ -392,33 +363,13 @@ async def at_rest(
     if found["aiakq:engine_restarts_total"]:
         broken.append("afterwards: the engine was started again")
     reader, writer = await asyncio.open_connection(*address)
-    writer.write(hostile_cases.head("GET", "/health"))
+    writer.write(head("GET", "/health"))
     if (await read_answer(reader)).status != 200:
         broken.append("afterwards: the server is not healthy")
     writer.close()
     own = [event.message for event in server.events if event.kind == "log" and "Traceback" in event.message]
     broken += [f"in the log: {line[-300:]}" for line in own]
     return after
-
-
-async def metrics(address: tuple[str, int]) -> dict[str, float]:
-    """Samples of /metrics that have no labels of their own."""
-    reader, writer = await asyncio.open_connection(*address, limit=1 << 22)
-    try:
-        writer.write(hostile_cases.head("GET", "/metrics"))
-        answer = await asyncio.wait_for(read_answer(reader), PATIENCE)
-    finally:
-        writer.close()
-    lines = [line.rpartition(" ") for line in answer.body.decode().splitlines() if not line.startswith("#")]
-    return {re.sub(r'\{engine="0",model_name="[^"]*"\}', "", name): float(value) for name, _, value in lines}
-
-
-def state(pid: int) -> dict[str, Any]:
-    """What a process holds."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    number = {name: int(re.search(rf"^{name}:\s+(\d+)", status, re.M)[1]) for name in ("VmRSS", "Threads")}  # type: ignore[index]
-    files = len(os.listdir(f"/proc/{pid}/fd"))
-    return {"rss_mb": round(number["VmRSS"] / 1024, 1), "threads": number["Threads"], "files": files}
 
 
 def quantile(ordered: list[float], part: float) -> float:
@@ -445,7 +396,7 @@ async def main() -> int:
     parser.add_argument("--only", default="", help="cases whose kind this regular expression fits")
     asked = parser.parse_args()
     async with served() as server:
-        found = await run(asked, server)
+        found = await HostileRun(asked, server).run()
     print(json.dumps(found))
     return 1 if found["broken"] else 0
 

@@ -20,9 +20,7 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
-import struct
 import sys
 import time
 from dataclasses import dataclass, field
@@ -33,15 +31,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import hostile_cases  # noqa: E402
-from hostile import MODEL, PATIENCE, Answer, metrics, read_answer, read_until, state  # noqa: E402
+from hostile_cases.requests import BODY_LIMIT, COMPLETIONS, ask  # noqa: E402
+from load_requests import VARIANTS, answers_alone, variants  # noqa: E402
+from raw_http import MODEL, PATIENCE, linger, metrics, read_answer, read_until, slowly, state  # noqa: E402
 
-from aiakq import LLM, SamplingParams  # noqa: E402
 from aiakq.server.background import RunningServer, start_in_background  # noqa: E402
 
-TEXT = HERE.parents[1] / "examples" / "heldout.txt"
-COMPLETIONS = hostile_cases.COMPLETIONS
-#: Different requests; each is sent many times.
-VARIANTS = 96
 #: What is told to a request that an engine's death touched: it is sent again.
 AGAIN = frozenset({"engine_restarted", "engine_restarting", "overloaded"})
 #: Megabytes of memory that may be added per ten thousand requests, once it is warm.
@@ -70,44 +65,6 @@ class Findings:
         self.broken.append(line)
         if len(self.broken) <= 50:
             print(line, file=sys.stderr, flush=True)
-
-
-# --- requests and what each gets alone --------------------------------------------------------------------------------
-
-
-def variants() -> list[dict[str, Any]]:
-    """Requests that differ: greedy and seeded, short and long, several choices, stop strings, shared beginnings."""
-    draw = random.Random(3)
-    words = TEXT.read_text(encoding="utf-8").split()
-    shared = " ".join(words[:80])
-    found = []
-    for index in range(VARIANTS):
-        at = draw.randrange(len(words) - 300)
-        prompt = " ".join(words[at : at + draw.choice([2, 6, 25, 60])])
-        request: dict[str, Any] = {
-            "prompt": f"{shared} {prompt}" if index % 4 == 0 else prompt,
-            "max_tokens": draw.choice([1, 4, 8, 16, 24]),
-        }
-        request |= {"temperature": 0.9, "top_p": 0.95, "seed": index} if index % 2 else {"temperature": 0}
-        if index % 5 == 0:
-            request["stop"] = [" the", "."]
-        if index % 7 == 1:
-            request["n"] = 2
-        found.append(request)
-    return found
-
-
-def answers_alone(requests: list[dict[str, Any]]) -> list[list[tuple[str, tuple[int, ...], str | None]]]:
-    """(text, token ids, finish reason) of every choice of every request, one request at a time, in this process."""
-    llm = LLM(
-        model=str(MODEL), dtype="float32", max_num_seqs=2, enable_prefix_caching=False, num_gpu_blocks_override=129
-    )
-    answers = []
-    for request in requests:
-        params = SamplingParams(**{name: value for name, value in request.items() if name != "prompt"})
-        outputs = llm.generate(request["prompt"], params, use_tqdm=False)[0].outputs
-        answers.append([(one.text, tuple(one.token_ids), one.finish_reason) for one in outputs])
-    return answers
 
 
 class Load:
@@ -175,7 +132,7 @@ class Load:
         self.findings.surely += 1
         reader, writer = await self.connect()
         try:
-            writer.write(hostile_cases.ask(COMPLETIONS, request))
+            writer.write(ask(COMPLETIONS, request))
             if pause:
                 answer = await slowly(reader, pause)
             else:
@@ -238,12 +195,12 @@ class Load:
                 size = draw.choice(
                     [{"prompt": "word " * 3000}, {"max_tokens": 5000}, {"n": 99}, {"prompt": ["a"] * 500}]
                 )
-                writer.write(hostile_cases.ask(COMPLETIONS, {"prompt": "a"} | size))
+                writer.write(ask(COMPLETIONS, {"prompt": "a"} | size))
                 answer = await asyncio.wait_for(read_answer(reader), 2 * PATIENCE)
                 if answer.status not in (400, 503):
                     findings.found(f"request {number}: {size!r:.40} was answered {answer.status}")
             elif way == "sends half":
-                sent = hostile_cases.ask(COMPLETIONS, self.requests[number % VARIANTS])
+                sent = ask(COMPLETIONS, self.requests[number % VARIANTS])
                 writer.write(sent[: draw.randrange(len(sent))])
                 findings.perhaps += 1
                 await asyncio.sleep(draw.random() * 0.1)
@@ -284,7 +241,7 @@ class Load:
             "stream": streamed,
             "n": draw.choice([1, 2]),
         }
-        writer.write(hostile_cases.ask(COMPLETIONS, request))
+        writer.write(ask(COMPLETIONS, request))
         if way == "stalls":
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             await asyncio.sleep(draw.random() * 1.5)
@@ -297,7 +254,7 @@ class Load:
                 return  # refused, for want of an engine
             id = first.split(b'"id":"')[1].split(b'"')[0].decode()
             other, sender = await self.connect()
-            sender.write(hostile_cases.ask("/abort_requests", {"request_ids": [id]}))
+            sender.write(ask("/abort_requests", {"request_ids": [id]}))
             told = json.loads((await asyncio.wait_for(read_answer(other), PATIENCE)).body)
             sender.close()
             rest = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 2 * PATIENCE)
@@ -420,28 +377,6 @@ class Load:
         }
 
 
-async def slowly(reader: asyncio.StreamReader, pause: float) -> Answer:
-    """Read an answer piece by piece, with pauses."""
-    taken = asyncio.StreamReader(limit=1 << 22)
-
-    async def take() -> None:
-        while piece := await reader.read(512):
-            taken.feed_data(piece)
-            await asyncio.sleep(pause)
-        taken.feed_eof()
-
-    taking = asyncio.create_task(take())
-    try:
-        return await asyncio.wait_for(read_answer(taken), 4 * PATIENCE)
-    finally:
-        taking.cancel()
-
-
-def linger(writer: asyncio.StreamWriter, on: int) -> None:
-    """Whether closing resets the connection: twenty thousand need not wait for their ends."""
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", on, 0))
-
-
 def vars_of(findings: Findings) -> dict[str, Any]:
     return {
         name: value for name, value in vars(findings).items() if isinstance(value, (int, float, collections.Counter))
@@ -461,7 +396,7 @@ async def main() -> int:
         "served_model_name": ["tinybooks"],
         "dtype": "float32",
         "num_gpu_blocks_override": 2049,
-        "max_body_bytes": hostile_cases.BODY_LIMIT,
+        "max_body_bytes": BODY_LIMIT,
         "max_connections_per_address": 1000,
         "enable_admin_routes": True,
         "max_engine_restarts": asked.kills + 1,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+
 import pytest
 
 from aiakq.errors import AiakqError
@@ -16,3 +19,18 @@ def test_chat_template_is_a_file_or_the_text(tmp_path):
     assert read_chat_template("{% if x %}y{% endif %}") == "{% if x %}y{% endif %}"
     with pytest.raises(AiakqError, match="readable file"):
         read_chat_template(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "zeros", "elsewhere"])
+def test_a_model_with_something_else_in_place_of_a_file_is_refused(kind, example_model, tmp_path, process):
+    """A server neither waits for a pipe nor reads a device, and nothing from outside the folder."""
+    folder = shutil.copytree(example_model, tmp_path / "model")
+    file = folder / "tokenizer_config.json"
+    shutil.move(file, tmp_path / "elsewhere")
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero" if kind == "zeros" else tmp_path / "elsewhere")
+    ended = process("serve", "--model", folder, "--port", "0")
+    assert ended.code == (3 if kind == "pipe" else 4)
+    assert "tokenizer_config.json" in ended.last and "Traceback" not in ended.err

@@ -15,6 +15,7 @@ from aiakq.errors import error
 from aiakq.runtime.engine import engine as planted_engine
 from aiakq.runtime.engine import sequence as planted_sequence
 from aiakq.runtime.engine.engine import Engine
+from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.pages import ROOT, PagePool, page_hash
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
@@ -323,6 +324,42 @@ def preempted_sequence_is_introduced_without_its_outputs(patch: Patch) -> None:
     real = Sequence.introduction
     patch(Sequence, "introduction", introduction)
 
+
+def clients_are_not_charged(patch: Patch) -> None:
+    """Who has most requests is served as often as it has requests."""
+    patch(FairScheduler, "_rank", lambda self, turn: (turn.next.order if turn.next else (0, 0), turn.client))
+
+
+def satisfied_clients_save_up(patch: Patch) -> None:
+    """Who wanted little for long keeps everybody waiting once it wants much."""
+
+    def settle(self: FairScheduler, chosen: list[ScheduledChunk], blocked: set[str]) -> None:
+        self._least = 0
+        for chunk in chosen:
+            self.counters[chunk.sequence.spec.client] += chunk.count
+
+    patch(FairScheduler, "_settle", settle)
+
+
+def reverse_order_within_a_client(patch: Patch) -> None:
+    """The last request of a client starts first."""
+
+    def turns(self: FairScheduler, waited: bool) -> Any:
+        found = real(self, waited)
+        for turn in found.values():
+            turn.waiting.reverse()
+        return found
+
+    real = FairScheduler._turns
+    patch(FairScheduler, "_turns", turns)
+
+
+#: Those that only show with several clients.
+UNFAIR: list[Callable[[Patch], None]] = [
+    clients_are_not_charged,
+    satisfied_clients_save_up,
+    reverse_order_within_a_client,
+]
 
 BUGS: list[Callable[[Patch], None]] = [
     decref_without_counting,

@@ -15,15 +15,16 @@ import sys
 import time
 from collections.abc import Iterable
 
+from clients import Totals, Violation
 from model import ENDS, VOCAB, Fault
 from sizes import Setup
-from world import Totals, Violation, World
+from world import World
 
 from aiakq.runtime.engine.messages import Abort, Inbox, RequestSpec, ResetPrefixCache
 from aiakq.runtime.sampling_params import SamplingParams
 
 #: What can be left out of a world.
-PARTS = ("aborts", "resets", "faults", "priorities", "children", "ends")
+PARTS = ("aborts", "resets", "faults", "priorities", "children", "ends", "owners")
 #: Steps of a world before its clients stop, in a long run.
 STEPS = 400
 #: Part of the steps with traffic that carry a fault; of all, with those that end a world, it is more than 5 %.
@@ -51,11 +52,16 @@ KINDS = (
 class SeededWorld(World):
     """A world in which everything is drawn."""
 
-    def __init__(self, seed: int, without: Iterable[str] = (), totals: Totals | None = None) -> None:
-        super().__init__(Setup.drawn(random.Random(f"{seed} setup")), totals)
+    def __init__(
+        self, seed: int, without: Iterable[str] = (), totals: Totals | None = None, owners: int | None = None
+    ) -> None:
+        if owners is None:
+            owners = 1 if "owners" in without else random.Random(f"{seed} owners").choice([1, 1, 1, 2, 4])
+        super().__init__(Setup.drawn(random.Random(f"{seed} setup"), owners), totals)
         self.without = frozenset(without)
         self._draws = {
-            name: random.Random(f"{seed} {name}") for name in ("arrivals", "aborts", "resets", "faults", "clock")
+            name: random.Random(f"{seed} {name}")
+            for name in ("arrivals", "aborts", "resets", "faults", "clock", "owners")
         }
         draw = self._draws["arrivals"]
         P, longest = self.setup.page_size, self.setup.max_len
@@ -109,7 +115,10 @@ class SeededWorld(World):
         count = draw.choice([1, 1, 1, 1, 2, 4])
         count = 1 if "children" in self.without else count
         priority = 0 if "priorities" in self.without else priority
-        return self.ask(prompt, params, count, priority, salt)
+        # Most requests are of one client, who has more of them than its share.
+        owners = [f"c{owner}" for owner in range(self.setup.owners)]
+        owner = self._draws["owners"].choice([*owners, *owners[:1] * len(owners)])
+        return self.ask(prompt, params, count, priority, salt, owner)
 
     def _fault(self) -> Fault | None:
         draw = self._draws["faults"]

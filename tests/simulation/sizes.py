@@ -22,9 +22,11 @@ class Setup:
     arriving: float
     aborting: float
     resetting: float
+    #: Clients of the server, to whom the requests belong.
+    owners: int = 1
 
     @staticmethod
-    def drawn(draw: random.Random) -> Setup:
+    def drawn(draw: random.Random, owners: int = 1) -> Setup:
         page_size = draw.choice([1, 2, 4, 4, 4, 8, 16])
         max_len = draw.choice([12, 24, 24, 40])
         pages = -(-max_len // page_size)
@@ -54,6 +56,7 @@ class Setup:
             arriving=draw.choice([0.1, 0.3, 1.0]),
             aborting=draw.choice([0.0, 0.02, 0.1]),
             resetting=draw.choice([0.0, 0.02, 0.2]),
+            owners=owners,
         )
 
     @property

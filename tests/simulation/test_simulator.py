@@ -9,18 +9,18 @@ from pathlib import Path
 import planted
 import pytest
 import simulator
+from clients import Totals, Violation
 from simulator import SeededWorld
-from world import Totals, Violation
 
 SEEDS = range(60)
 STEPS = 150
 
 
-def first_violation(totals: Totals) -> str | None:
+def first_violation(totals: Totals, owners: int | None = None) -> str | None:
     """What the first world of SEEDS that fails fails with."""
     for seed in SEEDS:
         try:
-            SeededWorld(seed, totals=totals).run(STEPS)
+            SeededWorld(seed, totals=totals, owners=owners).run(STEPS)
         except Violation as failure:
             return f"seed {seed}: {failure}"
     return None
@@ -40,6 +40,13 @@ def test_a_planted_bug_is_found(bug, monkeypatch):
     bug(monkeypatch.setattr)
     totals = Totals()
     assert first_violation(totals) is not None, f"not in {totals.steps} steps"
+
+
+@pytest.mark.parametrize("owners", [2, 4])
+def test_clients_share_the_engine(owners):
+    totals = Totals()
+    assert first_violation(totals, owners) is None
+    assert totals.preemptions > 50 and totals.tokens > 1000
 
 
 def test_a_world_repeats_itself():

@@ -184,7 +184,7 @@ class ManagerMachine(RuleBasedStateMachine):
         """As the engine's process takes what it is sent."""
         assert self.engine is not None
         if isinstance(record, Submit):
-            self.inbox += record.requests
+            self.inbox += record.specs()
         elif isinstance(record, Cancel):
             self.inbox += [Abort(id) for id in record.request_ids]
         elif isinstance(record, Reset):

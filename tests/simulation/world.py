@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections import Counter
-from collections.abc import Callable, Container
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
+from clients import Client, Totals, Violation, must
+from fairness_checks import FairnessChecks
 from model import VOCAB, Alone, Collected, Died, Fault, PagedExecutor, Refused, Row
+from page_checks import PageChecks
 from sizes import Setup
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine.engine import Engine
+from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.messages import (
     NOT_FINITE,
     OUT_OF_MEMORY,
@@ -25,64 +27,11 @@ from aiakq.runtime.engine.messages import (
     admit,
 )
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.sampling_params import SamplingParams
 
 #: Deaths of the engine that a request may take part in; as in the server's table.
 DEATHS = 2
-
-
-class Violation(AssertionError):
-    """Something that must hold does not."""
-
-
-def must(holds: object, what: str) -> None:
-    if not holds:
-        raise Violation(what)
-
-
-@dataclass(eq=False)
-class Client:
-    """One request, as who sent it sees it."""
-
-    spec: RequestSpec
-    alone: Alone
-    place: tuple[int, int]
-    got: int = 0
-    ended: str | None = None
-    deaths: int = 0
-    #: In the life of the engine that runs now. pending: tokens that are sampled and not told yet.
-    computed: int = 0
-    pending: int = 0
-    queried: bool = False
-    started: bool = False
-    counted: bool = False
-    resample: bool = False
-    starts: int = 1
-
-
-@dataclass
-class Totals:
-    """What was seen, for the last line of a run."""
-
-    steps: int = 0
-    worlds: int = 0
-    requests: int = 0
-    tokens: int = 0
-    preemptions: int = 0
-    cached: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    ends: Counter[str] = field(default_factory=Counter)
-
-    def __str__(self) -> str:
-        faults = ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items()))
-        ends = ", ".join(f"{count} {reason}" for reason, count in sorted(self.ends.items()))
-        return (
-            f"{self.steps} steps in {self.worlds} worlds: {self.requests} requests ({ends}), {self.tokens} tokens, "
-            f"{self.cached} of prompts from the cache, {self.preemptions} preemptions, "
-            f"{sum(self.faults.values())} faults ({faults})"
-        )
 
 
 class World:
@@ -111,15 +60,16 @@ class World:
         limits = ModelLimits(
             VOCAB, setup.max_len, pool.num_usable * setup.page_size, eos_token_ids=(0,), by_priority=True
         )
-        scheduler = Scheduler(pool, setup.scheduler)
+        scheduler = FairScheduler(pool, setup.scheduler)
         self.scheduled: list[ScheduledChunk] = []
         scheduler.schedule = self._recorded(scheduler.schedule)  # type: ignore[method-assign]
         self.engine = Engine(self.model, scheduler, limits, {}, 2 if setup.ahead else 1)
+        self.page_checks = PageChecks(self.engine, self.model, setup)
+        self.fairness_checks = FairnessChecks(scheduler, setup)
         self._generated = self._prompted = self._preempted = self._queried = self._hit = self._worked = 0
         self._bad_steps = self._doubts = 0
         self._head: str | None = None
         self._head_steps = 0
-        self._to_clear: set[int] = set()
         # Full pages: the epoch in which they were computed, the salt, and what the last position holds.
         self._pages: set[tuple[int, str, int]] = set()
 
@@ -133,13 +83,20 @@ class World:
         return scheduled
 
     def ask(
-        self, prompt: list[int], params: SamplingParams, count: int = 1, priority: int = 0, salt: str = ""
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        count: int = 1,
+        priority: int = 0,
+        salt: str = "",
+        owner: str = "",
     ) -> list[RequestSpec]:
         """A request, or several that share their prompt: what to put into an inbox."""
         specs = []
         for index in range(count):
             number = len(self.clients)
-            spec = admit(f"r{number}", prompt, params, self.engine.limits, index, priority=priority, cache_salt=salt)
+            limits = self.engine.limits
+            spec = admit(f"r{number}", prompt, params, limits, index, priority=priority, cache_salt=salt, client=owner)
             self.clients[spec.request_id] = self.live[spec.request_id] = Client(spec, Alone(spec), (priority, number))
             specs.append(spec)
         self.totals.requests += count
@@ -172,19 +129,9 @@ class World:
         was_broken = self.model.broken
         suspicious = self._bad_steps >= 2
         doubtful = was_broken and suspicious and scheduler.pool.num_free
-        try:
-            out = self.engine.step(self.now, inbox)
-        except Died:
-            self._replace_engine(stopped, "dies")
+        out = self._engine_step(inbox, stopped, was_broken)
+        if out is None:
             return
-        except AiakqError as failure:
-            must(was_broken and self._bad_steps >= 2, f"the engine gave up: {failure}")
-            self._replace_engine(stopped, "gives up")
-            return
-        except (Violation, KeyboardInterrupt):
-            raise
-        except BaseException as failure:
-            raise Violation(f"{type(failure).__name__}: {failure}") from failure
         if fault and self.scheduled:
             self.totals.faults[fault.kind] += 1
         try:
@@ -199,20 +146,7 @@ class World:
         for id in sorted(stopped.difference(late)):
             self._check_end(id, "abort")
         self._check_schedule(before, out)
-        collected = False
-        for event in self.model.events:
-            if event is None:
-                must(not was_broken, "nothing is finite any more, and the engine goes on")
-                self._bad_steps = 0
-            elif isinstance(event, Refused):
-                self._check_row(event.row)
-                self._check_end(event.row.id, "error", OUT_OF_MEMORY)
-            elif isinstance(event[0], Row):
-                for row in event:
-                    self._check_row(row)
-            else:
-                collected = True
-                self._check_collected(event)
+        collected = self._check_events(was_broken)
         for id in late:
             if self.clients[id].ended is None:
                 self._check_end(id, "abort")
@@ -223,9 +157,25 @@ class World:
         if not self.model.silent:
             self._doubts += 1 if doubtful else -self._doubts
         must(self._doubts < 3, "nothing is finite any more, and the engine goes on")
-        self._check_pages()
+        self.page_checks.check()
         self._check_counters(out)
         self._check_progress()
+
+    def _engine_step(self, inbox: Inbox, stopped: set[str], was_broken: bool) -> StepOutput | None:
+        """The engine's step; None where the engine ended and was replaced."""
+        try:
+            return self.engine.step(self.now, inbox)
+        except Died:
+            self._replace_engine(stopped, "dies")
+            return None
+        except AiakqError as failure:
+            must(was_broken and self._bad_steps >= 2, f"the engine gave up: {failure}")
+            self._replace_engine(stopped, "gives up")
+            return None
+        except (Violation, KeyboardInterrupt):
+            raise
+        except BaseException as failure:
+            raise Violation(f"{type(failure).__name__}: {failure}") from failure
 
     def abort_all(self) -> None:
         """Everybody leaves at once, as when a call of ``LLM`` is interrupted."""
@@ -264,49 +214,6 @@ class World:
 
     # --- what must hold
 
-    def _check_pages(self) -> None:
-        """No page is lost, and only full pages are shared; who waits has none."""
-        scheduler, P = self.engine.scheduler, self.setup.page_size
-        at: dict[int, int] = {}
-        for sequence in scheduler.running:
-            pages = sequence.pages
-            must(len(pages) <= -(-(len(sequence.token_ids) + self.setup.ahead) // P), "more pages than tokens")
-            full = sequence.num_computed_tokens // P
-            for index, page in enumerate(pages):
-                if page in at:
-                    must(at[page] == index and index < full, f"page {page} is in two places")
-                else:
-                    at[page] = index if index < full else -1
-        must(not any(sequence.pages for sequence in scheduler.waiting), "who waits holds pages")
-        must(scheduler.pool.num_free + len(at) == scheduler.pool.num_usable, "free and held pages are not all")
-        self._check_pages_of_failed(at)
-
-    def _check_pages_of_failed(self, held: Container[int]) -> None:
-        """Pages of who is not finite are not found again, nor handed on as they are."""
-        found: dict[int, str] = {}
-        dirty: dict[int, str] = {}
-        for event in self.model.events:
-            if event is None or isinstance(event, Refused):
-                continue
-            for one in event:
-                if isinstance(one, Row):
-                    dirty.clear()  # this step may have got them, and written to them
-                elif one.failed == NOT_FINITE and not one.dropped:
-                    found.update(dict.fromkeys(one.pages, one.row.id))
-                    dirty.update(dict.fromkeys(one.written, one.row.id))
-                elif not one.dropped:
-                    for page in one.written:
-                        found.pop(page, None)
-        for page, id in found.items():
-            must(self.engine.scheduler.pool._hashes[page] is None, f"a page of {id}, which failed, can be found")
-        to_clear = set(self.engine._cleared_pages)
-        must(self._to_clear <= to_clear | self.model.cleared, "a page that is not finite was not cleared")
-        self._to_clear = to_clear
-        # A step that ran out of memory has written, too, and is no event.
-        for page, id in () if self.model.ran_out else dirty.items():
-            clean = page in to_clear or not any(self.model.pages[page])
-            must(page in held or clean, f"a page of {id}, which failed, is not cleared")
-
     def _check_schedule(self, before: list[tuple[Sequence, int, int]], out: StepOutput) -> None:
         """The bounds of a step, its order, and that running answers go on."""
         scheduler, setup = self.engine.scheduler, self.setup
@@ -330,6 +237,10 @@ class World:
         must(ones == sorted(ones, reverse=True), "decodes come first")
         answering = [one for one, missing, times in before if missing == 1 and one.num_preemptions == times]
         # One step ahead, the last results are read first where pages run short, and then some have ended.
+        if self.setup.owners > 1:
+            self.fairness_checks.check(before, rows, self._place)
+            self._count_preempted(sum(one.num_preemptions > times for one, _, times in before))
+            return
         served = [one.id in ids for one in answering if one.id in ids or one.id not in self._told]
         if sum(missing == 1 for _, missing, _ in before) <= setup.budget:
             must(all(served), "a running answer got no token")
@@ -344,8 +255,29 @@ class World:
         if victims:
             stayed = [self._place(one) for one, _, times in before if one.num_preemptions == times and one.id in ids]
             must(not stayed or max(stayed) < min(victims), "pages were taken from who came first")
-            self._preempted += len(victims)
-            self.totals.preemptions += len(victims)
+        self._count_preempted(len(victims))
+
+    def _count_preempted(self, number: int) -> None:
+        self._preempted += number
+        self.totals.preemptions += number
+
+    def _check_events(self, was_broken: bool) -> bool:
+        """What the model did in this step, in order; whether results were collected."""
+        collected = False
+        for event in self.model.events:
+            if event is None:
+                must(not was_broken, "nothing is finite any more, and the engine goes on")
+                self._bad_steps = 0
+            elif isinstance(event, Refused):
+                self._check_row(event.row)
+                self._check_end(event.row.id, "error", OUT_OF_MEMORY)
+            elif isinstance(event[0], Row):
+                for row in event:
+                    self._check_row(row)
+            else:
+                collected = True
+                self._check_collected(event)
+        return collected
 
     def _check_row(self, row: Row) -> None:
         """A sequence's part of a step that runs."""
@@ -475,7 +407,7 @@ class World:
         if head != self._head:
             self._head, self._head_steps = head, 0
         self._head_steps += 1
-        most = 4 * self.setup.max_len * self.setup.max_num_seqs
+        most = 4 * self.setup.max_len * self.setup.max_num_seqs * self.setup.owners
         must(self._head_steps <= most, f"{head} is first in line for {most} steps")
 
     def _place(self, sequence: Sequence) -> tuple[int, int]:

@@ -17,3 +17,17 @@ def test_what_is_not_supported_is_refused_in_one_line(process):
     assert done.err.strip() == (
         "aiakq: error[option_refused]: --enable-lora is not available: LoRA adapters are not built yet. Leave it out."
     )
+
+
+def test_options_of_newer_servers_are_known(process):
+    """What vLLM 0.11's scripts pass: accepted with the reason why it has no effect, or silently as the default."""
+    options = """--runner generate --convert auto --api-server-count 2 --enable-server-load-tracking
+        --disable-hybrid-kv-cache-manager --disable-cascade-attn --prefix-caching-hash-algo builtin
+        --chat-template-content-format openai --mm-processor-cache-gb 0 --disable-frontend-multiprocessing
+        --disable-uvicorn-access-log --disable-fastapi-docs"""
+    done = process("serve", "./no-such-model", *options.split())
+    assert "error[model_missing]" in done.err, done.err
+    for flag in ("--api-server-count", "--disable-cascade-attn", "--prefix-caching-hash-algo"):
+        assert f"{flag} does nothing here: " in done.err
+    assert "--runner" not in done.err and "--disable-fastapi-docs" not in done.err
+    assert process("serve", "m", "--runner", "pooling").code == 2

@@ -1,1 +1,1 @@
-"""One decoder block while it is quantized: its linears, calibration inputs, folded scales and results."""
+"""One decoder block during quantization: its linears, calibration inputs, folded scales and results."""

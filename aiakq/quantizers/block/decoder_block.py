@@ -1,4 +1,4 @@
-"""DecoderBlock: one decoder block while it is quantized, as transforms and rounders see it.
+"""DecoderBlock: a decoder block during quantization, the interface of transforms and rounders.
 
 A transform observes ``inputs`` and folds scales; a rounder hands every linear over with ``finish``, which puts the
 rounded weight into the block, so that everything after it sees what it will see when served.
@@ -238,5 +238,7 @@ class DecoderBlock:
         for name in self.linears:
             traced = any(name in group for group in self.groups) or name.startswith(self._uncalibrated)
             if len(activations.hidden) and not traced:
-                self.result.warnings.append(f"{self.prefix}.{name} saw no calibration token; it was rounded plainly.")
+                self.result.warnings.append(
+                    f"{self.prefix}.{name} saw no calibration token; it was quantized with round-to-nearest (RTN)."
+                )
         self.result.originals.clear()

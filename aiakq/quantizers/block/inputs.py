@@ -1,4 +1,4 @@
-"""BlockInputs: the calibration inputs of the linears of one block, observed as the block is computed."""
+"""BlockInputs: calibration inputs of the linears of a block, collected with forward hooks."""
 
 from __future__ import annotations
 

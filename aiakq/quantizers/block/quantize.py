@@ -1,4 +1,4 @@
-"""A recipe applied to one block: transforms first, then the rounder."""
+"""Applies a recipe to one block: transforms first, then the rounder."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ def quantize_block(recipe: Recipe, block: DecoderBlock) -> None:
             block.restore(before)
             recipe.rounder.round(block, block.whole)
             for name in block.linears:
-                block.result.remarks[name] = {transform.name: "kept plain rounding"}
-            block.result.warnings.append(f"{block.prefix} was rounded plainly: {reason} on a sample.")
+                block.result.remarks[name] = {transform.name: "not applied"}
+            block.result.warnings.append(
+                f"{block.prefix} was quantized without {transform.name}: {reason} on a sample."
+            )
             return

@@ -1,4 +1,4 @@
-"""BlockResult: the quantized linears of one block, and what the report says of them."""
+"""BlockResult: the quantized linears of a block, with what the report says about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ScaleFolder: moves scales between the layers of one block without changing the function of the block."""
+"""ScaleFolder: moves scales between the layers of a block without changing its function."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the model is calibrated on."""
+"""Calibration data."""

@@ -1,4 +1,4 @@
-"""Calibration samples: token ids from a file of ids, from texts and conversations, or from the bundled text.
+"""Calibration samples: sequences of token ids from files, data sets or the bundled text.
 
 Nothing is padded and nothing is dropped: long texts and long samples are cut into pieces of ``seqlen``. The choice of
 pieces depends on the seed and on what the data holds, not on the order in which its lines happen to stand.
@@ -19,8 +19,10 @@ from torch import Tensor
 
 from aiakq.data.documents import HINT, Document, bad, read_dataset, read_file, read_text
 from aiakq.data.tokens import render_documents, tokenize
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
+from aiakq.formats.model_folder import check_files
 from aiakq.quantizers.options import QuantizeOptions
+from aiakq.runtime.text.tokenizer import Tokenizer, is_panic
 
 _HINT_IDS = "One sample per line: token ids separated by commas or spaces; or a JSON list of lists of ids."
 _SPLIT = re.compile(r"[,\s]+")
@@ -94,18 +96,26 @@ def load_samples(options: QuantizeOptions, tokenizer: Any, vocab_size: int) -> S
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
-    """The folder's tokenizer as transformers loads it, or None if it has none that works."""
+    """The folder's tokenizer as transformers loads it, or None if it has none. Raises ``model_malformed``."""
     import transformers
+
+    check_files(folder)
 
     if not any(
         (folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
     ):
         return None
     try:
-        return transformers.AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except Exception as problem:
+        Tokenizer(tokenizer).check_growth()
+        return tokenizer
+    except AiakqError:
+        raise
+    except BaseException as problem:
+        if not isinstance(problem, Exception) and not is_panic(problem):
+            raise
         # Tokenizer code raises whatever its file provokes; the model itself may still be fine with token ids.
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
         raise error("model_malformed", file="the tokenizer", reason=reason) from problem

@@ -1,1 +1,1 @@
-"""The model being quantized: read block by block, traced, run, and run again."""
+"""The source model: loaded, traced and run block by block."""

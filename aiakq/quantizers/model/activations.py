@@ -1,4 +1,4 @@
-"""The hidden states that flow from block to block during calibration, in memory or, beyond a budget, on disk."""
+"""Hidden states of the calibration samples between blocks, in memory or, beyond a budget, on disk."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Activations:
     hidden   one [B, T, hidden] float32 per batch.
     calls    [B, T] -> the call of every block; equal shapes are called equally, because no batch has padding.
     device   where blocks are; with ``others``, batches are shared out to copies of the block on those as well.
-    tuples   whether blocks return a tuple that begins with the hidden states.
+    outputs  how many a block returns in a tuple that begins with the hidden states; 0: it returns those alone.
     """
 
     def __init__(
@@ -113,13 +113,13 @@ class Activations:
         hidden: HiddenStates | Sequence[Tensor],
         calls: dict[tuple[int, ...], list[Call]],
         device: torch.device,
-        tuples: bool = False,
+        outputs: int = 0,
         others: tuple[torch.device, ...] = (),
     ) -> None:
         self.hidden = hidden if isinstance(hidden, HiddenStates) else HiddenStates(hidden)
         self.calls = calls
         self.device = device
-        self.tuples = tuples
+        self.outputs = outputs
         self.others = others
 
     def run(self, block: nn.Module, index: int, batch: int, device: torch.device | None = None) -> Tensor:
@@ -161,20 +161,24 @@ class Activations:
     def run_one(self, block: nn.Module, index: int, batch: int = 0, row: int = 0, tokens: int | None = None) -> Tensor:
         """The output of block ``index`` on one sequence of a batch alone, [1, T, hidden], or on its first ``tokens``.
 
-        What else the block is given is cut to these tokens wherever it has as many places as the sequence, which may be
-        wrong; see ``trial``.
+        What else the block is given is that of a single sequence if that was recorded, else cut out of the batch's. It
+        is cut to these tokens wherever it has as many places as the sequence, which may be wrong; see
+        ``sample_forward``.
         """
         hidden = self.hidden[batch][row : row + 1].to(self.device)
         rows, length = self.hidden.shapes[batch][:2]
-        call = self.calls[rows, length][index]
-        args, kwargs = _first_row(call.args, rows), _first_row(call.kwargs, rows)
+        alone = self.calls.get((1, length))
+        call = (alone or self.calls[rows, length])[index]
+        args, kwargs = call.args, call.kwargs
+        if alone is None:
+            args, kwargs = _first_row(args, rows), _first_row(kwargs, rows)
         if tokens is not None:
             args, kwargs = _first_tokens(args, length, tokens), _first_tokens(kwargs, length, tokens)
         out = block(hidden[:, :tokens], *args, **kwargs)
         return out[0] if isinstance(out, tuple) else out
 
-    def trial(self, block: nn.Module, index: int, tokens: int) -> Callable[[], Tensor] | None:
-        """``run_one`` on the first sequence whose output is mostly finite; None if there is none.
+    def sample_forward(self, block: nn.Module, index: int, tokens: int) -> Callable[[], Tensor] | None:
+        """``run_one`` bound to the first sequence whose output is mostly finite; None if there is none.
 
         Only the sequence's first ``tokens`` are taken where they give what they give with the rest behind them, as in
         every causal model.
@@ -209,7 +213,7 @@ class Activations:
 
     def copy(self) -> Activations:
         """The same hidden states, to go another way from here."""
-        return Activations(self.hidden.copy(), self.calls, self.device, self.tuples, self.others)
+        return Activations(self.hidden.copy(), self.calls, self.device, self.outputs, self.others)
 
     def first_batches(self, tokens: int) -> list[int]:
         """The first batches that together hold at least ``tokens`` tokens; all if there are fewer."""

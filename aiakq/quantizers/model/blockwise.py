@@ -1,4 +1,4 @@
-"""A checkpoint run one decoder block at a time, by its transformers class in float32."""
+"""Runs a checkpoint with one decoder block in memory at a time, through its transformers class in float32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers.model.activations import HiddenStates
-from aiakq.quantizers.model.passes import capture, finish, load_outside
+from aiakq.quantizers.model.outer_layers import capture, finish, load_outside
 from aiakq.quantizers.model.source import SourceModel
 
 
@@ -21,7 +21,7 @@ class BlockwiseCheckpoint:
         self.checkpoint = Checkpoint.open(folder)
         self.model = SourceModel(self.checkpoint, None, device, trust_remote_code)
         self.hidden = hidden
-        self._tuples = False
+        self._outputs = 0
 
     def run_blocks(self, batches: Sequence[Tensor], on_block: Callable[[int, int], None]) -> HiddenStates:
         """See ``BlockwiseModel``. Afterwards everything but the blocks is in memory."""
@@ -34,10 +34,10 @@ class BlockwiseCheckpoint:
             self.model.drop(block)
             self.checkpoint.close()
         on_block(total, total)
-        self._tuples = inputs.tuples
+        self._outputs = inputs.outputs
         load_outside(self.model)
         return self.hidden
 
     def head(self, ids: Tensor, hidden: Tensor) -> Tensor:
         """See ``BlockwiseModel``: ids [B, T], hidden [B, T, hidden size] -> logits [B, T, V] float32."""
-        return finish(self.model, ids, hidden, self._tuples)
+        return finish(self.model, ids, hidden, self._outputs)

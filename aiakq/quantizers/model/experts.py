@@ -1,22 +1,21 @@
-"""Mixtures of experts: the fused experts of a transformers model, taken apart into one linear per projection.
+"""Mixtures of experts during quantization: one linear per expert and projection, and the tokens that each expert sees.
 
-transformers keeps the experts of a block in two tensors, ``gate_up_proj`` [E, 2F, K] and ``down_proj`` [E, K, F].
-Checkpoints on the hub, and everything that reads quantized ones, have ``experts.3.w1`` and the like: one linear per
-expert and projection. Here the fused module is replaced by one of that shape and those names, where trying both on
-random numbers shows that they compute the same.
+The fused experts of transformers are replaced by separate ones (runtime/loader/fused_experts.py), under the names that
+checkpoints have.
 """
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from aiakq.runtime.loader.fused_experts import Expert, FusedExperts, SeparateExperts, fused_experts
 
 #: An expert is calibrated on its own tokens if there are at least this many.
 MIN_TOKENS = 128
@@ -26,53 +25,19 @@ MOMENT_BYTES = 2 << 30
 EXPERT = r"^.*\bexperts\.\d+\b"
 
 
-@dataclass(frozen=True)
-class Spelling:
-    """What a family's checkpoints call an expert's projections, and (theirs, the model's) words before them."""
-
-    gate: str = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
-    words: tuple[tuple[str, str], ...] = ()
-
-
-class Expert(nn.Module):
-    """down(act(gate(x)) * up(x)), under the checkpoint's names."""
-
-    def __init__(self, hidden: int, inner: int, act: Callable[[Tensor], Tensor], spelling: Spelling) -> None:
-        super().__init__()
-        self.spelling = spelling
-        self.act = act
-        self.add_module(spelling.gate, nn.Linear(hidden, inner, bias=False))
-        self.add_module(spelling.up, nn.Linear(hidden, inner, bias=False))
-        self.add_module(spelling.down, nn.Linear(inner, hidden, bias=False))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [T, K] -> [T, K]."""
-        gate, up, down = (
-            self.get_submodule(name) for name in (self.spelling.gate, self.spelling.up, self.spelling.down)
-        )
-        return down(self.act(gate(x)) * up(x))
-
-
-class Experts(nn.Module):
-    """Experts 0 .. E-1 as children of those names; called as the fused module is.
+class Experts(SeparateExperts):
+    """Separate experts that can be counted and traced.
 
     everywhere  experts that run on every token, although only what their own tokens get counts in the output.
     counts      while it is a tensor [E], the tokens of each expert are added to it and no expert runs.
     tracing     every expert runs on every token and counts a little, so that one pass shows how all are wired.
     """
 
-    def __init__(
-        self, count: int, hidden: int, inner: int, act: Callable[[Tensor], Tensor], spelling: Spelling
-    ) -> None:
-        super().__init__()
-        self.count = count
+    def __init__(self, experts: Iterable[nn.Module]) -> None:
+        super().__init__(experts)
         self.everywhere: frozenset[int] = frozenset()
         self.tracing = False
         self.counts: Tensor | None = None
-        for number in range(count):
-            self.add_module(str(number), Expert(hidden, inner, act, spelling))
 
     def chunks(self) -> list[range]:
         """The experts in runs whose second moments, [K, K] for every input, are in memory together."""
@@ -83,11 +48,13 @@ class Experts(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states [T, K], the chosen experts [T, A] int64 and what they count [T, A] -> [T, K]."""
-        out = torch.zeros_like(hidden_states)
         if self.counts is not None:
             given = torch.bincount(top_k_index.flatten(), minlength=self.count)
             self.counts += given[: self.count].to(self.counts.device)
-            return out
+            return torch.zeros_like(hidden_states)
+        if not self.tracing and not self.everywhere:
+            return super().forward(hidden_states, top_k_index, top_k_weights)
+        out = torch.zeros_like(hidden_states)
         for number, expert in enumerate(self.children()):
             if self.tracing or number in self.everywhere:
                 counts = (top_k_weights * (top_k_index == number)).sum(-1, keepdim=True)
@@ -150,7 +117,7 @@ class ExpertTokens:
     tokens      how many calibration tokens each expert was given, [E].
     minimum     fewer are not enough to calibrate an expert on.
     everywhere  experts that had fewer, and were calibrated on every token of the block.
-    rounded     experts that had fewer, and for which every token of the block was still too few: plainly rounded.
+    rounded     experts that had fewer, and for which every token of the block was still too few: quantized with RTN.
     """
 
     name: str
@@ -183,7 +150,7 @@ def expert_warnings(seen: Iterable[ExpertTokens]) -> list[str]:
     warnings = []
     for what, consequence in (
         ("everywhere", "were calibrated on every token of their block instead"),
-        ("rounded", "were rounded plainly: their whole block had too few"),
+        ("rounded", "were quantized with round-to-nearest (RTN), because their whole block had too few"),
     ):
         few = [(mixture, number) for mixture in mixtures for number in getattr(mixture, what)]
         if few:
@@ -214,10 +181,12 @@ class Apart:
 
     fused  the weight of every new linear, by its new full name -> where a fused checkpoint keeps it.
     words  (new, own) full names of modules that were given the checkpoints' name.
+    known  whether transformers knows the names of the new linears, and not only aiakq.
     """
 
     fused: dict[str, FusedSlice] = field(default_factory=dict)
     words: set[tuple[str, str]] = field(default_factory=set)
+    known: bool = True
 
     def own_name(self, name: str) -> str:
         """What the transformers model itself calls a tensor."""
@@ -232,102 +201,37 @@ def take_apart(blocks: Iterable[tuple[str, nn.Module]], model_type: str) -> Apar
 
     Experts that compute anything else are left as they are.
     """
-    spelling = _spelling(model_type)
     apart = Apart()
-    same: dict[type, bool] = {}
     for block_name, block in blocks:
-        for name, module in [(name, module) for name, module in block.named_modules() if _looks_fused(module)]:
-            if type(module) not in same:
-                same[type(module)] = computes_the_same(module)
-            if not same[type(module)]:
-                continue
-            parent, _, last = name.rpartition(".")
-            setattr(block.get_submodule(parent), last, _meta_like(module, spelling))
-            path = _renamed(block, parent, spelling)
-            if path != parent:
-                apart.words.add((f"{block_name}.{path}", f"{block_name}.{parent}"))
-            own = f"{block_name}.{name}"
-            for number in range(module.down_proj.shape[0]):
-                new = ".".join(part for part in (block_name, path, last, str(number)) if part)
-                apart.fused[f"{new}.{spelling.gate}.weight"] = FusedSlice(f"{own}.gate_up_proj", number, 0)
-                apart.fused[f"{new}.{spelling.up}.weight"] = FusedSlice(f"{own}.gate_up_proj", number, 1)
-                apart.fused[f"{new}.{spelling.down}.weight"] = FusedSlice(f"{own}.down_proj", number)
+        for fused in fused_experts(block, block_name, model_type):
+            parent, _, last = fused.name.removeprefix(f"{block_name}.").rpartition(".")
+            setattr(block.get_submodule(parent), last, _meta_like(fused))
+            stored = fused.stored.rpartition(".")[0]
+            if stored != f"{block_name}.{parent}":
+                _rename(block, parent, stored.rpartition(".")[2])
+                apart.words.add((stored, f"{block_name}.{parent}"))
+            apart.known = fused.spelling.known
+            for number in range(fused.shape[0]):
+                for (name, _, _), (tensor, half) in zip(fused.linears(number), _PLACES, strict=True):
+                    apart.fused[f"{name}.weight"] = FusedSlice(f"{fused.name}.{tensor}", number, half)
     return apart
 
 
-def _looks_fused(module: nn.Module) -> bool:
-    names = dict(module.named_parameters(recurse=False))
-    return (
-        set(names) == {"gate_up_proj", "down_proj"}
-        and all(parameter.dim() == 3 for parameter in names.values())
-        and names["gate_up_proj"].shape[1] == 2 * names["down_proj"].shape[2]
-        and names["gate_up_proj"].shape[2] == names["down_proj"].shape[1]
-        and callable(getattr(module, "act_fn", None))
-    )
+#: Where the gate, up and down projection are: the fused tensor, and the half of its rows.
+_PLACES: tuple[tuple[str, int | None], ...] = (("gate_up_proj", 0), ("gate_up_proj", 1), ("down_proj", None))
 
 
-def computes_the_same(fused: Any) -> bool:
-    """Whether ``Experts`` gives what this fused module gives, on small random weights."""
-    count, hidden, inner = fused.gate_up_proj.shape[0], 16, 8
-    make = torch.Generator().manual_seed(0)
-    small: Any = copy.copy(fused)
-    small._parameters = {
-        "gate_up_proj": nn.Parameter(torch.randn(count, 2 * inner, hidden, generator=make), requires_grad=False),
-        "down_proj": nn.Parameter(torch.randn(count, hidden, inner, generator=make), requires_grad=False),
-    }
-    for name, value in vars(fused).items():  # some keep their sizes for reshaping
-        size = isinstance(value, int) and not isinstance(value, bool) and "expert" not in name
-        if size and value in fused.down_proj.shape[1:]:
-            vars(small)[name] = hidden if value == fused.down_proj.shape[1] else inner
-    ours = Experts(count, hidden, inner, fused.act_fn, Spelling())
-    for number, expert in enumerate(ours.children()):
-        gate, up = small.gate_up_proj[number].chunk(2)
-        for name, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", small.down_proj[number])):
-            expert.get_submodule(name).weight = nn.Parameter(weight, requires_grad=False)
-    x = torch.randn(16, hidden, generator=make)
-    chosen = min(2, count)
-    index = torch.rand(16, count, generator=make).topk(chosen).indices
-    weights = torch.rand(16, chosen, generator=make)
-    with torch.no_grad(), suppress(RuntimeError, ValueError, TypeError, AttributeError, IndexError):
-        theirs = small(x, index, weights)
-        return isinstance(theirs, Tensor) and torch.allclose(theirs, ours(x, index, weights), rtol=1e-4, atol=1e-5)
-    return False
+def _meta_like(fused: FusedExperts) -> Experts:
+    def linears(number: int) -> list[nn.Module]:
+        return [nn.Linear(k, n, bias=False, device="meta") for _, n, k in fused.linears(number)]
+
+    return Experts(Expert(fused.module.act_fn, fused.spelling, linears(each)) for each in range(fused.shape[0]))
 
 
-def _meta_like(fused: Any, spelling: Spelling) -> Experts:
-    count, hidden, inner = fused.down_proj.shape
-    with torch.device("meta"):
-        return Experts(count, hidden, inner, fused.act_fn, spelling)
-
-
-def _renamed(block: nn.Module, path: str, spelling: Spelling) -> str:
-    """Give the module at ``path`` the name checkpoints use, and keep it reachable under its own; returns the name."""
-    above, _, last = path.rpartition(".")
-    for theirs, own in spelling.words:
-        if last == own:
-            holder = block.get_submodule(above)
-            holder._modules = {theirs if key == own else key: value for key, value in holder._modules.items()}
-            # The model's code asks for its own name; an attribute that is no module answers and is listed nowhere.
-            holder.__dict__[own] = holder._modules[theirs]
-            return ".".join(filter(None, (above, theirs)))
-    return path
-
-
-def _spelling(model_type: str) -> Spelling:
-    """How checkpoints of this family spell experts, from the rules by which transformers fuses them."""
-    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-
-    names: dict[str, list[str]] = {}
-    words = []
-    for rule in get_checkpoint_conversion_mapping(model_type) or []:
-        sources, targets = list(rule.source_patterns), list(rule.target_patterns)
-        last = targets[0].rpartition(".")[2] if targets else ""
-        if "experts" in (targets[0] if targets else "") and last in ("gate_up_proj", "down_proj"):
-            found = [re.search(r"experts\.\*\.(\w+)\.weight", pattern) for pattern in sources]
-            names[last] = [match[1] for match in found if match]
-        elif len(sources) == 1 and all(re.fullmatch(r"\.\w+\.", pattern) for pattern in (sources[0], targets[0])):
-            words.append((sources[0].strip("."), targets[0].strip(".")))
-    if len(names.get("gate_up_proj", ())) == 2 and len(names.get("down_proj", ())) == 1:
-        gate, up = names["gate_up_proj"]
-        return Spelling(gate, up, names["down_proj"][0], tuple(words))
-    return Spelling(words=tuple(words))
+def _rename(block: nn.Module, path: str, theirs: str) -> None:
+    """Give the module at ``path`` the name ``theirs``, and keep it reachable under its own."""
+    above, _, own = path.rpartition(".")
+    holder = block.get_submodule(above)
+    holder._modules = {theirs if key == own else key: value for key, value in holder._modules.items()}
+    # The model's code asks for its own name; an attribute that is no module answers and is listed nowhere.
+    holder.__dict__[own] = holder._modules[theirs]

@@ -1,4 +1,4 @@
-"""The linears of a block that share an input, and how a scale is folded into them.
+"""Groups of linears that share an input (q/k/v, gate/up), and the folding of scales into them.
 
 The groups are found by tracing one forward pass, so they hold for any architecture; smooth_mappings.py finds the layers
 before them that can take up a scale.
@@ -21,10 +21,13 @@ from aiakq.quantizers.model.experts import EXPERT, Experts
 def block_linears(block: nn.Module) -> dict[str, nn.Linear]:
     """Every linear of a block that transforms activations, by its name inside the block.
 
-    Linears beside experts decide where tokens go and how much that counts; they are small and stay as they are.
+    Linears beside experts, and those of routers, decide where tokens go and how much that counts; they are small and
+    stay as they are.
     """
-    gates = {child for module in block.modules() if _routes(module) for child in module.children()}
-    return {name: module for name, module in _linears(block).items() if module not in gates}
+    beside = {child: name for module in block.modules() if _routes(module) for name, child in module.named_children()}
+    gates = set(beside).union(*(module.modules() for module, name in beside.items() if name in ("gate", "router")))
+    linears = _linears(block).items()
+    return {name: module for name, module in linears if module not in gates and "router" not in name.split(".")}
 
 
 def gates(block: nn.Module) -> list[str]:

@@ -1,7 +1,7 @@
-"""Recorded calls of the modules of a block, repeated with other weights while a search compares candidates.
+"""Recorded calls of a block's modules, replayed with candidate weights during a scale search.
 
-A call is recorded where the block makes it, cut to a few sequences, and repeated with trial weights; its output is then
-compared with the recorded one.
+A call is recorded where the block makes it, cut to a few sequences, and repeated with candidate weights; its output is
+then compared with the recorded one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from aiakq.quantizers.model.activations import Activations
 
-#: Tokens in a sample: this many for narrow models, fewer for wide ones, whose every trial costs more.
+#: Tokens in a sample: this many for narrow models, fewer for wide ones, whose every repetition costs more.
 MOST_TOKENS, FEWEST_TOKENS, TOKENS_TIMES_WIDTH = 4096, 512, 2**21
 
 
@@ -109,7 +109,7 @@ def output_error(module: nn.Module, calls: Iterable[ModuleCall]) -> float:
 
 
 @contextmanager
-def trial_weights(linears: Mapping[str, nn.Linear], weights: Mapping[str, Tensor]) -> Iterator[None]:
+def replaced_weights(linears: Mapping[str, nn.Linear], weights: Mapping[str, Tensor]) -> Iterator[None]:
     """While the context is open, the named linears have other weights [N, K]."""
     kept = {name: linears[name].weight for name in weights}
     try:

@@ -1,4 +1,4 @@
-"""Running a block again after parts of it were finished, without computing those parts again.
+"""Reruns a block without recomputing the parts whose linears are already quantized.
 
 GPTQ sees each group of linears through what was rounded before, so a block runs once per group. What lies before a
 finished group does not change any more: the inputs of its last linear are kept, and where a module of the block (the

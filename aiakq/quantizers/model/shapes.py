@@ -1,4 +1,4 @@
-"""The shapes of a model's linears, and tensors padded with zeros to wider ones."""
+"""Shapes of a model's linears, and zero padding of their tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Smooth mappings found by experiment: a scale is put into a norm or a linear, and the block shows where it comes out.
+"""Finds smooth mappings (smooth layer, balance layers) by scaling channels at random and comparing outputs.
 
 A mapping (groups.SmoothMapping) is kept only when two runs of the block on real calibration data agree with it. With
 the smooth layer's channels multiplied by random powers of two, the inputs of its balance layers, and nothing else, must
@@ -53,7 +53,7 @@ class BlockTrace:
             return [], ()
         kind = structure(block)
         if kind not in self._known:
-            run = inputs.trial(block, index, _TOKENS)
+            run = inputs.sample_forward(block, index, _TOKENS)
             if run is None and self.fold:
                 hint = "Calibrate on other text, and check that the source model computes sensible output."
                 raise error("not_finite", what=f"Every calibration input of block {index}", hint=hint)
@@ -166,12 +166,12 @@ class _Search:
 
     def _mappings_of(self, family: list[str], way: _Way) -> list[SmoothMapping]:
         """A mapping for every member of the family that visibly feeds something in this way."""
-        trials = {name: SmoothMapping(name, (), "", way.heads, way.part, way.plus_one) for name in family}
-        scales = {name: self._draw(mapping) for name, mapping in trials.items()}
-        with self._scaled(list(trials.values()), scales):
+        candidates = {name: SmoothMapping(name, (), "", way.heads, way.part, way.plus_one) for name in family}
+        scales = {name: self._random_scales(mapping) for name, mapping in candidates.items()}
+        with self._scaled(list(candidates.values()), scales):
             before, self_reads = self.reads, self._reads_again()
         mappings = []
-        for name, mapping in trials.items():
+        for name, mapping in candidates.items():
             columns = self.heads.spread(scales[name]) if way.heads else scales[name]
             targets: list[str] = []
             for old, new in zip(before, self_reads, strict=True):
@@ -187,7 +187,7 @@ class _Search:
 
     def _holds(self, mappings: list[SmoothMapping], way: _Way) -> bool:
         """Whether the block's output changes with the sources, and not when the targets make up for it."""
-        scales = {mapping.smooth_layer: self._draw(mapping) for mapping in mappings}
+        scales = {mapping.smooth_layer: self._random_scales(mapping) for mapping in mappings}
         with self._scaled(mappings, scales):
             if _equal(self._output(), self.plain):
                 return False
@@ -203,7 +203,7 @@ class _Search:
                 for weight, by in columns.items():
                     weight.data.mul_(by)
 
-    def _draw(self, mapping: SmoothMapping) -> Tensor:
+    def _random_scales(self, mapping: SmoothMapping) -> Tensor:
         """A quarter, a half, 2 or 4 for every channel of a mapping's source."""
         weight = self.modules[mapping.smooth_layer].weight
         assert isinstance(weight, Tensor)

@@ -1,4 +1,4 @@
-"""The model being quantized: its transformers class without weights, filled one decoder block at a time.
+"""SourceModel: a transformers model on the meta device, whose blocks are loaded one at a time.
 
 Only the embedding side and one block are in memory. Everything computes in float32, from weights that were first
 cast to the dtype the output stores them in, so that calibration sees the model that will be served.
@@ -7,6 +7,7 @@ cast to the dtype the output stores them in, so that calibration sees the model 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -16,12 +17,15 @@ from torch import Tensor, nn
 
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.model_folder import check_files
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.model.experts import take_apart
 from aiakq.quantizers.model.groups import block_linears, gates
 from aiakq.quantizers.model.shapes import LinearShape, pad
 from aiakq.quantizers.numerics.rounding import round_activations
+from aiakq.runtime.config.model import check_sizes
+from aiakq.runtime.loader.tensor_names import TensorNames
 
 #: Last parts of the names of linears whose outputs are summed over GPUs, so that tensor parallelism cuts their inputs.
 _ROW_PARALLEL = ("o_proj", "out_proj", "down_proj", "fc2", "dense_4h_to_h", "dense", "c_proj", "wo", "w2")
@@ -49,8 +53,14 @@ class SourceModel:
         self.others = others
         self.widths = dict(widths or {})
         self.model = _skeleton(checkpoint, trust_remote_code, self.widths)
+        #: Whether it has linears of a class of its own, which other programs do not replace by quantized ones.
+        own = (module for module in self.model.modules() if isinstance(module, nn.Linear))
+        self.has_own_linears = any(type(module) is not nn.Linear for module in own)
+        #: Weights of linears that the checkpoint holds as [K, N].
+        self._transposed = _plain_linears(self.model)
         self.config = self.model.config.get_text_config()
         self.blocks_name, self.blocks = _find_blocks(self.model)
+        self._renamed = _renamed(self.model, checkpoint)
         named = [(self.block_prefix(index), block) for index, block in enumerate(self.blocks)]
         self.experts = take_apart(named, self.config.model_type)
         self._quantized = set(checkpoint.quantized_linears())
@@ -65,14 +75,22 @@ class SourceModel:
     def _source_name(self, name: str) -> str | None:
         """The checkpoint's name of a tensor; some older files lack the outermost module's prefix."""
         base = self.model.base_model_prefix + "."
-        spellings = [name, self.experts.own_name(name)]
-        if name in self.experts.fused:
-            spellings.append(self.experts.fused[name].tensor)
+        spellings = self._spellings(name)
         for spelled in spellings:
             for candidate in (spelled, spelled.removeprefix(base), base + spelled):
                 if candidate in self.checkpoint.inventory:
                     return candidate
-        return None
+        return next((self._renamed[spelled] for spelled in spellings if spelled in self._renamed), None)
+
+    def _spellings(self, name: str) -> list[str]:
+        """The name of a tensor here, in the transformers model, and of the fused one that it is a part of."""
+        part = self.experts.fused.get(name)
+        return [name, self.experts.own_name(name), *([] if part is None else [part.tensor])]
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether any block has queries, keys and values, as far as names tell."""
+        return any("attn" in name or "attention" in name for name, _ in self.blocks.named_modules())
 
     def block_prefix(self, index: int) -> str:
         """The module path of a block, like ``model.layers.3``."""
@@ -86,16 +104,24 @@ class SourceModel:
         return found
 
     def rest(self, done: Container[str]) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the checkpoint under the model's name for it, which every loader knows; but for ``done``.
+        """Every tensor of the checkpoint under a name that every loader knows; but for ``done``.
 
-        A tensor the model has no name for keeps its own. One that holds several linears (fused experts) comes in parts,
-        and each may be done.
+        That is the model's, or the checkpoint's own where transformers has a rule for it or the model has none. A
+        tensor that holds several linears (fused experts) comes in parts, and each may be done; or whole, where only
+        aiakq knows names for the parts and none is done.
         """
         shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
+        shapes |= {name: shapes[name][::-1] for name in self._transposed}
         for source in self.checkpoint.inventory:
-            for name in self._module_names.get(source, [source]):
+            names = self._module_names.get(source, [source])
+            fused = any(name in self.experts.fused for name in names)
+            if fused and not self.experts.known and not any(name in done for name in names):
+                yield source, self.checkpoint.tensor(source)
+                continue
+            for name in names:
                 if name not in done:
-                    yield name, self._tensor(name, source, shapes.get(name))
+                    ruled = not fused and self._renamed.get(self.experts.own_name(name)) == source
+                    yield source if ruled else name, self._tensor(name, source, shapes.get(name))
 
     def _tensor(self, name: str, source: str, shape: torch.Size | None) -> Tensor:
         """The model's tensor ``name``, which is in the checkpoint's ``source``, padded to the model's ``shape``."""
@@ -160,7 +186,10 @@ class SourceModel:
 
     def _read(self, name: str, shape: torch.Size) -> Tensor:
         source = self.source_name(name)
-        tensor = self._tensor(name, source, shape)
+        if name in self._transposed:
+            tensor = self._tensor(name, source, shape[::-1]).T.contiguous()
+        else:
+            tensor = self._tensor(name, source, shape)
         if tensor.shape != shape:
             reason = f"tensor {source} has shape {list(tensor.shape)}, its config says {list(shape)}"
             raise error("tensor_mismatch", path=str(self.checkpoint.path), reason=reason)
@@ -197,6 +226,13 @@ def take_weight(linear: nn.Linear, weight: QWeight, device: torch.device) -> Non
         linear.register_forward_pre_hook(lambda module, args: (round_activations(args[0], scale), *args[1:]))
 
 
+def stored(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """The parameter ``name`` of ``module`` as checkpoints hold it, or the other way round: [K, N] or [N, K] for weights
+    of GPT-2, the tensor itself for all others."""
+    turned = name == "weight" and getattr(module, "stored_transposed", False)
+    return tensor.T.contiguous() if turned else tensor
+
+
 def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
     """``tensor`` in ``dtype`` if it is a float and a dtype is given. Raises ``not_finite`` naming it.
 
@@ -219,17 +255,14 @@ def _skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[s
     import transformers
     from accelerate import init_empty_weights
 
+    check_files(checkpoint.path)
     config_json = checkpoint.config
-    known = config_json.get("model_type") in transformers.CONFIG_MAPPING
+    check_sizes(config_json, len(checkpoint.inventory))
+    known = str(config_json.get("model_type")) in transformers.CONFIG_MAPPING
     if not known and not trust_remote_code:
         if config_json.get("auto_map"):
             raise error("remote_code", path=str(checkpoint.path))
-        raise error(
-            "model_unsupported",
-            architecture=config_json.get("model_type"),
-            reason="transformers does not know it",
-            known="llama, mistral, qwen2, qwen3, opt",
-        )
+        raise _unsupported(str(config_json.get("model_type")), "transformers does not know it")
     try:
         config = transformers.AutoConfig.from_pretrained(
             checkpoint.path, trust_remote_code=trust_remote_code, local_files_only=True
@@ -243,21 +276,37 @@ def _skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[s
     except Exception as problem:
         # The classes of configs and models raise whatever a wrong value provokes.
         reason = " ".join(str(problem).split()[:40]).rstrip(".") or type(problem).__name__
-        raise error(
-            "model_unsupported",
-            architecture=(config_json.get("architectures") or [config_json.get("model_type")])[0],
-            reason=f"transformers cannot build it: {reason}",
-            known="llama, mistral, qwen2, qwen3, opt",
-        ) from problem
-    _plain_linears(model)
+        architecture = (config_json.get("architectures") or [config_json.get("model_type")])[0]
+        raise _unsupported(architecture, f"transformers cannot build it: {reason}") from problem
     return model.eval()
 
 
-def _plain_linears(model: nn.Module) -> None:
-    """Replace linears of a class of their own, as Falcon has, by torch's where trying shows that they are the same."""
+def _renamed(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
+    """Parameters and buffers that transformers fills from a tensor of another name, by more than the outermost module's
+    prefix -> that name."""
+    names, base = TensorNames(model), f"{model.base_model_prefix}."
+    found = {names.own(source): source for source in checkpoint.inventory}
+    return {
+        own: source
+        for own, source in found.items()
+        if own is not None and own.removeprefix(base) != source.removeprefix(base)
+    }
+
+
+def _plain_linears(model: nn.Module) -> set[str]:
+    """Replace linears of a class of their own by torch's: Falcon's where trying shows that they are the same, and
+    GPT-2's, whose weights are [K, N]. Returns the names of those weights; ``stored`` knows the modules."""
+    from transformers.pytorch_utils import Conv1D
+
     same: dict[type, bool] = {nn.Linear: False}
-    for parent in list(model.modules()):
+    transposed = set()
+    for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
+            if isinstance(child, Conv1D):
+                linear = nn.Linear(child.nx, child.nf, device="meta")
+                linear.stored_transposed = True  # type: ignore[assignment]
+                setattr(parent, name, linear)
+                transposed.add(".".join(filter(None, (path, name, "weight"))))
             if not isinstance(child, nn.Linear):
                 continue
             if type(child) not in same:
@@ -265,6 +314,7 @@ def _plain_linears(model: nn.Module) -> None:
             if same[type(child)]:
                 with torch.device("meta"):
                     setattr(parent, name, nn.Linear(child.in_features, child.out_features, child.bias is not None))
+    return transposed
 
 
 def _is_plain(linear: nn.Linear) -> bool:
@@ -286,17 +336,23 @@ def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList) or not len(module):
             continue
-        if len({type(child) for child in module}) != 1 or not block_linears(module[0]):
+        if not all(block_linears(child) for child in module):
+            continue
+        if len({type(child) for child in module}) != 1 and not all(map(_takes_hidden_states, module)):
             continue
         if best is not None and name.startswith(best[0] + "."):  # a list inside a block, like experts
             continue
         if best is None or len(module) > len(best[1]):
             best = (name, module)
     if best is None:
-        raise error(
-            "model_unsupported",
-            architecture=type(model).__name__,
-            reason="no decoder blocks with linear layers were found in it",
-            known="llama, mistral, qwen2, qwen3, opt",
-        )
+        raise _unsupported(type(model).__name__, "no decoder blocks with linear layers were found in it")
     return best
+
+
+def _takes_hidden_states(module: nn.Module) -> bool:
+    return "hidden_states" in inspect.signature(module.forward).parameters
+
+
+def _unsupported(architecture: str, reason: str) -> Exception:
+    hint = "Decoder-only models of transformers can be quantized if all their blocks are in one list."
+    return error("unsupported", what=f"Quantizing {architecture} ({reason})", hint=hint)

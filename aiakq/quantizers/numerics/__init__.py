@@ -1,1 +1,1 @@
-"""The numbers: rounding, ranges, and the loops that make up for errors. Tensors in, tensors out."""
+"""Numerics: rounding, clipping, and the GPTQ solver. Tensors in, tensors out."""

@@ -1,4 +1,4 @@
-"""The triangular factors of a damped Hessian.
+"""Cholesky factors of a damped Hessian.
 
 ``H = R R^T`` with R upper triangular, and its inverse U, for which ``H^-1 = U^T U``: the factor the loop of GPTQ works
 with. The published code inverts H and factors the inverse, twice the work, all of it in LAPACK. Here H is factored from
@@ -15,7 +15,7 @@ from torch import Tensor
 
 #: Columns of a block: what LAPACK works on, on one thread.
 BLOCK = 256
-#: How often the damping is doubled before a layer is rounded plainly; 0.01 grows to 2.56.
+#: How often the damping is doubled before a layer falls back to RTN; 0.01 grows to 2.56.
 _DOUBLINGS = 8
 
 

@@ -1,4 +1,4 @@
-"""Ranges of groups: the whole one, or the smaller one that leaves less error.
+"""Clipping search: the range of each group that minimizes the quantization error.
 
 A range that covers the largest weight of a group spends levels on weights that are rare. The search tries the whole
 range and smaller ones down to half of it, and keeps what leaves the least error in the loss that its caller works

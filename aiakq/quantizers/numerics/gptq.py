@@ -1,4 +1,4 @@
-"""GPTQ (arXiv:2210.17323, algorithm 1) for one weight matrix: columns are rounded one by one, the rest make up for it.
+"""GPTQ (arXiv:2210.17323, algorithm 1) for one weight matrix: columns are rounded one by one with error compensation.
 
 ``hessian`` is the second moment of the inputs, and ``hinv`` the upper Cholesky hinv of its inverse, as in the published
 code. What differs from that code, and why:
@@ -58,7 +58,7 @@ class GptqSettings:
 
 @dataclass(frozen=True)
 class GptqResult:
-    """Codes [N, K] uint8, scales and zeros [N, K / G] float32; the damping that was needed, None for plain rounding."""
+    """Codes [N, K] uint8, scales and zeros [N, K / G] float32; the damping that was needed, None for RTN."""
 
     codes: Tensor
     scales: Tensor

@@ -1,4 +1,4 @@
-"""The inside of a lazy block of GPTQ: columns are rounded one after the other, those behind make up for each error.
+"""The inner loop of GPTQ: columns of one lazy-update block rounded one by one, with error compensation.
 
 Here a column of the weight is a row of a tensor [L, N], so that each step works on contiguous memory. The native
 library keeps a few weights in the cache of a core through all columns; torch goes over all of them for each column.

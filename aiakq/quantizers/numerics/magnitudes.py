@@ -1,4 +1,4 @@
-"""How large the weights and inputs of a block are, before a method touches them and afterwards."""
+"""Largest magnitudes of weights and inputs of a block, before and after quantization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OutputErrors: how far the outputs of quantized linears are from those of their original weights."""
+"""OutputErrors: relative output error of quantized linears on calibration inputs."""
 
 from __future__ import annotations
 

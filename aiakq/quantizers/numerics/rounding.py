@@ -1,4 +1,4 @@
-"""Rounding to integers: ranges, scales, codes, and back.
+"""Integer quantization: ranges, scales, zero points, codes, and dequantization.
 
 The range of a group becomes its scale first, the scale is rounded to the dtype it is stored in, and only then are
 codes computed: what is stored is what was optimized. Symmetric codes sit around the middle code 2**(b-1) with
@@ -71,7 +71,7 @@ def round_weight(
     storage: torch.dtype,
     clip: Tensor | None = None,
 ) -> Rounding:
-    """Round every weight to the nearest code of its group ("plain rounding").
+    """Round every weight to the nearest code of its group (round-to-nearest, RTN).
 
     weight [N, K] float32; ``clip`` [N, K / G] cuts the range of each group to +- that much. Returns codes [N, K]
     uint8, scales [N, K / G] float32 (values of ``storage``) and zeros [N, K / G] float32.
@@ -93,7 +93,7 @@ def rounded_weight(
     storage: torch.dtype,
     columns: Tensor | None = None,
 ) -> Tensor:
-    """What plain rounding leaves of a weight [N, K] float32, its columns multiplied by ``columns`` [K] meanwhile."""
+    """A weight [N, K] float32 after RTN, with its columns multiplied by ``columns`` [K] during the rounding."""
     result = torch.empty_like(weight)
     step = max(1, _AT_ONCE // weight.shape[1])
     for start in range(0, len(weight), step):

@@ -1,4 +1,4 @@
-"""The second moment of a linear's inputs, ``x^T x``: the Hessian of its squared output error, up to a factor."""
+"""Second moment of a linear's inputs, ``x^T x``: the Hessian of its squared output error, up to a factor."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How each layer will be stored, settled before any weight is touched."""
+"""Planning: bits, group sizes and storage of each layer, decided before any weight is read."""

@@ -1,4 +1,4 @@
-"""Which linear is stored how: the method's own spec, ``--layer`` and ``--skip``, and the layout that can hold it all.
+"""Quantization spec of each linear: the method's own, ``--layer`` and ``--skip``, and a format that holds them all.
 
 A layer override is ``GLOB=HOW``: a glob over full module names (``*`` crosses dots), and settings separated by commas:
 ``bits:8``, ``group:64`` (``-1`` for whole rows), ``sym``, ``asym``, ``skip``. The first override whose glob matches

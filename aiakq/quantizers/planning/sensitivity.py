@@ -1,4 +1,4 @@
-"""How much the predictions of a model change when a part of it is stored in fewer bits, measured.
+"""Measures how the KL divergence of a model changes when a part of it is quantized to fewer bits.
 
 One pass over the model, block by block. Beside the model itself flow copies of its hidden states, one per block, in
 which only that block was rounded; where they end, their predictions are compared with the model's. That says what an
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from aiakq.quantizers.model.activations import Activations
 from aiakq.quantizers.model.groups import Heads, block_linears
-from aiakq.quantizers.model.passes import capture, finish, load_outside
+from aiakq.quantizers.model.outer_layers import capture, finish, load_outside
 from aiakq.quantizers.model.smooth_mappings import BlockTrace
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.numerics.rounding import dequantize, round_weight
@@ -143,8 +143,8 @@ def _divergence(model: SourceModel, batches: Sequence[Tensor], base: Activations
     for batch, ids in enumerate(batches):
         for row in range(len(ids)):
             one = ids[row : row + 1]
-            ours = finish(model, one, base.hidden[batch][row : row + 1], base.tuples).log_softmax(-1)
-            theirs = finish(model, one, other.hidden[batch][row : row + 1], base.tuples).log_softmax(-1)
+            ours = finish(model, one, base.hidden[batch][row : row + 1], base.outputs).log_softmax(-1)
+            theirs = finish(model, one, other.hidden[batch][row : row + 1], base.outputs).log_softmax(-1)
             total += float((ours.exp() * (ours - theirs)).sum(dtype=torch.float64))
             count += one.numel()
     return total / count

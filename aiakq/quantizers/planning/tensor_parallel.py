@@ -1,4 +1,4 @@
-"""Whether a model's shapes can be quantized and cut over GPUs, and what is chosen or padded so that they can.
+"""Checks that every layer can be split over GPUs, choosing a group size or padding the MLP where necessary.
 
 The checkpoint is never cut: it is made so that every server can cut it. Linears are cut along their outputs, except
 those whose outputs are summed over GPUs (``row_parallel``): these are cut along their inputs, and a group of inputs

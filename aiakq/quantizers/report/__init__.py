@@ -1,1 +1,1 @@
-"""What was done, as JSON, as a page and as a model card."""
+"""Reports of a run: JSON, HTML page and model card."""

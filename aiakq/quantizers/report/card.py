@@ -1,4 +1,4 @@
-"""The model card: README.md of the output, for people and for the hub.
+"""The model card: README.md of the output folder.
 
 It holds nothing of this machine and no time, so that two runs write the same card.
 """
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from aiakq import formats
+from aiakq.errors import AiakqError
 from aiakq.formats.compatibility import Readers
+from aiakq.formats.model_folder import open_file
 from aiakq.quantizers.calibration.samples import sources, title_of
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.report.page import percent, size
@@ -51,13 +53,12 @@ def text(report: QuantizeReport, options: QuantizeOptions, source: Path) -> str:
 
 def front_matter(folder: Path) -> dict[str, Any]:
     """The YAML between the two ``---`` at the top of a model card; nothing if there is none that can be read."""
-    path = folder / CARD_FILE
     try:
-        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
-            return {}
-        found = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", path.read_text(encoding="utf-8"), re.DOTALL)
-    except (OSError, UnicodeDecodeError):
+        with open_file(folder, CARD_FILE) as stream:
+            card = stream.read(_MAX_BYTES).decode()
+    except (AiakqError, OSError, UnicodeDecodeError):
         return {}
+    found = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", card, re.DOTALL)
     if found is None:
         return {}
     import yaml
@@ -99,7 +100,7 @@ def _quality(report: QuantizeReport) -> str:
     if report.kl is not None:
         rows.append(("KL divergence, nats per token", "0", f"{report.kl:.2g}"))
     if report.top1_agreement is not None:
-        rows.append(("same first choice", "100%", f"{report.top1_agreement:.1%}"))
+        rows.append(("same top token", "100%", f"{report.top1_agreement:.1%}"))
     table = "\n".join(f"| {name} | {old} | {new} |" for name, old, new in rows)
     lines = ["## Quality\n", f"| | original | this model |\n|---|---|---|\n{table}\n"]
     if report.evaluation_text is not None:

@@ -1,4 +1,4 @@
-"""The report as one page of HTML: nothing is fetched, nothing runs, and it reads on a telephone."""
+"""The HTML report: one self-contained page without scripts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from aiakq import formats
-from aiakq.quantizers.report.plots import KINDS, Block, Mark, bars, pairs
+from aiakq.quantizers.report.plots import KINDS, BlockMarks, Mark, bars, dumbbells
 from aiakq.quantizers.report.records import LayerResult, QuantizeReport
 
 _BLOCK = re.compile(r"\.(\d+)\.")
@@ -139,9 +139,7 @@ def _cards(report: QuantizeReport) -> str:
     if report.kl is not None:
         cards.append(_card("KL divergence", f"{report.kl:.3g}", "nats per token from the original"))
     if report.top1_agreement is not None:
-        cards.append(
-            _card("same first choice", f"{report.top1_agreement:.2%}", f"of {report.evaluation_tokens:,} tokens")
-        )
+        cards.append(_card("same top token", f"{report.top1_agreement:.2%}", f"of {report.evaluation_tokens:,} tokens"))
     worst = report.worst
     if worst is not None and report.mean_error is not None:
         text = f"worst {percent(worst.error)} in {_short(worst.name)}"
@@ -222,7 +220,7 @@ def _errors(report: QuantizeReport) -> str:
             if len(layers) > 1:
                 text = f"{len(layers)} experts, {percent(mean)} on average; {text}"
             marks.append(Mark(kind, text, mean, max(values) if len(layers) > 1 else None))
-        blocks.append(Block(label, tuple(marks)))
+        blocks.append(BlockMarks(label, tuple(marks)))
     several = (
         " For experts, the mean, and a line to the worst." if any(m.other for b in blocks for m in b.marks) else ""
     )
@@ -249,11 +247,11 @@ def _ranges(report: QuantizeReport) -> str:
                 before = max((getattr(layer, f"{what}_before") or 0.0 for layer in layers), default=0.0)
                 text = f"{layers[0].name}: {before:.4g} before, {after:.4g} after"
                 marks.append(Mark(kind, text, after, before))
-            blocks.append(Block(label, tuple(marks)))
+            blocks.append(BlockMarks(label, tuple(marks)))
         key = '<span><i class="hollow"></i>before</span><span><i class="full"></i>after</span>'
         parts.append(
             f"<h2>{title}, before and after</h2><p>{about}</p>{_legend(kinds, key)}"
-            f'<div class="scroll">{pairs(blocks, f"{title} before and after")}</div>'
+            f'<div class="scroll">{dumbbells(blocks, f"{title} before and after")}</div>'
         )
     return "".join(parts)
 
@@ -287,11 +285,12 @@ def _experts(report: QuantizeReport) -> str:
         "most",
         "enough is",
         "calibrated on all",
-        "rounded plainly",
+        "RTN",
     )
     return (
         "<h2>Experts</h2><p>Calibration tokens that the router gave to each expert. One with too few is calibrated on "
-        "every token of its block, or rounded plainly where even these are too few.</p>" + _rows(head, rows)
+        "every token of its block, or quantized with round-to-nearest (RTN) if these are too few.</p>"
+        + _rows(head, rows)
     )
 
 

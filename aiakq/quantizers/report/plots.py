@@ -1,4 +1,4 @@
-"""Plots as inline SVG: bars and before-and-after pairs, block by block along a model, and nothing they do not need.
+"""Plots as inline SVG: bars and before/after values per block.
 
 Colours are the page's: class ``k0`` .. ``k9`` is a kind of layer, ``axis``, ``grid`` and ``muted`` are what they say.
 """
@@ -31,14 +31,14 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockMarks:
     """The marks of one block, in the order of the model."""
 
     label: str
     marks: tuple[Mark, ...]
 
 
-def bars(blocks: Sequence[Block], unit: str) -> str:
+def bars(blocks: Sequence[BlockMarks], unit: str) -> str:
     """One bar per mark from zero, with a thin whisker up to ``other``; the axis is in percent of ``unit``."""
     top = max((max(mark.value, mark.other or 0.0) for block in blocks for mark in block.marks), default=0.0) or 1.0
     step = _nice(top / 4)
@@ -60,7 +60,7 @@ def bars(blocks: Sequence[Block], unit: str) -> str:
     return _frame(blocks, ticks, y, draw, unit)
 
 
-def pairs(blocks: Sequence[Block], unit: str) -> str:
+def dumbbells(blocks: Sequence[BlockMarks], unit: str) -> str:
     """A ring at ``other`` and a dot at ``value`` for every mark, joined by a line, on a logarithmic axis."""
     values = [
         v for block in blocks for mark in block.marks for v in (mark.value, mark.other) if v is not None and v > 0
@@ -90,7 +90,7 @@ def pairs(blocks: Sequence[Block], unit: str) -> str:
 
 
 def _frame(
-    blocks: Sequence[Block],
+    blocks: Sequence[BlockMarks],
     ticks: Iterable[tuple[float, str]],
     y: Callable[[float], float],
     draw: Callable[[Mark, float, float], str],

@@ -1,4 +1,4 @@
-"""QuantizeReport: what was done, how big it is, how wrong it is."""
+"""QuantizeReport: options, sizes, errors per layer and quality of a run."""
 
 from __future__ import annotations
 

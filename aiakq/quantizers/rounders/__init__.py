@@ -1,1 +1,1 @@
-"""Rounders: how the scaled weights of a layer become integer codes."""
+"""Rounders: turn the weights of a layer into integer codes."""

@@ -1,4 +1,4 @@
-"""GPTAQ: rounding that also makes up for what earlier roundings did to a layer's inputs.
+"""GPTAQ: GPTQ that also compensates for the quantization error in a layer's inputs.
 
 Li et al. 2025 (arXiv:2504.02692), "asymmetric calibration": plain GPTQ asks of a layer to give on its changed inputs x
 what its unrounded weights give on x; here it is to give what they give on x', the inputs in the unquantized model.
@@ -61,16 +61,16 @@ class Drift:
                 warnings.append(warning)
             return block.inputs.hessians([name])[name], None
         hessian, drift = block.inputs.new_hessian(name), block.inputs.new_hessian(name)
-        rows = pairs = 0
+        rows = matched_rows = 0
         expected: Tensor | None = None
 
         def see(x: Tensor) -> None:
-            nonlocal rows, pairs
+            nonlocal rows, matched_rows
             add_second_moment(hessian, x)
             rows += len(x)
             if expected is not None and expected.shape == x.shape and bool(torch.isfinite(expected.sum())):
                 drift.addmm_((expected - x).T, x)
-                pairs += len(x)
+                matched_rows += len(x)
 
         problem: AiakqError | None = None
         for batch in range(len(block.inputs.activations.hidden)):
@@ -81,9 +81,9 @@ class Drift:
                 problem = caught
         if problem is not None and not rows:
             raise problem
-        if not pairs:
+        if not matched_rows:
             warnings.append(f"{block.prefix}.{name} was rounded without GPTAQ: its tokens differ.")
-        return mirror(hessian.div_(rows)), drift.mul_(ALPHA / pairs) if pairs else None
+        return mirror(hessian.div_(rows)), drift.mul_(ALPHA / matched_rows) if matched_rows else None
 
     def _original_input(self, name: str, batch: int) -> Tensor | None:
         """The linear's input [T, K] in the unquantized model, divided by the scales folded before it."""

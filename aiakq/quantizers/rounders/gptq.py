@@ -1,4 +1,4 @@
-"""gptq: round one input column after the other, and let the columns not yet rounded make up for the error.
+"""GPTQ: rounds one input column at a time and compensates the error in the columns that follow.
 
 Frantar et al. 2022 (arXiv:2210.17323), algorithm 1, with lazy updates in blocks. Inside a decoder block it is truly
 sequential: query, key and value first, then the attention output, then gate and up, then down, each from inputs that
@@ -80,11 +80,13 @@ class Gptq(Rounder):
         where = f"{block.prefix}.{names[0]}"
         warnings = block.result.warnings
         if rounded.damp is None:
-            warnings.append(f"The Hessian of {where} could not be factored; the layer was rounded plainly.")
+            warnings.append(
+                f"The Hessian of {where} could not be factored; the layer was quantized with round-to-nearest (RTN)."
+            )
         elif rounded.damp > self.damp:
             warnings.append(f"The Hessian of {where} needed a damping of {rounded.damp:g}.")
         for name in names:
-            block.result.remark(name, damp="none: rounded plainly" if rounded.damp is None else rounded.damp)
+            block.result.remark(name, damp="none: RTN" if rounded.damp is None else rounded.damp)
         sizes = [block.linears[name].out_features for name in names]
         parts = [tensor.split(sizes) for tensor in (rounded.codes, rounded.scales, rounded.zeros)]
         del rounded

@@ -1,4 +1,4 @@
-"""rtn: every weight to the nearest code of its group (round to nearest).
+"""RTN: rounds every weight to the nearest code of its group.
 
 Needs no calibration. At 8 bits per row it costs next to nothing, because the largest weight of a row is rarely far from
 the rest.

@@ -1,1 +1,1 @@
-"""Transforms: changes to a block that leave its function as it is and make it easier to round."""
+"""Transforms: rewrite the weights of a block without changing its function, so that rounding loses less."""

@@ -1,4 +1,4 @@
-"""awq: protect the inputs that matter by scaling them up before rounding, and cut ranges where that pays.
+"""AWQ: scales up input channels with large activations before rounding, and searches clipping ranges.
 
 Lin et al. 2023 (arXiv:2306.00978). For each smooth mapping a grid of scales between "follow the activations" and
 "follow the weights" is tried, and the one whose rounded weights change the output of the surrounding module least is
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
 from aiakq.quantizers.model.groups import SmoothMapping
-from aiakq.quantizers.model.module_calls import ModuleCall, output_error, trial_weights
+from aiakq.quantizers.model.module_calls import ModuleCall, output_error, replaced_weights
 from aiakq.quantizers.numerics.clip import best_clip
 from aiakq.quantizers.numerics.rounding import grouped, rounded_weight
 from aiakq.quantizers.recipe import Recipe, Transform
@@ -74,7 +74,7 @@ class Awq(Transform):
             # Written so that an error that is no number loses.
             if not calls or error <= nearest:
                 return None
-            return f"scales and cut ranges gave an error of {error:.3g} instead of {nearest:.3g}"
+            return f"scales and clipping gave an error of {error:.3g} instead of {nearest:.3g}"
 
         return worse
 
@@ -84,7 +84,7 @@ def _nearest_error(block: DecoderBlock, calls: list[ModuleCall]) -> float:
     if not calls:
         return 0.0
     weights = {name: rounded(block, name, block.weight(name)) for name in block.linears}
-    with trial_weights(block.linears, weights):
+    with replaced_weights(block.linears, weights):
         return output_error(block.module, calls)
 
 
@@ -260,7 +260,7 @@ def _loss(
     """The squared error of the parent's output, as a function of the scales of the mapping's channels."""
     heads = block.plan.heads
 
-    def trial(name: str, scales: Tensor) -> Tensor:
+    def candidate(name: str, scales: Tensor) -> Tensor:
         return rounded(block, name, block.weight(name), heads.spread(scales) if mapping.heads else scales)
 
     if mapping.parent in block.linears:
@@ -270,7 +270,7 @@ def _loss(
         moment = x.T @ x if len(x) > weight.shape[1] else None
 
         def alone(scales: Tensor) -> float:
-            gap = trial(mapping.parent, scales).sub_(weight)
+            gap = candidate(mapping.parent, scales).sub_(weight)
             if moment is not None:
                 return float((gap @ moment).mul_(gap).sum())
             return float((x @ gap.T).square_().sum())
@@ -279,7 +279,7 @@ def _loss(
     parent = block.module.get_submodule(mapping.parent)
 
     def through(scales: Tensor) -> float:
-        with trial_weights(block.linears, {name: trial(name, scales) for name in names}):
+        with replaced_weights(block.linears, {name: candidate(name, scales) for name in names}):
             return output_error(parent, calls)
 
     return through

@@ -1,4 +1,4 @@
-"""smooth_quant: move outliers from activations into weights, so that both can be 8-bit integers.
+"""SmoothQuant: moves activation outliers into weights, so that both can be quantized to 8 bits.
 
 Xiao et al. 2023 (arXiv:2211.10438), equation 4: ``s_j = max|X_j|^a / max|W_j|^(1-a)`` per input channel j; activations
 are divided and weights multiplied by s, which a norm or a linear before absorbs. The paper folds the two inputs that
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
 from aiakq.quantizers.model.groups import SmoothMapping, watching
-from aiakq.quantizers.model.module_calls import MOST_TOKENS, ModuleCall, output_error, trial_weights
+from aiakq.quantizers.model.module_calls import MOST_TOKENS, ModuleCall, output_error, replaced_weights
 from aiakq.quantizers.numerics.clip import shares
 from aiakq.quantizers.numerics.rounding import round_activations, rounded_weight
 from aiakq.quantizers.recipe import SCALE_SEARCHES, Recipe, Transform
@@ -177,7 +177,7 @@ def _w8a8_error(
         scaled = block.weight(name) * columns
         weights[name] = rounded_weight(scaled, spec.bits, spec.group_size, spec.symmetric, block.plan.scales)
     with (
-        trial_weights(block.linears, weights),
+        replaced_weights(block.linears, weights),
         _rounded_inputs([block.linears[name] for name in names], columns, static),
     ):
         return output_error(parent, calls)

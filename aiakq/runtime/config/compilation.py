@@ -1,4 +1,4 @@
-"""CompilationConfig: which decoding steps are captured as CUDA graphs.
+"""CompilationConfig: which decoding batch sizes are captured as CUDA graphs.
 
 Keys and values of --compilation-config are vLLM's. Models are not compiled, so keys about compiling are refused.
 """

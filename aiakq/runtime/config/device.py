@@ -1,4 +1,4 @@
-"""DeviceConfig: device and dtypes that the options name, and what ``auto`` picks."""
+"""DeviceConfig: device and dtypes, with ``auto`` resolved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EngineConfig: the engine's arguments, checked, with every choice made that needs no loaded model."""
+"""EngineConfig: validated engine arguments, with every default that can be resolved before the model is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiakq.arguments.server import checked
 from aiakq.errors import error
 from aiakq.formats import records_method
 from aiakq.formats.hub import resolve_model
-from aiakq.formats.quantization_config import read_spec
+from aiakq.formats.quantization_config import read, read_spec
 from aiakq.registry import Registry
 from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.compilation import CompilationConfig
@@ -60,9 +60,11 @@ class EngineConfig:
         load = LoadConfig.from_args(args)
         raw = model_config(load.path, args)
         spec = read_spec(load.path, raw)
-        _check_quantization(args["quantization"], spec)
+        _check_quantization(args["quantization"], spec, raw)
         model = ModelConfig.from_hf(raw)
+        raw = dict(model.raw)
         max_model_len = _max_model_len(args, model)
+        model = replace(model, context=max_model_len)
         if args["disable_sliding_window"]:
             model = replace(model, sliding_windows=(None,) * model.num_layers)
         device = DeviceConfig.from_args(args, raw)
@@ -84,7 +86,7 @@ class EngineConfig:
 
 def _max_model_len(args: Mapping[str, Any], model: ModelConfig) -> int:
     """Tokens of prompt plus output; with auto, what memory may still lower. Raises ``bad_option``."""
-    limit, whose = model.max_position, "the model's own limit"
+    limit, whose = model.context, "the model's own limit"
     hint = "Positions beyond it were never trained."
     windows = [window for window in model.sliding_windows if window is not None]
     if args["disable_sliding_window"] and windows and min(windows) < limit:
@@ -104,7 +106,9 @@ def _tokenizer_source(args: Mapping[str, Any], model: Path) -> TokenizerSource:
     name, revision = args["tokenizer"], args["tokenizer_revision"]
     if name or revision:
         revision = revision or (args["revision"] if name in (None, args["model"]) else None)
-        folder = resolve_model(name or args["model"], revision, args["download_dir"], weights="none")
+        folder = resolve_model(
+            name or args["model"], revision, args["download_dir"], weights="none", token=args["hf_token"]
+        )
     else:
         folder = model
     extension = args["tokenizer_extension_path"]
@@ -121,14 +125,16 @@ def _tokenizer_source(args: Mapping[str, Any], model: Path) -> TokenizerSource:
     )
 
 
-def _check_quantization(expected: str | None, spec: QuantSpec | None) -> None:
+def _check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mapping[str, Any]) -> None:
     if expected is None or expected.lower() == "none":
         return
     method = canonical_method(expected)
     found = spec.method if spec else "unquantized weights"
-    # Some formats do not record the method; awq and gptq both mean their 4-bit weights.
-    same = found == method or (spec is not None and not records_method(spec.format) and {found, method} <= _INT4)
-    if same:
+    # The method that the quantization_config implies is accepted too, as other tools know no more. Some formats do not
+    # record the method; awq and gptq both mean their 4-bit weights.
+    stated = read(raw["quantization_config"]).method if spec and raw.get("quantization_config") else found
+    same_weights = spec is not None and not records_method(spec.format) and {stated, method} <= _INT4
+    if method in (found, stated) or same_weights:
         return
     if method not in _METHODS:
         raise error(

@@ -1,4 +1,4 @@
-"""config.json and generation_config.json with the values of arguments in place of theirs."""
+"""config.json and generation_config.json, with overrides from arguments applied."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     Raises ``bad_option`` and what reading it raises.
     """
     if args["hf_config_path"]:
-        folder = resolve_model(args["hf_config_path"], None, args["download_dir"], weights="none")
+        folder = resolve_model(
+            args["hf_config_path"], None, args["download_dir"], weights="none", token=args["hf_token"]
+        )
     raw = read_config(folder, "config.json")
     replaced = dict(args["hf_overrides"] or {})
     # Configs of transformers 5 keep these two inside rope_parameters.
@@ -78,7 +80,10 @@ def _with_longer_context(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tup
     if not numbers or not 1 <= factor <= 1024:
         raise _bad("--rope-scaling", dict(scaling), "an object with a factor of 1 to 1024")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
+    # What dynamic scaling grows from is no parameter of the file's: transformers takes the length of the context.
     whole = {**scaling, "rope_type": kind, "original_max_position_embeddings": trained}
+    if kind == "dynamic":
+        whole["grows_from"] = trained
     return raw if kind in _SAME_CONTEXT else raw | {"max_position_embeddings": int(trained * factor)}, whole
 
 
@@ -124,6 +129,8 @@ class GenerationConfig:
         values = generation_config(folder, args)
         eos = values.get("eos_token_id", raw.get("eos_token_id"))
         eos_token_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+        if not all(type(id) is int for id in eos_token_ids):
+            raise error("model_malformed", file="generation_config.json", reason=f"eos_token_id is {eos!r:.64}")
         sampling = {name: values[name] for name in _SAMPLING if name in values}
         return GenerationConfig(eos_token_ids, sampling, max_new_tokens_of(values))
 

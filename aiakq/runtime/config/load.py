@@ -1,4 +1,4 @@
-"""LoadConfig: which files are read, and how their weights are computed."""
+"""LoadConfig: which files are loaded, and how weights are computed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from aiakq.arguments.argument import part_of
 from aiakq.arguments.engine import LoadArguments
 from aiakq.formats.hub import resolve_model
+from aiakq.formats.model_folder import check_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,9 @@ class LoadConfig(LoadArguments):
 
     @staticmethod
     def from_args(args: Mapping[str, Any]) -> LoadConfig:
-        """Find the model, or download it. Raises model_*."""
+        """Find the model, or download it. Raises model_* and ``path_outside_model``."""
         weights = "none" if args["load_format"] == "dummy" else args["load_format"]
-        path = resolve_model(args["model"], args["revision"], args["download_dir"], weights, args["ignore_patterns"])
+        cache, ignore = args["download_dir"], args["ignore_patterns"]
+        path = resolve_model(args["model"], args["revision"], cache, weights, ignore, args["hf_token"])
+        check_files(path)
         return LoadConfig(**part_of(LoadConfig, args) | {"path": path})

@@ -1,4 +1,4 @@
-"""ModelConfig: the numbers of a model, whatever its config.json calls them.
+"""ModelConfig: the dimensions of a model, normalized over the spellings in config.json.
 
 ``ModelConfig.from_hf`` is the one place that knows how the spellings of Hugging Face configs differ.
 """
@@ -9,19 +9,58 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.config.rope import is_nested, longest_context, rope_parameters
+from aiakq.runtime.config.text_part import text_part
 
 #: Ten times more than any model has. Config files are untrusted: what is kept per layer must not exhaust memory.
 _MAX_LAYERS = 10_000
+#: Families whose output layer is the embedding unless config.json says otherwise.
+_TIED = frozenset(
+    {"bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "mpt", "opt"}
+    | {"smollm3", "starcoder2"}
+)
+#: Families whose layers have a window but for every n-th, unless config.json says otherwise.
+_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "gpt_oss": 2}
+
+
+#: Names of sizes in the configs of all kinds of models.
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_SIZES = (
+    *_LAYERS,
+    *("hidden_size", "n_embd", "d_model", "num_attention_heads", "n_head", "n_heads", "num_heads", "head_dim"),
+    *("num_key_value_heads", "intermediate_size", "ffn_dim", "n_inner", "vocab_size", "num_local_experts"),
+    *("num_experts", "moe_intermediate_size"),
+)
+
+
+def check_sizes(raw: Mapping[str, Any], num_tensors: int) -> None:
+    """Check the sizes of a config before a class of transformers builds a model of them. Raises ``model_malformed``.
+
+    num_tensors  that the checkpoint has: every layer needs at least one.
+    """
+    for name in _SIZES:
+        value = raw.get(name)
+        allowed = min(num_tensors, _MAX_LAYERS) if name in _LAYERS else 2**31 - 1
+        least = 0 if "expert" in name or "moe" in name else 1  # models without experts may say so
+        if type(value) is int and not least <= value <= allowed:
+            reason = f"{name} is {value!r:.64}" + (f", with {num_tensors} tensors" if name in _LAYERS else "")
+            raise error("model_malformed", file="config.json", reason=reason)
+    text = raw.get("text_config")
+    if isinstance(text, Mapping):
+        check_sizes({name: value for name, value in text.items() if name != "text_config"}, num_tensors)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The numbers of a decoder-only model, whatever its config.json calls them.
 
+    max_position     positions that the config states, for which learned positions and rotary scalings are made.
+    context          positions that a sequence may have, which YaRN has more of; when served, those that are asked for.
+    layer_kinds      per layer: full_attention, sliding_attention, or what else config.json calls it.
     sliding_windows  per layer: positions a query sees, or None for all.
-    rope             the rotary parameters (rope_type, rope_theta, ...); empty for learned positions.
-    raw              config.json as read, for what only one family needs.
+    rope             the rotary parameters (rope_type, rope_theta, ...), or kind of layer -> its own.
+    raw              config.json as read, for what only one family needs; of a multimodal one its text part.
     """
 
     architecture: str
@@ -33,18 +72,22 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     max_position: int
+    context: int
     norm_eps: float
     activation: str
     tie_word_embeddings: bool
+    layer_kinds: tuple[str, ...]
     sliding_windows: tuple[int | None, ...]
     rope: Mapping[str, Any]
     raw: Mapping[str, Any] = field(repr=False)
 
     @staticmethod
     def from_hf(raw: Mapping[str, Any]) -> ModelConfig:
-        """Read a config.json. Raises ``model_malformed`` for absent or impossible values."""
+        """Read a config.json. Raises ``model_malformed`` for impossible values, ``architecture_unsupported`` for absent
+        ones.
+        """
         try:
-            return _model_config(raw)
+            return _model_config(text_part(raw))
         except (
             TypeError,
             ValueError,
@@ -58,6 +101,15 @@ class ModelConfig:
             reason = f"{type(problem).__name__}: {problem}"
             raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
 
+    def rope_of(self, layer: int) -> tuple[str, Mapping[str, Any]]:
+        """The rotary parameters of a layer, and the kind of layers that share them. Raises ``model_malformed``."""
+        if not is_nested(self.rope):
+            return "", self.rope
+        kind = self.layer_kinds[layer]
+        if kind not in self.rope:
+            raise error("model_malformed", file="config.json", reason=f"rope_parameters has no {kind}")
+        return kind, self.rope[kind]
+
 
 def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
     def number(*names: str, default: int | None = None) -> int:
@@ -68,37 +120,41 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
                     raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
                 return value
         if default is None:
-            raise error("model_malformed", file="config.json", reason=f"{names[0]} is missing")
+            raise _lacks(raw, names[0])
         return default
 
     architecture = first_architecture(raw)
     hidden = number("hidden_size", "n_embd", "d_model")
-    heads = number("num_attention_heads", "n_head", "num_heads")
-    layers = number("num_hidden_layers", "n_layer", "num_layers")
+    heads = number("num_attention_heads", "n_head", "num_heads", "n_heads")
+    layers = number("num_hidden_layers", "n_layer", "num_layers", "n_layers")
     if layers > _MAX_LAYERS:
         raise error("model_malformed", file="config.json", reason=f"it claims {layers} layers")
-    kv_heads = number("num_key_value_heads", default=heads)
+    kv_heads = _kv_heads(raw, number("num_key_value_heads", "num_kv_heads", default=heads), heads)
     if heads % kv_heads:
         raise error(
             "model_malformed",
             file="config.json",
             reason=f"{heads} attention heads cannot share {kv_heads} key-value heads",
         )
+    kinds, rope = _layer_kinds(raw, layers), rope_parameters(raw)
+    max_position = number("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=2048)
     return ModelConfig(
         architecture=architecture,
         vocab_size=number("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=number("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden),
+        intermediate_size=number("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", default=4 * hidden),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=number("head_dim", default=hidden // heads),
-        max_position=number("max_position_embeddings", "n_positions", "max_seq_len", default=2048),
-        norm_eps=float(raw.get("rms_norm_eps") or raw.get("layer_norm_eps") or 1e-5),
-        activation=str(raw.get("hidden_act") or raw.get("activation_function") or "silu"),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", architecture == "OPTForCausalLM")),
-        sliding_windows=_sliding_windows(raw, layers),
-        rope=_rope(raw),
+        max_position=max_position,
+        context=longest_context(rope, max_position),
+        norm_eps=_norm_eps(raw),
+        activation=str(_first(raw, "hidden_activation", "hidden_act", "activation_function", "activation") or "silu"),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", _tied(raw, architecture))),
+        layer_kinds=kinds,
+        sliding_windows=_sliding_windows(raw, kinds),
+        rope=rope,
         raw=raw,
     )
 
@@ -111,27 +167,78 @@ def first_architecture(raw: Mapping[str, Any]) -> str:
     return names[0]
 
 
-def _sliding_windows(raw: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-    """Per-layer windows: ``layer_types`` if given, else Qwen's ``use_sliding_window``, else one for all."""
-    window = raw.get("sliding_window")
-    if not window or raw.get("use_sliding_window") is False:
-        return (None,) * layers
-    kinds = raw.get("layer_types")
+def _malformed(name: str, value: Any) -> AiakqError:
+    return error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
+
+
+def _lacks(raw: Mapping[str, Any], name: str) -> AiakqError:
+    """The error for a config without a number that every supported architecture has under one of its usual names."""
+    architecture = first_architecture(raw)
+    if architecture == "unnamed":
+        return error("model_malformed", file="config.json", reason=f"{name} is missing")
+    reason = f"its config.json has no {name}, which all supported ones have"
+    if raw.get("auto_map"):
+        reason = f"it is Python code of its own, whose config.json has no {name}"
+    return error("architecture_unsupported", architecture=architecture[:80], reason=reason)
+
+
+def _norm_eps(raw: Mapping[str, Any]) -> float:
+    names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+    name = next((name for name in names if raw.get(name)), "")
+    value = raw.get(name, 1e-5)
+    if not isinstance(value, int | float) or not 0 < value < 1:
+        raise _malformed(name, value)
+    return float(value)
+
+
+def _first(raw: Mapping[str, Any], *names: str) -> Any:
+    """The first value that is not empty."""
+    return next((raw[name] for name in names if raw.get(name)), None)
+
+
+def _tied(raw: Mapping[str, Any], architecture: str) -> bool:
+    return raw.get("model_type") in _TIED or architecture == "OPTForCausalLM"
+
+
+def _kv_heads(raw: Mapping[str, Any], stated: int, heads: int) -> int:
+    """GPT-BigCode and Falcon say by a flag that all heads share one key and value."""
+    kind = raw.get("model_type")
+    if kind == "gpt_bigcode":
+        return 1 if raw.get("multi_query", True) else heads
+    if kind == "falcon" and not raw.get("new_decoder_architecture"):
+        return 1 if raw.get("multi_query", True) else heads
+    return stated
+
+
+def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
+    """What ``layer_types`` says, or the pattern of the family, or one kind for all."""
+    kinds, first = raw.get("layer_types"), raw.get("max_window_layers")
+    if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+        raise _malformed("layer_types", kinds)
+    if kinds and len(kinds) < layers:
+        reason = f"layer_types names {len(kinds)} layers, the model has {layers}"
+        raise error("model_malformed", file="config.json", reason=reason)
+    if first is not None and (type(first) is not int or first < 0):
+        raise _malformed("max_window_layers", first)
     if kinds:
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    if "use_sliding_window" in raw:  # Qwen2 and Qwen3: only from max_window_layers on
-        first = raw.get("max_window_layers", 0)
-        return tuple(window if layer >= first else None for layer in range(layers))
-    return (window,) * layers
+        return tuple(kinds[:layers])
+    if not raw.get("sliding_window") or raw.get("use_sliding_window") is False:
+        return ("full_attention",) * layers
+    pattern = raw.get("sliding_window_pattern") or _PATTERNS.get(str(raw.get("model_type")))
+    if isinstance(pattern, str):  # like LLLG
+        pattern = len(pattern)
+    # Qwen2 and Qwen3: only from max_window_layers on.
+    start = (first or 0) if "use_sliding_window" in raw else 0
+    return tuple(
+        "full_attention" if layer < start or (pattern and (layer + 1) % pattern == 0) else "sliding_attention"
+        for layer in range(layers)
+    )
 
 
-def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary parameters from the transformers 5 form (rope_parameters) or the older rope_theta + rope_scaling."""
-    if raw.get("rope_parameters"):
-        return dict(raw["rope_parameters"])
-    rope = {"rope_theta": raw.get("rope_theta", 10000.0), "rope_type": "default"}
-    scaling = raw.get("rope_scaling")
-    if scaling:
-        rope.update(scaling)
-        rope["rope_type"] = scaling.get("rope_type", scaling.get("type", "default"))
-    return rope
+def _sliding_windows(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[int | None, ...]:
+    window = raw.get("sliding_window")
+    if window is not None and (type(window) not in (int, bool) or not 0 <= window < 2**31 or window is True):
+        raise _malformed("sliding_window", window)
+    if not window or raw.get("use_sliding_window") is False:
+        return (None,) * len(kinds)
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -1,4 +1,6 @@
-"""SchedulerConfig: how many sequences and tokens share a step. Standard library only: the scheduler knows no torch."""
+"""SchedulerConfig: limits on the sequences and tokens of a step. Standard library only: the scheduler knows no
+torch.
+"""
 
 from __future__ import annotations
 

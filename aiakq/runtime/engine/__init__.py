@@ -1,1 +1,1 @@
-"""The engine: scheduler, sequences and pages as a pure state machine, without torch, clock or sockets."""
+"""The engine: scheduler, sequences and KV pages as a state machine, without torch, clock or sockets."""

@@ -1,4 +1,4 @@
-"""The engine: a state machine with one transition, ``step(now, inbox) -> StepOutput``.
+"""Engine: a state machine with one transition, ``step(now, inbox) -> StepOutput``.
 
 A step takes what arrived, schedules chunks, submits them to the executor and commits the results of pending steps.
 There is no clock, thread, socket or random source in here, so a run can be repeated exactly; ``loop.run`` supplies the
@@ -321,6 +321,7 @@ class Engine:
             prompt_tokens=self._prompt_tokens,
             generation_tokens=old.generation_tokens + sum(len(output.token_ids) for output in outputs),
             steps=old.steps + bool(chunks),
+            num_clients=scheduler.num_clients,
         )
 
 

@@ -1,4 +1,4 @@
-"""The loop that runs an engine: ``LLM`` and the engine process differ in where requests come from and outputs go."""
+"""The engine loop, shared by ``LLM`` and the engine process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out of it: plain records, encodable without pickle.
+"""Messages into and out of the engine: plain records that are encoded without pickle.
 
 ``RequestSpec`` is the engine's only way in. ``admit`` is the only place that makes one: it checks every field
 against the limits of the loaded model, so that nothing inside the engine can fail because of a request's values.
@@ -7,7 +7,7 @@ against the limits of the loaded model, so that nothing inside the engine can fa
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -55,6 +55,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     bad_word_ids     ``sampling.bad_words`` as token ids that may not follow each other in the output.
     priority         lower ones are scheduled first.
     cache_salt       pages are shared only between requests with the same one.
+    client           whose it is: steps are shared between clients (``FairScheduler``).
     """
 
     request_id: str
@@ -66,6 +67,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     bad_word_ids: list[list[int]] = []
     priority: int = 0
     cache_salt: str = ""
+    client: str = ""
 
 
 def admit(
@@ -77,10 +79,14 @@ def admit(
     bad_word_ids: Sequence[list[int]] = (),
     priority: int = 0,
     cache_salt: str = "",
+    within_context: bool = False,
+    client: str = "",
 ) -> RequestSpec:
-    """Check one request against ``limits`` and freeze it. ``index`` counts the sequences of an n > 1 request.
+    """Check one request against ``limits`` and freeze it.
 
-    ``bad_word_ids`` are the token ids of ``params.bad_words``.
+    index           counts the sequences of an n > 1 request.
+    bad_word_ids    token ids of ``params.bad_words``.
+    within_context  stop at the end of the context instead of refusing a larger ``max_tokens``.
 
     Raises AiakqError: empty_prompt, invalid_token_id, context_length_exceeded, value_out_of_range, invalid_type,
     unsupported_parameter.
@@ -88,17 +94,9 @@ def admit(
     if not prompt_token_ids:
         raise error("empty_prompt", param="prompt")
     _check_ids("prompt", prompt_token_ids, limits.vocab_size)
-    _check_ids("stop_token_ids", params.stop_token_ids or (), limits.vocab_size)
-    _check_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab_size)
-    _check_ids("logit_bias", params.logit_bias or (), limits.vocab_size)
-    for word in bad_word_ids:
-        _check_ids("bad_words", word, limits.vocab_size)
+    _check_ids_of_parameters(params, bad_word_ids, limits.vocab_size)
     _check_priority(priority, limits)
-    for name in ("logprobs", "prompt_logprobs"):
-        count = getattr(params, name)
-        # -1 stands for the whole vocabulary.
-        if count is not None and (limits.vocab_size if count == -1 else count) > limits.max_logprobs:
-            raise error("value_out_of_range", param=name, value=count, allowed=f"at most {limits.max_logprobs}")
+    _check_logprobs(params, limits)
     longest = min(limits.max_model_len, limits.max_kv_tokens)
     room = longest - len(prompt_token_ids)
     max_tokens = room if params.max_tokens is None else params.max_tokens
@@ -107,6 +105,8 @@ def admit(
         if params.min_tokens > max_tokens:
             allowed = f"at most {max_tokens}, the limit of every answer"
             raise error("value_out_of_range", param="min_tokens", value=params.min_tokens, allowed=allowed)
+    if within_context and room > 0:
+        max_tokens = min(max_tokens, room)
     if room < max(0 if params.max_tokens == 0 else 1, max_tokens):
         raise error(
             "context_length_exceeded",
@@ -125,7 +125,22 @@ def admit(
         bad_word_ids=list(bad_word_ids),
         priority=priority,
         cache_salt=cache_salt,
+        client=client,
     )
+
+
+def repeat(spec: RequestSpec, request_id: str, index: int) -> RequestSpec:
+    """Sequence ``index`` of a request whose first one is ``spec``: the same, with another seed. Copies no list."""
+    seed = secrets.randbits(63) if spec.sampling.seed is None else spec.seed + index
+    return msgspec.structs.replace(spec, request_id=request_id, seed=seed)
+
+
+def _check_logprobs(params: SamplingParams, limits: ModelLimits) -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        count = getattr(params, name)
+        # -1 stands for the whole vocabulary.
+        if count is not None and (limits.vocab_size if count == -1 else count) > limits.max_logprobs:
+            raise error("value_out_of_range", param=name, value=count, allowed=f"at most {limits.max_logprobs}")
 
 
 def _check_priority(priority: int, limits: ModelLimits) -> None:
@@ -138,7 +153,18 @@ def _check_priority(priority: int, limits: ModelLimits) -> None:
         raise error("unsupported_parameter", param="priority", reason=reason)
 
 
-def _check_ids(param: str, ids, vocab_size: int) -> None:
+def _check_ids_of_parameters(params: SamplingParams, bad_word_ids: Sequence[list[int]], vocab_size: int) -> None:
+    _check_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)
+    ascending = params.allowed_token_ids or []  # perhaps the whole vocabulary
+    _check_ids("allowed_token_ids", ascending[:1] + ascending[-1:], vocab_size)
+    _check_ids("logit_bias", params.logit_bias or (), vocab_size)
+    for word in bad_word_ids:
+        _check_ids("bad_words", word, vocab_size)
+
+
+def _check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size:
+        return
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int):
             raise error("invalid_type", param=param, reason=f"token ids are integers, not {token!r:.64}")
@@ -221,6 +247,7 @@ class EngineStats:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
+    num_clients: int = 0
 
     @property
     def kv_usage(self) -> float:

@@ -1,4 +1,4 @@
-"""The page pool: fixed-size pages of KV memory, shared between requests with equal prompt beginnings.
+"""PagePool: fixed-size pages of KV memory with prefix caching.
 
 A page holds P positions of keys and values for every layer. Page 0 is scratch for padding and never handed out. Full
 pages are known by the hash of everything up to their end, so a new prompt can share the pages of an equal beginning. A

@@ -1,4 +1,4 @@
-"""The executor as the engine sees it: the records of a step, and the protocol that carries them.
+"""The executor protocol, and the records that describe a step and its results.
 
 The engine decides what runs; an executor holds the model, the KV memory and its own copy of every running sequence.
 Between them pass the records below: integers, strings, floats and lists, which could cross a process or be broadcast

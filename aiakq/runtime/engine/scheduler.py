@@ -1,4 +1,4 @@
-"""The scheduler: which sequences run in a step, and how many tokens of each.
+"""Scheduler: chooses the sequences of a step and the number of tokens of each.
 
 There is no prefill or decode phase. Every sequence has tokens whose keys and values are not computed yet: a whole
 prompt at first, one token later. Each step has one budget of tokens, given to running sequences first, so that running
@@ -49,6 +49,11 @@ class Scheduler:
         self._had_prompts = False
         self._prompt_seconds = 0.0
 
+    @property
+    def num_clients(self) -> int:
+        """Clients with waiting or running sequences. Here all are of one client."""
+        return bool(self.waiting or self.running)
+
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence behind the waiting ones of its priority."""
         sequence.order = (sequence.spec.priority, next(self._numbers))
@@ -77,7 +82,18 @@ class Scheduler:
 
         If ``may_preempt``, no step may be pending.
         """
-        waited = self._waited(now)
+        chosen = self._choose(self._waited(now))
+        chosen.sort(key=lambda chunk: chunk.count > 1)
+        self._had_prompts = bool(chosen) and chosen[-1].count > 1
+        for chunk in chosen:
+            sequence = chunk.sequence
+            sequence.num_computed_tokens = chunk.end
+            sequence.num_pending_tokens += chunk.samples
+            sequence.pending_chunks.append(chunk)
+        return chosen
+
+    def _choose(self, waited: bool) -> list[ScheduledChunk]:
+        """The chunks of a step, with their pages. ``waited``: whether waiting sequences may start."""
         budget = self.budget
         # Running answers get their token whatever prompts come before them.
         reserved = sum(sequence.num_uncomputed_tokens == 1 for sequence in self.running)
@@ -105,13 +121,6 @@ class Scheduler:
             index += 1
         if waited and not preempted:
             self._admit(chosen, budget, share)
-        chosen.sort(key=lambda chunk: chunk.count > 1)
-        self._had_prompts = bool(chosen) and chosen[-1].count > 1
-        for chunk in chosen:
-            sequence = chunk.sequence
-            sequence.num_computed_tokens = chunk.end
-            sequence.num_pending_tokens += chunk.samples
-            sequence.pending_chunks.append(chunk)
         return chosen
 
     def _waited(self, now: float) -> bool:
@@ -151,8 +160,7 @@ class Scheduler:
         while index < len(self.waiting) and budget > 0 and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[index]
             shared = self._shared_pages(sequence)
-            cached = len(shared) * self.pool.page_size
-            uncomputed = len(sequence.token_ids) - cached
+            uncomputed = len(sequence.token_ids) - len(shared) * self.pool.page_size
             is_long = self._is_long(uncomputed)
             if is_long and long >= config.max_long_partial_prefills < config.max_num_partial_prefills:
                 index += 1
@@ -164,23 +172,28 @@ class Scheduler:
             needed = self._pages_for(len(sequence.token_ids)) - len(shared)
             if needed + self.pool.num_idle(shared) > self.pool.num_free:
                 return
-            del self.waiting[index]
-            self.pool.incref(shared)
-            sequence.pages = list(shared)
-            sequence.slot = self._free_slots.pop()
-            sequence.num_computed_tokens = cached
-            sequence.num_inserted_pages = len(shared)
-            if sequence.num_cached is None:
-                sequence.num_cached = cached
-                self.prefix_queries += sequence.num_prompt
-                self.prefix_hits += cached
-            bisect.insort(self.running, sequence, key=_ORDER)
-            grown = self._grow(sequence, count)
-            assert grown, "the pages were counted before"
+            self._start(sequence, shared, count)
             chosen.append(ScheduledChunk.of(sequence, count))
             budget -= count
             split += count < uncomputed
             long += is_long
+
+    def _start(self, sequence: Sequence, shared: list[int], count: int) -> None:
+        """Let a waiting sequence run: give it a slot, the cached pages ``shared``, and those for ``count`` tokens."""
+        cached = len(shared) * self.pool.page_size
+        self.waiting.remove(sequence)
+        self.pool.incref(shared)
+        sequence.pages = list(shared)
+        sequence.slot = self._free_slots.pop()
+        sequence.num_computed_tokens = cached
+        sequence.num_inserted_pages = len(shared)
+        if sequence.num_cached is None:
+            sequence.num_cached = cached
+            self.prefix_queries += sequence.num_prompt
+            self.prefix_hits += cached
+        bisect.insort(self.running, sequence, key=_ORDER)
+        grown = self._grow(sequence, count)
+        assert grown, "the pages were counted before"
 
     def _shared_pages(self, sequence: Sequence) -> list[int]:
         """Cached pages of an equal beginning. The last token is always computed, because its logits are needed."""

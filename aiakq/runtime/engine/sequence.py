@@ -1,4 +1,4 @@
-"""Sequence: one request inside the engine, from waiting to finished. ScheduledChunk: its part of a step."""
+"""Sequence: the state of one request in the engine, from waiting to finished. ScheduledChunk: its part of a step."""
 
 from __future__ import annotations
 

@@ -58,6 +58,10 @@ def _captured(
         return DecodeGraphs(model, caches, sizes(bounds.rows, options), length, page_size, device), ""
     if library.unavailable() is not None:
         return None, "no native library"
+    others = model.ops.of_packages()
+    if others:
+        # What they compute outside torch would be missing from the recording without a sign.
+        return None, f"{', '.join(sorted(others))} of another package is not native"
     try:
         with torch.inference_mode():
             return Program(model, caches, bounds), ""

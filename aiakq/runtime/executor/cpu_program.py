@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.attention import StepTables
 from aiakq.kernels.cpu.recording import Recording
 from aiakq.kernels.types import AttentionContext
@@ -47,16 +46,10 @@ class Program:
         with Recording() as recording:
             self._logits = model.compute(ModelInput(token_ids, positions, context, logit_rows), caches)
         self._op_list = recording.op_list()
-        ops: list[Any] = recording.ops
-        self._token_ops = [op for op in ops if op.m == bounds.tokens]
-        self._row_ops = [op for op in ops if op.m == most_rows]
-        assert len(self._token_ops) + len(self._row_ops) == len(ops)
-        embedding = library.load_library().kinds["embedding"]
-        looking_up = [op for op in ops if op.kind == embedding]
-        self._readers = [
-            [op for op in looking_up if op.ids == numbers.data_ptr()] for numbers in (token_ids, positions, logit_rows)
-        ]
-        assert sum(map(len, self._readers)) == len(looking_up)
+        self._token_ops: list[Any] = recording.with_rows(bounds.tokens)
+        self._row_ops: list[Any] = recording.with_rows(most_rows)
+        assert len(self._token_ops) + len(self._row_ops) == len(recording.ops)
+        self._input_pointers = [recording.pointers_to(numbers) for numbers in (token_ids, positions, logit_rows)]
         self._tokens, self._rows = bounds.tokens, most_rows
 
     def __len__(self) -> int:
@@ -88,9 +81,9 @@ class Program:
                 op.m = rows
             self._rows = rows
         inputs = (step.token_ids, step.positions, step.logit_rows)
-        for numbers, readers in zip(inputs, self._readers, strict=True):
-            for op in readers:
-                op.ids = numbers.data_ptr()
+        for numbers, pointers in zip(inputs, self._input_pointers, strict=True):
+            for op, field in pointers:
+                setattr(op, field, numbers.data_ptr())
         self._tables.fill(step.context)
         self._tables.turn(step.positions)
         self._op_list()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from aiakq.errors import error
-from aiakq.kernels.types import LARGEST
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import free_memory
 from aiakq.runtime.models.decoder import Model
@@ -13,9 +12,7 @@ from aiakq.runtime.models.decoder import Model
 
 def kv_bytes_per_page(model: Model, page_size: int, dtype: torch.dtype) -> int:
     """Bytes of keys and values of one page, over all layers, and of their scales if they are of 8 bits."""
-    layers, kv_heads, head_dim = model.kv_shape
-    per_head = head_dim * dtype.itemsize + (4 if dtype in LARGEST else 0)
-    return 2 * layers * page_size * kv_heads * per_head
+    return page_size * model.kv_bytes_per_token(dtype)
 
 
 def count_pages(config: EngineConfig, model: Model) -> int:

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from aiakq.kernels.ops.sampling import Sampler
+from aiakq.kernels.transfer import on_device
 from aiakq.runtime.device_memory import is_out_of_memory, release_memory
 from aiakq.runtime.engine.messages import TokenLogprobs
 from aiakq.runtime.engine.records import Chunk, ChunkResult, StepBatch, StepResult
 from aiakq.runtime.executor.runner import Runner, StepInput
 from aiakq.runtime.executor.sampler import SamplerOutput, SamplerRow, prompt_logprobs, sample
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
-from aiakq.runtime.executor.transfer import on_device
 from aiakq.runtime.sampling_params import LogitsProcessor
 
 
@@ -35,7 +36,7 @@ class LocalPendingStep:
         self._chunks, self._sequences = chunks, sequences
         self._logits: Tensor | None = None
         self._logit_rows: list[range] = []
-        self._sampler: SamplerOutput | None = None
+        self._samples: SamplerOutput | None = None
         self._row_of: dict[SequenceState, int] = {}
         self._scores: dict[int, Callable[[], list[TokenLogprobs]]] = {}
 
@@ -53,12 +54,12 @@ class LocalPendingStep:
 
     def copy_tokens(self, places: list[tuple[int, SequenceState]], token_ids: Tensor) -> None:
         """Write the tokens sampled for sequences to their places in ``token_ids`` [T], which is modified."""
-        assert self._sampler is not None
+        assert self._samples is not None
         pairs = [(place, self._row_of[sequence]) for place, sequence in places]
         to, rows = on_device(pairs, token_ids.device).unbind(1)
-        token_ids.index_copy_(0, to, self._sampler.tokens.index_select(0, rows))
+        token_ids.index_copy_(0, to, self._samples.tokens.index_select(0, rows))
 
-    def launch_sampler(self) -> None:
+    def launch_sampler(self, sampler: Sampler) -> None:
         """Launch what reads the logits: sampling and prompt log-probabilities. The host knows every token before.
 
         A sequence whose last token turned out not to be valid is left out.
@@ -70,7 +71,7 @@ class LocalPendingStep:
         rows: list[int] = []
         for index, (chunk, sequence) in enumerate(zip(self._chunks, self._sequences, strict=True)):
             if sequence.sampling.prompt_logprobs is not None and chunk.first < sequence.num_prompt:
-                self._scores[index] = _prompt_scores(logits, chunk, sequence, self._logit_rows[index])
+                self._scores[index] = _prompt_scores(sampler, logits, chunk, sequence, self._logit_rows[index])
             end = chunk.first + chunk.count
             if chunk.samples and end == len(sequence.token_ids):
                 self._row_of[sequence] = len(sampled)
@@ -80,11 +81,11 @@ class LocalPendingStep:
             # Logits are large: rows that are already in order are not copied.
             in_order = rows == list(range(len(rows)))
             last = logits[: len(rows)] if in_order else logits.index_select(0, on_device(rows, logits.device))
-            self._sampler = sample(last, sampled)
+            self._samples = sample(sampler, last, sampled)
 
     def results(self) -> StepResult:
         """Wait for the results, and append the sampled tokens to the sequences."""
-        tokens = self._sampler.collect() if self._sampler is not None else []
+        tokens = self._samples.collect() if self._samples is not None else []
         results = []
         for index, sequence in enumerate(self._sequences):
             row = self._row_of.get(sequence)
@@ -106,6 +107,7 @@ class LocalExecutor:
 
     def __init__(self, runner: Runner, num_slots: int, max_pages: int) -> None:
         self.runner = runner
+        self._sampler = runner.model.sampler
         self._sequences = RunningSequences(num_slots, max_pages)
         self._pending: deque[LocalPendingStep] = deque()
         self._processors: dict[str, Sequence[LogitsProcessor]] = {}
@@ -124,13 +126,13 @@ class LocalExecutor:
             return step
         assert previous is None or previous.is_sampled, "two steps at most may be pending"
 
-        def launch() -> None:
+        def compute() -> None:
             model_input = self.runner.prepare(batch.chunks, sequences, self._sequences)
             step.launch_model(self.runner, model_input, previous)
             if previous is None:
-                step.launch_sampler()
+                step.launch_sampler(self._sampler)
 
-        step.out_of_memory = not _fits(launch)
+        step.out_of_memory = not _fits(compute)
         return step
 
     @torch.inference_mode()
@@ -142,7 +144,8 @@ class LocalExecutor:
             return StepResult(out_of_memory=True)
         result = step.results()
         if self._pending and not self._pending[0].out_of_memory:
-            self._pending[0].out_of_memory = not _fits(self._pending[0].launch_sampler)
+            following = self._pending[0]
+            following.out_of_memory = not _fits(lambda: following.launch_sampler(self._sampler))
         return result
 
     def reset(self) -> None:
@@ -176,7 +179,7 @@ def _fits(call: Callable[[], None]) -> bool:
 
 
 def _prompt_scores(
-    logits: Tensor, chunk: Chunk, sequence: SequenceState, rows: range
+    sampler: Sampler, logits: Tensor, chunk: Chunk, sequence: SequenceState, rows: range
 ) -> Callable[[], list[TokenLogprobs]]:
     """Log-probabilities of the prompt tokens that ``rows`` predict."""
     count = sequence.sampling.prompt_logprobs
@@ -184,4 +187,4 @@ def _prompt_scores(
     targets = sequence.token_ids[chunk.first + 1 : min(chunk.first + chunk.count + 1, sequence.num_prompt)]
     if not targets:
         return list
-    return prompt_logprobs(logits[rows.start : rows.start + len(targets)], targets, count)
+    return prompt_logprobs(sampler, logits[rows.start : rows.start + len(targets)], targets, count)

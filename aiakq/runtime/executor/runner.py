@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.ops.attention import as_bytes
+from aiakq.kernels.transfer import on_device
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.engine.records import Chunk
 from aiakq.runtime.executor.captured import Bounds, CapturedStep, capture_step
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
-from aiakq.runtime.executor.transfer import on_device
 from aiakq.runtime.models.decoder import Model, ModelInput
 
 
@@ -90,20 +90,32 @@ class Runner:
         for column in (token_ids, positions, slots):
             column += [0] * padding
         logit_rows += [0] * (-len(logit_rows) % self.model.row_multiple)
+        token_column, position_column, slot_column, row_column = self._columns(token_ids, positions, slots, logit_rows)
+        query_start, kv_len = self._columns(starts, lengths, dtype=torch.int32)
         context = AttentionContext(
-            query_start=self._tensor(starts, torch.int32),
-            kv_len=self._tensor(lengths, torch.int32),
-            slots=self._tensor(slots),
+            query_start=query_start,
+            kv_len=kv_len,
+            slots=slot_column,
             page_table=on_device(running.rows([chunk.slot for chunk in chunks], -(-max(lengths) // P)), self.device),
             num_decodes=sum(chunk.count == 1 for chunk in chunks),
             query_start_list=starts,
             kv_len_list=lengths,
         )
-        model_input = ModelInput(self._tensor(token_ids), self._tensor(positions), context, self._tensor(logit_rows))
+        model_input = ModelInput(token_column, position_column, context, row_column)
         return StepInput(model_input, rows_of, unknown)
 
-    def _tensor(self, values: list, dtype: torch.dtype = torch.int64) -> Tensor:
-        return on_device(values, self.device, dtype)
+    def _columns(self, *columns: list[int], dtype: torch.dtype = torch.int64) -> list[Tensor]:
+        """A tensor of each list, all of them in one copy to the device."""
+        # Triton compiles other code for pointers that are not multiples of 16 bytes.
+        multiple = 16 // dtype.itemsize
+        numbers: list[int] = []
+        starts = []
+        for column in columns:
+            starts.append(len(numbers))
+            numbers += column
+            numbers += [0] * (-len(column) % multiple)
+        made = on_device(numbers, self.device, dtype)
+        return [made[start : start + len(column)] for start, column in zip(starts, columns, strict=True)]
 
 
 def _positions_of_logits(chunk: Chunk, sequence: SequenceState) -> range:

@@ -9,30 +9,19 @@ from torch import Tensor
 
 from aiakq.runtime.engine.messages import RequestSpec
 from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
-from aiakq.runtime.sampling_params import LogitsProcessor, SamplingParams
+from aiakq.runtime.executor.logits_modifier import LogitsModifier
+from aiakq.runtime.sampling_params import LogitsProcessor
 
 
 class SequenceState:
     """A running sequence.
 
-    token_ids          prompt, then the tokens of collected steps.
-    pages              its KV pages in order.
-    end_ids            stop and end-of-sequence tokens.
-    changes_logits     whether penalties, biases, masks or processors apply to its logits.
-    logits_processors  applied to its logits, see ``LocalExecutor.register_logits_processors``.
+    token_ids  prompt, then the tokens of collected steps.
+    pages      its KV pages in order.
+    modifier   of its logits.
     """
 
-    __slots__ = (
-        "changes_logits",
-        "end_ids",
-        "logits_processors",
-        "num_prompt",
-        "pages",
-        "sampling",
-        "slot",
-        "spec",
-        "token_ids",
-    )
+    __slots__ = ("modifier", "num_prompt", "pages", "sampling", "slot", "spec", "token_ids")
 
     def __init__(self, record: NewSequence, logits_processors: Sequence[LogitsProcessor] = ()) -> None:
         spec: RequestSpec = record.spec
@@ -42,19 +31,7 @@ class SequenceState:
         self.token_ids = spec.prompt_token_ids + record.output_token_ids
         self.num_prompt = len(spec.prompt_token_ids)
         self.pages: list[int] = []
-        self.end_ids = sorted({*(spec.sampling.stop_token_ids or ()), *spec.eos_token_ids})
-        self.logits_processors = tuple(logits_processors)
-        self.changes_logits = bool(logits_processors) or bool(spec.bad_word_ids) or _changes_logits(spec.sampling)
-
-
-def _changes_logits(params: SamplingParams) -> bool:
-    return (
-        params.presence_penalty != 0
-        or params.frequency_penalty != 0
-        or params.repetition_penalty != 1
-        or params.logit_bias is not None
-        or params.allowed_token_ids is not None
-    )
+        self.modifier = LogitsModifier(spec, logits_processors)
 
 
 class RunningSequences:

@@ -1,4 +1,4 @@
-"""Activation functions by the names that configs use."""
+"""Activation functions by their names in config.json."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ _FUNCTIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_python": "gelu",
+    "quick_gelu": "quick_gelu",
+    "relu2": "relu2",
 }
 
 
 def activation(name: str, ops: Ops) -> Activation:
-    """The function that a config calls ``name``. Raises ``model_unsupported``."""
+    """The function that a config calls ``name``. Raises ``unsupported``."""
     if name not in _FUNCTIONS:
-        raise error(
-            "model_unsupported",
-            architecture=f"activation {name}",
-            reason="it is not known",
-            known=", ".join(_FUNCTIONS),
-        )
+        what = f"The activation function {name!r} (in config.json)"
+        hint = f"Supported are {', '.join(_FUNCTIONS)}; or use --model-impl transformers."
+        raise error("unsupported", what=what, hint=hint)
     return ops.activation(_FUNCTIONS[name])

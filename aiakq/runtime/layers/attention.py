@@ -1,25 +1,80 @@
-"""The attention layer: projections around paged attention."""
+"""Attention layer: QKV projection, rotary embedding, paged attention and output projection."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.types import ActivationLayout, AttentionContext, AttentionSpec, LinearInput
 from aiakq.kernels.types import LayerCache as LayerCache
+
+
+class ProjectionStep(Protocol):
+    """What some models do between the projections and attention, before heads are normalized and rotated."""
+
+    def __call__(self, qkv: Tensor, positions: Tensor) -> None:
+        """Changes qkv [T, (H + 2 Hkv) D] in place. positions [T] int64."""
+
+
+class ProjectionNorms:
+    """Norms over all queries and all keys of a token, not head by head (OLMo 2).
+
+    widths  columns of queries and of keys.
+    """
+
+    def __init__(self, q_norm: Norm, k_norm: Norm, widths: tuple[int, int], ops: Ops) -> None:
+        self._norms, self._widths, self._copy = (q_norm, k_norm), widths, ops.scaling()
+
+    def __call__(self, qkv: Tensor, positions: Tensor) -> None:
+        """See ProjectionStep: qkv [T, (H + 2 Hkv) D]."""
+        start = 0
+        for norm, width in zip(self._norms, self._widths, strict=True):
+            part = qkv[:, start : start + width]
+            normed = norm(part)
+            assert isinstance(normed, Tensor)
+            self._copy(normed, out=part)
+            start += width
+
+
+class QueryScales:
+    """Queries times a factor of their position (Llama 4).
+
+    factors  [positions] float32.
+    width    columns of queries.
+    """
+
+    def __init__(self, factors: Tensor, width: int, ops: Ops) -> None:
+        self._scale, self._width = ops.scaling(factors=factors), width
+
+    def __call__(self, qkv: Tensor, positions: Tensor) -> None:
+        """See ProjectionStep: qkv [T, (H + 2 Hkv) D], positions [T]."""
+        queries = qkv[:, : self._width]
+        self._scale(queries, positions=positions, out=queries)
 
 
 class Attention:
     """Grouped-query self-attention over the paged cache.
 
-    qkv     queries, keys and values side by side: H * D, Hkv * D and Hkv * D outputs.
-    output  from H * D.
+    qkv     queries, keys and values side by side, of ``spec.widths`` outputs.
+    output  from H * value_dim.
+    before  what happens between ``qkv`` and attention, in this order.
     """
 
-    def __init__(self, qkv: LinearLayer, output: LinearLayer, spec: AttentionSpec, ops: Ops) -> None:
-        self.qkv, self.output = qkv, output
-        self._spec, self._ops = spec, ops
+    def __init__(
+        self,
+        qkv: LinearLayer,
+        output: LinearLayer,
+        spec: AttentionSpec,
+        ops: Ops,
+        before: Sequence[ProjectionStep] = (),
+    ) -> None:
+        self.qkv, self.output, self.before = qkv, output, before
+        self.spec, self._ops = spec, ops
         self._attention = ops.attention(spec)
 
     def input_layout(self, m: int) -> ActivationLayout | None:
@@ -28,8 +83,11 @@ class Attention:
 
     def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
         """x [T, hidden] and positions [T] int64 -> [T, hidden]; writes this step's keys and values into ``cache``."""
-        return self.output(self._attention(self.qkv(x), positions, cache, context))
+        qkv = self.qkv(x)
+        for step in self.before:
+            step(qkv, positions)
+        return self.output(self._attention(qkv, positions, cache, context))
 
     def new_cache(self, pages: int, page_size: int) -> LayerCache:
         """A cache for this layer, all zeros."""
-        return self._ops.new_cache(self._spec, pages, page_size)
+        return self._ops.new_cache(self.spec, pages, page_size)

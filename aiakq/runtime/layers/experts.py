@@ -1,35 +1,104 @@
-"""The mixture of experts: a router sends each token to a few of many MLPs (Shazeer et al. 2017, arXiv:1701.06538)."""
+"""Mixture-of-experts layer: routing, experts and shared experts (Shazeer et al. 2017, arXiv:1701.06538)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.ops.linear import ROW_MULTIPLE, LinearLayer
 from aiakq.kernels.types import ActivationLayout, LinearInput
 
 
+class Routing(Protocol):
+    """How the router's scores choose experts."""
+
+    @property
+    def top_k(self) -> int:
+        """Experts of a token."""
+
+    def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """scores [T, E] float32 -> weights [T, top_k] float32 of a token's experts, and which they are [T, top_k]."""
+
+
+@dataclass(frozen=True)
+class SoftmaxRouting:
+    """The largest of the softmax over all experts.
+
+    normalize  whether the weights of a token's experts are scaled to add up to one.
+    scale      factor of the weights.
+    """
+
+    top_k: int
+    normalize: bool
+    scale: float = 1.0
+
+    def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """scores [T, E]; see Routing."""
+        shares, chosen = torch.softmax(scores, dim=-1).topk(self.top_k, dim=-1)
+        return _scaled(shares, self.normalize, self.scale), chosen
+
+
+@dataclass(frozen=True)
+class SigmoidRouting:
+    """The largest of sigmoid(score) + correction, weighted by the sigmoid alone (DeepSeek-V3, arXiv:2412.19437).
+
+    sigmoid     the function.
+    correction  [E] float32, or None.
+    groups      (groups of experts, how many of them a token's experts may be in): those with the largest sum of two.
+    normalize, scale  as in SoftmaxRouting.
+    """
+
+    top_k: int
+    normalize: bool
+    scale: float
+    sigmoid: Activation
+    correction: Tensor | None = None
+    groups: tuple[int, int] = (1, 1)
+
+    def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """scores [T, E]; see Routing."""
+        shares = self.sigmoid(scores)
+        assert isinstance(shares, Tensor)
+        choice = shares if self.correction is None else shares + self.correction
+        count, kept = self.groups
+        if kept < count:
+            grouped = choice.unflatten(-1, (count, -1))
+            best = grouped.topk(2, dim=-1).values.sum(-1).topk(kept, dim=-1).indices
+            left_out = torch.ones(best.shape[:-1] + (count,), dtype=torch.bool, device=best.device)
+            choice = grouped.masked_fill(left_out.scatter_(-1, best, False).unsqueeze(-1), float("-inf")).flatten(-2)
+        chosen = choice.topk(self.top_k, dim=-1).indices
+        return _scaled(shares.gather(-1, chosen), self.normalize, self.scale), chosen
+
+
+def _scaled(shares: Tensor, normalize: bool, scale: float) -> Tensor:
+    if normalize:
+        shares = shares / shares.sum(-1, keepdim=True)
+    return shares if scale == 1 else shares * scale
+
+
 @dataclass
 class SparseMLP:
-    """The sum of the ``top_k`` experts that each token is routed to, weighted by the router's softmax.
+    """The sum of the experts that each token is routed to, weighted by its router.
 
     A token's result does not depend on the others: every expert's rows are padded like all rows are, and a token's
     experts are added up in their own order, in float32.
 
-    normalize    whether the weights of a token's experts are scaled to add up to one.
-    shared       an expert for every token, or None; weighted by ``sigmoid(shared_gate(x))`` where there is a gate.
+    shared         an expert for every token, or None; weighted by ``sigmoid(shared_gate(x))`` where there is a gate.
+    weigh_inputs   whether a token is multiplied by its weight before the expert, not after it (Llama 4).
     """
 
-    router: LinearLayer
+    router: Callable[[Tensor], Tensor]
     experts: Sequence[Callable[[Tensor], Tensor]]
-    top_k: int
-    normalize: bool
+    routing: Routing
     shared: Callable[[Tensor], Tensor] | None = None
     shared_gate: LinearLayer | None = None
+    weigh_inputs: bool = False
 
     def input_layout(self, m: int) -> ActivationLayout | None:
         """None: rows are sorted by expert first."""
@@ -38,19 +107,21 @@ class SparseMLP:
     def __call__(self, x: LinearInput) -> Tensor:
         """x [T, hidden], a Tensor -> [T, hidden]."""
         assert isinstance(x, Tensor)
-        shares, chosen = torch.softmax(self.router(x).float(), dim=-1).topk(self.top_k, dim=-1)
-        if self.normalize:
-            shares = shares / shares.sum(-1, keepdim=True)
+        shares, chosen = self.routing(self.router(x).float())
+        top_k = self.routing.top_k
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         # Tokens sorted by expert, so that one look at the counts says where each expert's begin.
         order = torch.argsort(chosen.flatten(), stable=True)
-        tokens, by_expert = order // self.top_k, shares.flatten()[order].unsqueeze(1)
+        tokens, by_expert = order // top_k, shares.flatten()[order].unsqueeze(1)
         start = 0
         for expert, count in zip(self.experts, self._counts(chosen), strict=True):
             if count:
                 rows = tokens[start : start + count]
-                padded = F.pad(x[rows], (0, 0, 0, -count % ROW_MULTIPLE))
-                out.index_add_(0, rows, expert(padded)[:count].float() * by_expert[start : start + count])
+                own, weights = x[rows], by_expert[start : start + count]
+                if self.weigh_inputs:
+                    own = (own * weights).to(x.dtype)
+                found = expert(F.pad(own, (0, 0, 0, -count % ROW_MULTIPLE)))[:count].float()
+                out.index_add_(0, rows, found if self.weigh_inputs else found * weights)
             start += count
         if self.shared is not None:
             shared = self.shared(x)

@@ -1,4 +1,6 @@
-"""Several linear layers as one. Single ones are bound by the device's Ops."""
+"""ConcatLinear: linear layers with the same input, their outputs concatenated. Single ones are bound by the device's
+Ops.
+"""
 
 from __future__ import annotations
 

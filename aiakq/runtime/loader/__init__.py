@@ -1,1 +1,1 @@
-"""The loader: from a checkpoint to a model whose layers are bound to kernels."""
+"""The loader: builds a model from a checkpoint and binds its layers to kernels."""

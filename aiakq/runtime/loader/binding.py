@@ -1,4 +1,4 @@
-"""Where a model's linear layers are made: from weights that were read (or made up) to the device's operations."""
+"""LinearBuilder: makes the linear layers of a model from loaded or random weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which implementation every operation of a model runs in, in words: for the start-up table and ``aiakq inspect``."""
+"""Describes which implementation every operation of a model uses, for the start-up table and ``aiakq inspect``."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def plan(checkpoint: Checkpoint, ops: PlannedOps) -> tuple[tuple[Difference, ...
         else:  # through transformers
             scale = config.head_dim**-0.5
             ops.attention(AttentionSpec(config.num_heads, config.num_kv_heads, config.head_dim, scale))
+            ops.sampler()
     except AiakqError:
         return None, []
-    ops.sampling()
     return differences, [(name, each) for name, found in selections(ops).items() for each in dict.fromkeys(found)]

@@ -1,4 +1,4 @@
-"""What a checkpoint is, layer by layer, whether it is all there, and whose code would run it: from headers alone."""
+"""``aiakq inspect``: layers, missing tensors and kernels of a checkpoint, from its headers alone."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def _target(checkpoint: Checkpoint, device: str, dtype: str) -> _Target:
         config = EngineConfig.from_args({"model": str(checkpoint.path), "device": device, "dtype": dtype})
         return _Target(PlannedOps(open_weights(config).ops), config.device.dtype_reason)
     except AiakqError as problem:
-        if problem.id != "model_malformed":
+        if problem.id not in ("model_malformed", "architecture_unsupported"):
             raise
     plain = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
     picked, reason = pick_dtype(dtype, checkpoint.config, plain)

@@ -1,4 +1,4 @@
-"""From a checkpoint folder to an engine: weights into kernels, memory into pages, every phase timed."""
+"""From a configuration to an engine: the model, the page pool and the scheduler, every phase of the start-up timed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ import torch
 
 from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.device_memory import release_memory
+from aiakq.runtime.device_memory import is_out_of_memory, release_memory
 from aiakq.runtime.engine.engine import Engine
+from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.kv_cache import count_pages, kv_bytes_per_page
 from aiakq.runtime.executor.local import LocalExecutor
 from aiakq.runtime.executor.runner import Runner
-from aiakq.runtime.loader.description import describe_operations
-from aiakq.runtime.loader.weights import weights_for
-from aiakq.runtime.models import ARCHITECTURES, FAMILIES
-from aiakq.runtime.models.decoder import Model
+from aiakq.runtime.loader.model_loader import load_model
 from aiakq.system.memory import gc_frozen
 
 
@@ -39,37 +36,22 @@ def _ignore(phase: Phase) -> None:
     """The default for ``on_phase``: phases are not reported."""
 
 
-def load_model(config: EngineConfig) -> tuple[Model, dict[str, str]]:
-    """Build the model of ``config``; returns it and rows of the start-up table: what its operations run in.
-
-    Raises AiakqError: model_unsupported, tensor_inventory, tensor_mismatch, not_finite, model_*.
-    """
-    architecture = config.model.architecture
-    native = architecture in ARCHITECTURES
-    if not native and config.load.model_impl == "aiakq":
-        raise error(
-            "model_unsupported",
-            architecture=architecture,
-            reason="aiakq has no model of its own for it",
-            known=FAMILIES,
-        )
-    if not native or config.load.model_impl == "transformers":
-        from aiakq.runtime.loader.transformers_fallback import load_transformers_model
-
-        return load_transformers_model(config)
-    weights = weights_for(config)
-    model = ARCHITECTURES.load(architecture).build(config.model, weights)
-    weights.ops.sampling()
-    facts = describe_operations(weights.ops)
-    facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks])
-    return model, facts
-
-
 def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignore) -> Engine:
-    """Load the model, size the page pool and put the engine together, reporting each phase."""
+    """Load the model, size the page pool and put the engine together, reporting each phase.
+
+    Raises what ``load_model`` raises, and ``out_of_memory``.
+    """
     started = time.monotonic()
     with gc_frozen():
-        model, operations = load_model(config)
+        try:
+            model, operations = load_model(config)
+        except Exception as failure:
+            if not is_out_of_memory(failure):
+                raise
+            raise error(
+                "out_of_memory",
+                reason=(str(failure).strip().splitlines() or ["an allocation failed"])[0][:200].rstrip("."),
+            ) from failure
         release_memory()
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
     on_phase(Phase("weights", time.monotonic() - started, f"{config.model.architecture}, {method}"))
@@ -81,7 +63,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     bounds = Bounds(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs, config.max_model_len)
     how = runner.capture(bounds, config.compilation)
     pool = PagePool(num_pages, config.cache.block_size, config.cache.enable_prefix_caching)
-    scheduler = Scheduler(pool, config.scheduler)
+    scheduler = FairScheduler(pool, config.scheduler)
     tokens = pool.num_usable * config.cache.block_size
     size = num_pages * kv_bytes_per_page(model, config.cache.block_size, config.cache.dtype)
     pages = f"{pool.num_usable} of {config.cache.block_size} tokens = {tokens} tokens, {size / 2**20:.0f} MiB"

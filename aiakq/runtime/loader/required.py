@@ -1,4 +1,4 @@
-"""What a model's family needs of a checkpoint, found by building the model without weights."""
+"""RequiredTensors: the tensors that a model needs, found by building it without weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import RequiredTensors, compare, refusal
 from aiakq.kernels.ops import Ops, PlannedOps
@@ -50,7 +50,8 @@ class RequiredWeights:
             raise LimitExceeded
         return self._empty(*shape)
 
-    def linear(self, name: str, n: int, k: int, *, bias: bool = False) -> LinearLayer:
+    def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
+        """A layer [N, K] without contents, whatever the order ``rows`` [N] of its outputs."""
         self.required.linears[name] = (n, k, bias)
         self._count()
         return TorchDense(self._empty(n, k))
@@ -90,6 +91,8 @@ def required_tensors(config: ModelConfig, checkpoint: Checkpoint, ops: PlannedOp
         build(config, weights)
     except (LimitExceeded, RuntimeError):
         pass  # what was recorded so far is enough to refuse it
+    except AiakqError:
+        raise
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as problem:
         reason = f"{type(problem).__name__}: {problem}"  # a value of the config that is of another kind than it should
         raise error("model_malformed", file="config.json", reason=reason[:200]) from problem

@@ -1,9 +1,11 @@
-"""The shapes of a model's linear layers, without its weights."""
+"""ShapeRecorder: the shapes of a model's linear layers, found without loading weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
@@ -21,7 +23,8 @@ class ShapeRecorder(RequiredWeights):
 
     shapes: list[tuple[str, int, int]] = field(default_factory=list)
 
-    def linear(self, name: str, n: int, k: int, *, bias: bool = False) -> LinearLayer:
+    def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
+        """A layer [N, K], whatever the order ``rows`` [N] of its outputs."""
         return self.stacked([(name, n)], k, bias=bias)
 
     def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> LinearLayer:

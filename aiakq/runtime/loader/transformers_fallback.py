@@ -1,4 +1,4 @@
-"""Any other decoder-only architecture, through its transformers class with attention bound to our paged cache.
+"""Runs any other decoder-only architecture through its transformers class, with paged attention.
 
 transformers lets a model's attention be replaced by name. We register one function per loaded model, which writes the
 step's keys and values into the pages of its layer and attends over them; everything else of the model runs as it is.
@@ -8,48 +8,98 @@ Models whose attention cannot be replaced, or that keep other state between toke
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from aiakq.errors import error
-from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.inventory import Difference, refusal
+from aiakq.errors import AiakqError, error
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.attention import PagedAttention
-from aiakq.kernels.ops.linear import ROW_MULTIPLE, LinearLayer
+from aiakq.kernels.ops.linear import ROW_MULTIPLE
 from aiakq.kernels.types import AttentionContext, AttentionSpec
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.loader import attention_probe
 from aiakq.runtime.loader.description import describe_linear_layers, describe_operations
-from aiakq.runtime.loader.weights import CheckpointWeights, open_weights, operations
+from aiakq.runtime.loader.quantized_modules import QuantizedModule, replace_quantized
+from aiakq.runtime.loader.transformers_checkpoint import MissedTensors, load_checkpoint
+from aiakq.runtime.loader.weights import open_weights, operations
 from aiakq.runtime.models import FAMILIES
 from aiakq.runtime.models.decoder import Model, ModelInput
 
 _numbers = itertools.count()
 
+#: Arguments of attention functions that change nothing here, or nothing while a model is only evaluated.
+_WITHOUT_EFFECT = frozenset(
+    {"position_ids", "position_embeddings", "cache_position", "use_cache", "dropout", "output_attentions"}
+    | {"output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep", "is_causal"}
+)
+
+
+#: Values of ``layer_types`` that paged attention computes.
+_PAGED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+
+
+class _UnsupportedAttentionError(Exception):
+    """A model asks something of its attention that paged attention does not do; the message says what."""
+
+
+@dataclass
+class _Trace:
+    """What a model asked of its attention in one forward pass.
+
+    specs  layer -> its attention.
+    masks  what transformers would have made masks with.
+    """
+
+    specs: dict[int, AttentionSpec] = field(default_factory=dict)
+    masks: list[attention_probe.MaskFunction] = field(default_factory=list)
+
 
 class _AttentionFunction:
     """The attention function of one loaded model; ``bind`` says where the current step's tokens are in the cache."""
 
-    def __init__(self, ops: Ops) -> None:
+    def __init__(self, ops: Ops, chunk_sizes: Sequence[int | None]) -> None:
+        """chunk_sizes: AttentionSpec.chunk_size of each layer, which transformers knows from its mask alone."""
         self._ops = ops
-        self._bound: dict[tuple, PagedAttention] = {}
+        self._chunk_sizes = chunk_sizes
+        self._bound: dict[int, PagedAttention] = {}
         self._caches: list[LayerCache] = []
         self._context: AttentionContext | None = None
+        self._called: set[int] = set()
+        self._trace: _Trace | None = None
 
-    def layer(self, heads: int, kv_heads: int, head_dim: int, scale: float, window: int | None) -> PagedAttention:
-        """Paged attention with these numbers, which transformers tells at the first call only."""
-        key = (heads, kv_heads, head_dim, scale, window)
-        if key not in self._bound:
-            self._bound[key] = self._ops.attention(AttentionSpec(heads, kv_heads, head_dim, scale, window))
-        return self._bound[key]
+    def prepare(self, specs: Mapping[int, AttentionSpec]) -> None:
+        """Bind the layers of a model to the implementations of their attention."""
+        self._bound = {number: self._ops.attention(spec) for number, spec in specs.items()}
 
     def bind(self, caches: list[LayerCache], context: AttentionContext | None) -> None:
         self._caches, self._context = caches, context
+        self._called.clear()
+
+    def trace(self, hf: Any, device: torch.device) -> _Trace:
+        """What ``hf`` asks of its attention, whose results are zeros meanwhile. Raises _UnsupportedAttentionError."""
+        self._trace = found = _Trace()
+        self._called.clear()
+        try:
+            # With a mask of its own transformers does not look for several sequences in one row.
+            ids = torch.arange(8, device=device).unsqueeze(0) % hf.get_input_embeddings().num_embeddings
+            with torch.inference_mode():
+                hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+        finally:
+            self._trace = None
+        return found
+
+    def mask(self, *args: Any, **kwargs: Any) -> None:
+        """transformers' interface of masks: paged attention masks by position itself, so none is made."""
+        if self._trace is not None and kwargs.get("mask_function") is not None:
+            self._trace.masks.append(kwargs["mask_function"])
 
     def __call__(
         self,
@@ -60,37 +110,90 @@ class _AttentionFunction:
         attention_mask: Tensor | None,
         scaling: float | None = None,
         sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """query [1, H, T, D], key and value [1, Hkv, T, D] -> [1, T, H, D]."""
+        """query [1, H, T, D], key [1, Hkv, T, D] and value [1, Hkv, T, value_dim] -> [1, T, H, value_dim].
+
+        softcap  see AttentionSpec.
+        s_aux    [H], the sinks of AttentionSpec.
+        Raises _UnsupportedAttentionError.
+        """
+        number = int(module.layer_idx)  # type: ignore[arg-type]
+        _check_call(attention_mask, kwargs)
+        if number in self._called:
+            raise _UnsupportedAttentionError(f"layer {number} calls attention twice")
+        self._called.add(number)
+        if self._trace is not None:
+            self._trace.specs[number] = AttentionSpec(
+                num_heads=query.shape[1],
+                num_kv_heads=key.shape[1],
+                head_dim=query.shape[3],
+                scale=scaling if scaling is not None else query.shape[3] ** -0.5,
+                sliding_window=sliding_window,
+                value_dim=value.shape[3],
+                chunk_size=self._chunk_sizes[number] if number < len(self._chunk_sizes) else None,
+                softcap=softcap or 0.0,
+                sinks=None if s_aux is None else s_aux.detach().clone(),
+            )
+            return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
         assert self._context is not None, "the model was called outside a step"
-        cache = self._caches[int(module.layer_idx)]  # type: ignore[arg-type]
+        cache = self._caches[number]
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        scale = scaling if scaling is not None else q.shape[-1] ** -0.5
-        layer = self.layer(q.shape[1], k.shape[1], q.shape[2], scale, sliding_window)
+        layer = self._bound[number]
         layer.write(k, v, cache, self._context.slots)
         return layer.attend(q.contiguous(), cache, self._context).unsqueeze(0), None
+
+
+def _check_call(mask: Tensor | None, others: dict[str, Any]) -> None:
+    """Raises _UnsupportedAttentionError where paged attention would leave out what is asked."""
+    asked = [name for name, given in others.items() if given is not None and name not in _WITHOUT_EFFECT]
+    if asked:
+        raise _UnsupportedAttentionError(f"its attention has {min(asked)}, which paged attention has not")
+    if mask is not None:
+        raise _UnsupportedAttentionError("it makes an attention mask of its own")
+
+
+def _chunk_sizes(hf_config: Any) -> list[int | None]:
+    """Of each layer, the number of positions that attend to each other alone; None: it has no such chunks."""
+    kinds = getattr(hf_config.get_text_config(), "layer_types", None) or []
+    return [_chunk_size(hf_config) if kind == "chunked_attention" else None for kind in kinds]
+
+
+def _chunk_size(hf_config: Any) -> int | None:
+    size = getattr(hf_config.get_text_config(), "attention_chunk_size", None)
+    return size if isinstance(size, int) and size > 0 else None
 
 
 class TransformersModel:
     """A transformers causal language model behind the interface decoder.Model."""
 
-    def __init__(self, hf: Any, attention: _AttentionFunction, ops: Ops, config: EngineConfig) -> None:
-        text = config.model
+    def __init__(self, hf: Any, attention: _AttentionFunction, trace: _Trace, ops: Ops, config: EngineConfig) -> None:
+        """Raises _UnsupportedAttentionError. The cache is sized by what the model does, not by what its config says."""
+        if not trace.specs:
+            raise _UnsupportedAttentionError("none of its layers calls the attention that transformers lets us replace")
         self.hf, self.ops = hf, ops
         head = hf.get_output_embeddings()
-        self.vocab_size = head.out_features if isinstance(head, _QuantizedModule) else head.weight.shape[0]
-        self.kv_shape = (text.num_layers, text.num_kv_heads, text.head_dim)
+        self.vocab_size = head.out_features if isinstance(head, QuantizedModule) else head.weight.shape[0]
+        attention.prepare(trace.specs)
+        # Layers without attention of their own have a place in the list of caches too.
+        none = AttentionSpec(1, 1, 1, 1.0)
+        self._specs = [trace.specs.get(number, none) for number in range(max(trace.specs) + 1)]
+        self.sampler = ops.sampler()
         self.row_multiple = ROW_MULTIPLE
         self._attention = attention
-        self._spec = AttentionSpec(text.num_heads, text.num_kv_heads, text.head_dim, text.head_dim**-0.5)
 
     def new_caches(self, pages: int, page_size: int) -> list[LayerCache]:
         """See Model.new_caches."""
-        return [self.ops.new_cache(self._spec, pages, page_size) for _ in range(self.kv_shape[0])]
+        return [self.ops.new_cache(spec, pages, page_size) for spec in self._specs]
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """See Model.kv_bytes_per_token."""
+        return sum(spec.cache_bytes(dtype) for spec in self._specs)
 
     def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
-        """See Model.forward."""
+        """Logits [R, V] float32; see Model.forward."""
         self._attention.bind(caches, step.context)
         try:
             out = self.hf(
@@ -102,19 +205,6 @@ class TransformersModel:
         finally:
             self._attention.bind([], None)
         return out.logits[0].float()
-
-
-class _QuantizedModule(nn.Module):
-    """A quantized layer in the place of an nn.Linear."""
-
-    def __init__(self, linear: LinearLayer, out_features: int) -> None:
-        super().__init__()
-        self.linear = linear
-        self.out_features = out_features
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., K] -> [..., N]."""
-        return self.linear(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
 def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]]:
@@ -129,9 +219,11 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
     if config.spec is not None and config.load.load_format != "dummy":
         weights = open_weights(config)
     ops = operations(config) if weights is None else weights.ops
-    attention = _AttentionFunction(ops)
-    _register(name, attention)
     hf_config = _hf_config(config)
+    if reason := _other_layers(hf_config):
+        raise _unsupported(config, reason)
+    attention = _AttentionFunction(ops, _chunk_sizes(hf_config))
+    _register(name, attention)
     hf_config._attn_implementation = name
     if hasattr(hf_config, "quantization_config"):
         # transformers would hand the quantized layers to another library; we put our own in their place.
@@ -141,31 +233,60 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
         "attn_implementation": name,
         "trust_remote_code": config.load.trust_remote_code,
     }
-    try:
+    with _one_sentence(config):
         if config.load.load_format == "dummy":
             torch.manual_seed(config.load.seed)
             hf: Any = AutoModelForCausalLM.from_config(hf_config, **options)
-            differences: list[Difference] = []
+            missed = MissedTensors(str(config.load.path))
         else:
-            with _without_load_report():
-                loaded = _load(hf_config, config, options)
-            hf, differences = loaded[0], _differences(*loaded)
-    except ValueError as failure:
-        raise _unsupported(config, str(failure).strip().splitlines()[0]) from None
+            hf, missed = load_checkpoint(hf_config, config, options)
     if not _attention_replaceable(hf):
         raise _unsupported(config, "transformers offers no way to replace its attention")
     linear_layers = f"{sum(isinstance(m, nn.Linear) for m in hf.modules())} x w16: torch"
+    replaced: set[str] = set()
     if weights is not None:
-        replaced = _replace_quantized(hf, weights)
+        replaced = replace_quantized(hf, weights)
         linear_layers = describe_linear_layers(ops)
-        differences = [each for each in differences if each.name not in replaced]
-    if problem := refusal(str(config.load.path), differences):
-        raise problem
-    model = TransformersModel(hf.to(config.device.device).eval(), attention, ops, config)
-    text = config.model
-    attention.layer(text.num_heads, text.num_kv_heads, text.head_dim, text.head_dim**-0.5, None)
-    ops.sampling()
+    missed.check(replaced)
+    with _one_sentence(config):
+        hf = hf.to(config.device.device).eval()
+        trace = attention.trace(hf, config.device.device)
+        model = TransformersModel(hf, attention, trace, ops, config)
+        _check_attention(model, trace, config)
     return model, describe_operations(ops) | {"linear layers": f"{linear_layers} (inside transformers)"}
+
+
+def unservable(hf_config: Any, trust_remote_code: bool) -> str | None:
+    """Why a model of this configuration cannot run here, as far as that shows without its weights; None if it may."""
+    from transformers import AutoModelForCausalLM
+
+    if reason := _other_layers(hf_config):
+        return reason
+    name = f"aiakq_paged_{next(_numbers)}"
+    attention = _AttentionFunction(Ops(torch.device("cpu"), torch.float32), _chunk_sizes(hf_config))
+    _register(name, attention)
+    own = copy.deepcopy(hf_config)
+    try:
+        with torch.device("meta"):
+            hf = AutoModelForCausalLM.from_config(own, attn_implementation=name, trust_remote_code=trust_remote_code)
+    except Exception as problem:  # with its own attention the class can be built
+        return f"transformers offers no way to replace its attention ({type(problem).__name__})"
+    if not _attention_replaceable(hf):
+        return "transformers offers no way to replace its attention"
+    try:
+        trace = attention.trace(hf.eval(), torch.device("meta"))
+    except _UnsupportedAttentionError as problem:
+        return str(problem)
+    except Exception:  # without numbers some models do not run: those that send tokens to experts
+        return None
+    layers = hf_config.get_text_config().num_hidden_layers
+    return None if len(trace.specs) >= layers else f"only {len(trace.specs)} of its {layers} layers have attention"
+
+
+def _other_layers(hf_config: Any) -> str | None:
+    """Why its layers cannot run here: some keep other state between tokens than keys and values."""
+    others = set(getattr(hf_config.get_text_config(), "layer_types", None) or ()) - _PAGED_LAYERS
+    return f"it has layers of the type {min(others)}" if others else None
 
 
 def _hf_config(config: EngineConfig) -> Any:
@@ -175,59 +296,15 @@ def _hf_config(config: EngineConfig) -> Any:
     raw = dict(config.model.raw)
     if "auto_map" in raw and not config.load.trust_remote_code:
         raise error("remote_code", path=config.load.path)
-    try:
+    known = "auto_map" in raw or str(raw.get("model_type")) in CONFIG_MAPPING
+    if not known:
+        raise _unsupported(config, f"transformers does not know the model type {raw.get('model_type')!r}")
+    with _one_sentence(config):
         if "auto_map" in raw:
             family: Any = type(AutoConfig.from_pretrained(config.load.path, trust_remote_code=True))
         else:
             family = CONFIG_MAPPING[str(raw.get("model_type"))]
         return family.from_dict(raw)
-    except KeyError:
-        raise _unsupported(config, f"transformers does not know the model type {raw.get('model_type')!r}") from None
-    except ValueError as failure:
-        raise _unsupported(config, str(failure).splitlines()[0]) from None
-
-
-def _load(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The model and what transformers says of the loading. It reads safetensors itself; others aiakq reads for it."""
-    from transformers import AutoModelForCausalLM
-
-    checkpoint = Checkpoint.open(
-        config.load.path, config.load.load_format, config.load.ignore_patterns, config.model.raw
-    )
-    common = {"config": hf_config, "output_loading_info": True, "ignore_mismatched_sizes": True, **options}
-    own = all(info.file.endswith(".safetensors") for info in checkpoint.inventory.values())
-    if own and not config.load.ignore_patterns:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            config.load.path, local_files_only=True, use_safetensors=True, **common
-        )
-        return loaded
-    with torch.device("meta"):
-        family = type(AutoModelForCausalLM.from_config(hf_config, **options))
-    common.pop("trust_remote_code")
-    tensors = {name: checkpoint.tensor(name) for name in checkpoint.inventory}
-    return family.from_pretrained(None, state_dict=tensors, **common)
-
-
-def _differences(hf: Any, info: Mapping[str, Any]) -> list[Difference]:
-    """What transformers missed in the checkpoint, and what had another shape."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in hf.state_dict().items()}
-    found = [Difference(name, "-", str(list(shapes.get(name, ())))) for name in sorted(info["missing_keys"])]
-    for name, stored, expected in sorted(info["mismatched_keys"]):
-        found.append(Difference(name, str(list(stored)), str(list(expected))))
-    return found
-
-
-@contextlib.contextmanager
-def _without_load_report() -> Iterator[None]:
-    """Keep transformers from listing quantized tensors as missing and unexpected: we judge that ourselves."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def _register(name: str, attention: _AttentionFunction) -> None:
@@ -235,8 +312,35 @@ def _register(name: str, attention: _AttentionFunction) -> None:
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(name, attention)
-    # Paged attention masks by position itself: no mask is made.
-    AttentionMaskInterface.register(name, lambda *args, **kwargs: None)
+    AttentionMaskInterface.register(name, attention.mask)
+
+
+@contextlib.contextmanager
+def _one_sentence(config: EngineConfig) -> Iterator[None]:
+    """Whatever a stranger's code raises becomes ``model_unsupported`` with one sentence."""
+    try:
+        yield
+    except AiakqError:
+        raise
+    except _UnsupportedAttentionError as problem:
+        raise _unsupported(config, str(problem)) from None
+    except Exception as problem:
+        if is_out_of_memory(problem):
+            raise
+        first = (str(problem).strip().splitlines() or [""])[0][:200]
+        raise _unsupported(config, f"transformers raises {type(problem).__name__}: {first}") from None
+
+
+def _check_attention(model: TransformersModel, trace: _Trace, config: EngineConfig) -> None:
+    """Raises ``model_unsupported`` where the model with paged attention is not the model of its authors."""
+    specs, chunk = trace.specs.values(), _chunk_size(model.hf.config) or 0
+    if not all(attention_probe.is_mask_of(mask, specs, chunk) for mask in trace.masks):
+        raise _unsupported(config, "its attention mask is neither causal nor a sliding window")
+    rounds = config.spec is not None and config.spec.activation_bits is not None
+    found = attention_probe.compare(model, model.hf, config.device.device, rounds)
+    if not found.is_same:
+        reason = f"with paged attention its log-probabilities differ from transformers' by {found.found:.2g} nats"
+        raise _unsupported(config, reason)
 
 
 def _attention_replaceable(hf: Any) -> bool:
@@ -249,21 +353,3 @@ def _attention_replaceable(hf: Any) -> bool:
 def _unsupported(config: EngineConfig, reason: str) -> Exception:
     reason = reason.rstrip(".")
     return error("model_unsupported", architecture=config.model.architecture, reason=reason, known=FAMILIES)
-
-
-def _replace_quantized(hf: Any, weights: CheckpointWeights) -> set[str]:
-    """Replace the linear layers that the checkpoint holds quantized. Returns the names of the tensors replaced."""
-    left = set(weights.checkpoint.quantized_linears())
-    prefix = f"{hf.base_model_prefix}."
-    replaced = set()
-    for name, module in list(hf.named_modules()):
-        stored = name if name in left else name.removeprefix(prefix)
-        if stored in left and isinstance(module, nn.Linear):
-            linear = weights.linear(stored, module.out_features, module.in_features, bias=module.bias is not None)
-            hf.set_submodule(name, _QuantizedModule(linear, module.out_features))
-            left.remove(stored)
-            replaced |= {f"{name}.weight", f"{name}.bias"}
-    if left:
-        reason = f"there is no place for the quantized layer {min(left)}"
-        raise error("tensor_mismatch", path=weights.checkpoint.path, reason=reason)
-    return replaced

@@ -1,4 +1,4 @@
-"""Where a model's tensors come from: a checkpoint, bound to kernels layer by layer, or random numbers."""
+"""Weight sources of a model: a checkpoint, or random numbers (``--load-format dummy``)."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class CheckpointWeights(LinearBuilder):
         return self.checkpoint.locate(name) is not None
 
     def tensor(self, name: str, *shape: int) -> Tensor:
+        """[*shape] in the activation dtype, on the device. Raises ``tensor_mismatch``."""
         return self._stored(name, *shape).to(device=self.ops.device, dtype=self.ops.dtype)
 
     def _stored(self, name: str, *shape: int) -> Tensor:
@@ -60,27 +61,36 @@ class CheckpointWeights(LinearBuilder):
             )
         return self.checkpoint.tensor(source)
 
-    def linear(self, name: str, n: int, k: int, *, bias: bool = False) -> LinearLayer:
-        return self.stacked([(name, n)], k, bias=bias)
+    def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
+        """A layer [N, K]; ``rows`` [N] int64 are the stored rows in the order of its outputs."""
+        layer = self._read([(name, n)], k, bias, rows)
+        self._count(n * k)
+        return layer
 
     def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> LinearLayer:
         layer = self._read(parts, k, bias)
-        self._prepared += k * sum(n for _, n in parts)
+        self._count(k * sum(n for _, n in parts))
+        return layer
+
+    def _count(self, prepared: int) -> None:
+        self._prepared += prepared
         if self._prepared > _RELEASE_EVERY:
             # The file's pages that were read, and freed memory of the heap.
             self.checkpoint.close()
             release_memory()
             self._prepared = 0
-        return layer
 
-    def _read(self, parts: Sequence[Part], k: int, bias: bool) -> LinearLayer:
+    def _read(self, parts: Sequence[Part], k: int, bias: bool, rows: Tensor | None = None) -> LinearLayer:
         sources = [self.checkpoint.locate_linear(name) for name, _ in parts]
         if all(source is None for source in sources):
-            weights = [self._stored(f"{name}.weight", n, k) for name, n in parts]
-            biases = [self._stored(f"{name}.bias", n) for name, n in parts] if bias else None
-            return self.dense(_one(weights), None if biases is None else _one(biases), len(parts))
+            weight = _one([self._stored(f"{name}.weight", n, k) for name, n in parts])
+            biases = _one([self._stored(f"{name}.bias", n) for name, n in parts]) if bias else None
+            if rows is not None:
+                weight, biases = weight[rows], None if biases is None else biases[rows]
+            return self.dense(weight, biases, len(parts))
         if all(source is not None for source in sources):
-            return self.quantized([self._quantized(name, n, k) for name, n in parts])
+            weights = [self._quantized(name, n, k) for name, n in parts]
+            return self.quantized(weights if rows is None else [each.with_rows(rows) for each in weights])
         return ConcatLinear([self._read([part], k, bias) for part in parts])
 
     def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
@@ -115,21 +125,28 @@ class DummyWeights(LinearBuilder):
         self.stored = DTYPES.get(
             str(config.model.raw.get("dtype") or config.model.raw.get("torch_dtype")), config.device.dtype
         )
-        self.generator = torch.Generator().manual_seed(config.load.seed)
+        # Drawn on the device: the CPU would take half a minute for a model of 8 B.
+        self.generator = torch.Generator(config.device.device).manual_seed(config.load.seed)
         self._codes = torch.Generator(config.device.device).manual_seed(config.load.seed)
 
     def has(self, name: str) -> bool:
         return False  # families then ask for the usual names
 
     def tensor(self, name: str, *shape: int) -> Tensor:
+        """[*shape] in the activation dtype, on the device: ones for norms, else N(0, 1 / shape[-1])."""
         return self._random(name, *shape).to(device=self.ops.device, dtype=self.ops.dtype)
 
     def _random(self, name: str, *shape: int) -> Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(shape)
-        return torch.randn(shape, generator=self.generator).mul_(shape[-1] ** -0.5).to(self.stored)
+        return (
+            torch.randn(shape, generator=self.generator, device=self.generator.device)
+            .mul_(shape[-1] ** -0.5)
+            .to(self.stored)
+        )
 
-    def linear(self, name: str, n: int, k: int, *, bias: bool = False) -> LinearLayer:
+    def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
+        """A layer [N, K]; ``rows`` [N] do not matter to random ones."""
         return self.stacked([(name, n)], k, bias=bias)
 
     def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> LinearLayer:
@@ -148,12 +165,15 @@ class DummyWeights(LinearBuilder):
 
 
 def random_weight(
-    spec: QuantSpec | LayerSpec, n: int, k: int, bias: Tensor | None, device: torch.device, draw: torch.Generator
+    spec: QuantSpec | LayerSpec, n: int, k: int, bias: Tensor | None, device: torch.device, generator: torch.Generator
 ) -> QWeight:
-    """Codes that are all equally likely, with scales such that outputs are as large as inputs."""
+    """A weight [N, K] of uniformly random codes, with scales such that outputs are as large as inputs.
+
+    bias  [N] float or None. ``generator`` is on ``device``.
+    """
     size = k if spec.group_size == -1 else spec.group_size
     levels, groups = 2**spec.bits, -(-k // size)
-    codes = torch.randint(0, levels, (n, k), dtype=torch.uint8, device=device, generator=draw)
+    codes = torch.randint(0, levels, (n, k), dtype=torch.uint8, device=device, generator=generator)
     return QWeight(
         scheme="w8a8" if spec.activation_bits else f"w{spec.bits}a16",
         codes=codes,

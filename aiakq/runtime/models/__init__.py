@@ -1,4 +1,4 @@
-"""Model families: ``ARCHITECTURES`` maps a config.json architecture to the module that builds it.
+"""Model families: ``ARCHITECTURES`` maps an architecture of config.json to the module that builds it.
 
 A family is one short file with ``build(config, weights) -> Decoder``: it names the tensors and picks the blocks.
 Adding one is that file and one line here, or an entry point of a package; the tests run over this table.
@@ -8,19 +8,47 @@ from __future__ import annotations
 
 from aiakq.registry import Registry
 
-_BUILTIN = {
-    "LlamaForCausalLM": "aiakq.runtime.models.llama",
-    "MistralForCausalLM": "aiakq.runtime.models.mistral",
-    "Qwen2ForCausalLM": "aiakq.runtime.models.qwen2",
-    "Qwen3ForCausalLM": "aiakq.runtime.models.qwen3",
-    "MixtralForCausalLM": "aiakq.runtime.models.mixtral",
-    "Qwen2MoeForCausalLM": "aiakq.runtime.models.qwen2_moe",
-    "Qwen3MoeForCausalLM": "aiakq.runtime.models.qwen3_moe",
-    "OPTForCausalLM": "aiakq.runtime.models.opt",
-}
-
 #: Architecture name in config.json -> module.
-ARCHITECTURES = Registry("aiakq.architectures", _BUILTIN)
+ARCHITECTURES = Registry(
+    "aiakq.architectures",
+    {
+        "LlamaForCausalLM": "aiakq.runtime.models.llama",
+        "MistralForCausalLM": "aiakq.runtime.models.mistral",
+        "Qwen2ForCausalLM": "aiakq.runtime.models.qwen2",
+        "Qwen3ForCausalLM": "aiakq.runtime.models.qwen3",
+        "MixtralForCausalLM": "aiakq.runtime.models.mixtral",
+        "Qwen2MoeForCausalLM": "aiakq.runtime.models.qwen2_moe",
+        "Qwen3MoeForCausalLM": "aiakq.runtime.models.qwen3_moe",
+        "OPTForCausalLM": "aiakq.runtime.models.opt",
+        "GemmaForCausalLM": "aiakq.runtime.models.gemma",
+        "Gemma3ForCausalLM": "aiakq.runtime.models.gemma3",
+        "Gemma2ForCausalLM": "aiakq.runtime.models.gemma2",
+        "GptOssForCausalLM": "aiakq.runtime.models.gpt_oss",
+        "Llama4ForCausalLM": "aiakq.runtime.models.llama4",
+        "GlmForCausalLM": "aiakq.runtime.models.glm4",
+        "Glm4ForCausalLM": "aiakq.runtime.models.glm4",
+        "CohereForCausalLM": "aiakq.runtime.models.cohere",
+        "Cohere2ForCausalLM": "aiakq.runtime.models.cohere",
+        "GPTJForCausalLM": "aiakq.runtime.models.gptj",
+        "BloomForCausalLM": "aiakq.runtime.models.bloom",
+        "MptForCausalLM": "aiakq.runtime.models.mpt",
+        "FalconForCausalLM": "aiakq.runtime.models.falcon",
+        "Phi3ForCausalLM": "aiakq.runtime.models.phi3",
+        "PhiForCausalLM": "aiakq.runtime.models.phi",
+        "PhimoeForCausalLM": "aiakq.runtime.models.phimoe",
+        "Olmo2ForCausalLM": "aiakq.runtime.models.olmo2",
+        "Olmo3ForCausalLM": "aiakq.runtime.models.olmo2",
+        "OlmoeForCausalLM": "aiakq.runtime.models.olmoe",
+        "Exaone4ForCausalLM": "aiakq.runtime.models.exaone4",
+        "GraniteForCausalLM": "aiakq.runtime.models.granite",
+        "GraniteMoeForCausalLM": "aiakq.runtime.models.granitemoe",
+        "SmolLM3ForCausalLM": "aiakq.runtime.models.smollm3",
+        "Starcoder2ForCausalLM": "aiakq.runtime.models.starcoder2",
+        "GPT2LMHeadModel": "aiakq.runtime.models.gpt2",
+        "GPTBigCodeForCausalLM": "aiakq.runtime.models.gpt2",
+        "Glm4MoeForCausalLM": "aiakq.runtime.models.glm4_moe",
+    },
+)
 
-#: The built-in families, for error messages.
-FAMILIES = ", ".join(sorted(name.removesuffix("ForCausalLM") for name in _BUILTIN))
+#: All families, those of plugins included, for error messages.
+FAMILIES = ", ".join(sorted(name.removesuffix("ForCausalLM") for name in ARCHITECTURES))

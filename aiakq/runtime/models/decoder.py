@@ -1,11 +1,12 @@
-"""The blocks every native family is made of, and the decoder that runs them over one step's tokens."""
+"""Decoder: the transformer blocks shared by all native families."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 
 from aiakq.kernels.ops import Ops
@@ -13,6 +14,8 @@ from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.norm import Norm
+from aiakq.kernels.ops.sampling import Sampler
+from aiakq.kernels.ops.scaling import Scaling
 from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.attention import Attention, LayerCache
@@ -45,10 +48,13 @@ class Weights(Protocol):
         """Whether there is a tensor of this name."""
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """A tensor in the activation dtype, on the device; its shape is checked."""
+        """The tensor [*shape] in the activation dtype, on the device. Raises ``tensor_mismatch`` for another shape."""
 
-    def linear(self, name: str, n: int, k: int, *, bias: bool = False) -> LinearLayer:
-        """The linear layer ``name`` with N outputs and K inputs, dense or quantized as the checkpoint holds it."""
+    def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
+        """The linear layer ``name`` with N outputs and K inputs, dense or quantized as the checkpoint holds it.
+
+        rows  [N] int64: output i is row rows[i] of the stored weight; for projections stored in another order.
+        """
 
     def stacked(self, parts: Sequence[tuple[str, int]], k: int, *, bias: bool = False) -> LinearLayer:
         """Several linear layers (name, N) with the same K inputs as one, outputs in the order given."""
@@ -63,14 +69,17 @@ class Weights(Protocol):
 class Model(Protocol):
     """What the executor needs of a model, native or through transformers.
 
-    kv_shape      (layers, key-value heads, head size) of the cache.
+    sampler       of its device.
     vocab_size    width of the logits.
     row_multiple  rows of tokens and logits come in multiples of this.
     """
 
-    kv_shape: tuple[int, int, int]
+    sampler: Sampler
     vocab_size: int
     row_multiple: int
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of one token in the caches of all layers, if they are of ``dtype``."""
 
     def new_caches(self, pages: int, page_size: int) -> list[LayerCache]:
         """The KV cache of every layer, all zeros, of the dtype that the model was loaded for."""
@@ -125,29 +134,106 @@ class PlainMLP:
         return self.second(self.act(first, self.second.input_layout(len(first))))
 
 
+class DecoderLayer(Protocol):
+    """One transformer layer: attention and MLP, each added to what came in."""
+
+    attention: Attention
+    mlp: MLP
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, positions: Tensor, cache: LayerCache, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [T, hidden], which is modified, and a residual [T, hidden] that has still to be added to it -> the same for
+        the next layer, whose norm adds them in one operation. positions [T] int64.
+        """
+
+
+#: A norm, or a Scaling: [T, hidden] -> [T, hidden].
+Rescale: TypeAlias = Callable[[Tensor], LinearInput]
+
+
 @dataclass
 class Block:
-    """One transformer layer: attention and MLP, each with a residual, normalized before (or after: OPT-350m)."""
+    """Norms before attention and MLP (or after the sum: OPT-350m).
+
+    after_attention, after_mlp  change what is added: a second norm (Gemma 2) or a multiplier (Granite), or None.
+    """
 
     attention_norm: Norm
     attention: Attention
     mlp_norm: Norm
     mlp: MLP
     norm_first: bool = True
+    after_attention: Rescale | None = None
+    after_mlp: Rescale | None = None
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, positions: Tensor, cache: LayerCache, context: AttentionContext
     ) -> tuple[Tensor, Tensor | None]:
-        """x [T, hidden], which is modified, and a residual that has still to be added to it -> the same for the next
-        block. positions [T] int64.
-        """
+        """x [T, hidden]; see DecoderLayer."""
         if self.norm_first:
             normed = self.attention_norm(x, residual, self.attention.input_layout(len(x)))
-            attended = self.attention(normed, positions, cache, context)
-            return x, self.mlp(self.mlp_norm(x, attended, self.mlp.input_layout(len(x))))
-        assert residual is None
+            attended = _rescaled(self.attention(normed, positions, cache, context), self.after_attention)
+            out = self.mlp(self.mlp_norm(x, attended, self.mlp.input_layout(len(x))))
+            return x, _rescaled(out, self.after_mlp)
+        if residual is not None:
+            x = x + residual
         x = _plain(self.attention_norm(self.attention(x, positions, cache, context), x))
         return _plain(self.mlp_norm(self.mlp(x), x)), None
+
+
+@dataclass
+class OutputNormBlock:
+    """Norms of what attention and MLP return, and none before them (OLMo 2).
+
+    add  a Scaling that changes nothing else.
+    """
+
+    attention: Attention
+    attention_norm: Norm
+    mlp: MLP
+    mlp_norm: Norm
+    add: Scaling
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, positions: Tensor, cache: LayerCache, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [T, hidden]; see DecoderLayer."""
+        if residual is not None:
+            x = self.add(x, residual, out=x)
+        attended = _plain(self.attention_norm(self.attention(x, positions, cache, context)))
+        x = self.add(x, attended, out=x)
+        return x, _plain(self.mlp_norm(self.mlp(x)))
+
+
+@dataclass
+class ParallelBlock:
+    """Attention and MLP side by side, from the same norm or from one each (``mlp_norm``: GPT-NeoX).
+
+    add  a Scaling that changes nothing else.
+    """
+
+    attention_norm: Norm
+    attention: Attention
+    mlp: MLP
+    add: Scaling
+    mlp_norm: Norm | None = None
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, positions: Tensor, cache: LayerCache, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [T, hidden]; see DecoderLayer."""
+        own = self.mlp_norm is not None
+        normed = self.attention_norm(x, residual, self.attention.input_layout(len(x)) if own else None)
+        attended = self.attention(normed, positions, cache, context)
+        if self.mlp_norm is not None:
+            normed = self.mlp_norm(x, None, self.mlp.input_layout(len(x)))
+        out = self.mlp(normed)
+        return x, self.add(out, attended, out=out)
+
+
+def _rescaled(x: Tensor, rescale: Rescale | None) -> Tensor:
+    return x if rescale is None else _plain(rescale(x))
 
 
 def _plain(x: LinearInput) -> Tensor:
@@ -163,48 +249,53 @@ class Decoder:
     ops              that its layers are bound to.
     positions        the embedding of learned positions, or None with rotary ones.
     project_in, out  between the embedding's width and the blocks' (OPT-350m), or None.
+    after_embedding  a multiplier (Gemma) or a norm (Bloom) of the embeddings, or None.
+    after_head       multiplies or caps logits (Cohere, Gemma 2), or None.
     """
 
     config: ModelConfig
     ops: Ops
     embedding: EmbeddingLayer
-    blocks: list[Block]
+    blocks: Sequence[DecoderLayer]
     norm: Norm | None
     head: LinearLayer
     positions: EmbeddingLayer | None = None
     project_in: LinearLayer | None = None
     project_out: LinearLayer | None = None
+    after_embedding: Rescale | None = None
+    after_head: Rescale | None = None
 
     def __post_init__(self) -> None:
         self._select_rows = self.ops.row_selection()
+        self.sampler = self.ops.sampler()
         self.row_multiple = self.ops.row_multiple
-
-    @property
-    def kv_shape(self) -> tuple[int, int, int]:
-        return self.config.num_layers, self.config.num_kv_heads, self.config.head_dim
 
     @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
     def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
-        """See Model.forward."""
+        """Logits [R, V] float32; see Model.forward."""
         return self.compute(step, caches).float()
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """See Model.kv_bytes_per_token."""
+        return sum(block.attention.spec.cache_bytes(dtype) for block in self.blocks)
 
     def new_caches(self, pages: int, page_size: int) -> list[LayerCache]:
         """See Model.new_caches."""
         return [block.attention.new_cache(pages, page_size) for block in self.blocks]
 
     def compute(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
-        """The logits in the activation dtype: what can be recorded (executor/cpu_program.py)."""
+        """The logits [R, V] in the activation dtype: what can be recorded (executor/cpu_program.py)."""
         x, residual = self.embedding(step.token_ids), None
+        if self.after_embedding is not None:
+            x = _plain(self.after_embedding(x))
         if self.project_in is not None:
             x = self.project_in(x)
         if self.positions is not None:
             residual = self.positions(step.positions)
         for block, cache in zip(self.blocks, caches, strict=True):
-            if not block.norm_first and residual is not None:
-                x, residual = x + residual, None
             x, residual = block(x, residual, step.positions, cache, step.context)
         x = self._select_rows(x, step.logit_rows)
         residual = None if residual is None else self._select_rows(residual, step.logit_rows)
@@ -214,4 +305,4 @@ class Decoder:
             x = x + residual
         if self.project_out is not None:
             x = self.project_out(x)
-        return self.head(x)
+        return _rescaled(self.head(x), self.after_head)

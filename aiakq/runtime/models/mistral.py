@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models.decoder import Decoder, Weights
-from aiakq.runtime.models.llama import build_llama_like
+from aiakq.runtime.models.llama import WholeHeadsBuilder
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:
     """MistralForCausalLM from ``weights``."""
-    return build_llama_like(config, weights)
+    return WholeHeadsBuilder(config, weights).build()

@@ -1,4 +1,4 @@
-"""How the families with experts name their weights, and the numbers of their configs that others do not have."""
+"""Weight names and config fields of the families with mixtures of experts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from aiakq.errors import error
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
-from aiakq.runtime.layers.experts import SparseMLP
+from aiakq.runtime.layers.experts import Routing, SparseMLP
 from aiakq.runtime.models.decoder import GatedMLP, Weights
+
+
+def check_routing(top_k: int, count: int) -> None:
+    """Raises ``model_malformed`` where tokens go to more experts than there are."""
+    if top_k > count:
+        reason = f"a token goes to {top_k} of {count} experts"
+        raise error("model_malformed", file="config.json", reason=reason)
 
 
 def size(raw: Mapping[str, Any], *names: str) -> int:
@@ -30,6 +37,8 @@ class Mixture:
     at       the module that holds router and experts, as checkpoints on the hub name it.
     inside   the same in transformers' own model, whose files may hold all experts in two tensors.
     names    of an expert's gate, up and down projection.
+    routing  how experts are chosen.
+    router   the name of the router in its module.
     """
 
     at: str
@@ -37,14 +46,12 @@ class Mixture:
     names: tuple[str, str, str]
     count: int
     width: int
-    top_k: int
-    normalize: bool
+    routing: Routing
+    router: str = "gate"
 
     def build(self, config: ModelConfig, weights: Weights) -> SparseMLP:
         """Router and experts from ``weights``, one tensor per projection or fused. Raises ``model_malformed``."""
-        if self.top_k > self.count:
-            reason = f"a token goes to {self.top_k} of {self.count} experts"
-            raise error("model_malformed", file="config.json", reason=reason)
+        check_routing(self.routing.top_k, self.count)
         D, act = config.hidden_size, activation(config.activation, weights.ops)
         fused = weights.has(f"{self.inside}.experts.gate_up_proj")
         at = self.inside if fused else self.at
@@ -53,10 +60,9 @@ class Mixture:
         else:
             experts = [self._separate(f"{at}.experts.{number}", D, weights) for number in range(self.count)]
         return SparseMLP(
-            router=weights.dense(weights.tensor(f"{at}.gate.weight", self.count, D)),
+            router=weights.dense(weights.tensor(f"{at}.{self.router}.weight", self.count, D)),
             experts=[GatedMLP(*projections, act) for projections in experts],
-            top_k=self.top_k,
-            normalize=self.normalize,
+            routing=self.routing,
         )
 
     def _separate(self, at: str, D: int, weights: Weights) -> tuple[LinearLayer, LinearLayer]:

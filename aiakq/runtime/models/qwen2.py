@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models.decoder import Decoder, Weights
-from aiakq.runtime.models.llama import build_llama_like
+from aiakq.runtime.models.llama import WholeHeadsBuilder
+
+
+class Qwen2Builder(WholeHeadsBuilder):
+    """Llama with biases on query, key and value."""
+
+    qkv_bias = True
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:
     """Qwen2ForCausalLM from ``weights``."""
-    return build_llama_like(config, weights, qkv_bias=True)
+    return Qwen2Builder(config, weights).build()

@@ -1,30 +1,37 @@
-"""Qwen2-MoE: Qwen2 with many small experts and a shared one (Qwen team 2024), in all layers but those it names."""
+"""Qwen2-MoE: Qwen2 with many small experts and a shared expert, except in the layers that the config excludes."""
 
 from __future__ import annotations
 
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
-from aiakq.runtime.layers.experts import SparseMLP
-from aiakq.runtime.models.decoder import Decoder, GatedMLP, Weights
-from aiakq.runtime.models.llama import build_llama_like
+from aiakq.runtime.layers.experts import SoftmaxRouting
+from aiakq.runtime.models.decoder import MLP, Decoder, GatedMLP, Weights
+from aiakq.runtime.models.llama import WholeHeadsBuilder
 from aiakq.runtime.models.mixture import Mixture, size
+
+
+class Qwen2MoeBuilder(WholeHeadsBuilder):
+    """Qwen2 with experts."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        self.qkv_bias = bool(config.raw.get("qkv_bias", True))
+
+    def mlp(self, layer: int) -> MLP:
+        """Experts and a shared one, or a plain MLP."""
+        if not is_sparse(self.config, layer):
+            return super().mlp(layer)
+        at, config = self.at(layer, "mlp"), self.config
+        sparse = mixture(config, layer).build(config, self.weights)
+        width = size(config.raw, "shared_expert_intermediate_size")
+        sparse.shared = gated(config, self.weights, f"{at}.shared_expert", width)
+        sparse.shared_gate = self.weights.linear(f"{at}.shared_expert_gate", 1, config.hidden_size)
+        return sparse
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:
     """Qwen2MoeForCausalLM from ``weights``."""
-
-    def mlp(layer: int) -> GatedMLP | SparseMLP:
-        if not is_sparse(config, layer):
-            return gated(config, weights, f"model.layers.{layer}.mlp", config.intermediate_size)
-        at = f"model.layers.{layer}.mlp"
-        sparse = mixture(config, layer).build(config, weights)
-        sparse.shared = gated(
-            config, weights, f"{at}.shared_expert", size(config.raw, "shared_expert_intermediate_size")
-        )
-        sparse.shared_gate = weights.linear(f"{at}.shared_expert_gate", 1, config.hidden_size)
-        return sparse
-
-    return build_llama_like(config, weights, qkv_bias=bool(config.raw.get("qkv_bias", True)), mlp=mlp)
+    return Qwen2MoeBuilder(config, weights).build()
 
 
 def is_sparse(config: ModelConfig, layer: int) -> bool:
@@ -35,14 +42,14 @@ def is_sparse(config: ModelConfig, layer: int) -> bool:
 
 def mixture(config: ModelConfig, layer: int) -> Mixture:
     """The experts of a layer of Qwen2-MoE and Qwen3-MoE."""
+    raw = config.raw
     return Mixture(
         at=f"model.layers.{layer}.mlp",
         inside=f"model.layers.{layer}.mlp",
         names=("gate_proj", "up_proj", "down_proj"),
-        count=size(config.raw, "num_experts", "num_local_experts"),
-        width=size(config.raw, "moe_intermediate_size"),
-        top_k=size(config.raw, "num_experts_per_tok"),
-        normalize=bool(config.raw.get("norm_topk_prob", False)),
+        count=size(raw, "num_experts", "num_local_experts"),
+        width=size(raw, "moe_intermediate_size"),
+        routing=SoftmaxRouting(size(raw, "num_experts_per_tok"), bool(raw.get("norm_topk_prob", False))),
     )
 
 

@@ -1,1 +1,1 @@
-"""Text: tokenizer, detokenizer, and the outputs that users get."""
+"""Text: tokenizer, detokenizer and request outputs."""

@@ -1,4 +1,4 @@
-"""Token ids to text, one at a time, without ever showing half a character."""
+"""Incremental detokenizer: never emits an incomplete UTF-8 character."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the engine's token ids to what users see: text, stop strings, log-probabilities with their tokens' text.
+"""OutputProcessor: turns the engine's token ids into text, stop strings and log-probabilities.
 
 Both ``LLM`` and the server put requests in through ``add`` and pass every TokenOutput through ``process``. A request
 for n sequences becomes n engine requests, which share the pages of their prompt.
@@ -6,11 +6,21 @@ for n sequences becomes n engine requests, which share the pages of their prompt
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from aiakq.errors import error
-from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, RequestTimes, TokenLogprobs, TokenOutput, admit
+from aiakq.runtime.engine.messages import (
+    ModelLimits,
+    RequestSpec,
+    RequestTimes,
+    TokenLogprobs,
+    TokenOutput,
+    admit,
+    repeat,
+)
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.detokenizer import Detokenizer
 from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
@@ -35,11 +45,30 @@ class Delta:
     cumulative_logprob: float = 0.0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     times: RequestTimes | None = None
     error: str | None = None
+
+
+class NamedPositions(Sequence[PositionLogprobs | None]):
+    """The log-probabilities at ``positions``, by token id. Made one by one: there may be millions of tokens."""
+
+    def __init__(
+        self, positions: Sequence[TokenLogprobs | None], name: Callable[[TokenLogprobs], PositionLogprobs]
+    ) -> None:
+        self._positions = positions
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return NamedPositions(self._positions[index], self._name)
+        position = self._positions[index]
+        return None if position is None else self._name(position)
 
 
 class _Stream:
@@ -84,9 +113,15 @@ class _Stream:
     def _release(self, new: str) -> tuple[str, str | None]:
         if not self.longest_stop:
             return new, None
+        # Only a stop string that the new text completes counts: one that was complete before min_tokens does not.
+        before = len(self.held)
         self.held += new
         if self.num_tokens > self.params.min_tokens:
-            found = [(at, stop) for stop in self.params.stop_strings if (at := self.held.find(stop)) >= 0]
+            found = [
+                (at, stop)
+                for stop in self.params.stop_strings
+                if (at := self.held.find(stop, max(0, before - len(stop) + 1))) >= 0
+            ]
             if found:
                 at, stop = min(found)
                 end = at + len(stop) if self.params.include_stop_str_in_output else at
@@ -112,7 +147,6 @@ class OutputProcessor:
         self.tokenizer = tokenizer
         self.limits = limits
         self._streams: dict[str, _Stream] = {}
-        self._texts: dict[int, str] = {}
 
     def add(
         self,
@@ -121,20 +155,25 @@ class OutputProcessor:
         params: SamplingParams,
         priority: int = 0,
         cache_salt: str = "",
+        bad_words: Sequence[list[int]] | None = None,
+        *,
+        within_context: bool = False,
+        client: str = "",
     ) -> list[RequestSpec]:
         """Check a request and start following it; returns what to give the engine.
 
+        ``bad_words`` are ``bad_word_ids`` of ``params.bad_words``; tokenized here if not given.
+        ``within_context``: a ``max_tokens`` beyond the context stops at its end, instead of being refused.
         Raises what ``admit`` raises, and ``unsupported_parameter`` for what needs text where there is none.
         """
         if not self.tokenizer.has_text:
             if params.bad_words:
                 raise error("unsupported_parameter", param="bad_words", reason="there is no tokenizer")
             params = replace(params, detokenize=False)
-        words = bad_word_ids(self.tokenizer, params.bad_words or ())
-        specs = [
-            admit(f"{request_id}/{index}", prompt_token_ids, params, self.limits, index, words, priority, cache_salt)
-            for index in range(params.num_sequences)
-        ]
+        words = bad_word_ids(self.tokenizer, params.bad_words or ()) if bad_words is None else bad_words
+        id, limits = f"{request_id}/0", self.limits
+        first = admit(id, prompt_token_ids, params, limits, 0, words, priority, cache_salt, within_context, client)
+        specs = [first, *(repeat(first, f"{request_id}/{index}", index) for index in range(1, params.num_sequences))]
         for index, spec in enumerate(specs):
             self._streams[spec.request_id] = _Stream(request_id, index, spec, params, self.tokenizer)
         return specs
@@ -172,7 +211,9 @@ class OutputProcessor:
             delta.finish_reason, delta.stop_reason = "stop", stop
         delta.cumulative_logprob = stream.cumulative_logprob
         if output.prompt_logprobs is not None:
-            delta.prompt_logprobs = [None if p is None else self._named(p, stream) for p in output.prompt_logprobs]
+            delta.prompt_logprobs = NamedPositions(
+                output.prompt_logprobs, functools.partial(self._named, stream=stream)
+            )
         aborts = []
         if delta.finish_reason is not None:
             del self._streams[output.request_id]
@@ -201,27 +242,24 @@ class OutputProcessor:
         named: PositionLogprobs = {}
         for at, (token, logprob) in enumerate(zip(position.token_ids, position.logprobs, strict=True)):
             if token not in named:
-                text = self._token_text(token) if stream.params.detokenize else None
+                text = self.tokenizer.token_text(token) if stream.params.detokenize else None
                 named[token] = Logprob(logprob, position.chosen_rank if at == 0 else at, text)
         return named
 
-    def _token_text(self, token: int) -> str:
-        text = self._texts.get(token)
-        if text is None:
-            text = self._texts[token] = self.tokenizer.decode([token], skip_special_tokens=False)
-        return text
+
+def bad_word_texts(words: Iterable[str]) -> list[str]:
+    """The texts that may not be generated: each of ``words`` at the beginning of a text, and after a space."""
+    return [text for word in words for text in (word.lstrip(), " " + word.lstrip())]
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
     """The token ids that ``words`` become at the beginning of a text, and after a space where those are others."""
-    found: list[list[int]] = []
-    for word in words:
-        bare = word.lstrip()
-        for text in (bare, " " + bare):
-            ids = tokenizer.encode(text, add_special_tokens=False)
-            if ids and ids not in found:
-                found.append(ids)
-    return found
+    return distinct_lists(tokenizer.encode(text, add_special_tokens=False) for text in bad_word_texts(words))
+
+
+def distinct_lists(lists: Iterable[list[int]]) -> list[list[int]]:
+    """The ``lists`` that are not empty, each once."""
+    return [list(each) for each in dict.fromkeys(map(tuple, lists)) if each]
 
 
 def truncated(prompt_token_ids: list[int], params: SamplingParams, limits: ModelLimits) -> list[int]:

@@ -1,4 +1,4 @@
-"""What users get back: RequestOutput and CompletionOutput, in vLLM's shapes."""
+"""RequestOutput and CompletionOutput, with the fields of vLLM's classes."""
 
 from __future__ import annotations
 

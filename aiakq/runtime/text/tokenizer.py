@@ -1,14 +1,19 @@
-"""The tokenizer of a model: transformers' own, with what the runtime needs of it and nothing else."""
+"""Tokenizer: a transformers tokenizer reduced to what the runtime needs."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
+from aiakq.formats.model_folder import check_files, read_json
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,16 @@ class Tokenizer:
         self.hf = hf
         # The Rust tokenizer itself: several times faster than transformers' wrapper around it.
         self._backend = getattr(hf, "_tokenizer", None) if compiled else None
+        if self._backend is not None:
+            # The tokenizer's files may ask for either; a padding of 2^30 tokens would end the process.
+            self._backend.no_padding()
+            self._backend.no_truncation()
+        self._token_bytes: dict[int, bytes] = {}
 
     @staticmethod
     def load(path: str | Path, trust_remote_code: bool = False, mode: str = "auto") -> Tokenizer:
-        """Load from a model folder. Raises ``model_malformed`` when its files cannot be read."""
+        """Load from a model folder. Raises ``model_malformed`` and ``path_outside_model`` for its files."""
+        check_files(path)
         from transformers import AutoTokenizer
 
         # transformers 5 has one tokenizer per model; before it, some also had one in Python.
@@ -55,11 +66,23 @@ class Tokenizer:
             if _names_its_class(Path(path)):
                 options["config"] = _config_of_any_model(Path(path))
             hf = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code, **options)
-        except Exception as failure:
+        except BaseException as failure:
             # transformers and the Rust tokenizer raise whatever they meet; the first line says what it was.
+            if not isinstance(failure, Exception) and not is_panic(failure):
+                raise
             reason = str(failure).strip().splitlines()[0] if str(failure).strip() else type(failure).__name__
             raise error("model_malformed", file=f"the tokenizer in '{path}'", reason=reason.rstrip(".")) from failure
         return Tokenizer(hf, compiled=mode != "slow")
+
+    def check_growth(self) -> None:
+        """Refuse a normalizer that makes texts far longer, which exhausts the memory of the process it runs in.
+
+        The server does not ask: its tokenizers run in processes that may end. Raises ``model_malformed``.
+        """
+        normalizer = getattr(self._backend or getattr(self.hf, "_tokenizer", None), "normalizer", None)
+        if normalizer is not None and _growth(json.loads(normalizer.__getstate__())) > _MAX_GROWTH:
+            reason = f"its normalizer makes texts more than {_MAX_GROWTH} times longer"
+            raise error("model_malformed", file="the tokenizer", reason=reason)
 
     @property
     def has_text(self) -> bool:
@@ -69,6 +92,23 @@ class Tokenizer:
     def describe(self) -> str:
         """What it is, for the start-up table."""
         return f"{len(self.hf)} tokens" if hasattr(self.hf, "__len__") else "from an extension"
+
+    @property
+    def longest_token(self) -> int:
+        """The most characters a token of the vocabulary stands for; 0 if the tokenizer does not tell."""
+        if not hasattr(self.hf, "get_vocab"):
+            return 0
+        return max(map(len, self.hf.get_vocab()), default=0)
+
+    def decoder_json(self) -> str:
+        """What ``TokenDecoder`` takes; empty if the tokenizer is not compiled. Raises as ``check_decoder``."""
+        if self._backend is None:
+            return ""
+        serialized = json.loads(self._backend.to_str())
+        check_decoder(serialized.get("decoder"))
+        for part in ("normalizer", "pre_tokenizer", "post_processor"):
+            serialized[part] = None
+        return json.dumps(serialized)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of ``text``, with whatever the tokenizer puts around it if ``add_special_tokens``.
@@ -87,6 +127,54 @@ class Tokenizer:
         if not getattr(self.hf, "is_fast", True):
             options["spaces_between_special_tokens"] = spaces
         return self.hf.decode(ids, **options)
+
+    def raw_tokens(self, ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary spells them: "Ġthe" or "▁the"."""
+        if self._backend is not None:
+            return [self._backend.id_to_token(id) or "" for id in ids]
+        if hasattr(self.hf, "convert_ids_to_tokens"):
+            return [token or "" for token in self.hf.convert_ids_to_tokens(list(ids))]
+        return [self.decode([id], skip_special_tokens=False) for id in ids]
+
+    def token_bytes(self, id: int) -> bytes:
+        """What a token adds to a text, in UTF-8. A character may be spread over several tokens."""
+        found = self._token_bytes.get(id)
+        if found is None:
+            found = self._spelling.bytes_of(self.raw_tokens([id])[0])
+            if found is None:
+                found = self.decode([id], skip_special_tokens=False).encode()
+            self._token_bytes[id] = found
+        return found
+
+    def token_text(self, id: int) -> str:
+        """The text of a single token; U+FFFD in the place of an incomplete character."""
+        try:
+            return self.token_bytes(id).decode()
+        except UnicodeDecodeError:
+            return self.decode([id], skip_special_tokens=False)
+
+    def config(self, chat_template: str | None = None) -> dict[str, Any]:
+        """What tokenizer_config.json says, without local paths, and the class; ``chat_template`` replaces its own."""
+        values = dict(getattr(self.hf, "init_kwargs", None) or {})
+        found = {name: _plain(value) for name, value in values.items() if name not in _LOCAL_CONFIG}
+        for id, token in values.get("added_tokens_decoder", {}).items():
+            if hasattr(token, "content"):
+                found["added_tokens_decoder"][str(id)] = {"content": token.content, "special": token.special}
+        found["tokenizer_class"] = type(self.hf).__name__
+        template = chat_template or getattr(self.hf, "chat_template", None)
+        return found | ({"chat_template": template} if template else {})
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that ``skip_special_tokens`` leaves out."""
+        backend = self._backend or getattr(self.hf, "_tokenizer", None)
+        if backend is not None:
+            return frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
+        return frozenset(getattr(self.hf, "all_special_ids", ()))
+
+    @cached_property
+    def _spelling(self) -> _Spelling:
+        return _Spelling.of(self._backend or getattr(self.hf, "_tokenizer", None))
 
     @property
     def has_chat_template(self) -> bool:
@@ -119,6 +207,89 @@ class Tokenizer:
             raise error("chat_template", reason=str(failure) or type(failure).__name__) from failure
 
 
+#: What transformers adds to a tokenizer's configuration: where its files are.
+_LOCAL_CONFIG = frozenset(
+    {
+        *("vocab_file", "merges_file", "tokenizer_file", "tokenizer_object", "name_or_path"),
+        *("is_local", "local_files_only", "backend", "files_loaded"),
+    }
+)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON has it; an added token is its text."""
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return getattr(value, "content", str(value))
+
+
+def _byte_characters() -> dict[str, int]:
+    """Character -> byte of byte-level vocabularies: printable bytes stand for themselves (GPT-2's table)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+_BYTE_CHARACTERS = _byte_characters()
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+@dataclass(frozen=True)
+class _Spelling:
+    """How a vocabulary spells the bytes of its tokens.
+
+    byte_level     every character stands for a byte.
+    byte_fallback  "<0x0A>" is a byte.
+    replaced       what stands for other text, such as "▁" for a space.
+    known          whether this says it all; else only decoding tells what a token adds.
+    """
+
+    byte_level: bool = False
+    byte_fallback: bool = False
+    replaced: tuple[tuple[str, str], ...] = ()
+    known: bool = False
+
+    @staticmethod
+    def of(backend: Any) -> _Spelling:
+        """From the decoder of a compiled tokenizer; of any other one nothing is known."""
+        decoder = getattr(backend, "decoder", None)
+        if decoder is None:
+            return _Spelling()
+        state = json.loads(decoder.__getstate__())
+        steps = state["decoders"] if state["type"] == "Sequence" else [state]
+        kinds = {step["type"] for step in steps}
+        replaced = [
+            (step["pattern"]["String"], step["content"])
+            for step in steps
+            if step["type"] == "Replace" and "String" in step["pattern"]
+        ]
+        replaced += [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
+        return _Spelling(
+            byte_level="ByteLevel" in kinds,
+            byte_fallback="ByteFallback" in kinds,
+            replaced=tuple(replaced),
+            known=kinds <= {"ByteLevel", "ByteFallback", "Replace", "Metaspace", "Fuse", "Strip"},
+        )
+
+    def bytes_of(self, token: str) -> bytes | None:
+        if not self.known:
+            return None
+        if self.byte_level:
+            # Added tokens are spelled as they are; characters of theirs need not be in the table.
+            spelled = all(character in _BYTE_CHARACTERS for character in token)
+            return bytes(_BYTE_CHARACTERS[character] for character in token) if spelled else token.encode()
+        byte = _BYTE_TOKEN.fullmatch(token) if self.byte_fallback else None
+        if byte is not None:
+            return bytes([int(byte[1], 16)])
+        for pattern, content in self.replaced:
+            token = token.replace(pattern, content)
+        return token.encode()
+
+
 class NoTokenizer(Tokenizer):
     """Stands where the operator wants none: ids have no text, and text has no ids."""
 
@@ -134,17 +305,79 @@ class NoTokenizer(Tokenizer):
     def decode(self, ids: list[int], skip_special_tokens: bool = True, spaces: bool = True) -> str:
         return ""
 
+    def raw_tokens(self, ids: Sequence[int]) -> list[str]:
+        return [""] * len(ids)
+
+    def token_bytes(self, id: int) -> bytes:
+        return b""
+
     def chat_prompt(self, messages: list[dict[str, Any]], *arguments: Any, **values: Any) -> str:
         raise error("no_tokenizer")
+
+
+class TokenDecoder(Tokenizer):
+    """Ids to text only, from ``Tokenizer.decoder_json``: without the regular expressions of a tokenizer.
+
+    What is left takes time and memory in proportion to the ids.
+    """
+
+    def __init__(self, serialized: str) -> None:
+        import tokenizers
+
+        super().__init__(None)
+        self._backend = tokenizers.Tokenizer.from_str(serialized)
+
+    @property
+    def has_text(self) -> bool:
+        return True
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        raise NotImplementedError("it only decodes")
+
+
+#: How much longer the replacements of a decoder or a normalizer may make a text.
+_MAX_GROWTH = 16
+
+
+def is_panic(failure: BaseException) -> bool:
+    """Whether the Rust tokenizer panicked, which Python shows as an exception outside ``Exception``."""
+    return type(failure).__name__ == "PanicException"
+
+
+def _growth(part: Any) -> float:
+    """How many times longer a normalizer of tokenizer.json can make a text of a few words."""
+    if not isinstance(part, dict):
+        return 1.0
+    pattern = part.get("pattern")
+    replaced = len(pattern.get("String") or " ") if isinstance(pattern, dict) else 1
+    own = max(1.0, len(part.get("content") or "") / replaced, len(part.get("prepend") or "") / _MAX_GROWTH)
+    return own * math.prod(_growth(each) for each in part.get("normalizers") or [])
+
+
+def check_decoder(decoder: Any) -> None:
+    """Raise ValueError for a decoder of tokenizer.json whose time or output is not bounded by its input."""
+    growth, left = 1.0, [decoder]
+    while left:
+        part = left.pop()
+        if not isinstance(part, dict):
+            continue
+        left += part.get("decoders") or []
+        pattern = part.get("pattern")
+        if isinstance(pattern, dict) and "Regex" in pattern:
+            raise ValueError("its decoder has a regular expression, which can take any time")
+        if isinstance(pattern, dict):
+            growth *= max(1.0, len(part.get("content") or "") / max(1, len(pattern.get("String") or "")))
+    if growth > _MAX_GROWTH:
+        raise ValueError(f"its decoder makes texts more than {_MAX_GROWTH} times longer")
 
 
 def _names_its_class(folder: Path) -> bool:
     """Whether a tokenizer's own files say which class of transformers reads it."""
     try:
-        config = json.loads((folder / "tokenizer_config.json").read_text())
-    except (OSError, ValueError):
+        config = read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
+    except AiakqError:
         return False
-    named = isinstance(config, dict) and isinstance(config.get("tokenizer_class"), str)
+    named = isinstance(config.get("tokenizer_class"), str)
     return named and "auto_map" not in config and (folder / "config.json").is_file()
 
 
@@ -158,7 +391,7 @@ def _config_of_any_model(folder: Path) -> Any:
 
     config: Any = PreTrainedConfig()
     config._name_or_path = str(folder)
-    config.model_type = json.loads((folder / "config.json").read_text()).get("model_type") or ""
+    config.model_type = read_json(folder / "config.json", "config.json").get("model_type") or ""
     return config
 
 

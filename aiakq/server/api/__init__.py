@@ -1,1 +1,1 @@
-"""The API: routes, request and response models, and the requests that are running."""
+"""The API: routes, request and response models, and request handling."""

@@ -1,4 +1,4 @@
-"""Routes for the operator, with --enable-admin-routes."""
+"""Admin routes, enabled by ``--enable-admin-routes``."""
 
 from __future__ import annotations
 

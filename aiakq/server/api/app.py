@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import aiakq
 from aiakq.errors import AiakqError, error
@@ -19,18 +20,47 @@ from aiakq.server.errors import as_aiakq_error
 from aiakq.server.http.auth import OnRefusal
 from aiakq.server.http.responses import ErrorResponse, NoResponse, error_response
 from aiakq.server.http.streaming import ClientDisconnected
+from aiakq.server.process.text_client import client_of_request
+
+
+class TrailingSlashes:
+    """Middleware: a path with a slash at its end is the path without it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if len(path) > 1 and path.endswith("/"):
+            scope = {**scope, "path": path[:-1]}
+        await self.app(scope, receive, send)
 
 
 def create_app(
-    service: Service, routes: Sequence[Route], *, root_path: str = "", keyless_paths: frozenset[str] | None = None
+    service: Service,
+    routes: Sequence[Route],
+    *,
+    root_path: str = "",
+    keyless_paths: frozenset[str] | None = None,
+    with_docs: bool = True,
 ) -> FastAPI:
     """The application that serves ``service`` on ``routes``.
 
     root_path      path under which a proxy offers the server.
     keyless_paths  for the OpenAPI document: paths that need no key; None if the server requires no keys. Keys are
                    checked before the application.
+    with_docs      whether /docs and /openapi.json are served.
     """
-    app = FastAPI(title="aiakq", version=aiakq.__version__, redoc_url=None, redirect_slashes=False, root_path=root_path)
+    app = FastAPI(
+        title="aiakq",
+        version=aiakq.__version__,
+        docs_url="/docs" if with_docs else None,
+        openapi_url="/openapi.json" if with_docs else None,
+        redoc_url=None,
+        redirect_slashes=False,
+        root_path=root_path,
+    )
+    app.add_middleware(TrailingSlashes)
     app.add_exception_handler(AiakqError, _on_aiakq_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientDisconnected, _on_disconnect)
@@ -41,7 +71,8 @@ def create_app(
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = openapi_document(routes, service.model, keyless_paths)
+            accepts_unknown = service.on_unknown_field is not None
+            app.openapi_schema = openapi_document(routes, service.model, keyless_paths, accepts_unknown)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -51,6 +82,8 @@ def create_app(
 def _endpoint(route: Route, service: Service) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         request.state.error_body = route.error_body
+        client = request.client
+        client_of_request.set(getattr(request.state, "owner", "") or (client.host if client else ""))
         return await route.handler(service, request)
 
     return endpoint
@@ -61,7 +94,7 @@ def count_refusals(service: Service, routes: Sequence[Route], root_path: str) ->
     paths = {route.path for route in routes if route.generates}
 
     def on_refusal(scope: Mapping[str, Any], failure: AiakqError) -> None:
-        if scope["method"] == "POST" and scope["path"].removeprefix(root_path) in paths:
+        if scope["method"] == "POST" and scope["path"].removeprefix(root_path).removesuffix("/") in paths:
             RequestTracker(service, scope["state"]["arrival_time"]).finish("error")
             service.metrics.request_refused(failure)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,11 +14,12 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob
-from aiakq.server.api.conversation import ConversationFields
+from aiakq.server.api.conversation import ConversationFields, join_text_parts
 from aiakq.server.api.generation import generate
 from aiakq.server.api.openai import (
+    Choice,
     ChoiceState,
-    FinishReason,
+    ChunkChoice,
     GenerationChunk,
     GenerationRequest,
     GenerationResponse,
@@ -46,6 +47,9 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
     max_completion_tokens: Annotated[int, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
         None, description="The newer name of max_tokens, which it overrides."
     )
+    echo: bool | None = Field(
+        None, description="Return the last message before the text, if the text continues it or is of its role."
+    )
 
     def check_combinations(self) -> None:
         super().check_combinations()
@@ -70,7 +74,7 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
     async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
         # The template writes special tokens itself.
         add_special_tokens = bool(self.add_special_tokens)
-        return [await service.tokenize_chat(self.conversation(), self.template_kwargs(), add_special_tokens)]
+        return [await service.tokenize_chat(self.conversation(), self.template_kwargs(), add_special_tokens, params)]
 
 
 class TopLogprob(msgspec.Struct):
@@ -98,11 +102,12 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class ResponseMessage(msgspec.Struct):
-    """A generated message."""
+    """A generated message. ``reasoning_content`` is null: reasoning is not told apart from other text."""
 
     role: str
     content: str
     refusal: None = None
+    reasoning_content: None = None
 
 
 class MessageDelta(msgspec.Struct, kw_only=True):
@@ -112,45 +117,35 @@ class MessageDelta(msgspec.Struct, kw_only=True):
     content: str
 
 
-class ChatChoice(msgspec.Struct, kw_only=True):
+class ChatChoice(Choice):
     """One generated message."""
 
     index: int
     message: ResponseMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
-    stop_reason: int | str | None
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    prompt_logprobs: PromptLogprobs | None | msgspec.UnsetType = msgspec.UNSET
-    sentence_length: int
-    cum_log_probs: float
 
 
-class ChatChunkChoice(msgspec.Struct, kw_only=True):
+class ChatChunkChoice(ChunkChoice):
     """What was added to a message and its choice."""
 
     index: int
     delta: MessageDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
-    stop_reason: int | str | None | msgspec.UnsetType = msgspec.UNSET
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    sentence_length: int | msgspec.UnsetType = msgspec.UNSET
-    cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletionResponse(GenerationResponse[ChatChoice], kw_only=True):
-    """The whole response."""
+    """The whole response. What belongs to the prompt is here, as in vLLM: all choices have the same."""
 
     object: Literal["chat.completion"] = "chat.completion"
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class ChatCompletionChunk(GenerationChunk[ChatChunkChoice], kw_only=True):
-    """One event of a stream."""
+    """One event of a stream. The first one has the token ids of the prompt, if requested."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatResponseBuilder(OpenAIResponseBuilder):
@@ -160,29 +155,51 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
     request: ChatCompletionRequest
     response_type = ChatCompletionResponse
     chunk_type = ChatCompletionChunk
+    has_chunks = False
+
+    @property
+    def role(self) -> str:
+        """The role of the response: that of the last message if it is not followed by a new one."""
+        new = self.request.add_generation_prompt is not False
+        return self.service.model.response_role if new else self.request.messages[-1].role
+
+    def echoed(self) -> str:
+        """The text of the last message, if it is to be returned."""
+        last = self.request.messages[-1]
+        if not self.request.echo or last.role != self.role:
+            return ""
+        return join_text_parts(last.content, f"messages[{len(self.request.messages) - 1}].content")
+
+    def response_fields(self, outputs: Sequence[Delta]) -> dict[str, Any]:
+        return {**self.prompt_token_ids(self.prompts[0]), "prompt_logprobs": self.prompt_logprobs(outputs[0])}
+
+    def chunk_fields(self) -> dict[str, Any]:
+        first, self.has_chunks = not self.has_chunks, True
+        return self.prompt_token_ids(self.prompts[0]) if first else {}
 
     def choice(self, state: ChoiceState, output: Delta, totals: Mapping[str, Any]) -> ChatChoice:
-        message = ResponseMessage(self.service.model.response_role, output.text)
-        fields = self._fields(state, output)
-        return ChatChoice(message=message, **fields, prompt_logprobs=self.prompt_logprobs(output), **totals)
+        message = ResponseMessage(self.role, self.echoed() + output.text)
+        return ChatChoice(message=message, **self._fields(state, output), **totals)
 
     def chunk_choices(self, state: ChoiceState, delta: Delta, totals: Mapping[str, Any]) -> list[ChatChunkChoice]:
         choices = []
         if not state.started:
-            opening = MessageDelta(role=self.service.model.response_role, content="")
-            choices.append(ChatChunkChoice(index=state.index, delta=opening, logprobs=None, finish_reason=None))
+            opening = [MessageDelta(role=self.role, content="")]
+            if echoed := self.echoed():
+                opening.append(MessageDelta(content=echoed))
+            for message in opening:
+                choices.append(ChatChunkChoice(index=state.index, delta=message, logprobs=None, finish_reason=None))
         fields = self._fields(state, delta)
         return [*choices, ChatChunkChoice(delta=MessageDelta(content=delta.text), **fields, **totals)]
 
     def _fields(self, state: ChoiceState, delta: Delta) -> dict[str, Any]:
         """What a choice and a chunk of one have in common."""
-        first, state.started = not state.started, True
+        state.started = True
         return {
             "index": state.index,
             "logprobs": self._logprobs(delta),
-            "finish_reason": delta.finish_reason,
-            "stop_reason": delta.stop_reason,
-            **self.token_ids(state, delta, first),
+            **self.finish(delta),
+            **self.token_ids(delta),
         }
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
@@ -196,9 +213,9 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
         return ChatLogprobs(content)
 
     def _token(self, token_id: int, logprob: Logprob) -> tuple[str, float, list[int]]:
-        """Text, log-probability and bytes of a token."""
-        text = self.token_text(token_id, logprob)
-        return text, finite(logprob.logprob), list(text.encode())
+        """Text, log-probability and bytes of a token. Its bytes may be a part of a character."""
+        data = list(self.service.tokenizer.token_bytes(token_id))
+        return self.token_text(token_id, logprob), finite(logprob.logprob), data
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -215,7 +232,7 @@ ROUTES = (
         request=(ChatCompletionRequest,),
         response=ChatCompletionResponse,
         description="The messages; with stream=true as server-sent events, the last of which is [DONE].",
-        streams=True,
+        streams=ChatCompletionChunk,
         errors=(*TOKENIZATION, *UNAVAILABLE, *GENERATION),
         generates=True,
     ),

@@ -14,15 +14,19 @@ from aiakq.errors import error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import PositionLogprobs
+from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.api.generation import generate
 from aiakq.server.api.openai import (
+    Choice,
     ChoiceState,
-    FinishReason,
+    ChunkChoice,
     GenerationChunk,
     GenerationRequest,
     GenerationResponse,
     OpenAIResponseBuilder,
     PromptLogprobs,
+    TextOffsets,
+    encoded,
     finite,
 )
 from aiakq.server.api.routes import GENERATION, TOKENIZATION, UNAVAILABLE, Route
@@ -59,7 +63,7 @@ class CompletionRequest(GenerationRequest):
         """The tokenized prompts. Raises empty_prompt, invalid_type, too_many_prompts."""
         prompts = split_prompts(self.prompt)
         check_sequence_count(len(prompts), params)  # before any of them is tokenized
-        return await service.tokenize_prompts(prompts, self.add_special_tokens is not False)
+        return await service.tokenize_prompts(prompts, self.add_special_tokens is not False, params)
 
 
 def split_prompts(prompt: Any) -> list[str | list[int]]:
@@ -91,33 +95,23 @@ class CompletionLogprobs(msgspec.Struct):
     text_offset: list[int] = msgspec.field(default_factory=list)
 
 
-class CompletionChoice(msgspec.Struct, kw_only=True):
+class CompletionChoice(Choice):
     """One generated text."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason
-    stop_reason: int | str | None
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    prompt_logprobs: PromptLogprobs | None | msgspec.UnsetType = msgspec.UNSET
-    sentence_length: int
-    cum_log_probs: float
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
-class CompletionChunkChoice(msgspec.Struct, kw_only=True):
+class CompletionChunkChoice(ChunkChoice):
     """What was added to a text."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
-    stop_reason: int | str | None
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    sentence_length: int | msgspec.UnsetType = msgspec.UNSET
-    cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionResponse(GenerationResponse[CompletionChoice], kw_only=True):
@@ -140,6 +134,10 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
     response_type = CompletionResponse
     chunk_type = CompletionChunk
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._prompt_texts: dict[int, str] = {}
+
     def choice(self, state: ChoiceState, output: Delta, totals: Mapping[str, Any]) -> CompletionChoice:
         fields = self._fields(state, output)
         return CompletionChoice(**fields, prompt_logprobs=self.prompt_logprobs(output), **totals)
@@ -155,15 +153,20 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
             "index": state.index,
             "text": (self._prompt_text(state) if echo else "") + delta.text,
             "logprobs": self._logprobs(state, delta, with_prompt=echo),
-            "finish_reason": delta.finish_reason,
-            "stop_reason": delta.stop_reason,
-            **self.token_ids(state, delta, first),
+            **self.finish(delta),
+            **self.token_ids(delta),
+            **(self.prompt_token_ids(state.prompt) if first else {}),
         }
 
     def _prompt_text(self, state: ChoiceState) -> str:
+        """The prompt as it was sent; of token ids all the text, special tokens included."""
         if state.prompt.text is not None:
             return state.prompt.text
-        return self.service.tokenizer.decode(state.prompt.token_ids, self.params.skip_special_tokens)
+        text = self._prompt_texts.get(id(state.prompt))
+        if text is None:  # once, not for each choice
+            text = self.service.tokenizer.decode(state.prompt.token_ids, skip_special_tokens=False)
+            self._prompt_texts[id(state.prompt)] = text
+        return text
 
     def _logprobs(self, state: ChoiceState, delta: Delta, with_prompt: bool) -> CompletionLogprobs | None:
         if self.request.logprobs is None:
@@ -171,31 +174,55 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
         logprobs = CompletionLogprobs()
         if with_prompt:
             positions = delta.prompt_logprobs or [None] * len(state.prompt.token_ids)
-            self._extend(logprobs, state, state.prompt.token_ids, positions)
-        self._extend(logprobs, state, delta.token_ids, delta.logprobs or [])
+            text = self._prompt_text(state)
+            self._extend(logprobs, state.prompt.token_ids, positions)
+            logprobs.text_offset += prompt_offsets(self.service.tokenizer, state.prompt.token_ids, text)
+            state.offsets = TextOffsets(len(text))
+        self._extend(logprobs, delta.token_ids, delta.logprobs or [])
+        logprobs.text_offset += [state.offsets.add(self._bytes_in_text(token_id)) for token_id in delta.token_ids]
         return logprobs
+
+    def _bytes_in_text(self, token_id: int) -> bytes:
+        """What a generated token adds to the text."""
+        tokenizer = self.service.tokenizer
+        skipped = self.params.skip_special_tokens and token_id in tokenizer.special_ids
+        return b"" if skipped else tokenizer.token_bytes(token_id)
 
     def _extend(
         self,
         logprobs: CompletionLogprobs,
-        state: ChoiceState,
         token_ids: Sequence[int],
         positions: Sequence[PositionLogprobs | None],
     ) -> None:
         for token_id, position in zip(token_ids, positions, strict=True):
             chosen = None if position is None else position[token_id]
-            # Offsets count the token's text, even if the response shows its id instead.
-            text = chosen.decoded_token if chosen is not None else None
-            text = self.service.token_text(token_id) if text is None else text
             logprobs.tokens.append(self.token_text(token_id, chosen))
             logprobs.token_logprobs.append(None if chosen is None else finite(chosen.logprob))
-            logprobs.text_offset.append(state.text_offset)
-            state.text_offset += len(text)
             logprobs.top_logprobs.append(
                 None
                 if position is None
-                else {self.token_text(token, entry): finite(entry.logprob) for token, entry in position.items()}
+                else encoded(
+                    {self.token_text(token, entry): finite(entry.logprob) for token, entry in position.items()}
+                )
             )
+
+
+def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
+    """Where each token of a prompt begins in ``text``.
+
+    Tokens that are not in the text take no room in it: special tokens that the tokenizer has put around it, and the
+    space that some put in front of the first word.
+    """
+    added = [tokenizer.token_bytes(token_id) for token_id in token_ids]
+    if b"".join(added).decode(errors="replace") != text:
+        special = tokenizer.special_ids.intersection(token_ids)
+        absent = {token_id for token_id in special if tokenizer.token_text(token_id) not in text}
+        added = [b"" if token_id in absent else data for token_id, data in zip(token_ids, added, strict=True)]
+        first = next((at for at, data in enumerate(added) if data), None)
+        if first is not None and not text.startswith(" "):
+            added[first] = added[first].removeprefix(b" ")
+    offsets = TextOffsets()
+    return [min(offsets.add(data), len(text)) for data in added]
 
 
 async def completions(service: Service, request: Request) -> Response:
@@ -212,7 +239,7 @@ ROUTES = (
         request=(CompletionRequest,),
         response=CompletionResponse,
         description="The texts; with stream=true as server-sent events, the last of which is [DONE].",
-        streams=True,
+        streams=CompletionChunk,
         errors=(*TOKENIZATION, *UNAVAILABLE, *GENERATION),
         generates=True,
     ),

@@ -1,4 +1,4 @@
-"""The fields that decide the prompt of a conversation: messages and arguments of the chat template."""
+"""Request fields that determine the prompt of a conversation: messages and chat template arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, WithJsonSchema
 
 from aiakq.errors import error
 from aiakq.server.api.request_model import FailFastList, RequestModel
-from aiakq.server.api.unsupported_fields import IGNORED_MESSAGE_FIELDS, UNSUPPORTED_MESSAGE_FIELDS
+from aiakq.server.api.unsupported_fields import UNSUPPORTED_MESSAGE_FIELDS
 
 #: Names that a chat template or its renderer defines.
 RESERVED_TEMPLATE_KWARGS = frozenset(
@@ -49,9 +49,13 @@ _KWARGS_SCHEMA = {
 
 
 class ChatMessage(RequestModel):
-    """One message. ``content`` is text, or parts of type text."""
+    """One message. ``content`` is text, or parts of type text.
 
-    ignored_fields = IGNORED_MESSAGE_FIELDS
+    Clients send back messages that they received elsewhere with fields of their own, which are ignored.
+    """
+
+    open = True
+    ignored_fields = frozenset()
     unsupported_fields = UNSUPPORTED_MESSAGE_FIELDS
 
     role: str

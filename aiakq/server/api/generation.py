@@ -1,4 +1,4 @@
-"""The path of every request that generates: admit it, run it, and return its output as JSON or as a stream of events.
+"""Handling of generation requests: admission, execution, and the response as JSON or an event stream.
 
 A route that generates supplies two classes: a request model that satisfies ``GenerationInput``, and a
 ``ResponseBuilder``.
@@ -6,6 +6,7 @@ A route that generates supplies two classes: a request model that satisfies ``Ge
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.api.request_model import parse_body
 from aiakq.server.api.service import RequestTracker, Service
+from aiakq.server.http.auth import client_of
 from aiakq.server.http.body import read_body
 from aiakq.server.http.responses import ErrorBody, ErrorResponse, JSONResponse
 from aiakq.server.http.streaming import ClientDisconnected, EventStream, cancel_on_disconnect, encode_events
@@ -90,7 +92,7 @@ async def generate(service: Service, request: Request, model: type[Any], builder
     tracker = RequestTracker(service, request.state.arrival_time)
     try:
         service.check_available()
-        body = await read_body(request, service.max_body_bytes)
+        body = await read_body(request, service.max_body_bytes, service.max_values)
         return await cancel_on_disconnect(request, _run(service, request, body, model, builder, tracker))
     except (ClientDisconnected, ClientDisconnect):
         tracker.finish("abort")
@@ -111,8 +113,11 @@ async def _run(
     tracker: RequestTracker,
 ) -> Response:
     given, prompts, params = await read_generation_request(service, body, model)
+    bad_words = await service.bad_word_ids(params)
     service.check_available()  # tokenization took a while
-    builder = builder_type(service, given, request.state.request_id, prompts, params)
+    state = request.state
+    request_id = getattr(state, "client_request_id", None) or getattr(given, "request_id", None) or state.request_id
+    builder = builder_type(service, given, request_id, prompts, params)
     service.log_request(builder.id, prompts, params)
     try:
         stream = service.manager.start(
@@ -123,6 +128,8 @@ async def _run(
             final_only=not given.stream,
             priority=given.priority or 0,
             cache_salt=_cache_salt(getattr(request.state, "owner", ""), given.cache_salt),
+            client=client_of(request) if service.fair_share else "",
+            bad_words=bad_words,
         )
     except AiakqError as failure:
         raise given.rename_param(failure) from None
@@ -132,28 +139,35 @@ async def _run(
             # An error before the first output gets its own HTTP status.
             return _event_stream(builder, stream, await anext(deltas), deltas, tracker)
         outputs = await _collect(deltas, params.n)
-        response = builder.response([outputs[index] for index in range(len(prompts) * params.n)])
+        complete = [outputs[index] for index in range(len(prompts) * params.n)]
+        if params.prompt_logprobs is None:
+            response = JSONResponse(builder.response(complete))
+        else:  # this can take seconds, which others need not wait
+            response = await asyncio.to_thread(lambda: JSONResponse(builder.response(complete)))
     except BaseException:
         stream.close()
         raise
     stream.close()
     tracker.finish(builder.finish_reason)
-    return JSONResponse(response)
+    return response
 
 
 async def read_generation_request(
     service: Service, body: bytes, model: type[Any]
 ) -> tuple[GenerationInput, list[Prompt], SamplingParams]:
     """Parse a body as ``model`` and prepare it: checks, sampling parameters, tokenized prompts."""
-    given: GenerationInput = parse_body(model, body)
+    given: GenerationInput = parse_body(model, body, service.on_unknown_field)
     service.model.check_name(given.model)
     given.check_combinations()
     try:
         params = given.sampling_params(service.model.default_sampling)
     except AiakqError as failure:
         raise given.rename_param(failure) from None
-    prompts = await given.tokenize(service, params)
-    return given, service.truncate_prompts(prompts, params), params
+    try:
+        prompts = await given.tokenize(service, params)
+    except AiakqError as failure:
+        raise given.rename_param(failure) from None
+    return given, prompts, params
 
 
 async def _collect(deltas: AsyncIterator[RequestDeltas], n: int) -> dict[int, Delta]:
@@ -174,7 +188,10 @@ def _event_stream(
     tracker: RequestTracker,
 ) -> EventStream:
     async def events() -> AsyncIterator[bytes]:
-        yield encode_events(builder.chunks(first))
+        if builder.params.prompt_logprobs is None:
+            yield encode_events(builder.chunks(first))
+        else:
+            yield await asyncio.to_thread(lambda: encode_events(builder.chunks(first)))
         async for deltas in rest:
             yield encode_events(builder.chunks(deltas))
         yield encode_events(builder.final_chunks()) + builder.end_of_stream

@@ -1,4 +1,4 @@
-"""What completions and chat completions of the OpenAI API share: request fields, choices, usage, log-probabilities.
+"""Request and response fields shared by completions and chat completions of the OpenAI API.
 
 Two fields go beyond OpenAI's. Every choice carries ``sentence_length``, the characters of its generated text, and
 ``cum_log_probs``, the sum of the log-probabilities of its generated tokens before temperature and penalties. With a
@@ -7,10 +7,12 @@ single choice both are also beside ``choices``. In a stream they come with the c
 
 from __future__ import annotations
 
+import codecs
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
@@ -29,10 +31,14 @@ from aiakq.server.process.request_stream import Prompt, RequestDeltas
 
 #: JSON has no infinity; OpenAI's value for tokens that are as good as impossible.
 LOWEST_LOGPROB = -9999.0
+#: What a client may name a request: it becomes part of a response header and of log lines.
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 #: The name of a served model.
 ModelName = Annotated[str, Field(json_schema_extra={LIMITED_BY: "model"})]
 FinishReason = Literal["stop", "length"]
+
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 # --- requests
@@ -65,11 +71,17 @@ class GenerationRequest(SamplingFields):
         None, description="Call tokens token_id:N in lists of log-probabilities."
     )
     return_token_ids: bool | None = Field(None, description="Return the token ids of the prompt and the text.")
+    request_id: Annotated[str, Field(json_schema_extra={"pattern": f"^{REQUEST_ID.pattern}$"})] | None = Field(
+        None, description="Part of the id of the response, instead of a random one."
+    )
 
     def check_combinations(self) -> None:
         """Raise ``unsupported_parameter`` or ``value_out_of_range`` for values that exclude each other."""
         if self.cache_salt == "":
             raise error("value_out_of_range", param="cache_salt", value="", allowed="a text that is not empty")
+        if self.request_id is not None and not REQUEST_ID.fullmatch(self.request_id):
+            allowed = "1 to 128 printable characters without spaces"
+            raise error("value_out_of_range", param="request_id", value=self.request_id[:64], allowed=allowed)
         if self.stream and self.best_of is not None and self.best_of != (self.n or 1):
             raise error(
                 "unsupported_parameter", param="best_of", reason="it needs stream=false: the best are known last"
@@ -91,14 +103,6 @@ class GenerationRequest(SamplingFields):
     def rename_param(self, failure: AiakqError) -> AiakqError:
         """``failure`` with the client's name of the parameter it is about, if ours is another."""
         return failure
-
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def continuous_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 # --- responses
@@ -122,7 +126,7 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | None
     completion_tokens_details: CompletionTokensDetails
 
 
@@ -138,10 +142,39 @@ class PromptLogprob(msgspec.Struct):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
-Choice = TypeVar("Choice")
+class Choice(msgspec.Struct, kw_only=True):
+    """One generated text or message. Subclasses add their fields without ``kw_only``, so that these come last.
+
+    What was not asked for is null, not absent: clients read it as an attribute.
+    """
+
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    matched_stop: int | str | None = None
+    token_ids: list[int] | None = None
+    sentence_length: int
+    cum_log_probs: float
 
 
-class GenerationResponse(msgspec.Struct, Generic[Choice], kw_only=True):
+class ChunkChoice(msgspec.Struct, kw_only=True):
+    """The part of a choice that one event of a stream adds; subclasses as of ``Choice``.
+
+    The opening event of a message has no ``stop_reason``; only the event with the finish_reason has ``matched_stop``
+    and the totals.
+    """
+
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None | msgspec.UnsetType = msgspec.UNSET
+    matched_stop: int | str | None | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    sentence_length: int | msgspec.UnsetType = msgspec.UNSET
+    cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
+
+
+ChoiceT = TypeVar("ChoiceT")
+
+
+class GenerationResponse(msgspec.Struct, Generic[ChoiceT], kw_only=True):
     """A whole response. ``sentence_length`` and ``cum_log_probs`` are those of the choice, if there is only one."""
 
     id: str
@@ -149,13 +182,13 @@ class GenerationResponse(msgspec.Struct, Generic[Choice], kw_only=True):
     created: int
     model: str
     system_fingerprint: str
-    choices: list[Choice]
+    choices: list[ChoiceT]
     usage: Usage
     sentence_length: int | msgspec.UnsetType = msgspec.UNSET
     cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
 
 
-class GenerationChunk(msgspec.Struct, Generic[Choice], kw_only=True):
+class GenerationChunk(msgspec.Struct, Generic[ChoiceT], kw_only=True):
     """One event of a stream. ``usage`` is there with include_usage: null but for the last chunk."""
 
     id: str
@@ -163,7 +196,7 @@ class GenerationChunk(msgspec.Struct, Generic[Choice], kw_only=True):
     created: int
     model: str
     system_fingerprint: str
-    choices: list[Choice]
+    choices: list[ChoiceT]
     usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
     sentence_length: int | msgspec.UnsetType = msgspec.UNSET
     cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
@@ -171,7 +204,10 @@ class GenerationChunk(msgspec.Struct, Generic[Choice], kw_only=True):
 
 @dataclass
 class ChoiceState:
-    """One choice so far. ``text_offset`` is where its next token begins, counting an echoed prompt too."""
+    """One choice so far.
+
+    offsets  where its tokens begin, counting an echoed prompt too.
+    """
 
     index: int
     prompt: Prompt
@@ -180,7 +216,24 @@ class ChoiceState:
     num_tokens: int = 0
     num_cached_tokens: int = 0
     text_length: int = 0
-    text_offset: int = 0
+    offsets: TextOffsets = field(default_factory=lambda: TextOffsets())
+
+
+class TextOffsets:
+    """Where tokens begin in a text, in characters. A token that continues a character begins where that does."""
+
+    def __init__(self, start: int = 0) -> None:
+        self._next = start
+        self._decoder = _Utf8Decoder("replace")
+
+    def add(self, data: bytes) -> int:
+        """The offset of the next token, which adds ``data`` to the text."""
+        continues = bool(data) and 0x80 <= data[0] < 0xC0
+        if data and not continues:
+            self._next += len(self._decoder.decode(b"", final=True))
+        offset = self._next
+        self._next += len(self._decoder.decode(data))
+        return offset
 
 
 class OpenAIResponseBuilder(ResponseBuilder):
@@ -202,11 +255,26 @@ class OpenAIResponseBuilder(ResponseBuilder):
         super().__init__(service, request, request_id, prompts, params)
         # Without a tokenizer there are only ids.
         self.return_token_ids = bool(request.return_token_ids) or not service.tokenizer.has_text
-        self.tokens_as_ids = bool(request.return_tokens_as_token_ids) or not service.tokenizer.has_text
+        self.tokens_as_ids = self._asks_for_tokens_as_ids() or not service.tokenizer.has_text
+        options = request.stream_options
+        self.include_usage = bool(options and options.include_usage) or service.options.force_include_usage
+        self.continuous_usage = self.include_usage and bool(options and options.continuous_usage_stats)
         self.created = int(time.time())
         self.states = [ChoiceState(index, prompts[index // params.n]) for index in range(len(prompts) * params.n)]
 
+    def _asks_for_tokens_as_ids(self) -> bool:
+        asked = self.request.return_tokens_as_token_ids
+        return self.service.options.return_tokens_as_token_ids if asked is None else asked
+
     # --- supplied by subclasses
+
+    def response_fields(self, outputs: Sequence[Delta]) -> dict[str, Any]:
+        """Further fields of a whole response."""
+        return {}
+
+    def chunk_fields(self) -> dict[str, Any]:
+        """Further fields of the next chunk."""
+        return {}
 
     def choice(self, state: ChoiceState, output: Delta, totals: Mapping[str, Any]) -> Any:
         """One entry of ``choices`` in a whole response."""
@@ -224,28 +292,32 @@ class OpenAIResponseBuilder(ResponseBuilder):
             self._update(state, output)
             choices.append(self.choice(state, output, self._totals(state, output)))
         totals = self._totals(self.states[0], outputs[0]) if len(choices) == 1 else {}
-        return self.response_type(**self._head(), choices=choices, usage=self.usage(), **totals)
+        fields = totals | self.response_fields(outputs)
+        return self.response_type(**self._head(), choices=choices, usage=self.usage(), **fields)
 
     def chunks(self, deltas: RequestDeltas) -> Sequence[msgspec.Struct]:
         chunks = []
         for prompt_index, delta in deltas:
             state = self.states[prompt_index * self.params.n + delta.index]
+            usage_before = self.usage()
             self._update(state, delta)
             totals = self._totals(state, delta) if delta.finish_reason is not None else {}
             choices = self.chunk_choices(state, delta, totals)
             for choice in choices:
+                last = choice is choices[-1]
                 usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
-                if self.request.continuous_usage:
-                    usage = self.usage()
-                elif self.request.include_usage:
+                if self.continuous_usage:
+                    # The chunks that open a message have no tokens of it.
+                    usage = self.usage() if last else usage_before
+                elif self.include_usage:
                     usage = None
-                chunk_totals = totals if len(self.states) == 1 and choice is choices[-1] else {}
-                chunks.append(self.chunk_type(**self._head(), choices=[choice], usage=usage, **chunk_totals))
+                fields = self.chunk_fields() | (totals if len(self.states) == 1 and last else {})
+                chunks.append(self.chunk_type(**self._head(), choices=[choice], usage=usage, **fields))
         return chunks
 
     def final_chunks(self) -> Sequence[msgspec.Struct]:
         """The chunk with the token counts, if requested."""
-        if not self.request.include_usage:
+        if not self.include_usage:
             return []
         return [self.chunk_type(**self._head(), choices=[], usage=self.usage())]
 
@@ -261,7 +333,8 @@ class OpenAIResponseBuilder(ResponseBuilder):
         prompt = sum(len(prompt.token_ids) for prompt in self.prompts)
         completion = sum(state.num_tokens for state in self.states)
         cached = sum(state.num_cached_tokens for state in self.states[:: self.params.n])
-        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), CompletionTokensDetails(0))
+        details = PromptTokensDetails(cached) if self.service.options.prompt_tokens_details else None
+        return Usage(prompt, completion, prompt + completion, details, CompletionTokensDetails(0))
 
     def token_text(self, token_id: int, entry: Logprob | None = None) -> str:
         """A token as lists of log-probabilities call it."""
@@ -271,18 +344,22 @@ class OpenAIResponseBuilder(ResponseBuilder):
             return entry.decoded_token
         return self.service.token_text(token_id)
 
-    def token_ids(self, state: ChoiceState, delta: Delta, first: bool) -> dict[str, Any]:
-        """The fields with token ids, if requested; those of the prompt with the first chunk of a choice."""
-        if not self.return_token_ids:
-            return {}
-        fields = {"token_ids": delta.token_ids}
-        return {**fields, "prompt_token_ids": state.prompt.token_ids} if first else fields
+    def finish(self, delta: Delta) -> dict[str, Any]:
+        """The fields that say how a choice ended."""
+        reason = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+        return reason if delta.finish_reason is None else {**reason, "matched_stop": matched_stop(delta)}
 
-    def prompt_logprobs(self, output: Delta) -> PromptLogprobs | None | msgspec.UnsetType:
-        """The field ``prompt_logprobs`` of a choice, if requested."""
-        if self.request.prompt_logprobs is None:
-            return msgspec.UNSET
-        return format_prompt_logprobs(output.prompt_logprobs)
+    def token_ids(self, delta: Delta) -> dict[str, Any]:
+        """The field with the generated token ids, if requested."""
+        return {"token_ids": delta.token_ids} if self.return_token_ids else {}
+
+    def prompt_token_ids(self, prompt: Prompt) -> dict[str, Any]:
+        """The field with the token ids of a prompt, if requested."""
+        return {"prompt_token_ids": prompt.token_ids} if self.return_token_ids else {}
+
+    def prompt_logprobs(self, output: Delta) -> PromptLogprobs | None:
+        """The field ``prompt_logprobs``; None if not requested."""
+        return None if self.request.prompt_logprobs is None else format_prompt_logprobs(output.prompt_logprobs)
 
     def _head(self) -> dict[str, Any]:
         return {
@@ -303,6 +380,13 @@ class OpenAIResponseBuilder(ResponseBuilder):
         return {"sentence_length": state.text_length, "cum_log_probs": finite(delta.cumulative_logprob)}
 
 
+def matched_stop(delta: Delta) -> int | str | None:
+    """SGLang's field: the stop string or token id that ended a text, that of the end of sequence too."""
+    if delta.finish_reason != "stop" or delta.stop_reason is not None:
+        return delta.stop_reason
+    return delta.token_ids[-1] if delta.token_ids else None
+
+
 def finite(logprob: float) -> float:
     """``logprob``, or ``LOWEST_LOGPROB`` if JSON cannot represent it."""
     return logprob if math.isfinite(logprob) else LOWEST_LOGPROB
@@ -314,16 +398,23 @@ def top_by_rank(position: PositionLogprobs, count: int) -> list[tuple[int, Logpr
     return sorted(ranked, key=lambda item: item[1].rank or 0)
 
 
-def format_prompt_logprobs(positions: list[PositionLogprobs | None] | None) -> PromptLogprobs | None:
-    """The field ``prompt_logprobs``."""
+def format_prompt_logprobs(positions: Sequence[PositionLogprobs | None] | None) -> PromptLogprobs | None:
+    """The field ``prompt_logprobs``. Each position is encoded by itself, so that no long call blocks the server."""
     if positions is None:
         return None
     return [
         None
         if position is None
-        else {
-            str(token): PromptLogprob(finite(entry.logprob), entry.rank, entry.decoded_token)
-            for token, entry in position.items()
-        }
+        else encoded(
+            {
+                str(token): PromptLogprob(finite(entry.logprob), entry.rank, entry.decoded_token)
+                for token, entry in position.items()
+            }
+        )
         for position in positions
     ]
+
+
+def encoded(value: Any) -> Any:
+    """``value`` as JSON that is copied into the response."""
+    return msgspec.Raw(msgspec.json.encode(value))

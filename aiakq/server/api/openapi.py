@@ -1,4 +1,4 @@
-"""The OpenAPI document, built from the table of routes and their request models, response models and errors."""
+"""The OpenAPI document, generated from the table of routes, their models and their errors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.server.api.request_model import LIMITED_BY, RequestModel
 from aiakq.server.api.routes import Route
 from aiakq.server.api.service import ModelInfo
+from aiakq.server.api.unsupported_fields import UNSUPPORTED_FIELDS
 
 Schema = dict[str, Any]
 
@@ -25,17 +26,26 @@ COMMON_ERRORS = (
 )
 BODY_ERRORS = (
     *("invalid_json", "duplicate_key", "invalid_type", "missing_field", "value_out_of_range", "unknown_field"),
-    *("unsupported_parameter", "unknown_model", "request_too_large", "unsupported_encoding", "unsupported_media_type"),
+    *("unsupported_parameter", "unknown_model", "request_too_large", "bodies_too_large", "unsupported_encoding"),
+    "unsupported_media_type",
 )
 KEY_ERRORS = ("invalid_api_key",)
 
 _COMPONENTS = "#/components/schemas/"
 
 
-def openapi_document(routes: Sequence[Route], model: ModelInfo, keyless_paths: frozenset[str] | None) -> Schema:
-    """The document for ``routes``. ``keyless_paths`` need no key; None if the server requires no keys at all."""
+def openapi_document(
+    routes: Sequence[Route], model: ModelInfo, keyless_paths: frozenset[str] | None, unknown_fields: bool = False
+) -> Schema:
+    """The document for ``routes``.
+
+    keyless_paths   paths that need no key; None if the server requires no keys at all.
+    unknown_fields  whether requests may have unknown fields.
+    """
     response_types: set[Any] = {route.error_body for route in routes}
-    response_types |= {route.response for route in routes if isinstance(route.response, type)}
+    response_types |= {
+        type_ for route in routes for type_ in (route.response, route.streams) if isinstance(type_, type)
+    }
     references, schemas = response_schemas(response_types)
     paths: Schema = {}
     for route in routes:
@@ -43,6 +53,9 @@ def openapi_document(routes: Sequence[Route], model: ModelInfo, keyless_paths: f
         paths[route.openapi_path] = {
             method.lower(): _operation(route, method.lower(), model, references, needs_key) for method in route.methods
         }
+        if unknown_fields and route.request:
+            for operation in paths[route.openapi_path].values():
+                _allow_unknown_fields(operation["requestBody"])
     document: Schema = {
         "openapi": "3.1.0",
         "info": {"title": "aiakq", "version": aiakq.__version__},
@@ -76,6 +89,21 @@ def _operation(route: Route, method: str, model: ModelInfo, references: dict[Any
             "content": {"application/json": {"schema": schema}},
         }
     return operation
+
+
+def _allow_unknown_fields(node: Any) -> None:
+    """Allow further properties, and all values of those that are hints, in every object schema below ``node``."""
+    if isinstance(node, list):
+        for entry in node:
+            _allow_unknown_fields(entry)
+    elif isinstance(node, dict):
+        if node.get("additionalProperties") is False:
+            node["additionalProperties"] = True
+            for name, field in UNSUPPORTED_FIELDS.items():
+                if field.hint and name in node["properties"]:
+                    node["properties"][name] = {"description": "Without effect."}
+        for entry in node.values():
+            _allow_unknown_fields(entry)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -164,13 +192,21 @@ def response_schemas(types: Iterable[Any]) -> tuple[dict[Any, Schema], Schema]:
 def _success(route: Route, references: dict[Any, Schema]) -> Schema:
     content: Schema = {}
     if isinstance(route.response, str):
-        content[route.response] = {"schema": {"type": "string"}}
+        content[route.response] = {"schema": {"type": "object" if route.response == "application/json" else "string"}}
     elif route.response is not None:
         content["application/json"] = {"schema": references[route.response]}
     if route.streams:
-        data = {"type": "object", "properties": {"data": {"type": "string"}}}
-        content["text/event-stream"] = {"schema": data}
+        content["text/event-stream"] = {"schema": _event_schema(route, references)}
     return {"description": route.description, **({"content": content} if content else {})}
+
+
+def _event_schema(route: Route, references: dict[Any, Schema]) -> Schema:
+    """One server-sent event, whose data is JSON in a string: a chunk, or the error that ends the stream."""
+    data: Schema = {"type": "string"}
+    if isinstance(route.streams, type):
+        data["contentMediaType"] = "application/json"
+        data["contentSchema"] = {"anyOf": [references[route.streams], references[route.error_body]]}
+    return {"type": "object", "properties": {"data": data}}
 
 
 def _error_responses(route: Route, references: dict[Any, Schema], needs_key: bool) -> Schema:

@@ -1,4 +1,4 @@
-"""Strict request models: raw bytes into a pydantic model, every complaint into an entry of the error registry.
+"""RequestModel: strict pydantic models of request bodies, with errors from the error registry.
 
 Bodies are parsed from raw bytes, so that "1" is not a number, true is not a count and NaN is not a temperature. Fields
 beyond the declared ones are checked against unsupported_fields.py.
@@ -6,7 +6,7 @@ beyond the declared ones are checked against unsupported_fields.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
@@ -22,37 +22,52 @@ FailFastList = Annotated[list[Entry], Field(fail_fast=True)]
 #: In a JSON schema, the bounds that depend on the loaded model; openapi.py puts numbers in its place.
 LIMITED_BY = "x-limited-by"
 
+#: Called with the error for a field that is accepted all the same.
+OnUnknownField = Callable[[AiakqError], None]
+
 
 class RequestModel(BaseModel):
     """A JSON object of a request. No coercion, no NaN.
 
+    open                whether undeclared fields are ignored, unless unsupported_fields names them.
     ignored_fields      undeclared fields that are accepted without effect.
     unsupported_fields  undeclared fields that are refused unless they ask for nothing.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, hide_input_in_errors=True)
 
+    open: ClassVar[bool] = False
     ignored_fields: ClassVar[frozenset[str]] = IGNORED_FIELDS
     unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_FIELDS
 
-    def check_extra_fields(self, path: str = "") -> None:
-        """Raise ``unknown_field`` or ``unsupported_parameter`` for undeclared fields of the object at ``path``."""
+    def check_extra_fields(self, path: str = "", on_unknown: OnUnknownField | None = None) -> None:
+        """Raise ``unknown_field`` or ``unsupported_parameter`` for undeclared fields of the object at ``path``.
+
+        If ``on_unknown`` is given, it is called with the error for an unknown field, or for a hint, instead.
+        """
         for name, value in (self.model_extra or {}).items():
             param = f"{path}.{name:.64}" if path else f"{name:.64}"
             if name in self.ignored_fields:
                 continue
-            if name not in self.unsupported_fields:
-                raise error("unknown_field", param=param)
-            unsupported = self.unsupported_fields[name]
-            if not unsupported.accepts(value):
-                raise error("unsupported_parameter", param=param, reason=unsupported.reason)
+            unsupported = self.unsupported_fields.get(name)
+            if unsupported is None:
+                if self.open:
+                    continue
+                failure = error("unknown_field", param=param)
+            elif unsupported.accepts(value):
+                continue
+            else:
+                failure = error("unsupported_parameter", param=param, reason=unsupported.reason)
+            if on_unknown is None or (unsupported is not None and not unsupported.hint):
+                raise failure
+            on_unknown(failure)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The schema with nothing allowed beyond the declared fields, but for what is ignored or asks for nothing."""
+        """The schema with the undeclared fields that are accepted, and their values."""
         reference = handler(core_schema)
         schema = handler.resolve_ref_schema(reference)
-        schema["additionalProperties"] = False
+        schema["additionalProperties"] = cls.open
         properties = schema.setdefault("properties", {})
         for name in sorted(cls.ignored_fields):
             properties.setdefault(name, {"description": "Without effect."})
@@ -65,8 +80,8 @@ class RequestModel(BaseModel):
 Model = TypeVar("Model", bound=RequestModel)
 
 
-def parse_body(model: type[Model], body: bytes) -> Model:
-    """A request body as ``model``.
+def parse_body(model: type[Model], body: bytes, on_unknown: OnUnknownField | None = None) -> Model:
+    """A request body as ``model``. ``on_unknown`` accepts unknown fields, see ``RequestModel.check_extra_fields``.
 
     Raises invalid_json, missing_field, invalid_type, value_out_of_range, unknown_field or unsupported_parameter. The
     error names the field and repeats nothing the client sent except field names.
@@ -75,10 +90,10 @@ def parse_body(model: type[Model], body: bytes) -> Model:
         request = model.model_validate_json(body)
     except ValidationError as failure:
         raise _to_aiakq_error(failure) from None
-    request.check_extra_fields()
+    request.check_extra_fields(on_unknown=on_unknown)
     options = getattr(request, "stream_options", None)
     if options is not None:
-        options.check_extra_fields("stream_options")
+        options.check_extra_fields("stream_options", on_unknown)
     return request
 
 

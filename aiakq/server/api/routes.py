@@ -1,4 +1,4 @@
-"""The table of routes, from which come the application, the OpenAPI document, docs/routes.md and the tests of routes.
+"""The table of routes, from which the application, the OpenAPI document, docs/routes.md and route tests are made.
 
 A module of routes defines ``ROUTES``, a tuple of ``Route``. Other packages add modules as entry points of
 ``aiakq.routes``; see docs/adding.md.
@@ -38,7 +38,7 @@ ROUTE_MODULES = Registry(
 #: Nothing can be generated: there is no engine, or the server is shutting down.
 UNAVAILABLE = ("engine_dead", "engine_restarting", "shutting_down")
 #: Between text and token ids.
-TOKENIZATION = ("no_tokenizer", "no_chat_template", "chat_template", "invalid_token_id")
+TOKENIZATION = ("no_tokenizer", "no_chat_template", "chat_template", "tokenization", "invalid_token_id")
 #: Of a request that generates, beside those of its fields.
 GENERATION = (
     *("empty_prompt", "too_many_prompts", "context_length_exceeded", "nothing_left", "overloaded", "queue_timeout"),
@@ -57,9 +57,10 @@ class Route:
     tag            the group of routes it belongs to.
     request        models of the JSON body; several if the body may have one of several forms.
     body_required  whether there must be a body, if there is a request model.
-    response       what 200 returns: a ``msgspec.Struct``, a media type like "text/plain", or None for an empty body.
+    response       what 200 returns: a ``msgspec.Struct``, a media type like "text/plain" ("application/json" is any
+                   object), or None for an empty body.
     description    of the response.
-    streams        whether it can return server-sent events instead.
+    streams        whether it can return server-sent events instead; a ``msgspec.Struct`` is the JSON in their data.
     errors         ids of errors it can return, beyond those that every route, and every route with a body, can return.
     error_body     the shape of its errors.
     needs_key      whether it needs an API key where the server has any; a string names the option that lifts that.
@@ -75,7 +76,7 @@ class Route:
     body_required: bool = True
     response: type[Any] | str | None = None
     description: str = "Empty."
-    streams: bool = False
+    streams: bool | type[Any] = False
     errors: tuple[str, ...] = ()
     error_body: type[ErrorBody] = ErrorResponse
     needs_key: bool | str = True

@@ -1,4 +1,4 @@
-"""The sampling fields of requests, derived from the declaration of ``SamplingParams``.
+"""Sampling fields of requests, derived from ``SamplingParams``.
 
 A parameter added there is a field of every request that generates, with its bounds and its description.
 """

@@ -1,34 +1,34 @@
-"""What every route works with: the model's names and limits, the tokenizer, the request manager, the server's state."""
+"""Service: the model's names and limits, tokenizer, request manager and server state, as handlers see them."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiakq
 from aiakq.errors import AiakqError, error
+from aiakq.formats.model_folder import read_file
 from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.text.output_processor import truncated
-from aiakq.runtime.text.tokenizer import Tokenizer
+from aiakq.runtime.text.output_processor import bad_word_texts, distinct_lists, truncated
+from aiakq.server.api.unsupported_fields import UnknownFieldLog
 from aiakq.server.errors import copy_error
+from aiakq.server.http.body import MAX_VALUES
 from aiakq.server.process.request_manager import RequestManager
 from aiakq.server.process.request_stream import Prompt
-from aiakq.server.process.template_client import TemplateClient
+from aiakq.server.process.text_client import TextClient
+from aiakq.server.process.text_process import TextReply, TextRequest
 from aiakq.server.telemetry.logs import request_logger
 from aiakq.server.telemetry.metrics import Metrics
 
-#: Threads for tokenization, so that a long prompt does not delay a short one.
-TOKENIZER_THREADS = 2
-#: Smallest default limit of a request body; models with long contexts have a larger one.
-MIN_BODY_BYTES = 4 << 20
+#: Texts up to this many characters are tokenized even if a context of the longest tokens holds fewer: tokenizers may
+#: leave out characters.
+MIN_PROMPT_CHARS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,30 @@ class ModelInfo:
             raise error("unknown_model", param="model", name=name[:64], known=", ".join(self.names))
 
 
+@dataclass(frozen=True)
+class ResponseOptions:
+    """What responses contain, whatever the request says.
+
+    force_include_usage         streams end with token counts.
+    return_tokens_as_token_ids  lists of log-probabilities call tokens token_id:N, unless the request says otherwise.
+    prompt_tokens_details       usage counts the tokens taken from the prefix cache.
+    """
+
+    force_include_usage: bool = False
+    return_tokens_as_token_ids: bool = False
+    prompt_tokens_details: bool = True
+
+
 class Service:
     """One served model and the server's state.
 
+    options         what responses contain.
     fingerprint     equal for equal models, dtypes and versions.
     progress        how far loading is, for /ready.
     max_body_bytes  limit of a request body.
+    max_values      limit of the values in one, such as token ids.
+    on_unknown_field  accepts unknown fields of requests; None: they are refused.
+    fair_share      the engine is shared between clients, not between requests.
     log_prompts     characters or token ids of a prompt to log; None: requests are not logged.
     num_in_flight   requests to generate that are not answered yet.
     closing         why no new request is accepted; None until shutdown.
@@ -70,28 +88,33 @@ class Service:
     def __init__(
         self,
         model: ModelInfo,
-        tokenizer: Tokenizer,
+        text: TextClient,
         manager: RequestManager,
         metrics: Metrics,
         *,
-        chat_template: str | None,
-        max_body_bytes: int | None,
+        max_body_bytes: int,
         progress: Callable[[], dict[str, Any]],
         log_prompts: float | None = None,
+        accept_unknown_fields: bool = False,
+        options: ResponseOptions | None = None,
+        fair_share: bool = False,
     ) -> None:
         self.model = model
-        self.tokenizer = tokenizer
+        self.text = text
+        self.tokenizer = text.tokenizer
         self.manager = manager
         self.metrics = metrics
         self.progress = progress
         self.log_prompts = log_prompts
+        self.on_unknown_field = UnknownFieldLog() if accept_unknown_fields else None
+        self.options = options or ResponseOptions()
+        self.fair_share = fair_share
         self.created = int(time.time())
         self.fingerprint = fingerprint(model.names[0], Path(model.path), model.dtype)
-        self.max_body_bytes = max_body_bytes or max(MIN_BODY_BYTES, 8 * model.limits.max_model_len)
+        self.max_body_bytes = max_body_bytes
+        self.max_values = max(MAX_VALUES, 2 * model.limits.max_model_len)
         self.num_in_flight = 0
         self.closing: AiakqError | None = None
-        self.templates = TemplateClient(tokenizer, chat_template, 4 * self.max_body_bytes)
-        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, "tokenize")
 
     def check_available(self) -> None:
         """Raise why nothing can be generated now: there is no engine, or the server is shutting down."""
@@ -99,23 +122,46 @@ class Service:
         if failure is not None:
             raise copy_error(failure)
 
-    async def tokenize_prompts(self, prompts: Sequence[str | list[int]], add_special_tokens: bool) -> list[Prompt]:
-        """Tokenize the prompts that are text."""
-        return [
-            Prompt(prompt, await self.encode(prompt, add_special_tokens))
-            if isinstance(prompt, str)
-            else Prompt(None, prompt)
-            for prompt in prompts
-        ]
+    def check_healthy(self) -> None:
+        """``check_available``, and raise ``tokenizer_stuck`` if texts are not tokenized."""
+        self.check_available()
+        self.text.check()
+
+    async def tokenize_prompts(
+        self, prompts: Sequence[str | list[int]], add_special_tokens: bool, params: SamplingParams
+    ) -> list[Prompt]:
+        """Tokenize the prompts that are text, and truncate those that are to be truncated.
+
+        Raises context_length_exceeded for a text that cannot fit, no_tokenizer and tokenization.
+        """
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        encoded: list[Prompt] = []
+        if texts:
+            request = self._prompt_request(params, texts=texts, add_special_tokens=add_special_tokens)
+            self._check_length(max(map(len, texts)), request, params)
+            encoded = self._prompts(texts, await self.text.run(request), request, params)
+        found = iter(encoded)
+        return self.truncate_prompts(
+            [next(found) if isinstance(prompt, str) else Prompt(None, prompt) for prompt in prompts], params
+        )
 
     async def tokenize_chat(
-        self, messages: list[dict[str, Any]], template_kwargs: Mapping[str, Any], add_special_tokens: bool
+        self,
+        messages: list[dict[str, Any]],
+        template_kwargs: Mapping[str, Any],
+        add_special_tokens: bool,
+        params: SamplingParams,
     ) -> Prompt:
-        """Render a conversation with the chat template and tokenize it. Raises no_chat_template, chat_template."""
-        if not self.tokenizer.has_text:
-            raise error("no_tokenizer")
-        text = await self.templates.render(messages, template_kwargs)
-        return Prompt(text, await self.encode(text, add_special_tokens))
+        """Render a conversation with the chat template and tokenize it, like ``tokenize_prompts``.
+
+        Raises also no_chat_template and chat_template.
+        """
+        request = self._prompt_request(
+            params, messages=messages, arguments=dict(template_kwargs), add_special_tokens=add_special_tokens
+        )
+        reply = await self.text.run(request)
+        self._check_length(reply.num_chars, request, params)
+        return self.truncate_prompts(self._prompts([reply.text], reply, request, params), params)[0]
 
     def truncate_prompts(self, prompts: list[Prompt], params: SamplingParams) -> list[Prompt]:
         """Apply ``truncate_prompt_tokens``."""
@@ -123,23 +169,59 @@ class Service:
             return prompts
         kept = [truncated(prompt.token_ids, params, self.model.limits) for prompt in prompts]
         return [
-            prompt if token_ids == prompt.token_ids else Prompt(None, token_ids)
+            prompt if len(token_ids) == len(prompt.token_ids) else Prompt(None, token_ids)
             for prompt, token_ids in zip(prompts, kept, strict=True)
         ]
 
-    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of ``text``. Runs in a thread, so that the event loop keeps serving others."""
-        return await self._run_in_thread(self.tokenizer.encode, text, add_special_tokens)
+    def _prompt_request(self, params: SamplingParams, **fields: Any) -> TextRequest:
+        """A request for prompts: no more token ids than can be used come back."""
+        limits = self.model.limits
+        longest = min(limits.max_model_len, limits.max_kv_tokens)
+        request = TextRequest(0, max_ids=longest + 1, **fields)
+        if params.truncate_prompt_tokens is None and self.text.loaded.longest_token:
+            request.max_chars = max(MIN_PROMPT_CHARS, longest * self.text.loaded.longest_token)
+        return request
 
-    async def decode(self, token_ids: list[int]) -> str:
-        """The text of ``token_ids``, special tokens included."""
-        if not self.tokenizer.has_text:
-            raise error("no_tokenizer")
-        return await self._run_in_thread(self.tokenizer.decode, token_ids, False)
+    def _check_length(self, num_chars: int, request: TextRequest, params: SamplingParams) -> None:
+        """Raise ``context_length_exceeded`` for a text that cannot fit, however it is tokenized."""
+        if request.max_chars is not None and num_chars > request.max_chars:
+            least = -(-num_chars // self.text.loaded.longest_token)
+            raise self._too_long(f"at least {least}", params)
+
+    def _prompts(
+        self, texts: Sequence[str], reply: TextReply, request: TextRequest, params: SamplingParams
+    ) -> list[Prompt]:
+        prompts = []
+        for text, count, token_ids in zip(texts, reply.counts, reply.token_ids, strict=True):
+            if count > len(token_ids) and params.truncate_prompt_tokens is None:
+                raise self._too_long(count, params)
+            prompts.append(Prompt(text if count == len(token_ids) else None, token_ids))
+        return prompts
+
+    def _too_long(self, num_tokens: int | str, params: SamplingParams) -> AiakqError:
+        limits = self.model.limits
+        longest, wanted = min(limits.max_model_len, limits.max_kv_tokens), max(1, params.max_tokens or 0)
+        return error("context_length_exceeded", param="prompt", prompt=num_tokens, wanted=wanted, limit=longest)
+
+    async def bad_word_ids(self, params: SamplingParams) -> list[list[int]] | None:
+        """The token ids of ``params.bad_words``; None if there are none, or no tokenizer."""
+        if not params.bad_words or not self.tokenizer.has_text:
+            return None
+        texts = bad_word_texts(params.bad_words)
+        return distinct_lists((await self.text.encode(texts, add_special_tokens=False)).token_ids)
+
+    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of ``text``."""
+        return (await self.text.encode([text], add_special_tokens)).token_ids[0]
+
+    async def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
+        """The text of ``token_ids``."""
+        request = TextRequest(0, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        return (await self.text.run(request)).text
 
     def token_text(self, token_id: int) -> str:
         """The text of a single token."""
-        return self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return self.tokenizer.token_text(token_id)
 
     def log_request(self, request_id: str, prompts: Sequence[Prompt], params: SamplingParams) -> None:
         """Log a request that is about to start, with --enable-log-requests."""
@@ -152,18 +234,6 @@ class Service:
         changed.pop("stop_strings", None)
         lengths = [len(prompt.token_ids) for prompt in prompts]
         request_logger.info("request %s: prompts %r of %s tokens, params %r", request_id, shown, lengths, changed)
-
-    async def _run_in_thread(self, function: Any, *arguments: Any) -> Any:
-        def guarded() -> Any:
-            # A panic of the Rust tokenizer does not derive from Exception; it must fail this request only.
-            try:
-                return function(*arguments)
-            except Exception:
-                raise
-            except BaseException as panic:
-                raise error("request_failed", reason="the tokenizer failed on this text") from panic
-
-        return await asyncio.get_running_loop().run_in_executor(self._threads, guarded)
 
 
 class RequestTracker:
@@ -192,5 +262,5 @@ def fingerprint(name: str, model: Path, dtype: str) -> str:
     digest = hashlib.sha256(f"{name}\0{dtype}\0".encode())
     config = model / "config.json"
     if config.is_file():
-        digest.update(config.read_bytes())
+        digest.update(read_file(model, config.name))
     return f"aiakq-{aiakq.__version__}-{digest.hexdigest()[:8]}"

@@ -1,4 +1,4 @@
-"""The state of the server: /health, /ready, /ping, /load, /version and /metrics."""
+"""Status routes: /health, /ready, /ping, /load, /version and /metrics."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class VersionResponse(msgspec.Struct):
 
 async def health(service: Service, request: Request) -> Response:
     """200 while requests are answered, else 503 with the reason."""
-    service.check_available()
+    service.check_healthy()
     return Response()
 
 
 async def ready(service: Service, request: Request) -> Response:
     """200 once the model is loaded. Until then, and while an engine is restarted, 503 with the progress of loading."""
     try:
-        service.check_available()
+        service.check_healthy()
     except AiakqError as failure:
         return not_ready_response(failure, service.progress())
     return JSONResponse(ReadyResponse())
@@ -54,7 +54,7 @@ async def ready(service: Service, request: Request) -> Response:
 
 async def ping(service: Service, request: Request) -> Response:
     """The same as /health, under the name that some platforms use."""
-    service.check_available()
+    service.check_healthy()
     return Response()
 
 
@@ -75,7 +75,7 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 ROUTES = (
-    Route("GET", "/health", health, "status", errors=UNAVAILABLE, needs_key=False),
+    Route("GET", "/health", health, "status", errors=(*UNAVAILABLE, "tokenizer_stuck"), needs_key=False),
     Route(
         "GET",
         "/ready",
@@ -83,11 +83,11 @@ ROUTES = (
         "status",
         response=ReadyResponse,
         description="The model is loaded.",
-        errors=UNAVAILABLE,
+        errors=(*UNAVAILABLE, "tokenizer_stuck"),
         error_body=NotReadyResponse,
         needs_key=False,
     ),
-    Route(("GET", "POST"), "/ping", ping, "status", errors=UNAVAILABLE, needs_key=False),
+    Route(("GET", "POST"), "/ping", ping, "status", errors=(*UNAVAILABLE, "tokenizer_stuck"), needs_key=False),
     Route("GET", "/load", load, "status", response=LoadResponse, description="How much work there is."),
     Route("GET", "/version", version, "status", response=VersionResponse, description="The version.", needs_key=False),
     Route(

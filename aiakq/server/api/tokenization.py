@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from pydantic import Field
@@ -18,6 +19,8 @@ from aiakq.server.api.routes import TOKENIZATION, Route
 from aiakq.server.api.service import Service
 from aiakq.server.http.body import read_body
 from aiakq.server.http.responses import JSONResponse
+from aiakq.server.http.streaming import cancel_on_disconnect
+from aiakq.server.process.text_process import TextRequest
 
 
 class TokenizeFields(RequestModel):
@@ -25,7 +28,7 @@ class TokenizeFields(RequestModel):
 
     model: ModelName | None = Field(None, description="A served name.")
     add_special_tokens: bool | None = Field(None, description="True if not given for a prompt, false for messages.")
-    return_token_strs: bool | None = Field(None, description="Return the text of every token, too.")
+    return_token_strs: bool | None = Field(None, description="Return every token as the vocabulary spells it, too.")
 
 
 class TokenizeRequest(TokenizeFields):
@@ -39,7 +42,7 @@ class TokenizeChatRequest(ConversationFields, TokenizeFields):
 
 
 class TokenizeResponse(msgspec.Struct):
-    """The token ids of a text."""
+    """The token ids of a text. ``token_strs`` are spelled as in the vocabulary: "Ġthe" or "▁the"."""
 
     count: int
     max_model_len: int
@@ -64,38 +67,55 @@ class DetokenizeResponse(msgspec.Struct):
 
 async def tokenize(service: Service, request: Request) -> Response:
     """The token ids of a text, or of a conversation in the model's chat template."""
-    body = await read_body(request, service.max_body_bytes)
+    body = await read_body(request, service.max_body_bytes, service.max_values)
     given: TokenizeRequest | TokenizeChatRequest
+    await asyncio.sleep(0)  # it may be large
     if _has_messages(body):
-        given = parse_body(TokenizeChatRequest, body)
+        given = parse_body(TokenizeChatRequest, body, service.on_unknown_field)
         service.model.check_name(given.model)
-        prompt = await service.tokenize_chat(
-            given.conversation(), given.template_kwargs(), bool(given.add_special_tokens)
+        text_request = TextRequest(
+            0,
+            messages=given.conversation(),
+            arguments=given.template_kwargs(),
+            add_special_tokens=bool(given.add_special_tokens),
         )
-        token_ids = prompt.token_ids
     else:
-        given = parse_body(TokenizeRequest, body)
+        given = parse_body(TokenizeRequest, body, service.on_unknown_field)
         service.model.check_name(given.model)
-        token_ids = await service.encode(given.prompt, given.add_special_tokens is not False)
-    texts = [service.token_text(token_id) for token_id in token_ids] if given.return_token_strs else None
-    return JSONResponse(TokenizeResponse(len(token_ids), service.model.limits.max_model_len, token_ids, texts))
+        text_request = TextRequest(0, texts=[given.prompt], add_special_tokens=given.add_special_tokens is not False)
+    # They may be millions: the worker process writes their JSON.
+    text_request.as_json, text_request.with_token_texts = True, bool(given.return_token_strs)
+    reply = await cancel_on_disconnect(request, service.text.run(text_request))
+    tokens: Any = msgspec.Raw(reply.ids_json)
+    texts: Any = msgspec.Raw(reply.token_texts_json) if given.return_token_strs else None
+    return JSONResponse(TokenizeResponse(reply.counts[0], service.model.limits.max_model_len, tokens, texts))
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     """The text of token ids."""
-    given = parse_body(DetokenizeRequest, await read_body(request, service.max_body_bytes))
+    body = await read_body(request, service.max_body_bytes, service.max_values)
+    given = parse_body(DetokenizeRequest, body, service.on_unknown_field)
     service.model.check_name(given.model)
     last = service.model.limits.vocab_size - 1
-    for token_id in given.tokens:
-        if not 0 <= token_id <= last:
-            raise error("invalid_token_id", param="tokens", value=token_id, last=last)
-    return JSONResponse(DetokenizeResponse(await service.decode(given.tokens)))
+    await asyncio.sleep(0)  # there may be many
+    if given.tokens and not 0 <= min(given.tokens) <= max(given.tokens) <= last:
+        wrong = next(token_id for token_id in given.tokens if not 0 <= token_id <= last)
+        raise error("invalid_token_id", param="tokens", value=wrong, last=last)
+    text = await cancel_on_disconnect(request, service.decode(given.tokens))
+    return JSONResponse(DetokenizeResponse(text))
+
+
+async def tokenizer_info(service: Service, request: Request) -> Response:
+    """The tokenizer's configuration: its class, special tokens and chat template, as in tokenizer_config.json."""
+    if not service.tokenizer.has_text:
+        raise error("no_tokenizer")
+    return JSONResponse(msgspec.Raw(service.text.loaded.config))
 
 
 def _has_messages(body: bytes) -> bool:
     """Whether ``body`` is the form with messages. What is not an object is left to ``parse_body``."""
     try:
-        value = json.loads(body)
+        value = json.loads(body, parse_int=len, parse_float=len)  # numbers need not be converted
     except (ValueError, RecursionError):
         return False
     return isinstance(value, dict) and "messages" in value
@@ -121,5 +141,15 @@ ROUTES = (
         response=DetokenizeResponse,
         description="The text.",
         errors=TOKENIZATION,
+    ),
+    Route(
+        "GET",
+        "/tokenizer_info",
+        tokenizer_info,
+        "tokenization",
+        response="application/json",
+        description="The configuration.",
+        errors=("no_tokenizer",),
+        enabled_by="enable_tokenizer_info_endpoint",
     ),
 )

@@ -1,13 +1,21 @@
-"""Request fields that the server does not implement: which are ignored, which refused, and why.
+"""Request fields that are not implemented: which are ignored and which are refused.
 
 Fields of the OpenAI API and of vLLM that are in no request model are looked up here. Any other field is unknown.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from aiakq.errors import AiakqError
+
+logger = logging.getLogger("aiakq.server")
+
+#: Names of unknown fields that are logged; clients could send any number of them.
+MAX_LOGGED_NAMES = 100
 
 
 @dataclass(frozen=True)
@@ -16,18 +24,34 @@ class UnsupportedField:
 
     reason   why it is refused.
     neutral  values that ask for nothing and are accepted; null always is.
+    hint     whether a response without it is still an answer: with --unknown-fields warn every value is accepted.
     """
 
     reason: str
     neutral: tuple[Any, ...] = ()
+    hint: bool = False
 
     def accepts(self, value: Any) -> bool:
         """Whether ``value`` asks for nothing. Types are compared too: true is not 1, and 0 is not false."""
         return value is None or any(type(value) is type(neutral) and value == neutral for neutral in self.neutral)
 
 
+class UnknownFieldLog:
+    """Logs a warning for the first request with each unknown field; for ``--unknown-fields warn``."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def __call__(self, failure: AiakqError) -> None:
+        name = failure.param or ""
+        if name not in self._logged and len(self._logged) < MAX_LOGGED_NAMES:
+            self._logged.add(name)
+            logger.warning("ignored in requests: %s", ascii(failure.message))
+
+
 _TOOLS = "function calling is not built yet"
 _CONSTRAINED = "constrained output is not built yet"
+_TEXT_ONLY = "only text is read"
 
 #: Accepted without effect on the response: bookkeeping of the hosted service, and hints.
 IGNORED_FIELDS = frozenset(
@@ -41,9 +65,9 @@ IGNORED_FIELDS = frozenset(
         "prompt_cache_retention",
         "prediction",
         "parallel_tool_calls",
+        "vllm_xargs",
     }
 )
-IGNORED_MESSAGE_FIELDS = frozenset({"refusal", "annotations"})
 IGNORED_STREAM_OPTIONS = frozenset({"include_obfuscation"})
 
 UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = {
@@ -57,12 +81,19 @@ UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = {
     "guided_regex": UnsupportedField(_CONSTRAINED),
     "guided_choice": UnsupportedField(_CONSTRAINED),
     "guided_grammar": UnsupportedField(_CONSTRAINED),
+    "guided_decoding_backend": UnsupportedField(_CONSTRAINED),
+    "guided_whitespace_pattern": UnsupportedField(_CONSTRAINED),
+    "structural_tag": UnsupportedField(_CONSTRAINED),
     "suffix": UnsupportedField("the model was not asked to fill in the middle", ("",)),
     "modalities": UnsupportedField("only text is produced", (["text"],)),
     "audio": UnsupportedField("only text is produced"),
     "web_search_options": UnsupportedField("nothing is fetched from the web"),
-    "reasoning_effort": UnsupportedField("it belongs to reasoning models", ("none",)),
-    "verbosity": UnsupportedField("the model cannot be told", ("medium",)),
+    "reasoning_effort": UnsupportedField("it belongs to reasoning models", ("none",), hint=True),
+    "include_reasoning": UnsupportedField("reasoning is part of the text", (True,)),
+    "verbosity": UnsupportedField("the model cannot be told", ("medium",), hint=True),
+    "mm_processor_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),
+    "media_io_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),
+    "kv_transfer_params": UnsupportedField("prompts and answers are computed in one place", ({},)),
     "documents": UnsupportedField("templates get no documents", ([],)),
     "chat_template": UnsupportedField("templates are chosen by the operator, with --chat-template"),
     "use_beam_search": UnsupportedField("beam search is not built", (False,)),
@@ -74,5 +105,5 @@ UNSUPPORTED_MESSAGE_FIELDS: Mapping[str, UnsupportedField] = {
     "tool_calls": UnsupportedField(_TOOLS, ([],)),
     "tool_call_id": UnsupportedField(_TOOLS),
     "function_call": UnsupportedField(_TOOLS),
-    "audio": UnsupportedField("only text is read"),
+    "audio": UnsupportedField(_TEXT_ONLY),
 }

@@ -1,4 +1,4 @@
-"""Access control: API keys, the host names the server answers to, and the origins of web pages.
+"""Access control: API keys, allowed hosts and allowed origins.
 
 What is not allowed is refused: every path needs a key except those listed, so that a new route cannot be forgotten.
 Decisions use ``scope["path"]``, as the router does, never a URL built from headers.
@@ -17,6 +17,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aiakq.arguments.server import API_KEY_VARIABLE
@@ -86,7 +87,8 @@ def add_access_control(
             expose_headers=["x-request-id"],
         )
     hosts = parse_list(args["allowed_hosts"])
-    if is_loopback(args["host"]):
+    # Web pages cannot reach a Unix domain socket, and its clients may send any host.
+    if args["uds"] is None and is_loopback(args["host"]):
         hosts = [*hosts, "localhost", args["host"]]
     return HostCheck(app, frozenset(host.lower() for host in hosts), frozenset(origins), on_refusal)
 
@@ -101,6 +103,20 @@ def parse_list(given: list[str] | None) -> list[str]:
             expected = "a list, or a JSON list"
             raise error("bad_option", option="The list", value=text, expected=expected, hint="Like: a,b") from None
     return list(given or ())
+
+
+def client_of(request: Request) -> str:
+    """An identifier of who sent ``request``: its API key if keys are used, else its address.
+
+    An IPv6 address counts by its network of 64 bits, of which one machine has all addresses. Without an address, as on
+    a Unix domain socket, all requests are of one client.
+    """
+    name = getattr(request.state, "owner", "")
+    if not name:
+        name = request.client.host if request.client else ""
+        if ":" in name:
+            name = str(ipaddress.ip_network((name.partition("%")[0], 64), strict=False))
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 class KeyCheck:

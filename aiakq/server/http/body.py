@@ -1,4 +1,4 @@
-"""Reads request bodies, with limits on size and structure, before they are parsed.
+"""Reads request bodies, with limits on size and JSON structure.
 
 JSON allows an object to contain a key twice, and parsers differ in which value they use: a gateway in front of this
 server may have checked the other one. So such a body is refused.
@@ -6,6 +6,7 @@ server may have checked the other one. So such a body is refused.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
@@ -18,17 +19,21 @@ from aiakq.errors import error
 
 MAX_DEPTH = 64
 MAX_KEYS = 10_000
+#: Numbers, strings and other values of a body, unless the model's context is longer.
+MAX_VALUES = 200_000
+#: Bodies up to this size cannot delay others.
+_SMALL_BYTES = 64 << 10
 #: A string, terminated or not. Possessive quantifiers keep matching linear for malformed input, too.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.?+)*+(?:"|\Z)', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, max_values: int = MAX_VALUES) -> bytes:
     """The whole body of a JSON request.
 
     Raises request_too_large (before reading, if content-length says so), unsupported_encoding,
-    unsupported_media_type, and what ``check_structure`` raises.
+    unsupported_media_type, and what ``check_values`` and ``check_structure`` raise.
     """
     if request.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
         raise error("unsupported_encoding")
@@ -43,8 +48,24 @@ async def read_body(request: Request, limit: int) -> bytes:
         body += chunk
         if len(body) > limit:
             raise error("request_too_large", limit=limit)
+    if len(body) > _SMALL_BYTES:
+        # Others get their turn between the steps.
+        await asyncio.sleep(0)
+        check_values(body, max_values)
+        await asyncio.sleep(0)
     check_structure(body)
+    if len(body) > _SMALL_BYTES:
+        await asyncio.sleep(0)
     return bytes(body)
+
+
+def check_values(body: bytes | bytearray, max_values: int) -> None:
+    """Raise ``invalid_json`` for too many values."""
+    plain = bytes(body).replace(b"\\\\", b"").replace(b'\\"', b"")
+    num_strings = plain.count(b'"') // 2
+    outside = b"" if num_strings > 2 * max_values else b"".join(plain.split(b'"')[::2])
+    if num_strings > 2 * max_values or outside.count(b",") >= max_values:
+        raise error("invalid_json", reason=f"it has more than {max_values} values")
 
 
 def check_structure(body: bytes | bytearray) -> None:
@@ -66,7 +87,8 @@ def check_structure(body: bytes | bytearray) -> None:
             raise error("duplicate_key", param=name.encode(errors="replace").decode())
 
     try:
-        json.loads(body, object_pairs_hook=check_keys)
+        # Numbers are not converted, which takes quadratic time for long ones.
+        json.loads(body, object_pairs_hook=check_keys, parse_int=len, parse_float=len)
     except (ValueError, RecursionError):
         return
 

@@ -1,4 +1,4 @@
-"""One connection: HTTP/1.1 by uvicorn and h11, with limits on size, number and time that neither of them has.
+"""HTTP/1.1 connections over uvicorn and h11, with limits on size, number and time that these do not have.
 
 uvicorn creates a ``GuardedConnection`` per connection; its h11 parser is a ``StrictParser``. Timeouts are checked by
 ``sweep``, which the server calls five times per second.
@@ -7,8 +7,10 @@ uvicorn creates a ``GuardedConnection`` per connection; its h11 parser is a ``St
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import re
 import secrets
+import termios
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from typing import Any
 
 import h11
 import msgspec
+from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aiakq.errors import AiakqError, error
@@ -28,6 +31,7 @@ MAX_DISCARDED = 64 << 10
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 #: A bare line feed, or a header continued on the next line: servers differ in how they read these.
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
+_LINE_ENDS = "its lines do not end as they must"
 
 
 @dataclass
@@ -45,13 +49,37 @@ class Limits:
     chunks: int = 1 << 11
     open: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another connection from any address."""
+        return self.open.total() >= self.connections
+
     def refusal(self, address: str) -> AiakqError | None:
         """The error for one more connection from ``address``; None if it is allowed."""
-        if self.open.total() >= self.connections:
-            return error("too_many_connections", limit=self.connections, scope="are taken")
         if self.open[address] >= self.per_address:
             return error("too_many_connections", limit=self.per_address, scope="are taken from one address")
+        if self.full:
+            return error("too_many_connections", limit=self.connections, scope="are taken")
         return None
+
+
+class StrictBuffer(ReceiveBuffer):
+    """h11's receive buffer. ``ambiguous`` tells whether lines that were cut off it, of a head or trailers, were."""
+
+    ambiguous = False
+    _cutting_lines = False
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        self._cutting_lines = True
+        lines = super().maybe_extract_lines()
+        self._cutting_lines = False
+        return lines
+
+    def _extract(self, count: int) -> bytearray:
+        cut = super()._extract(count)
+        if self._cutting_lines and _AMBIGUOUS.search(cut):
+            self.ambiguous = True
+        return cut
 
 
 class StrictParser(h11.Connection):
@@ -64,6 +92,7 @@ class StrictParser(h11.Connection):
 
     def __init__(self, limits: Limits, state: dict[str, Any]) -> None:
         super().__init__(h11.SERVER, limits.header_bytes)
+        self._receive_buffer = self._strict_buffer = StrictBuffer()
         self.limits = limits
         self.state = state
         self.refusal: AiakqError | None = None
@@ -99,6 +128,8 @@ class StrictParser(h11.Connection):
             self.num_requests += 1
             self.state["arrival_time"] = time.monotonic()
             self._check_head(event)
+        elif isinstance(event, h11.EndOfMessage) and self._strict_buffer.ambiguous:
+            self._refuse(_invalid(_LINE_ENDS))
         elif isinstance(event, h11.Data) and event.chunk_start:
             self._num_chunks += 1
             if self._num_chunks > self.limits.chunks:
@@ -114,8 +145,8 @@ class StrictParser(h11.Connection):
             self._refuse(self._too_large())
         if request.http_version not in (b"1.0", b"1.1"):
             self._refuse(_invalid("it is not HTTP/1.1"))
-        if _AMBIGUOUS.search(head):
-            self._refuse(_invalid("its lines do not end as they must"))
+        if self._strict_buffer.ambiguous:
+            self._refuse(_invalid(_LINE_ENDS))
         if {b"content-length", b"transfer-encoding"} <= names:
             self._refuse(_invalid("it has both a length and chunks"))
 
@@ -125,6 +156,18 @@ class StrictParser(h11.Connection):
     def _refuse(self, refusal: AiakqError) -> None:
         self.refusal = refusal
         raise h11.RemoteProtocolError(refusal.id, error_status_hint=refusal.http_status)
+
+
+#: Phases of a connection in which there is no request.
+_IDLE_PHASES = ("head", "idle")
+
+
+def _has_unread_bytes(transport: asyncio.BaseTransport) -> bool:
+    """Whether bytes have arrived that the event loop has not read yet."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:
+        return False
+    return any(fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
 
 
 class GuardedConnection(H11Protocol):
@@ -149,6 +192,8 @@ class GuardedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         address = self.client[0] if self.client else ""
+        if self.limits.full and self.limits.open[address] < self.limits.per_address:
+            self._close_idle_connection()
         refusal = self.limits.refusal(address)
         if refusal is not None:
             self._refuse(refusal)
@@ -157,11 +202,7 @@ class GuardedConnection(H11Protocol):
         self.limits.open[address] += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._address is not None:
-            self.limits.open[self._address] -= 1
-            if not self.limits.open[self._address]:
-                del self.limits.open[self._address]
-            self._address = None
+        self._uncount()
         # When the client resets the connection, uvicorn leaves its timer running, and all it refers to stays alive.
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
@@ -242,6 +283,35 @@ class GuardedConnection(H11Protocol):
         return now - self._last_progress > self.limits.write_seconds
 
     # --- closing
+
+    def _close_idle_connection(self) -> None:
+        """Make room: of the connections without a request, close the oldest of the address that has the most.
+
+        Those that have sent nothing since their last response come before those that have sent part of a head. One
+        whose request has arrived and was not read yet is not idle.
+        """
+        idle = [
+            other
+            for other in self.connections
+            if isinstance(other, GuardedConnection) and other._address is not None and other._phase[0] in _IDLE_PHASES
+        ]
+        for other in sorted(idle, key=GuardedConnection._closing_order):
+            if not _has_unread_bytes(other.transport):
+                other._uncount()
+                other.transport.abort()
+                return
+
+    def _closing_order(self) -> tuple[int, bool, float]:
+        """Which idle connection to close: the one for which this is smallest."""
+        return -self.limits.open[self._address or ""], self.conn.has_partial_head, self._since
+
+    def _uncount(self) -> None:
+        """The connection no longer counts against the limits."""
+        if self._address is not None:
+            self.limits.open[self._address] -= 1
+            if not self.limits.open[self._address]:
+                del self.limits.open[self._address]
+            self._address = None
 
     def _time_out(self, part: str, limit: float, *, respond: bool) -> None:
         if respond:

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn on a bound socket, with TLS, limits per connection, and access control before all routes."""
+"""HttpServer: uvicorn on a bound socket, with TLS, connection limits and access control."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def start_http(
     """Serve ``gateway`` on ``listener``. Raises ``bad_option`` if the certificate cannot be used."""
     limits = Limits(
         connections=args["max_connections"],
-        per_address=args["max_connections_per_address"],
+        per_address=args["max_connections_per_address"] if args["uds"] is None else args["max_connections"],
         header_seconds=args["header_timeout"],
         body_seconds=args["body_timeout"],
         idle_seconds=args["idle_timeout"],
@@ -108,13 +108,15 @@ def start_http(
         gateway.on_refusal(scope, refusal)
 
     config = uvicorn.Config(
-        RequestIds(add_access_control(gateway, args, keys, keyless_paths, on_refusal)),
+        RequestIds(
+            add_access_control(gateway, args, keys, keyless_paths, on_refusal), args["enable_request_id_headers"]
+        ),
         http=cast(Any, functools.partial(GuardedConnection, limits=limits)),
         ws="none",
         lifespan="off",
         log_config=None,
         log_level=level,
-        access_log=level in ("info", "debug"),
+        access_log=level in ("info", "debug") and not args["disable_uvicorn_access_log"],
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=24 * 3600,  # GuardedConnection has its own timeout

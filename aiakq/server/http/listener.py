@@ -1,11 +1,13 @@
-"""The socket a server listens on."""
+"""The listening socket."""
 
 from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import resource
 import socket
+import stat
 
 from aiakq.errors import AiakqError, error
 
@@ -35,6 +37,30 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def bind_unix(path: str) -> socket.socket:
+    """A listening Unix domain socket; one that a server has left behind is replaced. Raises ``bad_option``."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_abandoned(path):
+            os.unlink(path)
+        listener.bind(path)
+        listener.listen(BACKLOG)
+    except OSError as failure:
+        listener.close()
+        expected = f"a path where a socket can be made ({failure.strerror or failure})"
+        hint = "Give a path of at most 107 bytes in a folder that exists, at which nothing listens."
+        raise error("bad_option", option="--uds", value=path, expected=expected, hint=hint) from None
+    return listener
+
+
+def _is_abandoned(path: str) -> bool:
+    """Whether there is a socket at ``path`` that nobody listens on."""
+    if not os.path.exists(path) or not stat.S_ISSOCK(os.stat(path).st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(path) == errno.ECONNREFUSED
+
+
 def _bad_host(host: str, failure: OSError) -> AiakqError:
     hint = "Use 127.0.0.1, or 0.0.0.0 for every address of this machine; ports below 1024 need privileges."
     reason = failure.strerror or str(failure)
@@ -44,7 +70,9 @@ def _bad_host(host: str, failure: OSError) -> AiakqError:
 
 
 def url_of(listener: socket.socket, host: str, tls: bool = False) -> str:
-    """The URL under which a client on this machine reaches ``listener``."""
+    """The URL under which a client on this machine reaches ``listener``; "unix:" and the path of a Unix socket."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
     address, port = listener.getsockname()[:2]
     if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
         address = "::1" if listener.family == socket.AF_INET6 else "127.0.0.1"

@@ -1,24 +1,39 @@
-"""Middleware that gives every request an id."""
+"""Middleware that assigns an id to every request."""
 
 from __future__ import annotations
 
+import re
 import secrets
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+#: An id of a client that can go back in a header and into log lines.
+_CLIENT_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestIds:
-    """Sets ``request.state.request_id`` and the response header x-request-id; ids of clients are ignored."""
+    """Sets ``request.state.request_id`` and the response header x-request-id.
 
-    def __init__(self, app: ASGIApp) -> None:
+    from_clients  take the id from the header of the same name in the request, if there is one;
+                  ``request.state.client_request_id`` is set to it, too. Else ids of clients are ignored.
+    """
+
+    def __init__(self, app: ASGIApp, from_clients: bool = False) -> None:
         self.app = app
+        self.from_clients = from_clients
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        state = scope.setdefault("state", {})
         request_id = secrets.token_hex(16)
-        scope.setdefault("state", {})["request_id"] = request_id
+        if self.from_clients:
+            given = Headers(scope=scope).get("x-request-id", "")
+            if _CLIENT_ID.fullmatch(given):
+                request_id = state["client_request_id"] = given
+        state["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

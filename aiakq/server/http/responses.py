@@ -1,7 +1,8 @@
-"""Responses: JSON bodies, the OpenAI shape of errors, and the empty response to a client that has left."""
+"""JSON responses, and error bodies in OpenAI's shape."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any, Protocol, Self
 
@@ -10,6 +11,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from aiakq.errors import REGISTRY, AiakqError
+
+#: Bytes of a response that are sent before others get their turn.
+_PIECE_BYTES = 1 << 20
 
 
 class ErrorBody(Protocol):
@@ -52,12 +56,21 @@ class NotReadyResponse(ErrorResponse):
 
 
 class JSONResponse(Response):
-    """``content`` as JSON; a ``msgspec.Struct`` or anything else msgspec can encode."""
+    """``content`` as JSON; a ``msgspec.Struct`` or anything else msgspec can encode. Sent in pieces, if it is large."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
         return msgspec.json.encode(content)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for start in range(0, max(1, len(self.body)), _PIECE_BYTES):
+            end = start + _PIECE_BYTES
+            piece = {"body": self.body[start:end], "more_body": end < len(self.body)}
+            await send({"type": "http.response.body", **piece})
+            if piece["more_body"]:
+                await asyncio.sleep(0)
 
 
 class NoResponse(Response):

@@ -1,4 +1,4 @@
-"""Streamed responses, and clients that disconnect before the end."""
+"""Streaming responses, and detection of disconnected clients."""
 
 from __future__ import annotations
 

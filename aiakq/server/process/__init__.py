@@ -1,1 +1,1 @@
-"""Processes: the engine process, its client and supervisor, and what they send each other."""
+"""Processes: the engine process with its client and supervisor, and the messages between processes."""

@@ -1,4 +1,4 @@
-"""The HTTP process's side of the engine process: start it, exchange records, detect its end."""
+"""EngineClient: starts the engine process, exchanges messages with it, detects its exit."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ from aiakq.system.threads import spin_briefly
 #: ``-P`` keeps the current folder off the child's import path, so that no file there can shadow a library.
 _COMMAND = ("-P", "-c", "from aiakq.server.process.engine_process import main; main()")
 _STDERR = 2
+#: Bytes of a frame that take milliseconds to decode, as with log-probabilities of prompts.
+_LARGE_FRAME = 256 << 10
 
 
 class EngineClient:
@@ -135,6 +137,8 @@ class EngineClient:
         """All records from the engine, until it closes its end."""
         while True:
             for body in split(self._buffer):
+                if len(body) > _LARGE_FRAME:
+                    await asyncio.sleep(0)  # others get their turn
                 yield decode_from_engine(body)
             try:
                 data = await self._reader.read(1 << 18)

@@ -1,4 +1,4 @@
-"""The engine process: load the model, then run steps as long as the HTTP process lives.
+"""The engine process: loads the model and runs steps until the HTTP process exits.
 
 Started by ``engine_client`` with the number of an inherited socket as its only argument. Signals are ignored: the
 process ends when the HTTP process closes the socket.
@@ -33,6 +33,7 @@ from aiakq.server.process.ipc import (
     call_on_hangup,
     encode_error,
 )
+from aiakq.system.processes import end_with_parent
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.engine import EngineConfig
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from aiakq.runtime.loader.loading import Phase
 
 #: Seconds a step may still run after the HTTP process is gone.
-LAST_STEP_SECONDS = 5.0
+LAST_STEP_SECONDS = 1.0
 
 
 def main() -> None:
@@ -49,8 +50,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
+    end_with_parent()
     peer = socket.socket(fileno=int(sys.argv[1]))
-    # The main thread may be loading or in a step when the HTTP process ends.
+    # Where the kernel does not end this process: the main thread may be loading or in a step.
     call_on_hangup(peer, _end_soon)
     link = EngineLink(peer)
     try:
@@ -134,7 +136,7 @@ def _serve(link: EngineLink, engine: Engine) -> None:
         inbox: Inbox = []
         for record in records:
             if isinstance(record, Submit):
-                inbox.extend(record.requests)
+                inbox.extend(record.specs())
             elif isinstance(record, Cancel):
                 inbox.extend(Abort(request_id) for request_id in record.request_ids)
             elif isinstance(record, Reset):

@@ -1,4 +1,4 @@
-"""Messages between the HTTP process and the engine process: length-prefixed MessagePack frames on a socket pair.
+"""Messages between the HTTP process and the engine process: length-prefixed MessagePack frames over a socket pair.
 
 A frame is a 4-byte big-endian length followed by one record of ``ToEngine`` or ``FromEngine``. Nothing is pickled:
 decoding can only produce one of the types below, whatever bytes arrive.
@@ -10,13 +10,14 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, StepOutput
+from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.tokenizer import TokenizerSource
 
 _LENGTH = struct.Struct(">I")
@@ -30,10 +31,57 @@ class Start(msgspec.Struct, tag="start"):
     arguments: dict[str, Any]
 
 
-class Submit(msgspec.Struct, tag="submit"):
-    """New sequences."""
+class SequenceFrame(msgspec.Struct):
+    """A ``RequestSpec`` whose prompt and sampling parameters are given by their index in ``Submit``."""
 
-    requests: list[RequestSpec]
+    request_id: str
+    prompt: int
+    sampling: int
+    max_tokens: int
+    seed: int
+    eos_token_ids: list[int]
+    bad_word_ids: list[list[int]]
+    priority: int
+    cache_salt: str
+    client: str
+
+
+class Submit(msgspec.Struct, tag="submit"):
+    """New sequences. What they have in common is sent once: prompts, and parameters with long lists of ids."""
+
+    prompts: list[list[int]]
+    samplings: list[SamplingParams]
+    sequences: list[SequenceFrame]
+
+    @classmethod
+    def of(cls, specs: Sequence[RequestSpec]) -> Submit:
+        """The record for ``specs``."""
+        prompts = {id(spec.prompt_token_ids): spec.prompt_token_ids for spec in specs}
+        samplings = {id(spec.sampling): spec.sampling for spec in specs}
+        prompt_index = {key: index for index, key in enumerate(prompts)}
+        sampling_index = {key: index for index, key in enumerate(samplings)}
+        sequences = [
+            SequenceFrame(
+                spec.request_id,
+                prompt_index[id(spec.prompt_token_ids)],
+                sampling_index[id(spec.sampling)],
+                *(getattr(spec, name) for name in SequenceFrame.__struct_fields__[3:]),
+            )
+            for spec in specs
+        ]
+        return cls(list(prompts.values()), list(samplings.values()), sequences)
+
+    def specs(self) -> list[RequestSpec]:
+        """The sequences. Their lists are shared and must not be modified."""
+        return [
+            RequestSpec(
+                sequence.request_id,
+                self.prompts[sequence.prompt],
+                self.samplings[sequence.sampling],
+                *(getattr(sequence, name) for name in SequenceFrame.__struct_fields__[3:]),
+            )
+            for sequence in self.sequences
+        ]
 
 
 class Cancel(msgspec.Struct, tag="cancel"):

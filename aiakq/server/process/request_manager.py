@@ -1,4 +1,4 @@
-"""The requests of one server: the bounded queue in front of the engine, and the routing of its output to readers."""
+"""RequestManager: bounded queue in front of the engine, and routing of outputs to request streams."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from aiakq.server.process.request_stream import (
     Prompt,
     RequestStream,
     SequenceProgress,
+    check_prompt_logprobs,
     check_sequence_count,
     merge_deltas,
 )
@@ -97,15 +98,18 @@ class RequestManager:
         final_only: bool = False,
         priority: int = 0,
         cache_salt: str = "",
+        client: str = "",
+        bad_words: Sequence[list[int]] | None = None,
     ) -> RequestStream:
         """Admit an HTTP request and send its sequences to the engine.
 
-        Raises too_many_prompts, overloaded, ``failure``, and everything ``messages.admit`` raises. If it raises,
-        no part of the request was started.
+        Raises too_many_prompts, value_out_of_range, overloaded, ``failure``, and everything ``messages.admit`` raises.
+        If it raises, no part of the request was started.
         """
         if self.failure is not None:
             raise copy_error(self.failure)
         check_sequence_count(len(prompts), params)
+        check_prompt_logprobs(prompts, params, self._limits.vocab_size)
         self._check_queue(prompts, params)
         stream = RequestStream(
             request_id,
@@ -116,11 +120,13 @@ class RequestManager:
             final_only=final_only,
             priority=priority,
             cache_salt=cache_salt,
+            client=client,
+            bad_words=bad_words,
         )
         specs = self._add(stream)
         self._streams[stream] = None
         self._metrics.params_n.observe(params.n)
-        self._send(Submit(specs))
+        self._send(Submit.of(specs))
         return stream
 
     def expire(self, now: float) -> None:
@@ -174,7 +180,13 @@ class RequestManager:
         try:
             for index, (prompt_id, prompt) in enumerate(zip(stream.prompt_ids, stream.prompts, strict=True)):
                 prompt_specs = self._processor.add(
-                    prompt_id, prompt.token_ids, stream.params, stream.priority, stream.cache_salt
+                    prompt_id,
+                    prompt.token_ids,
+                    stream.params,
+                    stream.priority,
+                    stream.cache_salt,
+                    stream.bad_words,
+                    client=stream.client,
                 )
                 states = stream.sequences[index]
                 if not states:
@@ -237,7 +249,7 @@ class RequestManager:
             except AiakqError as failure:  # a smaller page pool than before
                 stream.fail(failure)
             else:
-                send(Submit(specs))
+                send(Submit.of(specs))
 
     def on_engine_end(self, running_error: AiakqError, new_request_error: AiakqError, *, replay: bool) -> None:
         """The engine has ended.

@@ -1,7 +1,8 @@
-"""One HTTP request that generates: its prompts, the state of its sequences, and the output waiting for its reader."""
+"""RequestStream: one generation request with the state of its sequences and its pending output."""
 
 from __future__ import annotations
 
+import itertools
 from asyncio import Event
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,13 @@ from aiakq.server.errors import copy_error
 #: Limits of one HTTP request.
 MAX_PROMPTS = 32
 MAX_SEQUENCES = 64
+#: Log-probabilities at positions of prompts in one response.
+MAX_PROMPT_LOGPROBS = 1 << 20
 #: Bytes of output that may wait for a slow reader before its request is aborted; estimated by ``estimate_size``.
 MAX_UNREAD_BYTES = 1 << 20
 _TOKEN_BYTES, _LOGPROB_BYTES = 16, 64
+
+_NUMBERS = itertools.count()
 
 #: New output of one request: pairs of (index of the prompt, what was added to one of its sequences).
 RequestDeltas = list[tuple[int, Delta]]
@@ -63,6 +68,17 @@ def check_sequence_count(num_prompts: int, params: SamplingParams) -> None:
         raise error("too_many_prompts", param=param, value=num_sequences, limit=MAX_SEQUENCES)
 
 
+def check_prompt_logprobs(prompts: Sequence[Prompt], params: SamplingParams, vocab_size: int) -> None:
+    """Raise ``value_out_of_range`` if a request would return too many log-probabilities of prompts."""
+    if params.prompt_logprobs is None:
+        return
+    count = vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs
+    num_positions = params.num_sequences * sum(len(prompt.token_ids) for prompt in prompts)
+    if num_positions * (1 + count) > MAX_PROMPT_LOGPROBS:
+        allowed = f"at most {max(0, MAX_PROMPT_LOGPROBS // num_positions - 1)} for {num_positions} positions of prompts"
+        raise error("value_out_of_range", param="prompt_logprobs", value=params.prompt_logprobs, allowed=allowed)
+
+
 class RequestStream:
     """The output of one HTTP request. Iterate over it once, and always ``close`` it.
 
@@ -87,14 +103,19 @@ class RequestStream:
         final_only: bool = False,
         priority: int = 0,
         cache_salt: str = "",
+        client: str = "",
+        bad_words: Sequence[list[int]] | None = None,
     ) -> None:
         self.id = id
+        self._key = f"{id}-{next(_NUMBERS)}"
         self.prompts = prompts
         self.params = params
         self.arrival_time = arrival_time
         self.final_only = final_only
         self.priority = priority
         self.cache_salt = cache_salt
+        self.client = client
+        self.bad_words = bad_words
         self.sequences: list[list[SequenceProgress]] = [[] for _ in prompts]
         self.num_unfinished = 0
         self.max_generated = 0
@@ -110,8 +131,8 @@ class RequestStream:
 
     @property
     def prompt_ids(self) -> list[str]:
-        """The ids of the prompts in the output processor."""
-        return [f"{self.id}-{index}" for index in range(len(self.prompts))]
+        """The ids of the prompts in the output processor. Two requests may have the same id, if clients choose it."""
+        return [f"{self._key}-{index}" for index in range(len(self.prompts))]
 
     @property
     def is_waiting(self) -> bool:

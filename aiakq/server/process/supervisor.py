@@ -1,4 +1,4 @@
-"""Keeps an engine running: starts its process, passes on its output, and restarts it when it ends or hangs."""
+"""Supervisor: starts the engine process, and restarts it when it exits or hangs."""
 
 from __future__ import annotations
 

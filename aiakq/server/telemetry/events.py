@@ -1,4 +1,4 @@
-"""Events a server reports to its caller: one flat record each, rendered by the command line.
+"""ServerEvent: flat records that a server reports, rendered by the command line.
 
 Standard library only, so that the command line can import it before anything heavy.
 """

@@ -1,4 +1,4 @@
-"""Log records as events: while a server runs, its logs go to the caller instead of to standard error."""
+"""Forwards log records as server events instead of writing them to standard error."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ class EventLogHandler(logging.Handler):
             self._counts.clear()
             if left_out:
                 self._on_event(ServerEvent("log", f"{left_out} more lines like these were left out.", detail="warning"))
+        if record.name == "uvicorn.access" and isinstance(record.args, tuple):
+            # Client, method, path, version, status. Queries may hold keys and prompts that clients put there.
+            record.args = tuple(str(each).partition("?")[0] if at == 2 else each for at, each in enumerate(record.args))
         kind = (record.name, str(record.msg)[:64])
         self._counts[kind] += 1
         if self._counts[kind] <= MAX_LINES or record.name in ("uvicorn.access", request_logger.name):

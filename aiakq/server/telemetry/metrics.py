@@ -1,4 +1,4 @@
-"""The metrics exported at ``/metrics``: vLLM's names, the names of the AIAK reference page, and their aliases.
+"""Prometheus metrics of ``/metrics``: vLLM's names, the names of the AIAK reference page, and aliases.
 
 Units. A *request* is one HTTP request that asks to generate; a *sequence* is one of the (prompts x n) texts it asks
 for. With one prompt and n=1, the usual case, they are the same. Counted per request: request_total (every one that
@@ -64,6 +64,9 @@ class Metrics:
         """Gauges and counters taken from the engine's statistics after each step."""
         self.num_running = self._gauge("num_requests_running", "Sequences in the engine's current batch.")
         self.num_waiting = self._gauge("num_requests_waiting", "Sequences waiting for a place in the batch.")
+        self.num_clients = self._gauge(
+            "num_clients", "Clients with running or waiting sequences, with --fair-share; else 1 or 0.", prefix="aiakq"
+        )
         self.kv_cache_usage = [
             self._gauge("kv_cache_usage_perc", "Part of the KV pages in use, 0 to 1."),
             self._gauge("gpu_cache_usage_perc", "Older name of kv_cache_usage_perc."),
@@ -73,7 +76,9 @@ class Metrics:
             "prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."
         )
         self.prefix_hits = self._counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache.")
-        self.step_tokens = self._histogram("iteration_tokens_total", "Tokens per engine step.", _STEP_TOKENS)
+        self.step_tokens = self._histogram(
+            "iteration_tokens_total", "Tokens generated in a step, and those of prompts completed in it.", _STEP_TOKENS
+        )
         info = Gauge(
             "vllm:cache_config_info", "Settings of the cache, as labels.", list(settings), registry=self.registry
         )
@@ -144,18 +149,20 @@ class Metrics:
         previous, self._stats = self._stats, stats
         self.num_running.set(stats.num_running)
         self.num_waiting.set(stats.num_waiting)
+        self.num_clients.set(stats.num_clients)
         for gauge in self.kv_cache_usage:
             gauge.set(stats.kv_usage)
         self.preemptions.inc(stats.preemptions - previous.preemptions)
         self.prefix_queries.inc(stats.prefix_queries - previous.prefix_queries)
         self.prefix_hits.inc(stats.prefix_hits - previous.prefix_hits)
-        if stats.num_scheduled_tokens:
-            self.step_tokens.observe(stats.num_scheduled_tokens)
+        num_tokens = stats.prompt_tokens - previous.prompt_tokens + stats.generation_tokens - previous.generation_tokens
+        if num_tokens:
+            self.step_tokens.observe(num_tokens)
 
     def engine_ended(self) -> None:
         """Reset the gauges; the counters of the next engine start at zero."""
         self._stats = EngineStats()
-        for gauge in (self.num_running, self.num_waiting, *self.kv_cache_usage):
+        for gauge in (self.num_running, self.num_waiting, self.num_clients, *self.kv_cache_usage):
             gauge.set(0)
 
     def request_ended(self, reason: str, seconds: float) -> None:
@@ -197,8 +204,8 @@ class Metrics:
         """The Prometheus text format."""
         return generate_latest(self.registry)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"vllm:{name}", text, list(self._labels), registry=self.registry).labels(**self._labels)
+    def _gauge(self, name: str, text: str, prefix: str = "vllm") -> Gauge:
+        return Gauge(f"{prefix}:{name}", text, list(self._labels), registry=self.registry).labels(**self._labels)
 
     def _counter(self, name: str, text: str, prefix: str = "vllm") -> Counter:
         return Counter(f"{prefix}:{name}", text, list(self._labels), registry=self.registry).labels(**self._labels)

@@ -10,6 +10,8 @@ namespace {
 
 // Columns of an item of work.
 constexpr int64_t COLUMNS = 2048;
+// The factor in quick_gelu(x) = x / (1 + e^(-1.702 x)), and where gpt-oss clamps.
+constexpr float QUICK = 1.702f, CLAMP = 7.0f;
 
 // x / (1 + e^-z). Beyond 80 the exponential would overflow, and the quotient is negligible.
 INLINE F logistic(F x, F z) {
@@ -19,6 +21,19 @@ INLINE F logistic(F x, F z) {
 template <int FUNCTION> INLINE F apply(F x) {
   if constexpr (FUNCTION == SILU) return logistic(x, x);
   if constexpr (FUNCTION == RELU) return max(splat(0), x);  // in this order NaN stays NaN
+  if constexpr (FUNCTION == RELU2) {
+    const F positive = max(splat(0), x);
+    return positive * positive;
+  }
+  if constexpr (FUNCTION == SIGMOID) {
+    const F bounded = max(splat(-80), min(splat(80), x));  // the exponential drops NaN, which the difference adds again
+    return logistic(splat(1), bounded) + (bounded - bounded);
+  }
+  if constexpr (FUNCTION == QUICK_GELU) return logistic(x, x * splat(QUICK));
+  if constexpr (FUNCTION == CLAMPED_SWIGLU) {
+    const F gate = min(splat(CLAMP), x);
+    return logistic(gate, gate * splat(QUICK));
+  }
   if constexpr (FUNCTION == GELU_TANH) {
     // x (1 + tanh u) / 2 = x / (1 + e^-2u), with u = sqrt(2 / pi) (x + 0.044715 x^3).
     return logistic(x, x * fma(x * x, splat(0.0713548163f), splat(1.5957691216f)));
@@ -40,7 +55,12 @@ template <int TYPE, int FUNCTION>
 INLINE void apply_to(const uint8_t* gate, const uint8_t* up, uint8_t* y, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i += 16) {
     F value = apply<FUNCTION>(load_partial(gate, i, TYPE, to - i));
-    if (up) value = value * load_partial(up, i, TYPE, to - i);
+    if (up) {
+      F other = load_partial(up, i, TYPE, to - i);
+      if constexpr (FUNCTION == CLAMPED_SWIGLU)
+        other = max(splat(-CLAMP), min(splat(CLAMP), other)) + splat(1);
+      value = value * other;
+    }
     store_partial(y, i, TYPE, value, to - i);
   }
 }
@@ -54,6 +74,10 @@ template <int TYPE> void apply_to_row(const Activation& op, int64_t row, int64_t
     case SILU: return apply_to<TYPE, SILU>(gate, up, y, from, to);
     case GELU_TANH: return apply_to<TYPE, GELU_TANH>(gate, up, y, from, to);
     case GELU: return apply_to<TYPE, GELU>(gate, up, y, from, to);
+    case RELU2: return apply_to<TYPE, RELU2>(gate, up, y, from, to);
+    case QUICK_GELU: return apply_to<TYPE, QUICK_GELU>(gate, up, y, from, to);
+    case SIGMOID: return apply_to<TYPE, SIGMOID>(gate, up, y, from, to);
+    case CLAMPED_SWIGLU: return apply_to<TYPE, CLAMPED_SWIGLU>(gate, up, y, from, to);
     default: return apply_to<TYPE, RELU>(gate, up, y, from, to);
   }
 }

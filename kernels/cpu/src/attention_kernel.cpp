@@ -26,10 +26,13 @@ struct Shape {
   int64_t group;         // query heads per key-value head
   int64_t tokens, rows;  // of a tile, at most
   int64_t width;         // D rounded up to 16
+  int64_t value_width;   // value_size rounded up to 16
   int64_t partial;       // floats of a Partial
   explicit Shape(const Attention& op)
       : group(op.heads / op.kv_heads), tokens(max(1, TILE_ROWS / group)), rows(tokens * group),
-        width(round_up(op.head_size, 16)), partial(round_up(rows, 16) * 2 + rows * width) {}
+        width(round_up(op.head_size, 16)), value_width(round_up(op.value_size, 16)),
+        partial(round_up(rows, 16) * 2 + rows * value_width) {}
+  int64_t chunk() const { return CHUNK * (width > value_width ? width : value_width); }
 };
 
 // The softmax of each row of a tile over some of its positions: the highest score, the sum of the weights, and the
@@ -47,13 +50,13 @@ struct Workspace {
   float *key_scales, *value_scales;  // [CHUNK]
   float *partial, *whole;            // of a segment, and of all of them
   static int64_t floats(const Shape& s) {
-    return s.rows * s.width + CHUNK * s.width + s.rows * CHUNK + 2 * CHUNK + 2 * round_up(s.partial, 16);
+    return s.rows * s.width + s.chunk() + s.rows * CHUNK + 2 * CHUNK + 2 * round_up(s.partial, 16);
   }
   Workspace(float* at, const Shape& s) {
     queries = at;
     keys = queries + s.rows * s.width;
     values = keys;
-    weights = keys + CHUNK * s.width;
+    weights = keys + s.chunk();
     key_scales = weights + s.rows * CHUNK;
     value_scales = key_scales + CHUNK;
     partial = value_scales + CHUNK;
@@ -80,7 +83,8 @@ struct Tiles {
       tile.group = shape.group;
       tile.position = length - count + first;
       tile.window = op.window > 0 ? op.window : length + 1;
-      tile.begin = max(0, tile.position - tile.window + 1);
+      tile.chunk_size = op.chunk_size > 0 ? op.chunk_size : length + 1;
+      tile.begin = tile.first(tile.position);
       tile.end = max(tile.begin, tile.position + tokens);
       first += tokens;
       return true;
@@ -198,17 +202,17 @@ template <int TYPE, int R>
 void accumulate_rows(const Tile& tile, const Shape& s, const Workspace& ws, const Chunk& chunk, float* sums,
                      int64_t row, int64_t start) {
   const float* weights = ws.weights + row * CHUNK;
-  sums += row * s.width;
+  sums += row * s.value_width;
   // The positions that all R rows attend to are computed together, those before and after them row by row: every row
   // adds up its positions in order.
   const int from = tile.from(row + R - 1, start), to = tile.to(row, start);
   const bool shared = R > 1 && from < to;
   const auto single_row = [&](int r, int first, int last) {
-    accumulate_vectors<TYPE, 1>(weights + r * CHUNK, chunk, s.width, first, last, sums + r * s.width);
+    accumulate_vectors<TYPE, 1>(weights + r * CHUNK, chunk, s.value_width, first, last, sums + r * s.value_width);
   };
   for (int r = 0; r < R; r++) single_row(r, tile.from(row + r, start), shared ? from : tile.to(row + r, start));
   if (!shared) return;
-  accumulate_vectors<TYPE, R>(weights, chunk, s.width, from, to, sums);
+  accumulate_vectors<TYPE, R>(weights, chunk, s.value_width, from, to, sums);
   for (int r = 0; r < R; r++) single_row(r, to, tile.to(row + r, start));
 }
 
@@ -228,27 +232,60 @@ void clear(const Partial& partial, const Shape& s, int64_t rows) {
     partial.highest[row] = MIN_SCORE;
     partial.total[row] = 0;
   }
-  memset(partial.sums, 0, rows * s.width * sizeof(float));
+  memset(partial.sums, 0, rows * s.value_width * sizeof(float));
+}
+
+// The result over no positions, or over the sinks of the heads alone.
+void clear_whole(const Attention& op, const Shape& s, const Tile& tile, int64_t head, const Partial& whole) {
+  clear(whole, s, tile.rows);
+  for (int64_t row = 0; op.sinks && row < tile.rows; row++) {
+    whole.highest[row] = op.sinks[head * s.group + row % s.group];
+    whole.total[row] = 1;
+  }
+}
+
+// Applies the scales of an 8-bit cache, the soft cap and ALiBi to the scores of positions ``from`` to ``to``. ``own`` is
+// the position of the row, counted from the beginning of the chunk like the others.
+void modify_scores(const Attention& op, float* scores, const float* key_scales, int from, int to, int64_t query_head,
+                   int64_t own) {
+  alignas(64) static const float LANES[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const F slope = splat(op.alibi ? op.alibi[query_head] : 0);
+  for (int i = from / 16 * 16; i < to; i += 16) {
+    F score = load(scores + i);
+    if (key_scales) score = score * load(key_scales + i);
+    if (op.softcap > 0) {
+      // tanh u = 1 - 2 / (1 + e^2u). What is not finite becomes NaN.
+      const F twice = score * splat(2 / op.softcap);
+      const F power = exponential(max(min(twice, splat(40)), splat(-40)));
+      score = fma(score, splat(0), splat(op.softcap) * (splat(1) - splat(2) / (splat(1) + power)));
+    }
+    if (op.alibi) score = fma(slope, load(LANES) + splat((float)(i - own)), score);
+    store(scores + i, score);
+  }
 }
 
 // Adds the chunk of positions from ``start`` on to ``partial``. ``load_values`` is called when the keys are no longer
 // needed, since its values may be in the same memory.
 template <int TYPE, class Load>
-INLINE void attend_chunk(const Attention& op, const Shape& s, const Tile& tile, const Workspace& ws, const Chunk& chunk,
-                         int64_t start, const Partial& partial, Load load_values) {
+INLINE void attend_chunk(const Attention& op, const Shape& s, const Tile& tile, int64_t head, const Workspace& ws,
+                         const Chunk& chunk, int64_t start, const Partial& partial, Load load_values) {
   RowBlocks::for_each(0, tile.rows, [&](auto count, int64_t row) {
     score_rows<TYPE, decltype(count)::value>(tile, s, op.head_size, ws, chunk, row, start);
   });
   const float* key_scales = op.k_scales ? ws.key_scales : nullptr;
-  const float* value_scales = op.v_scales ? ws.value_scales : nullptr;
+  const float* value_scales = op.k_scales ? ws.value_scales : nullptr;
   for (int64_t row = 0; row < tile.rows; row++) {
     const int first = tile.from(row, start), last = tile.to(row, start);
     if (first >= last) continue;
-    const float factor = online_softmax(ws.weights + row * CHUNK, key_scales, value_scales, first, last,
-                                        partial.highest[row], partial.total[row]);
+    const bool modified = op.softcap > 0 || op.alibi;
+    if (modified)
+      modify_scores(op, ws.weights + row * CHUNK, key_scales, first, last, head * s.group + row % s.group,
+                    tile.position + row / s.group - start);
+    const float factor = online_softmax(ws.weights + row * CHUNK, modified ? nullptr : key_scales, value_scales, first,
+                                        last, partial.highest[row], partial.total[row]);
     if (factor == 1) continue;
-    float* sums = partial.sums + row * s.width;
-    for (int64_t d = 0; d < s.width; d += 16) store(sums + d, load(sums + d) * splat(factor));
+    float* sums = partial.sums + row * s.value_width;
+    for (int64_t d = 0; d < s.value_width; d += 16) store(sums + d, load(sums + d) * splat(factor));
   }
   load_values();
   RowBlocks::for_each(0, tile.rows, [&](auto count, int64_t row) {
@@ -261,11 +298,12 @@ template <int TYPE>
 void attend(const Attention& op, const Shape& s, const Tile& tile, int64_t head, int64_t segment,
             const Workspace& ws, const Partial& partial) {
   clear(partial, s, tile.rows);
-  const bool direct = tile.rows <= MAX_DIRECT_ROWS && op.page_size % 16 == 0 && op.head_size % 16 == 0;
+  const bool direct = op.v_cache && tile.rows <= MAX_DIRECT_ROWS && op.page_size % 16 == 0 &&
+                      op.head_size % 16 == 0 && op.value_size % 16 == 0;
   int64_t key[CHUNK], value[CHUNK];
   for (int i = 0; i < CHUNK && !direct; i++) {
     key[i] = i * op.head_size;
-    value[i] = i * s.width;
+    value[i] = i * s.value_width;
   }
   const int64_t begin = max(tile.begin, segment * SEGMENT) / CHUNK * CHUNK;
   const int64_t end = min(tile.end, (segment + 1) * SEGMENT);
@@ -273,16 +311,19 @@ void attend(const Attention& op, const Shape& s, const Tile& tile, int64_t head,
     const ChunkIndex index(op, tile, head, start);
     if (op.k_scales) {
       load_scales(op, op.k_scales, index, ws.key_scales);
-      load_scales(op, op.v_scales, index, ws.value_scales);
+      load_scales(op, op.v_cache ? op.v_scales : op.k_scales, index, ws.value_scales);
     }
     if (direct) {
       const Chunk chunk{op.k_cache, op.v_cache, index.keys, index.values, op.page_size};
-      attend_chunk<TYPE>(op, s, tile, ws, chunk, start, partial, [] {});
+      attend_chunk<TYPE>(op, s, tile, head, ws, chunk, start, partial, [] {});
       continue;
     }
-    load_keys<TYPE>(op, index, ws.keys);
+    if (op.v_cache)
+      load_keys<TYPE>(op, index, ws.keys);
+    else
+      load_latents<TYPE>(op, index, ws.keys);
     const Chunk chunk{ws.keys, ws.values, key, value, 16};
-    attend_chunk<FLOAT32>(op, s, tile, ws, chunk, start, partial,
+    attend_chunk<FLOAT32>(op, s, tile, head, ws, chunk, start, partial,
                           [&] { load_values<TYPE>(op, index, ws.values); });
   }
 }
@@ -300,12 +341,12 @@ decltype(&attend<FLOAT32>) attend_of(int32_t type) {
 void combine(const Shape& s, int64_t rows, const Partial& whole, const Partial& partial) {
   for (int64_t row = 0; row < rows; row++) {
     if (partial.total[row] == 0) continue;
-    float* sums = whole.sums + row * s.width;
-    const float* added = partial.sums + row * s.width;
+    float* sums = whole.sums + row * s.value_width;
+    const float* added = partial.sums + row * s.value_width;
     if (whole.total[row] == 0) {
       whole.highest[row] = partial.highest[row];
       whole.total[row] = partial.total[row];
-      memcpy(sums, added, s.width * sizeof(float));
+      memcpy(sums, added, s.value_width * sizeof(float));
       continue;
     }
     const float now = whole.highest[row] > partial.highest[row] ? whole.highest[row] : partial.highest[row];
@@ -314,17 +355,18 @@ void combine(const Shape& s, int64_t rows, const Partial& whole, const Partial& 
     const F before = splat(lanes[0]), fresh = splat(lanes[1]);
     whole.highest[row] = now;
     whole.total[row] = whole.total[row] * lanes[0] + partial.total[row] * lanes[1];
-    for (int64_t d = 0; d < s.width; d += 16) store(sums + d, fma(load(added + d), fresh, load(sums + d) * before));
+    for (int64_t d = 0; d < s.value_width; d += 16)
+      store(sums + d, fma(load(added + d), fresh, load(sums + d) * before));
   }
 }
 
 void write(const Attention& op, const Shape& s, const Tile& tile, int64_t head, const Partial& whole) {
   for (int64_t row = 0; row < tile.rows; row++) {
-    const int64_t at = (tile.token + row / s.group) * op.out_stride + (head * s.group + row % s.group) * op.head_size;
+    const int64_t at = (tile.token + row / s.group) * op.out_stride + (head * s.group + row % s.group) * op.value_size;
     const float total = whole.total[row];
-    for (int64_t d = 0; d < op.head_size; d += 16) {
-      const F value = total == 0 ? splat(0) : load(whole.sums + row * s.width + d) / splat(total);
-      store_partial(op.out, at + d, op.out_type, value, op.head_size - d);
+    for (int64_t d = 0; d < op.value_size; d += 16) {
+      const F value = total == 0 ? splat(0) : load(whole.sums + row * s.value_width + d) / splat(total);
+      store_partial(op.out, at + d, op.out_type, value, op.value_size - d);
     }
   }
 }
@@ -333,7 +375,7 @@ void write(const Attention& op, const Shape& s, const Tile& tile, int64_t head, 
 void clear_padding(const Attention& op) {
   const int64_t bytes = bytes_of(op.out_type);
   for (int64_t token = op.step->query_start[op.step->sequences]; token < op.m; token++)
-    memset((uint8_t*)op.out + token * op.out_stride * bytes, 0, (int64_t)op.heads * op.head_size * bytes);
+    memset((uint8_t*)op.out + token * op.out_stride * bytes, 0, (int64_t)op.heads * op.value_size * bytes);
 }
 
 }  // namespace
@@ -376,7 +418,7 @@ void attention(const Attention& op, Worker& worker) {
     if (split)
       return attend_segment(op, s, tile, head, first + (item - tile_begin) % per_head, ws,
                             Partial(partials + item * s.partial, s));
-    clear(whole, s, tile.rows);
+    clear_whole(op, s, tile, head, whole);
     for (int64_t segment = first; segment < first + per_head; segment++) {
       attend_segment(op, s, tile, head, segment, ws, partial);
       combine(s, tile.rows, whole, partial);
@@ -394,7 +436,7 @@ void attention(const Attention& op, Worker& worker) {
       segment_end += op.kv_heads * segments(tile);
     }
     const int64_t head = item - (item_end - op.kv_heads), per_head = segments(tile);
-    clear(whole, s, tile.rows);
+    clear_whole(op, s, tile, head, whole);
     for (int64_t i = 0; i < per_head; i++)
       combine(s, tile.rows, whole, Partial(partials + (segment_begin + head * per_head + i) * s.partial, s));
     write(op, s, tile, head, whole);

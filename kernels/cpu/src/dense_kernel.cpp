@@ -2,7 +2,8 @@
 //
 // W is packed in tiles of 32 outputs, input by input; bfloat16 in pairs of inputs, the first in the lower half of a
 // lane. Sums are float32, one per output, in the order of the inputs, whatever the other rows are. Where the processor
-// multiplies pairs of bfloat16 and the activations are bfloat16 too, it does: twice the products per instruction.
+// multiplies pairs of bfloat16 (vnni_bf16) and the activations are bfloat16 too, it does: twice the products per
+// instruction, added up in pairs.
 
 #include "kernels.h"
 #include "tiles.h"
@@ -26,16 +27,13 @@ struct Source {
   int64_t stride;
 };
 
-#if defined(__AVX512VNNI__) && (defined(__clang__) || __GNUC__ >= 10)
-// acc + the two products of bfloat16 pairs in each lane. No file is compiled for this instruction alone: it is looked
-// for at run time.
+#if defined(__AVX512VNNI__) && BF16_PRODUCTS
+// acc + the two products of bfloat16 pairs in each lane. No file is compiled for this instruction alone.
 #define WITH_BF16 __attribute__((target("avx512bf16")))
 WITH_BF16 INLINE F dot2_bf16(F acc, I w, I x) { return {_mm512_dpbf16_ps(acc.v, (__m512bh)w.v, (__m512bh)x.v)}; }
-INLINE bool has_bf16() { return __builtin_cpu_supports("avx512bf16"); }
 #else
 #define WITH_BF16
 INLINE F dot2_bf16(F acc, I, I) { return acc; }
-INLINE bool has_bf16() { return false; }
 #endif
 
 // R rows and H halves of a tile from ``half`` on. Weights are prefetched ``ahead`` bytes ahead, unless that is 0.
@@ -129,7 +127,7 @@ void multiply_rows_bf16(const Dense& op, int64_t first, int64_t stop, int64_t ti
 int64_t scratch_bytes(const Dense& op) { return round_up(round_up(op.k, 2) * 4, 64); }
 
 void dense(const Dense& op, Worker& worker) {
-  if (op.weight_type == BFLOAT16 && op.x_type == BFLOAT16 && op.k % 2 == 0 && has_bf16())
+  if (op.weight_type == BFLOAT16 && op.x_type == BFLOAT16 && op.k % 2 == 0 && use_bf16_products)
     return parallel_for_tiles(
         worker, op, (int64_t)op.k * 2, RowBlocks::max,
         [&](int64_t first, int64_t stop, int64_t tile) { multiply_rows_bf16(op, first, stop, tile); });

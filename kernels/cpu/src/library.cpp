@@ -31,19 +31,33 @@ DECLARE(vnni)
 
 void yield_thread() { sched_yield(); }
 
+bool use_bf16_products = false;
+
 namespace {
 
-// Best first.
-const KernelTable* const TABLES[] = {
-#if defined(__x86_64__)
-    &vnni::table, &avx512::table, &avx2::table,
-#endif
-    &portable::table,
+// What results depend on: the kernels, and whether the processor multiplies pairs of bfloat16.
+struct InstructionSet {
+  const char* name;
+  const KernelTable* kernels;
+  bool bf16_products;
 };
 
-bool is_supported(const KernelTable* table) {
+// Best first.
+const InstructionSet INSTRUCTION_SETS[] = {
+#if defined(__x86_64__)
+    {"vnni_bf16", &vnni::table, true},
+    {"vnni", &vnni::table, false},
+    {"avx512", &avx512::table, false},
+    {"avx2", &avx2::table, false},
+#endif
+    {"portable", &portable::table, false},
+};
+
+bool is_supported(const InstructionSet& set) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
+  const KernelTable* table = set.kernels;
+  if (set.bf16_products && !(BF16_PRODUCTS && __builtin_cpu_supports("avx512bf16"))) return false;
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -54,13 +68,21 @@ bool is_supported(const KernelTable* table) {
   return true;
 }
 
-const KernelTable* best_table() {
-  for (const KernelTable* table : TABLES)
-    if (is_supported(table)) return table;
-  return &portable::table;
+const InstructionSet* current;
+
+void use(const InstructionSet& set) {
+  current = &set;
+  use_bf16_products = set.bf16_products;
 }
 
-const KernelTable* kernels = best_table();
+const bool chosen = [] {
+  for (const InstructionSet& set : INSTRUCTION_SETS)
+    if (is_supported(set)) {
+      use(set);
+      break;
+    }
+  return true;
+}();
 
 // Calls work(rank, count) once on each of ``count`` threads at the same time, at most ``threads`` of them.
 template <class Work> void parallel(int32_t threads, Work work) {
@@ -165,24 +187,31 @@ const char* aiakq_ops() {
 }
 
 // The instruction set in use.
-const char* aiakq_isa() { return kernels->isa; }
+const char* aiakq_isa() { return current->name; }
 
 // Use the instruction set ``name``; false if this machine does not have it.
 bool aiakq_use_isa(const char* name) {
-  for (const KernelTable* table : TABLES)
-    if (!strcmp(table->isa, name) && is_supported(table)) {
-      kernels = table;
+  for (const InstructionSet& set : INSTRUCTION_SETS)
+    if (!strcmp(set.name, name) && is_supported(set)) {
+      use(set);
       return true;
     }
   return false;
 }
 
-// Bytes of scratch for each row of an operation; for each thread if it is attention.
-int64_t aiakq_scratch(const void* op) { return kernels->scratch_bytes[*(const int32_t*)op](op); }
+// Bytes of scratch for each row of an operation; for each thread if it is attention. As many as any instruction set of
+// this machine needs: another may be used later.
+int64_t aiakq_scratch(const void* op) {
+  int64_t bytes = 0;
+  for (const InstructionSet& set : INSTRUCTION_SETS)
+    if (is_supported(set)) bytes = max(bytes, set.kernels->scratch_bytes[*(const int32_t*)op](op));
+  return bytes;
+}
 
 // Run operations one after the other on ``threads`` threads.
 void aiakq_run(const void* const* ops, int64_t count, int32_t threads) {
   LoopState state = {};
+  const KernelTable* const kernels = current->kernels;
   parallel(threads, [&](int32_t rank, int32_t workers) {
     Worker worker = {rank, workers, &state, 0};
     for (int64_t i = 0; i < count; i++) kernels->run[*(const int32_t*)ops[i]](ops[i], worker);

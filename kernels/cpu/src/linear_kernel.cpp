@@ -2,7 +2,8 @@
 //
 // EXACT multiplies codes and activations as floats. BLOCKS rounds every 32 activations to 8 bits with a scale of their
 // own, ROWS every row of them, and both multiply integers. In all three, zero points are applied to the sum of the
-// activations: sum of (code - zero) x = sum of code x - zero * sum of x.
+// activations: sum of (code - zero) x = sum of code x - zero * sum of x. The two terms must not be so large that their
+// difference loses digits: EXACT takes 8-bit codes as signed numbers, code - 128, and linear.py bounds its groups.
 //
 // Each output is computed by the same sequence of operations whatever the other rows are and however many there are:
 // only which rows are computed together differs.
@@ -221,9 +222,17 @@ INLINE F scales_at(const Linear& op, int64_t tile, int64_t group, int half) {
   return load_as_float(op.scales, (tile * op.groups + group) * TILE + half * 16, op.scale_type);
 }
 
-INLINE F zeros_at(const Linear& op, int64_t tile, int64_t group, int half) {
-  if (!op.zeros) return splat((float)(1 << (op.bits - 1)));
-  return load_as_float(op.zeros, (tile * op.groups + group) * TILE + half * 16, op.zero_type);
+// Zero points of the numbers that are multiplied: those of EXACT with 8 bits are code - 128.
+template <int MATH, int BITS> INLINE F zeros_at(const Linear& op, int64_t tile, int64_t group, int half) {
+  constexpr float OFFSET = MATH == EXACT && BITS == 8 ? 128 : 0;
+  if (!op.zeros) return splat((float)(1 << (BITS - 1)) - OFFSET);
+  return load_as_float(op.zeros, (tile * op.groups + group) * TILE + half * 16, op.zero_type) - splat(OFFSET);
+}
+
+// The code of input i of an operand as a float, for EXACT: of 8 bits, code - 128.
+template <int BITS, int i> INLINE F code_as_float(I four) {
+  if constexpr (BITS == 8) return byte_minus_128<i>(four);
+  return to_float(shift_right<8 * i>(four) & isplat(0xff));
 }
 
 // --- products ----------------------------------------------------------------------------------------------------
@@ -261,7 +270,7 @@ INLINE void add_part(const Panel& rows, int64_t block, int part, const uint8_t* 
       const auto input = [&](auto number) INLINE_LAMBDA {
         constexpr int i = decltype(number)::value;
         F w[H];
-        UNROLL for (int h = 0; h < H; h++) w[h] = to_float(shift_right<8 * i>(four[h]) & isplat(0xff));
+        UNROLL for (int h = 0; h < H; h++) w[h] = code_as_float<BITS, i>(four[h]);
         UNROLL for (int r = 0; r < R; r++) {
           const F value = splat(x[(4 * O + i) * R + r]);
           UNROLL for (int h = 0; h < H; h++) sums[r][h] = fma(w[h], value, sums[r][h]);
@@ -318,7 +327,8 @@ INLINE void multiply_groups(const Linear& op, int64_t row, int64_t tile, int fir
       if (part == PARTS - 1) block++, at += VECTOR_STRIDE * BITS;
     }
     UNROLL for (int h = 0; h < H; h++) {
-      const F scale = scales_at(op, tile, group, first_half + h), zero = zeros_at(op, tile, group, first_half + h);
+      const F scale = scales_at(op, tile, group, first_half + h);
+      const F zero = zeros_at<MATH, BITS>(op, tile, group, first_half + h);
       UNROLL for (int r = 0; r < R; r++) {
         const F centred = fnma(zero, splat(rows.sums[group * R + r]), sums[r][h]);
         totals[r][h] = fma(centred, scale, totals[r][h]);

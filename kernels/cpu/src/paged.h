@@ -37,22 +37,28 @@ struct Tile {
   int64_t token;       // the first one, counted from the beginning of the step
   int64_t rows, group;
   int64_t window;      // larger than any position where there is no window
+  int64_t chunk_size;  // likewise
   int64_t position;    // of the first token
   int64_t begin, end;  // the positions that any of its rows attends to
 
+  // The first position that a token attends to.
+  int64_t first(int64_t token_position) const {
+    return max(0, max(token_position - window + 1, token_position / chunk_size * chunk_size));
+  }
   // The positions that a row attends to in the chunk that starts at ``chunk``, counted from there.
   int from(int64_t row, int64_t chunk) const {
-    return (int)min(CHUNK, max(0, position + row / group - window + 1 - chunk));
+    return (int)min(CHUNK, max(0, first(position + row / group) - chunk));
   }
   int to(int64_t row, int64_t chunk) const {
     return (int)min(CHUNK, max(0, position + row / group + 1 - chunk));
   }
 };
 
-// Where the positions of one chunk are in the cache. Of a page and a head, keys are [D, P], values [P, D], scales [P].
+// Where the positions of one chunk are in the cache. Of a page and a head, keys are [D, P], values [P, value_size],
+// latents [P, D], scales [P].
 struct ChunkIndex {
   int from, to;           // the positions that are read, counted from the start of the chunk
-  int64_t keys[CHUNK];    // the first element of a position's key; the others follow P elements apart
+  int64_t keys[CHUNK];    // the first element of a position's key; the others follow P elements apart, those of latents 1
   int64_t values[CHUNK];  // the first element of its value
   int64_t scales[CHUNK];
 
@@ -65,8 +71,8 @@ struct ChunkIndex {
       const int64_t block = (table[page] * (int64_t)op.kv_heads + head) * op.page_size;
       const int end = (int)min(to, i + op.page_size - offset);
       for (int64_t at = offset; i < end; i++, at++) {
-        keys[i] = block * op.head_size + at;
-        values[i] = (block + at) * op.head_size;
+        keys[i] = op.v_cache ? block * op.head_size + at : (block + at) * op.head_size;
+        values[i] = op.v_cache ? (block + at) * op.value_size : keys[i] + op.head_size - op.value_size;
         scales[i] = block + at;
       }
     }
@@ -100,12 +106,28 @@ template <int TYPE> void load_keys(const Attention& op, const ChunkIndex& index,
   }
 }
 
-// Copies values into floats [CHUNK, D rounded up to 16].
+// The same for latents.
+template <int TYPE> void load_latents(const Attention& op, const ChunkIndex& index, float* keys) {
+  const int64_t size = op.head_size;
+  for (int at = index.from / 16 * 16; at < index.to; at += 16) {
+    for (int64_t d = 0; d < size; d += 16) {
+      alignas(64) float rows[16][16] = {};
+      for (int i = max(at, index.from); i < min(index.to, at + 16); i++)
+        store(rows[i - at], load_partial(op.k_cache, index.keys[i] + d, TYPE, size - d));
+      float* into = keys + at * size + d * 16;
+      for (int64_t column = 0; column < min(16, size - d); column++)
+        for (int row = 0; row < 16; row++) into[column * 16 + row] = rows[row][column];
+    }
+  }
+}
+
+// Copies values into floats [CHUNK, value_size rounded up to 16].
 template <int TYPE> void load_values(const Attention& op, const ChunkIndex& index, float* values) {
-  const int64_t size = op.head_size, width = round_up(size, 16);
+  const int64_t size = op.value_size, width = round_up(size, 16);
+  const void* cache = op.v_cache ? op.v_cache : op.k_cache;
   for (int at = index.from; at < index.to; at++)
     for (int64_t d = 0; d < size; d += 16)
-      store(values + at * width + d, load_partial(op.v_cache, index.values[at] + d, TYPE, size - d));
+      store(values + at * width + d, load_partial(cache, index.values[at] + d, TYPE, size - d));
 }
 
 // Copies scales [CHUNK]; those of positions that are not read are undefined.

@@ -17,6 +17,15 @@ void normalize(float* x, const float* weight, int64_t size, float eps) {
     store_partial(x, i, FLOAT32, load(x + i) * factor * load_partial(weight, i, FLOAT32, size - i), size - i);
 }
 
+// Rotates the pairs (x[2 i], x[2 i + 1]).
+void rotate_interleaved(float* x, const float* cosines, const float* sines, int64_t rotated) {
+  for (int64_t i = 0; i < rotated / 2; i++) {
+    const float a = x[2 * i], b = x[2 * i + 1];
+    x[2 * i] = a * cosines[i] - b * sines[i];
+    x[2 * i + 1] = b * cosines[i] + a * sines[i];
+  }
+}
+
 // Rotates the pairs (x[i], x[i + rotated / 2]).
 void rotate(float* x, const float* cosines, const float* sines, int64_t rotated) {
   const int64_t half = rotated / 2;
@@ -30,12 +39,13 @@ void rotate(float* x, const float* cosines, const float* sines, int64_t rotated)
 }
 
 // Loads one head as floats, normalized if there is a weight ``norm`` and rotated if there is a position.
-void load_head(const Rotary& op, const void* x, int64_t from, const float* norm, int64_t position, float* head) {
-  const int64_t size = op.head_size;
+void load_head(const Rotary& op, const void* x, int64_t from, int64_t size, const float* norm, int64_t position,
+               float* head) {
   for (int64_t d = 0; d < size; d += 16) store(head + d, load_partial(x, from + d, op.x_type, size - d));
   if (norm) normalize(head, norm, size, op.eps);
-  if (op.cosines && position >= 0)
-    rotate(head, op.cosines + position * (op.rotated / 2), op.sines + position * (op.rotated / 2), op.rotated);
+  if (!op.cosines || position < 0) return;
+  const float *cosines = op.cosines + position * (op.rotated / 2), *sines = op.sines + position * (op.rotated / 2);
+  (op.interleaved ? rotate_interleaved : rotate)(head, cosines, sines, op.rotated);
 }
 
 // Writes element i of a head to element from + i * stride of a cache of the same type.
@@ -46,8 +56,8 @@ INLINE void scatter(const uint8_t* head, int64_t size, void* cache, int64_t from
 
 // Writes a head into a cache, from element ``from`` on, ``stride`` elements apart. An 8-bit cache gets the scale max
 // |x| / 127, NaN if an x is not finite.
-void store_head(const Rotary& op, const float* head, void* cache, float* scale, int64_t from, int64_t stride) {
-  const int64_t size = op.head_size;
+void store_head(const Rotary& op, const float* head, int64_t size, void* cache, float* scale, int64_t from,
+                int64_t stride) {
   F factor = splat(1);
   if (op.cache_type == INT8) {
     F highest = splat(0), not_finite = splat(0);
@@ -89,17 +99,21 @@ void rotary(const Rotary& op, Worker& worker) {
     const int64_t position = step.positions ? step.positions[token] : -1, slot = step.slots[token];
     for (int64_t h = 0; op.q && h < op.heads; h++) {
       const int64_t from = token * op.q_stride + h * size;
-      load_head(op, op.q, from, op.q_norm, position, head);
+      load_head(op, op.q, from, size, op.q_norm, position, head);
       for (int64_t d = 0; d < size; d += 16) store_partial(op.q, from + d, op.x_type, load(head + d), size - d);
     }
     const int64_t page = slot / op.page_size, offset = slot % op.page_size;
     for (int64_t h = 0; slot > 0 && h < op.kv_heads; h++) {
       const int64_t block = (page * op.kv_heads + h) * op.page_size, at = block + offset;
       float* scales[2] = {op.k_scales ? op.k_scales + at : nullptr, op.v_scales ? op.v_scales + at : nullptr};
-      load_head(op, op.k, token * op.k_stride + h * size, op.k_norm, position, head);
-      store_head(op, head, op.k_cache, scales[0], block * size + offset, op.page_size);
-      load_head(op, op.v, token * op.v_stride + h * size, nullptr, -1, head);
-      store_head(op, head, op.v_cache, scales[1], at * size, 1);
+      load_head(op, op.k, token * op.k_stride + h * size, size, op.k_norm, position, head);
+      if (!op.v_cache) {
+        store_head(op, head, size, op.k_cache, scales[0], at * size, 1);
+        continue;
+      }
+      store_head(op, head, size, op.k_cache, scales[0], block * size + offset, op.page_size);
+      load_head(op, op.v, token * op.v_stride + h * op.value_size, op.value_size, nullptr, -1, head);
+      store_head(op, head, op.value_size, op.v_cache, scales[1], at * op.value_size, 1);
     }
   });
 }

@@ -65,7 +65,9 @@ INLINE void istore(void* p, I x) { _mm512_storeu_si512(p, x.v); }
 INLINE I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 INLINE I operator&(I a, I b) { return {_mm512_and_si512(a.v, b.v)}; }
 INLINE I operator|(I a, I b) { return {_mm512_or_si512(a.v, b.v)}; }
+INLINE I operator^(I a, I b) { return {_mm512_xor_si512(a.v, b.v)}; }
 template <int S> INLINE I shift_right(I a) { return {_mm512_srli_epi32(a.v, S)}; }
+template <int S> INLINE I shift_right_signed(I a) { return {_mm512_srai_epi32(a.v, S)}; }
 template <int S> INLINE I shift_left(I a) { return {_mm512_slli_epi32(a.v, S)}; }
 INLINE F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 INLINE I to_int(F a) { return {_mm512_cvtps_epi32(a.v)}; }
@@ -164,7 +166,9 @@ INLINE void istore(void* p, I x) {
 INLINE I operator+(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 INLINE I operator&(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 INLINE I operator|(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+INLINE I operator^(I x, I y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
 template <int S> INLINE I shift_right(I x) { return {_mm256_srli_epi32(x.a, S), _mm256_srli_epi32(x.b, S)}; }
+template <int S> INLINE I shift_right_signed(I x) { return {_mm256_srai_epi32(x.a, S), _mm256_srai_epi32(x.b, S)}; }
 template <int S> INLINE I shift_left(I x) { return {_mm256_slli_epi32(x.a, S), _mm256_slli_epi32(x.b, S)}; }
 INLINE F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 INLINE I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
@@ -271,10 +275,20 @@ INLINE void istore(void* p, I x) { memcpy(p, &x.v, 64); }
 INLINE I operator+(I a, I b) { return {(Ints)((Words)a.v + (Words)b.v)}; }
 INLINE I operator&(I a, I b) { return {a.v & b.v}; }
 INLINE I operator|(I a, I b) { return {a.v | b.v}; }
+INLINE I operator^(I a, I b) { return {a.v ^ b.v}; }
 template <int S> INLINE I shift_right(I a) { return {(Ints)((Words)a.v >> S)}; }
+template <int S> INLINE I shift_right_signed(I a) { return {a.v >> S}; }
 template <int S> INLINE I shift_left(I a) { return {(Ints)((Words)a.v << S)}; }
 INLINE F to_float(I a) { return {__builtin_convertvector(a.v, Floats)}; }
-INLINE I to_int(F a) { MAKE(I, (int32_t)__builtin_rintf(a.v[i])); }
+// What does not fit, and NaN, become the smallest integer, as in the vector instructions.
+INLINE I to_int(F a) {
+  I r;
+  EACH {
+    const float rounded = __builtin_rintf(a.v[i]);
+    r.v[i] = rounded >= -0x1p31f && rounded < 0x1p31f ? (int32_t)rounded : INT32_MIN;
+  }
+  return r;
+}
 INLINE F bits_as_float(I a) { return {(Floats)a.v}; }
 INLINE I bits_as_int(F a) { return {(Ints)a.v}; }
 INLINE F load_bytes(const uint8_t* p) { MAKE(F, (float)p[i]); }
@@ -321,13 +335,14 @@ INLINE F load_bf16(const uint16_t* p) {
 INLINE void store_low_halves(uint16_t* p, I x) { EACH p[i] = (uint16_t)x.v[i]; }
 INLINE void store_low_bytes(int8_t* p, I x) { EACH p[i] = (int8_t)x.v[i]; }
 INLINE void store_half(uint16_t* p, F x) { EACH p[i] = float_as_half(x.v[i]); }
+// Sums wrap around, as in the vector instructions: signed ones must not.
 INLINE I dot4(I acc, I w, I x) {
   const Words u = (Words)w.v;
   const Ints s = x.v;
-  Ints total = acc.v + (Ints)(u & 255u) * ((Ints)((Words)s << 24) >> 24);
-  total += (Ints)(u >> 8 & 255u) * ((Ints)((Words)s << 16) >> 24);
-  total += (Ints)(u >> 16 & 255u) * ((Ints)((Words)s << 8) >> 24);
-  return {total + (Ints)(u >> 24) * (s >> 24)};
+  Words total = (Words)acc.v + (Words)((Ints)(u & 255u) * ((Ints)((Words)s << 24) >> 24));
+  total += (Words)((Ints)(u >> 8 & 255u) * ((Ints)((Words)s << 16) >> 24));
+  total += (Words)((Ints)(u >> 16 & 255u) * ((Ints)((Words)s << 8) >> 24));
+  return {(Ints)(total + (Words)((Ints)(u >> 24) * (s >> 24)))};
 }
 INLINE I dot4_u4(I acc, I w, I x) { return dot4(acc, w, x); }
 INLINE I sum_pairs(I acc) { return acc; }
@@ -337,6 +352,18 @@ INLINE I sum_pairs(I acc) { return acc; }
 #endif
 
 // --- for every instruction set ---------------------------------------------------------------------------------------
+
+// Byte i of every lane as a float, minus 128, exactly.
+template <int i> INLINE F byte_minus_128(I x) {
+#if defined(__AVX512F__)
+  // In the mantissa of 2^23, from which a subtraction takes it and 128 away: one instruction less than a sign extension.
+  const __m512i byte = _mm512_srli_epi32(x.v, 8 * i);
+  const __m512i number = _mm512_ternarylogic_epi32(byte, _mm512_set1_epi32(0xff), _mm512_set1_epi32(0x4b000000), 0xea);
+  return F{_mm512_castsi512_ps(number)} - splat(8388608.0f + 128.0f);
+#else
+  return to_float(shift_right_signed<24>(shift_left<24 - 8 * i>(x ^ isplat((int32_t)0x80808080))));
+#endif
+}
 
 // bfloat16, rounded to nearest, ties to even; NaN stays NaN.
 INLINE void store_bf16(uint16_t* p, F x) {

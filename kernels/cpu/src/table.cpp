@@ -2,9 +2,6 @@
 
 #include "kernels.h"
 
-#define AS_STRING(word) #word
-#define STRING_OF(macro) AS_STRING(macro)
-
 namespace aiakq {
 namespace ISA {
 namespace {
@@ -22,7 +19,6 @@ int64_t no_scratch(const void*) { return 0; }
 extern const KernelTable table;
 // constexpr: code that initialized it would run on machines without this instruction set.
 constexpr KernelTable table = {
-    STRING_OF(ISA),
     {
 #define OP(name, Name) run<Name, name>,
 #include "ops.def"

@@ -14,7 +14,7 @@ from aiakq.kernels.cpu import build, library
 from aiakq.kernels.types import QWeight
 
 SCHEMES = {2: "w2a16", 3: "w3a16", 4: "w4a16", 8: "w8a16"}
-SETS = build.X86 if platform.machine().lower() in ("x86_64", "amd64") else build.ELSEWHERE
+SETS = ("vnni_bf16", *build.X86) if platform.machine().lower() in ("x86_64", "amd64") else tuple(build.ELSEWHERE)
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,8 @@ class Case:
         self.lengths = sorted(lengths, key=lambda pair: pair[1] > 1)
         counts = [-(-(old + new) // P) for old, new in self.lengths]
         free = (torch.randperm(sum(counts) + 3, generator=random) + 1).tolist()
-        self.cache = new_cache(sum(counts) + 4, P, Hkv, D, cache, CPU)
+        problem = AttentionSpec(H, Hkv, D, D**-0.5).problem(dtype, cache, "cpu")
+        self.cache = new_cache(problem, sum(counts) + 4, P, CPU)
         for part in self.cache:
             part.fill_(127 if part.dtype == torch.int8 else NAN)
         table, self.slots, starts = [], [], [0]

@@ -20,6 +20,10 @@ TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 NAN = float("nan")
 
 
+def cache_of(spec, pages, dtype, page_size=P):
+    return new_cache(spec.problem(torch.float32, dtype, "cpu"), pages, page_size, CPU)
+
+
 class Case:
     """A fused projection of T tokens of one sequence, at shuffled slots, the last two of them padding."""
 
@@ -39,7 +43,6 @@ class Case:
             query_start_list=[0, T - 2],
             kv_len_list=[T - 2],
         )
-        self.cache = new_cache(PAGES, P, Hkv, D, cache, CPU)
         rope = {"rope_type": "default", "partial_rotary_factor": part}
         self.rotary = rotary_tables(rope, D, 500, CPU)
         weights = [torch.rand(D, generator=random) + 0.5 for _ in range(2)]
@@ -47,6 +50,7 @@ class Case:
         self.layer = NativeAttention(
             AttentionSpec(H, Hkv, D, 1.0, None, self.rotary, *(weights if norms else (None, None)), norm_eps=1e-6)
         )
+        self.cache = cache_of(self.layer.spec, PAGES, cache)
 
     def wanted(self):
         """q, k, v [T, heads, D] in float64, by the torch layers."""
@@ -111,7 +115,7 @@ def test_keys_and_values_of_any_stride_are_written_the_same(isa, threads):
     wide = torch.full((T, 300), NAN)
     wide[:, 11:139] = v.flatten(1)
     layer = NativeAttention(AttentionSpec(4, 2, 64, 1.0))
-    one, other = (new_cache(PAGES, P, 2, 64, torch.bfloat16, CPU) for _ in range(2))
+    one, other = (cache_of(layer.spec, PAGES, torch.bfloat16) for _ in range(2))
     threads(1)
     layer.write(k, v, one, slots)
     threads(3)
@@ -137,10 +141,11 @@ def test_a_token_does_not_depend_on_the_other_tokens(isa):
 def test_int8_caches_hold_zeros_and_very_large_values(isa):
     k = torch.zeros(3, 2, 20)
     k[1], k[2, 1] = 3e38, torch.linspace(-1, 1, 20)
-    cache = new_cache(2, 4, 2, 20, torch.int8, CPU)
+    layer = NativeAttention(AttentionSpec(2, 2, 20, 1.0))
+    cache = cache_of(layer.spec, 2, torch.int8, page_size=4)
     for part in cache:
         part.fill_(55 if part.dtype == torch.int8 else NAN)
-    NativeAttention(AttentionSpec(2, 2, 20, 1.0)).write(k, -k, cache, torch.tensor([5, 6, 7]))
+    layer.write(k, -k, cache, torch.tensor([5, 6, 7]))
     for sign, codes, scale in zip((1, -1), cache[:2], cache[2:], strict=True):
         read = codes[1, 1:].float() * scale[1, 1:].unsqueeze(-1)
         assert (read - sign * k).abs().max() <= 1.2e36 and (read[0] == 0).all()
@@ -154,7 +159,7 @@ def test_cache_writes_match_the_torch_implementation(native):
         found = []
         spec = AttentionSpec(2, 2, 24, 1.0)
         for layer in (TorchAttention(spec, spec.problem(torch.float32, cache, "cpu")), NativeAttention(spec)):
-            caches = new_cache(3, 4, 2, 24, cache, CPU)
+            caches = cache_of(spec, 3, cache, page_size=4)
             layer.write(k, v, caches, torch.tensor([4, 11, 5, 6, 9, 8]))
             found.append(caches)
         for one, other in zip(*found, strict=True):

@@ -8,7 +8,8 @@ import random
 import pytest
 import torch
 
-from aiakq.kernels.cpu import sampling as native
+from aiakq.kernels.cpu.sampling import NativeSampler
+from aiakq.kernels.ops.sampling import SampleRow, TorchSampler
 from aiakq.runtime.engine.messages import ModelLimits, admit
 from aiakq.runtime.engine.records import NewSequence, SampledToken
 from aiakq.runtime.executor import sampler
@@ -24,15 +25,13 @@ def sampler_row(vocab: int, seed: int = 0, outputs=(), **params) -> SamplerRow:
 
 
 def sample(logits: torch.Tensor, sequences: list[SamplerRow]) -> list[SampledToken]:
-    return sampler.sample(logits, sequences).collect()
+    return sampler.sample(NativeSampler(), logits, sequences).collect()
 
 
-def both(logits: torch.Tensor, sequences: list[SamplerRow], monkeypatch) -> tuple[list, list]:
-    ours = sample(logits, sequences)
-    with monkeypatch.context() as patch:
-        patch.setattr(sampler, "_is_native", lambda _: False)
-        patch.setattr(sampler, "CANDIDATES", 10**9)  # all tokens, in order
-        return ours, sample(logits, sequences)
+def both(logits: torch.Tensor, sequences: list[SamplerRow]) -> tuple[list, list]:
+    """Native samples, and the reference's with the whole vocabulary sorted."""
+    reference = TorchSampler(candidates=10**9)
+    return sample(logits, sequences), sampler.sample(reference, logits, sequences).collect()
 
 
 def some_logits(kind: str, rows: int, vocab: int) -> torch.Tensor:
@@ -48,7 +47,7 @@ def some_logits(kind: str, rows: int, vocab: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "far", "lower"])
 @pytest.mark.parametrize("vocab", [1, 5, 16, 300, 5003])
-def test_tokens_equal_those_of_a_full_sort(isa, kind, vocab, monkeypatch):
+def test_tokens_equal_those_of_a_full_sort(isa, kind, vocab):
     torch.manual_seed(vocab)
     draw = random.Random(vocab)
     rows = 120
@@ -64,7 +63,7 @@ def test_tokens_equal_those_of_a_full_sort(isa, kind, vocab, monkeypatch):
         )
         for row in range(rows)
     ]
-    ours, oracle = both(logits, sequences, monkeypatch)
+    ours, oracle = both(logits, sequences)
     for row, (mine, theirs) in enumerate(zip(ours, oracle, strict=True)):
         assert mine.token == theirs.token, sequences[row].sampling
         assert mine.logprob == pytest.approx(theirs.logprob, abs=2e-6 + 1e-7 * abs(logits[row]).max().item())
@@ -72,12 +71,12 @@ def test_tokens_equal_those_of_a_full_sort(isa, kind, vocab, monkeypatch):
 
 @pytest.mark.parametrize("params", [{"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05}, {}, {"top_k": 3000}])
 @pytest.mark.parametrize("order", ["rising", "falling", "equal"])
-def test_vocabulary_orders_that_are_hard_for_a_rising_threshold(isa, params, order, monkeypatch):
+def test_vocabulary_orders_that_are_hard_for_a_rising_threshold(isa, params, order):
     vocab = 9000
     row = torch.linspace(-3, 3, vocab)
     row = {"rising": row, "falling": row.flip(0), "equal": torch.full((vocab,), 1.5)}[order]
     sequences = [sampler_row(vocab, seed=seed, **params) for seed in range(40)]
-    ours, oracle = both(row.repeat(40, 1), sequences, monkeypatch)
+    ours, oracle = both(row.repeat(40, 1), sequences)
     different = [(a.token, b.token) for a, b in zip(ours, oracle, strict=True) if a.token != b.token]
     # Where all weights are equal, the last bit of a sum decides which of two neighbours it is.
     assert not different or (order == "equal" and all(abs(a - b) <= 1 for a, b in different)), different
@@ -102,24 +101,20 @@ def test_masked_tokens_are_never_sampled(isa, params):
 def test_uniform_numbers_at_the_ends_of_their_range(isa):
     logits = torch.full((4, 100), float("-inf"))
     logits[:, [20, 60]] = 1.0
-    asked = native.choices(4)
-    for row, choice in enumerate(asked):
-        choice.logits = choice.raw = logits[row].data_ptr()
-        choice.given, choice.temperature, choice.top_p = -1, 1.0, 1.0
-        choice.uniform = (0.0, 1 - 2**-53)[row % 2]
-        choice.top_k = 0 if row < 2 else 90
-    native.choose(asked, 100)
-    assert [choice.token for choice in asked] == [20, 60, 20, 60]
+    rows = [
+        SampleRow(temperature=1.0, uniform=uniform, top_k=top_k) for top_k in (0, 90) for uniform in (0.0, 1 - 2**-53)
+    ]
+    assert NativeSampler()(logits, rows).tokens.tolist() == [20, 60, 20, 60]
 
 
 @pytest.mark.parametrize("vocab", [9, 64, 3001])
-def test_log_probabilities_ranks_and_top_tokens_match_torch(isa, vocab, monkeypatch):
+def test_log_probabilities_ranks_and_top_tokens_match_torch(isa, vocab):
     torch.manual_seed(vocab)
     logits = torch.randn(6, vocab) * 3
     logits[1] = logits[1].round()
     counts = [0, 1, 5, 8, -1, 3]
     sequences = [sampler_row(vocab, seed=i, logprobs=count, top_p=0.9) for i, count in enumerate(counts)]
-    ours, oracle = both(logits, sequences, monkeypatch)
+    ours, oracle = both(logits, sequences)
     exact = logits.double().log_softmax(-1)
     for row, (mine, theirs) in enumerate(zip(ours, oracle, strict=True)):
         assert mine.token == theirs.token
@@ -128,7 +123,7 @@ def test_log_probabilities_ranks_and_top_tokens_match_torch(isa, vocab, monkeypa
         count = vocab if counts[row] == -1 else counts[row]
         assert ids == [mine.token, *logits[row].sort(descending=True, stable=True).indices[:count].tolist()]
         assert torch.allclose(torch.tensor(mine.logprobs.logprobs).double(), exact[row, ids], atol=3e-6)
-    prompt = sampler.prompt_logprobs(logits, [0, 1, 2, 3, 4, 5], 4)()
+    prompt = sampler.prompt_logprobs(NativeSampler(), logits, [0, 1, 2, 3, 4, 5], 4)()
     for row, found in enumerate(prompt):
         assert found.token_ids[0] == row and found.logprobs[0] == pytest.approx(exact[row, row].item(), abs=3e-6)
         assert found.chosen_rank == int((logits[row] > logits[row, row]).sum()) + 1
@@ -145,7 +140,7 @@ def test_a_non_finite_row_is_reported_and_others_are_unaffected(isa, bad, place)
     found = sample(logits, sequences)
     assert found[1].error
     assert [found[0], found[2]] == [expected[0], expected[2]]
-    values = sampler.prompt_logprobs(logits, [1, 2, 3], 4)()[1].logprobs
+    values = sampler.prompt_logprobs(NativeSampler(), logits, [1, 2, 3], 4)()[1].logprobs
     assert not any(math.isfinite(value) for value in values)
     logits[1] = float("-inf")
     assert sample(logits, sequences)[1].error

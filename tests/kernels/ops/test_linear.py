@@ -12,6 +12,8 @@ from aiakq.kernels.types import SCHEME_BITS, QWeight
 
 # (M, N, K, G): one size that divides nothing, one row, one group, a ragged last group.
 SHAPES = [(1, 96, 128, 32), (3, 40, 96, 96), (17, 33, 100, 20), (64, 64, 256, 128), (5, 8, 70, 32)]
+#: Implementations that support every weight-only problem; others may refuse some.
+COMPLETE = ("cpu", "dequantized", "reference")
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 
@@ -53,17 +55,24 @@ def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize("implementation", [name for name in IMPLEMENTATIONS if not name.startswith("triton")])
 def test_weight_only(implementation, scheme, zeros, perm):
     module = IMPLEMENTATIONS.load(implementation)
+    supported = 0
     for M, N, K, G in SHAPES:
         weight = make(scheme, N, K, G, zeros, perm, bias=True)
         dense = truth(weight)
         assert relative(dequantize(weight), dense) < 1e-6
         for dtype, tolerance in TOLERANCE.items():
             problem = weight.problem(dtype, "cpu")
-            assert module.supports(problem) is None
+            reason = module.supports(problem)
+            if reason is not None:
+                assert implementation not in COMPLETE, reason
+                continue
+            supported += 1
             x = torch.randn(M, K, generator=torch.Generator().manual_seed(M)).to(dtype)
             y = module.prepare(weight, problem)(x)
             assert y.shape == (M, N) and y.dtype == dtype
             assert relative(y, x.double() @ dense.T + weight.bias.double()) < tolerance, (M, N, K, G, dtype)
+    if not supported:
+        pytest.skip(f"{implementation} supports none of them")
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])

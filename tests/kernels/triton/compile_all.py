@@ -56,9 +56,9 @@ def grouped_kernels(arch: int) -> Iterator[dict[str, Any]]:
                 halves = [MockTensor(dtype)] * 3
                 made = compiled(
                     linear_kernel.grouped_kernel, arch, halves[0], MockTensor(torch.float32), MockTensor(torch.int16),
-                    MockTensor(torch.int32), *halves[:2], MockTensor(torch.float32), MockTensor(torch.int32),
-                    K, 1024, N, 7, N, N_PADDED=N, STEPS=K // step, GROUP=group, BITS=bits, BKP=plane, BN=bn, BM=bm,
-                    SPLIT=4 if int(most) <= 64 else 1, STAGES=stages, BIAS=False,
+                    MockTensor(torch.int32), MockTensor(torch.float32), *halves[:2], MockTensor(torch.float32),
+                    MockTensor(torch.int32), K, 1024, N, 7, N, N_PADDED=N, STEPS=K // step, GROUP=group, BITS=bits,
+                    BKP=plane, BN=bn, BM=bm, SPLIT=4 if int(most) <= 64 else 1, STAGES=stages, BIAS=False,
                     SCALE_FIRST="scale_first" in words, PLAIN=False, num_warps=warps,
                 )  # fmt: skip
                 kind = f"{scheme} g{group}" if group < K else scheme
@@ -104,20 +104,22 @@ def attention_kernels(arch: int) -> Iterator[dict[str, Any]]:
                 config = configs.attention_config_of(entry, 128)
                 warps = config.warps or attention.prefill_warps(arch // 10)
                 common = {
-                    "HKV": 8, "GROUP": 4, "D": 128, "WIDTH": 128, "PAGE": 16, "TILE": config.tile, "WINDOW": 0,
+                    "HKV": 8, "GROUP": 4, "D": 128, "WIDTH": 128, "DV": 128, "WIDTH_V": 128, "PAGE": 16,
+                    "TILE": config.tile, "WINDOW": 0, "CHUNK": 0, "CAPPED": False, "ALIBI": False,
                     "SCALED": scaled, "STAGES": config.stages, "num_warps": warps,
                 }  # fmt: skip
                 if kernel == "decode":
                     rows, matrix = 1, "HMMA"
                     made = compiled(
-                        attention_kernel.decode_kernel, arch, x, *cache, *tables, *[MockTensor(torch.float32)] * 2,
-                        6144, 64, 0.1, ROWS=16, SPLIT=4, **common,
+                        attention_kernel.decode_kernel, arch, x, *cache, *tables, *[MockTensor(torch.float32)] * 3,
+                        6144, 64, 0.1, 0.0, ROWS=16, SPLIT=4, **common,
                     )  # fmt: skip
                 else:
                     rows, matrix = config.share, "HGMMA" if arch == 90 else "HMMA"
                     made = compiled(
                         attention_kernel.prefill_kernel, arch, x, *cache, *tables, *tables, x,
-                        6144, 4096, 64, 0.1, TOKENS=rows // 4, ROWS=rows, **common,
+                        *[MockTensor(torch.float32)] * 2, 6144, 4096, 64, 0.1, 0.0, TOKENS=rows // 4, ROWS=rows,
+                        SINKS=False, **common,
                     )  # fmt: skip
                 title = f"{kernel} {name}" + (f" to {most}" if len(entries) > 1 else "")
                 yield described(title, kernel, arch, rows, made, 2 * config.tile * 128 / (warps * 32), matrix)
@@ -167,19 +169,20 @@ def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
         cache = [MockTensor(dtype)] * 2 + [scales] * 2
         yield row(
             f"rotary into {name}", rotary_kernel, x, x, x, x, x, scales, scales, positions, positions, *cache,
-            6144, 6144, 6144, 0.0, H=32, HKV=8, D=128, WIDTH=128, ROTATED=128, NORM=False, SCALED=scaled,
-            elements=128, warps=1,
+            6144, 6144, 6144, 0.0, H=32, HKV=8, D=128, DV=128, WIDTH=128, ROTATED=128, INTERLEAVED=False, NORM=False,
+            SCALED=scaled, elements=128, warps=1,
         )  # fmt: skip
     yield row(
-        "combine", attention_kernel.combine_kernel, scales, scales, x, 4096, H=32, D=128, WIDTH=128, SPLIT=8, SPLITS=8,
-        elements=8 * 128, warps=4,
+        "combine", attention_kernel.combine_kernel, scales, scales, scales, x, 4096, H=32, D=128, WIDTH=128, SPLIT=8,
+        SPLITS=8, SINKS=False, elements=8 * 128, warps=4,
     )  # fmt: skip
     yield row(
         "arrange", linear_kernel.arrange_kernel, x, numbers, x, scales, K, 16, K=K, BLOCK=1024, BITS=4, BKP=32,
         PERM=False, SUMS=True, PER_PLANE=False, elements=1024,
     )  # fmt: skip
     yield row(
-        "dequantize", linear_kernel.dequantize_kernel, MockTensor(torch.int16), numbers, x, N, N_PADDED=N,
+        "dequantize", linear_kernel.dequantize_kernel, MockTensor(torch.int16), numbers,
+        MockTensor(torch.float32), x, N, N_PADDED=N,
         STEPS=K // 128, GROUP=128, BITS=4, BKP=32, PLAIN=False, elements=64 * 128, warps=4,
     )  # fmt: skip
 

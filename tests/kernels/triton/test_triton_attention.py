@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from aiakq.kernels.ops.attention import as_bytes
+from aiakq.kernels.ops.attention import TorchAttention, as_bytes
 from aiakq.kernels.triton import attention as paged
 from aiakq.kernels.triton import configs
 from aiakq.kernels.triton.configs import AttentionConfig
-from aiakq.kernels.types import LARGEST, AttentionContext
+from aiakq.kernels.types import LARGEST, AttentionContext, AttentionSpec
 
 LENGTHS = {
     "decode": [(0, 1), (14, 1), (15, 1), (70, 1)],
@@ -94,10 +96,11 @@ def check(case, device, close, window=None, tolerance=None, config=None, split=0
     query = case.query.to(device)
     out = torch.full_like(query, float("nan"))
     scale = query.shape[-1] ** -0.5
+    spec = AttentionSpec(query.shape[1], case.cache[0].shape[2], query.shape[2], scale, window)
     if case.context.num_decodes:
-        paged.decode(query, out, case.cache, case.context, scale, window, config, split)
+        paged.decode(query, out, case.cache, case.context, spec, config, split)
     if case.context.num_decodes < len(case.lengths):
-        paged.prefill(query, out, case.cache, case.context, scale, window, config)
+        paged.prefill(query, out, case.cache, case.context, spec, config)
     close(out.cpu(), case.wanted(scale, window), tolerance)
 
 
@@ -117,6 +120,36 @@ def test_shapes(heads, kv_heads, size, page, device, close):
 @pytest.mark.parametrize("window", [1, 16, 33, 500])
 def test_window(window, device, close):
     check(Case(LENGTHS["mixed"], 4, 2, 32, 16, torch.float16), device, close, window=window)
+
+
+@pytest.mark.parametrize("lengths", ["mixed", "decode"])
+@pytest.mark.parametrize("stored", [None, torch.int8], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"softcap": 0.5},
+        {"sinks": torch.linspace(-2, 3, 4)},
+        {"alibi": torch.linspace(0.01, 0.5, 4), "softcap": 2.0, "sinks": torch.ones(4), "sliding_window": 20},
+        {"chunk_size": 24},
+        {"value_dim": 40},
+        {"value_dim": 24, "sliding_window": 9},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_variants_match_the_reference(options, stored, lengths, device, close):
+    case = Case(LENGTHS[lengths], 4, 2, 32, 16, torch.float16, stored)
+    spec = AttentionSpec(4, 2, 32, 32**-0.5, **options)
+    # Values of another width: of the first elements, or of the elements twice.
+    width, values = spec.value_dim, case.cache[1]
+    case.cache[1] = as_bytes(values).repeat(1, 1, 1, 2)[..., :width].contiguous().view(values.dtype)
+    problem = spec.problem(torch.float16, stored or torch.float16, device.type)
+    wanted = TorchAttention(spec, problem).attend(case.query, case.cache, case.context)
+    case.to(device)
+    on_device = {name: x.to(device) for name in ("sinks", "alibi") if isinstance(x := options.get(name), torch.Tensor)}
+    layer = paged.prepare(replace(spec, **on_device), problem)
+    case.context.plans.clear()
+    found = layer.attend(case.query.to(device), case.cache, case.context)
+    close(found.cpu(), wanted.double(), 0.01)
 
 
 @pytest.mark.parametrize("split", [1, 2, 5, 16])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,10 +74,43 @@ def test_every_group(bits, group, scale_first, device, close):
         check(weight(bits, 70, 512, group, zeros=zeros), dtype, 3, config, device, close)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("path", PATHS)
-def test_order_and_zeros_that_are_no_whole_numbers(path, device, close):
+def test_permuted_inputs_and_fractional_zero_points(path, dtype, device, close):
     m, config = PATHS[path]
-    check(weight(4, 64, 256, 64, zeros="floats", perm=True), torch.float16, m, config, device, close)
+    check(weight(4, 64, 256, 64, zeros="floats", perm=True), dtype, m, config, device, close)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [2, 4])
+def test_weights_are_rounded_once(bits, dtype, device):
+    """Zero points that are no whole numbers lose nothing beside the offset of the codes, 1024 in float16."""
+    w = weight(bits, 64, 128, 64, zeros="floats")
+    state = linear.prepare(w.to(device), w.problem(dtype, device.type))
+    found = torch.empty(64, 128, dtype=dtype, device=device)
+    linear.dequantize(state, found)
+    exact_weights = (w.codes.double() - w.zeros.repeat_interleave(64, 1)) * w.scales.double().repeat_interleave(64, 1)
+    # In units of the step between two codes.
+    error = (found.cpu().double() - exact_weights).abs() / w.scales.double().abs().repeat_interleave(64, 1)
+    assert error.max() < (0.02 if dtype == torch.float16 else 0.2)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("size", [1e-7, 3e5])
+def test_scales_beyond_the_range_of_float16(size, path, device, close):
+    m, config = PATHS[path]
+    w = weight(4, 64, 256, 64, zeros="codes")
+    w = replace(w, scales=w.scales.float() * size)
+    check(w, torch.bfloat16, m, config, device, close)
+
+
+def test_memory_that_captured_graphs_point_to_is_never_freed(device, monkeypatch):
+    monkeypatch.setattr(configs, "_counters", {})
+    first = configs.counters(device, 10)
+    alive = weakref.ref(first)
+    del first
+    assert configs.counters(device, 100_000).numel() >= 100_000
+    assert alive() is not None
 
 
 @pytest.mark.parametrize("n", [24, 63, 64, 65, 130])

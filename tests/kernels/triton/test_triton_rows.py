@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from aiakq.kernels.ops.rotary import apply_rotary, rotary_factors
 from aiakq.kernels.triton import linear_int8
 from aiakq.kernels.triton.activation import TritonActivation
 from aiakq.kernels.triton.activation_kernel import gate_kernel
@@ -13,7 +14,7 @@ from aiakq.kernels.triton.layouts import QuantizedLayout
 from aiakq.kernels.triton.norm import TritonNorm
 from aiakq.kernels.triton.norm_kernel import norm_kernel
 from aiakq.kernels.triton.rotary_kernel import rotary_kernel
-from aiakq.kernels.types import LARGEST
+from aiakq.kernels.types import LARGEST, RotaryTables
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 #: Of keys and values as they are stored.
@@ -51,10 +52,12 @@ def test_norm_with_its_residual(dtype, centered, device, close):
     assert torch.equal(wide[:, :100], before[:, :100]) and torch.equal(wide[:, 200:], before[:, 200:])
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(7))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gates(dtype, number, device, close):
-    function = [F.silu, lambda x: F.gelu(x, approximate="tanh"), F.gelu, F.relu][number]
+    functions = [F.silu, lambda x: F.gelu(x, approximate="tanh"), F.gelu, F.relu]
+    functions += [lambda x: F.relu(x).square(), lambda x: x * torch.sigmoid(1.702 * x), torch.sigmoid]
+    function = functions[number]
     both = normal(3, 200, dtype=dtype, device=device)
     gate, up = both[:, :100], both[:, 100:]
     for with_up in (True, False):
@@ -118,20 +121,22 @@ def test_norms_and_activations_quantize_as_the_layer_behind_them_would(dtype, gi
         (24, False, torch.float8_e5m2),
     ],
 )
-def test_rotary_and_cache(rotated, norm, stored, dtype, device, close):
+@pytest.mark.parametrize("interleaved", [False, True], ids=["", "interleaved"])
+def test_rotary_and_cache(rotated, norm, stored, interleaved, dtype, device, close):
     T, H, kv, D = 4, 3, 2, 24
     qkv = normal(T, (H + 2 * kv) * D, dtype=dtype, device=device)
     before = qkv.clone().double().cpu()
     positions, slots = torch.tensor([0, 5, 2, 7]), torch.tensor([3, 0, 9, 5])
-    angles = torch.randn(8, rotated // 2, generator=torch.Generator().manual_seed(3))
-    cosines, sines = angles.cos(), angles.sin()
+    freqs = torch.randn(8, rotated // 2, generator=torch.Generator().manual_seed(3))
+    cosines, sines = freqs.cos(), freqs.sin()
     q_norm, k_norm = (normal(D, dtype=dtype, device=device, seed=n) for n in (4, 5))
     caches = [torch.zeros(12, kv, D, dtype=stored or dtype, device=device) for _ in range(2)]
     scales = [torch.zeros(12, kv, device=device) for _ in range(2)]
     rotary_kernel[(T, H + kv)](
         qkv, qkv[:, H * D :], qkv[:, (H + kv) * D :], q_norm, k_norm, cosines.to(device), sines.to(device),
         positions.to(device), slots.to(device), *caches, *scales, *[qkv.stride(0)] * 3, 1e-6,
-        H=H, HKV=kv, D=D, WIDTH=32, ROTATED=rotated, NORM=norm, SCALED=stored is not None,
+        H=H, HKV=kv, D=D, DV=D, WIDTH=32, ROTATED=rotated, INTERLEAVED=interleaved, NORM=norm,
+        SCALED=stored is not None,
     )  # fmt: skip
 
     def turned(x, weight):
@@ -139,9 +144,8 @@ def test_rotary_and_cache(rotated, norm, stored, dtype, device, close):
             x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double().cpu()
         if not rotated:
             return x
-        c, s = (torch.cat((t[positions],) * 2, -1)[:, None].double() for t in (cosines, sines))
-        first, second = x[..., :rotated].chunk(2, -1)
-        return torch.cat((x[..., :rotated] * c + torch.cat((-second, first), -1) * s, x[..., rotated:]), -1)
+        tables = RotaryTables(cosines, sines, interleaved)
+        return apply_rotary(x, rotary_factors(tables, positions, torch.float64), interleaved)
 
     q, k, v = (part.view(T, -1, D) for part in before.split((H * D, kv * D, kv * D), 1))
     tolerance = 2e-3 if norm and dtype == torch.float16 else None

@@ -10,17 +10,29 @@ from aiakq.kernels.triton.attention import TritonAttention
 from aiakq.kernels.triton.norm import TritonNorm
 
 
-@pytest.mark.parametrize("check", [self_test._w4a16, self_test._w8a8, self_test._rows, self_test._attention])
-def test_every_kernel_agrees_with_torch(check, device):
-    if check is self_test._w4a16 and device.type != "cuda":
+@pytest.mark.parametrize("family", self_test.FAMILIES)
+def test_every_family_agrees_with_torch(family, device):
+    if family == "weight-only linear" and device.type != "cuda":
         pytest.skip("minutes in the interpreter; test_triton_linear.py has smaller problems")
     torch.manual_seed(0)
-    assert check(device) < self_test.MAX_ERROR
+    found = self_test.examine(family, device)
+    assert found.failure is None and found.error < self_test.MAX_ERROR
 
 
 def test_a_wrong_result_is_seen(device, monkeypatch):
     norm, attend = TritonNorm.__call__, TritonAttention.attend
     monkeypatch.setattr(TritonNorm, "__call__", lambda self, x, *rest: norm(self, 2 * x, *rest))
     monkeypatch.setattr(TritonAttention, "attend", lambda self, query, *rest: attend(self, query * 1.5, *rest))
-    for check in (self_test._rows, self_test._attention):
-        assert not check(device) < self_test.MAX_ERROR
+    for family in ("norm", "attention"):
+        assert "are off by" in self_test.examine(family, device).failure
+    assert self_test.examine("activation", device).failure is None, "the verdict of a family is its own"
+
+
+def test_a_family_that_raises_has_its_traceback(device, monkeypatch):
+    def broken(device: torch.device) -> float:
+        raise RuntimeError("ptxas: no such instruction\nmore")
+
+    monkeypatch.setitem(self_test.FAMILIES, "norm", broken)
+    found = self_test.examine("norm", device)
+    assert found.failure == "Triton's norm kernels fail on this GPU: RuntimeError: ptxas: no such instruction"
+    assert "in broken" in found.details

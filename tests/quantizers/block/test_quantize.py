@@ -81,7 +81,7 @@ def test_transforms_run_before_the_rounder() -> None:
     assert block.result.remarks["up"] == {"scaled": "by 2 to 2"}
 
 
-def test_columns_of_two_folds_are_multiplied() -> None:
+def test_factors_of_two_folds_are_multiplied() -> None:
     block = decoder_block()
     for _ in range(2):
         block.fold(MAPPING, torch.full((64,), 2.0))
@@ -94,11 +94,11 @@ def test_a_block_that_a_transform_made_worse_is_restored_and_rounded_again() -> 
     quantize_block(Recipe((Doubling(worse=True),), Rtn()), block)
     assert not block.folder.changed and not block.folder.columns
     assert all(torch.equal(found, codes(plain)[name]) for name, found in codes(block).items())
-    assert block.result.warnings == ["block was rounded plainly: doubling gave nothing on a sample."]
-    assert block.result.remarks["up"] == {"doubling": "kept plain rounding"}
+    assert block.result.warnings == ["block was quantized without doubling: doubling gave nothing on a sample."]
+    assert block.result.remarks["up"] == {"doubling": "not applied"}
 
 
-def test_a_rounder_that_cannot_start_over_keeps_what_was_folded() -> None:
+def test_a_rounder_that_cannot_be_repeated_keeps_the_folded_scales() -> None:
     block = decoder_block()
     quantize_block(Recipe((Doubling(worse=True),), Once()), block)
     assert block.folder.changed and not block.result.warnings

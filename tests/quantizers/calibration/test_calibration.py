@@ -147,7 +147,7 @@ def test_without_tokenizer_only_ids_work() -> None:
         load_samples(options(), None, 100)
 
 
-def test_what_the_tokenizer_puts_first_stays_first() -> None:
+def test_special_tokens_at_the_start_stay_at_the_start() -> None:
     class WithBos:
         bos_token_id = 7
 
@@ -216,7 +216,7 @@ def test_a_template_that_fails_names_the_line(
 
 
 @pytest.mark.slow
-def test_a_template_knows_no_clock(tmp_path: Path, example_model: Path) -> None:
+def test_templates_cannot_read_the_clock(tmp_path: Path, example_model: Path) -> None:
     tokenizer = with_template(example_model, tmp_path / "model", "{{ strftime_now('%Y-%m-%d') }}{{ bos_token }}")
     assert chat.render([("line 1", TALK)], tokenizer, "talk") == ["2025-01-01<|endoftext|>"]
 

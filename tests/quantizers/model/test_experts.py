@@ -22,18 +22,17 @@ from aiakq.quantizers.model.activations import Activations
 from aiakq.quantizers.model.experts import (
     Experts,
     ExpertTokens,
-    Spelling,
-    computes_the_same,
     expert_warnings,
     experts_of,
 )
 from aiakq.quantizers.model.groups import Heads
-from aiakq.quantizers.model.passes import capture
+from aiakq.quantizers.model.outer_layers import capture
 from aiakq.quantizers.model.smooth_mappings import BlockTrace
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.quantizers.report.records import QuantizeReport
+from aiakq.runtime.loader.fused_experts import Expert, Spelling
 
 FAMILIES = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"]
 EVERY = {"MixtralForCausalLM": ("block_sparse_moe.experts", "w1"), "Qwen2MoeForCausalLM": ("mlp.experts", "gate_proj")}
@@ -120,37 +119,6 @@ def test_a_copied_block_uses_its_own_experts(tiny_model: Callable[..., Path]) ->
         assert not torch.equal(inputs.run(block, 0, 0), inputs.run(model.blocks[0], 0, 0))
 
 
-def test_other_arithmetic_is_left_alone() -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.models.mixtral.modeling_mixtral import MixtralExperts
-
-    config = AutoConfig.for_model("mixtral", hidden_size=32, intermediate_size=48, num_local_experts=5)
-    fused = MixtralExperts(config)
-    assert computes_the_same(fused)
-    fused.act_fn = torch.nn.Tanh()
-    assert computes_the_same(fused), "the activation is the model's own"
-
-    class Swapped(MixtralExperts):
-        def _apply_gate(self, both: Tensor) -> Tensor:
-            up, gate = both.chunk(2, dim=-1)
-            return self.act_fn(gate) * up
-
-        def forward(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-            out = torch.zeros_like(x)
-            for number in range(self.num_experts):
-                tokens, at = torch.where(index == number)
-                inner = self._apply_gate(x[tokens] @ self.gate_up_proj[number].T) @ self.down_proj[number].T
-                out.index_add_(0, tokens, inner * weights[tokens, at, None])
-            return out
-
-    assert not computes_the_same(Swapped(config))
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
-    config = AutoConfig.for_model("gpt_oss", **sizes, num_key_value_heads=2, num_local_experts=4, vocab_size=64)
-    other = AutoModelForCausalLM.from_config(config)
-    apart = module.take_apart([("model.layers.0", other.model.layers[0])], "gpt_oss")
-    assert not apart.fused and not experts_of(other)
-
-
 @pytest.mark.parametrize(("method", "family"), [("gptq", FAMILIES[0]), ("awq", FAMILIES[1]), ("gptq", FAMILIES[1])])
 def test_both_spellings_give_the_same_bytes(
     method: str, family: str, tiny_model: Callable[..., Path], fused: Callable[[str], Path], tmp_path: Path
@@ -181,7 +149,7 @@ def test_a_skipped_expert_is_copied_out_of_a_fused_file(fused: Callable[[str], P
 # --- what each one sees -----------------------------------------------------------------------------------------------
 
 
-def test_second_moments_are_those_of_the_routed_tokens(tiny_model: Callable[..., Path]) -> None:
+def test_second_moments_use_the_routed_tokens(tiny_model: Callable[..., Path]) -> None:
     block = decoder_block(tiny_model("Qwen2MoeForCausalLM"), tokens=256)
     mixture = block.module.mlp.experts
     seen: list[tuple[Tensor, Tensor]] = []
@@ -200,7 +168,9 @@ def test_second_moments_are_those_of_the_routed_tokens(tiny_model: Callable[...,
         torch.testing.assert_close(hessian, rows.T @ rows / len(rows), rtol=1e-3, atol=1e-4)
 
 
-def test_an_expert_with_few_tokens_sees_all(tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expert_with_few_tokens_is_calibrated_on_all_tokens(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     few = decoder_block(tiny_model("Qwen2MoeForCausalLM"), tokens=24)
     tokens = few.experts[0].tokens
     assert few.inputs.activations.tokens == 144 and few.experts[0].minimum == 128
@@ -236,7 +206,7 @@ def test_experts_without_tokens_do_not_stop_the_run(
     assert [len(mixture.tokens) for mixture in report.experts] == [4, 4]
     assert [sum(mixture.tokens) for mixture in report.experts] == [8, 8]
     assert all(mixture.rounded == [0, 1, 2, 3] for mixture in report.experts)
-    loud = [line for line in report.warnings if "8 of 8 experts" in line and "rounded plainly" in line]
+    loud = [line for line in report.warnings if "8 of 8 experts" in line and "round-to-nearest (RTN)" in line]
     assert len(loud) == (0 if method == "weight_only_int8" else 1)
     assert (
         load_for_scoring(tmp_path / "out", "float32", "cpu").logits(torch.arange(3, 20).unsqueeze(0)).isfinite().all()
@@ -261,7 +231,9 @@ def test_the_warning_names_counts() -> None:
 
 
 def test_chunks_bound_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    mixture = Experts(10, 64, 32, torch.nn.SiLU(), Spelling())
+    sizes = ((64, 32), (64, 32), (32, 64))
+    linears = [[torch.nn.Linear(k, n) for k, n in sizes] for _ in range(10)]
+    mixture = Experts(Expert(torch.nn.SiLU(), Spelling(), each) for each in linears)
     each = 4 * (64 * 64 * 2 + 32 * 32)
     for budget, sizes in ((each * 100, [10]), (each * 4, [4, 4, 2]), (1, [1] * 10)):
         monkeypatch.setattr(module, "MOMENT_BYTES", budget)
@@ -293,7 +265,7 @@ def test_chunks_do_not_change_the_result(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", ["weight_only_int8", "smooth_quant", "gptq"])
-def test_eight_bits_cost_next_to_nothing(
+def test_the_divergence_of_eight_bits_is_negligible(
     method: str, family: str, tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     source = tiny_model(family)

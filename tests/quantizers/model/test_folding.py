@@ -22,7 +22,7 @@ ARCHITECTURES = {
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
-def known_pairs(config: Any) -> tuple[SmoothMapping, ...]:
+def known_mappings(config: Any) -> tuple[SmoothMapping, ...]:
     """What a person writes down who reads the model's code."""
     if config.model_type != "opt":
         return (
@@ -41,7 +41,7 @@ def known_pairs(config: Any) -> tuple[SmoothMapping, ...]:
     return tuple(mappings)
 
 
-def found_pairs(model: Any, index: int = 0) -> tuple[SmoothMapping, ...]:
+def found_mappings(model: Any, index: int = 0) -> tuple[SmoothMapping, ...]:
     """What the search finds in a block of a loaded model."""
     block = blocks(model)[index]
     seen: dict[str, Tensor] = {}
@@ -85,25 +85,25 @@ def uneven(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", sorted(ARCHITECTURES))
-def test_the_known_pairs_are_found(family: str, tiny_model: Callable[..., Path]) -> None:
+def test_the_known_smooth_mappings_are_found(family: str, tiny_model: Callable[..., Path]) -> None:
     model = uneven(load(tiny_model(ARCHITECTURES[family])))
-    assert found_pairs(model) == found_pairs(model, 1) == known_pairs(model.config)
+    assert found_mappings(model) == found_mappings(model, 1) == known_mappings(model.config)
 
 
 @pytest.mark.parametrize("changes", [{"do_layer_norm_before": False}, {"activation_function": "gelu"}])
-def test_opt_variants_lose_the_pairs_that_are_not_exact(
+def test_opt_variants_drop_mappings_that_are_not_exact(
     changes: dict[str, Any], tiny_model: Callable[..., Path]
 ) -> None:
     model = uneven(load(tiny_model("OPTForCausalLM", **changes)))
-    assert found_pairs(model) == known_pairs(model.config)
-    assert len(found_pairs(model)) == (2 if "do_layer_norm_before" in changes else 3)
+    assert found_mappings(model) == known_mappings(model.config)
+    assert len(found_mappings(model)) == (2 if "do_layer_norm_before" in changes else 3)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "opt"])
-def test_every_head_with_keys_of_its_own(family: str, tiny_model: Callable[..., Path]) -> None:
+def test_multi_head_attention_needs_no_tied_heads(family: str, tiny_model: Callable[..., Path]) -> None:
     changes = {} if family == "opt" else {"num_key_value_heads": 4}
     model = uneven(load(tiny_model(ARCHITECTURES[family], **changes)))
-    assert found_pairs(model) == tuple(replace(mapping, heads=False) for mapping in known_pairs(model.config))
+    assert found_mappings(model) == tuple(replace(mapping, heads=False) for mapping in known_mappings(model.config))
 
 
 @pytest.mark.parametrize("family", sorted(ARCHITECTURES))
@@ -114,7 +114,7 @@ def test_function_is_preserved(family: str, storage: torch.dtype, tiny_model: Ca
         for parameter in model.parameters():
             parameter.copy_(parameter.to(storage))
     ids = torch.randint(3, 300, (2, 40), generator=torch.Generator().manual_seed(0))
-    mappings = known_pairs(model.config)
+    mappings = known_mappings(model.config)
     heads = Heads.of(model.config)
     assert len(mappings) == 4
     with torch.no_grad():
@@ -199,7 +199,7 @@ def test_a_norm_that_multiplies_by_one_plus_its_weight() -> None:
         assert relative(block(x), before) < 1e-5
 
 
-def test_a_part_of_a_fused_source_is_scaled() -> None:
+def test_only_the_mapped_rows_of_a_fused_layer_are_scaled() -> None:
     mapping = SmoothMapping("qkv", ("o",), "o", part=(2, 4, 2))
     assert mapping.rows(12).tolist() == [4, 5, 10, 11]
     assert SmoothMapping("up", ("down",), "down").rows(3).tolist() == [0, 1, 2]

@@ -44,7 +44,7 @@ class Block(torch.nn.Module):
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("spilled", [False, True])
-def test_a_module_is_cut_short_only_where_its_last_linear_is_all_it_gives(
+def test_replay_skips_a_module_only_if_its_output_is_that_of_its_last_linear(
     scaled: bool, spilled: bool, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
@@ -87,7 +87,7 @@ def test_a_module_is_cut_short_only_where_its_last_linear_is_all_it_gives(
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "OPTForCausalLM", "GPTNeoXForCausalLM"])
-def test_the_same_bytes_with_and_without(
+def test_replay_does_not_change_the_output_bytes(
     architecture: str, tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from aiakq.quantizers.options import QuantizeOptions

@@ -13,7 +13,7 @@ from aiakq.quantizers.model import smooth_mappings as search
 from aiakq.quantizers.model.activations import Activations, Call
 from aiakq.quantizers.model.experts import all_experts
 from aiakq.quantizers.model.groups import Heads, SmoothMapping, fold, structure, trace_groups
-from aiakq.quantizers.model.passes import capture
+from aiakq.quantizers.model.outer_layers import capture
 from aiakq.quantizers.model.smooth_mappings import BlockTrace, find_mappings
 from aiakq.quantizers.model.source import SourceModel
 
@@ -160,7 +160,7 @@ def _spelled(mapping: SmoothMapping) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pairs_are_found_and_keep_the_function(family: str, opened: Callable[..., Any]) -> None:
+def test_smooth_mappings_are_found_and_preserve_the_function(family: str, opened: Callable[..., Any]) -> None:
     model, inputs = opened(family)
     heads = Heads.of(model.config)
     index, block = len(model.blocks) - 1, model.blocks[-1]
@@ -188,7 +188,7 @@ def test_pairs_are_found_and_keep_the_function(family: str, opened: Callable[...
 
 
 @pytest.mark.parametrize("family", ["cohere", "falcon", "qwen2_moe"])
-def test_groups_are_the_readers_of_one_tensor(family: str, opened: Callable[..., Any]) -> None:
+def test_groups_are_the_linears_with_the_same_input(family: str, opened: Callable[..., Any]) -> None:
     model, inputs = opened(family)
     block = model.blocks[0]
     with all_experts(block):
@@ -224,7 +224,7 @@ def test_equal_blocks_are_traced_once_and_others_of_their_own(
     assert BlockTrace(Heads.of(model.config), fold=False).trace(model.blocks[0], 0, inputs)[1] == ()
 
 
-def test_a_reader_that_cannot_be_scaled_forbids_the_pair() -> None:
+def test_a_consumer_that_cannot_be_scaled_excludes_the_mapping() -> None:
     """The norm's output also leaves the block on its own, so nothing may be folded into it."""
 
     class Leaky(torch.nn.Module):
@@ -245,7 +245,7 @@ def test_a_reader_that_cannot_be_scaled_forbids_the_pair() -> None:
     assert [_spelled(mapping) for mapping in mappings] == [("up", "down")]
 
 
-def test_tokens_that_are_not_finite_do_not_hide_a_pair() -> None:
+def test_tokens_with_non_finite_values_do_not_hide_a_mapping() -> None:
     torch.manual_seed(0)
     block = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 5))
     x = torch.randn(1, 9, 8)
@@ -255,32 +255,32 @@ def test_tokens_that_are_not_finite_do_not_hide_a_pair() -> None:
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "phi3", "falcon", "mixtral"])
-def test_a_few_tokens_stand_for_the_sequence(family: str, opened: Callable[..., Any]) -> None:
+def test_probing_a_few_tokens_equals_probing_the_sequence(family: str, opened: Callable[..., Any]) -> None:
     model, inputs = opened(family)
     for index, block in enumerate(model.blocks):
-        run = inputs.trial(block, index, 10)
+        run = inputs.sample_forward(block, index, 10)
         assert run is not None
         found = run()
         assert found.shape == (1, 10, 64)
         torch.testing.assert_close(found, inputs.run_one(block, index)[:, :10], rtol=1e-4, atol=1e-5)
 
 
-def test_a_block_that_looks_ahead_is_tried_on_the_whole_sequence() -> None:
+def test_a_non_causal_block_is_probed_on_the_whole_sequence() -> None:
     class Ahead(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x + x.mean(1, keepdim=True)
 
     inputs = Activations([torch.randn(2, 9, 4)], {(2, 9): [Call((), {})]}, torch.device("cpu"))
-    ahead, alone = inputs.trial(Ahead(), 0, 3), inputs.trial(torch.nn.Identity(), 0, 3)
+    ahead, alone = inputs.sample_forward(Ahead(), 0, 3), inputs.sample_forward(torch.nn.Identity(), 0, 3)
     assert ahead is not None and ahead().shape == (1, 9, 4)
     assert alone is not None and alone().shape == (1, 3, 4)
 
 
-def test_a_sequence_that_is_not_finite_is_passed_over() -> None:
+def test_a_sequence_with_non_finite_values_is_skipped() -> None:
     hidden = [torch.full((2, 9, 4), float("nan")), torch.randn(2, 9, 4)]
     hidden[1][0, 2] = float("inf")
     hidden[1][0, 4:] = float("nan")
     inputs = Activations(hidden, {(2, 9): [Call((), {})]}, torch.device("cpu"))
-    run = inputs.trial(torch.nn.Identity(), 0, 3)
+    run = inputs.sample_forward(torch.nn.Identity(), 0, 3)
     assert run is not None and torch.equal(run(), hidden[1][1:, :3])
-    assert Activations(hidden[:1], inputs.calls, inputs.device).trial(torch.nn.Identity(), 0, 3) is None
+    assert Activations(hidden[:1], inputs.calls, inputs.device).sample_forward(torch.nn.Identity(), 0, 3) is None

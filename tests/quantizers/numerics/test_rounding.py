@@ -30,7 +30,7 @@ def test_error_is_at_most_half_a_step(symmetric: bool, bits: int, group: int, st
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_rows_without_range(symmetric: bool) -> None:
+def test_rows_of_constants_and_zeros(symmetric: bool) -> None:
     dense = torch.zeros(4, 32)
     dense[1] = 1e-12
     dense[2, 0] = 3.0
@@ -42,7 +42,7 @@ def test_rows_without_range(symmetric: bool) -> None:
     assert float((got - dense).abs().max()) <= 0.26
 
 
-def test_limits_cut_the_range() -> None:
+def test_clip_limits_the_range() -> None:
     dense = weight()
     dense[:, 0] = 1.0
     clip = torch.full((48, 1), 0.1)
@@ -86,7 +86,7 @@ def test_searched_ranges_leave_less_error_in_every_group(symmetric: bool, bits: 
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_the_search_is_a_search_over_the_whole_grid(symmetric: bool) -> None:
+def test_the_scale_search_equals_a_search_of_the_whole_grid(symmetric: bool) -> None:
     """Against the definition, written out: every share of the range, for one group at a time, with a cost."""
     dense = heavy(n=6, k=32)
     cost = torch.linspace(0.1, 3, 32)
@@ -109,7 +109,7 @@ def test_the_search_is_a_search_over_the_whole_grid(symmetric: bool) -> None:
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("size", [32, 128])
 @pytest.mark.parametrize("bits", [3, 4])
-def test_cut_ranges_are_no_worse_in_any_group(symmetric: bool, size: int, bits: int) -> None:
+def test_clipping_increases_the_error_of_no_group(symmetric: bool, size: int, bits: int) -> None:
     dense = heavy(n=64)
     make = torch.Generator().manual_seed(1)
     x = torch.randn(1024, 128, generator=make) * torch.exp(torch.randn(128, generator=make))
@@ -127,7 +127,7 @@ def test_cut_ranges_are_no_worse_in_any_group(symmetric: bool, size: int, bits: 
     assert bool((clip <= grouped(dense, size).abs().amax(-1) + 1e-9).all())
 
 
-def test_an_empty_group_is_left_alone_by_the_search() -> None:
+def test_the_scale_search_accepts_a_group_of_zeros() -> None:
     codes, scales, zeros = round_searched(torch.zeros(4, 32), 4, 32, False, torch.float16)
     assert torch.equal(dequantize(codes, scales, zeros, 32), torch.zeros(4, 32))
     assert bool((scales > 0).all())

@@ -7,7 +7,7 @@ from aiakq.quantizers.numerics.second_moment import add_second_moment, mirror
 
 
 @pytest.mark.parametrize("k", [7, 300, 2300])
-def test_half_of_a_second_moment_is_enough(k: int) -> None:
+def test_one_triangle_of_a_second_moment_is_enough(k: int) -> None:
     make = torch.Generator().manual_seed(0)
     x, y = torch.randn(40, k, generator=make), torch.randn(9, k, generator=make)
     total = torch.zeros(k, k)

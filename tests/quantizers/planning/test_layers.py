@@ -49,7 +49,7 @@ def test_an_override_that_makes_no_sense_is_refused(text: str) -> None:
     assert "--layer" in str(caught.value)
 
 
-def test_the_first_override_counts_and_skip_beats_all() -> None:
+def test_the_first_matching_override_is_used_and_skip_wins() -> None:
     spec = plan(layer=("*.0.*=bits:8", "*q_proj=bits:3"), skip=("*.1.*.k_proj",))
     bits = [None if (own := spec.for_layer(name)) is None else own.bits for name in NAMES]
     assert bits == [8, 8, 8, 3, None, 4]
@@ -81,7 +81,7 @@ def test_globs_that_match_nothing_or_leave_nothing_are_refused(fields: dict[str,
         ("weight_only_int8", {"lm_head": 4}, "compressed-tensors"),
     ],
 )
-def test_the_format_that_most_readers_know(method: str, fields: dict[str, Any], expected: str) -> None:
+def test_the_default_format_is_the_most_portable_one(method: str, fields: dict[str, Any], expected: str) -> None:
     assert plan(method, **fields).format == expected
 
 
@@ -118,7 +118,7 @@ def test_every_format_can_be_asked_for() -> None:
     assert caught.value.id == "bad_option"
 
 
-def test_what_servers_join_should_be_stored_alike() -> None:
+def test_layers_that_servers_fuse_should_be_stored_with_the_same_scheme() -> None:
     assert fused_apart(plan(layer=("*.0.*=bits:8",)), NAMES) == []
     (warning,) = fused_apart(plan(layer=("*q_proj=bits:8",)), NAMES)
     assert "q_proj" in warning and "vLLM" in warning
@@ -151,13 +151,13 @@ def test_a_quantized_output_layer(
 
 
 @pytest.mark.parametrize("how", ["group:64", "asym"])
-def test_quantized_activations_want_symmetric_rows(how: str) -> None:
+def test_quantized_activations_need_symmetric_rows(how: str) -> None:
     with pytest.raises(AiakqError, match="one symmetric scale per row") as caught:
         plan("smooth_quant", layer=(f"*.k_proj={how}",))
     assert caught.value.id == "bad_option"
 
 
-def test_the_output_layer_has_an_option_of_its_own() -> None:
+def test_the_output_layer_is_only_quantized_with_lm_head() -> None:
     for fields in ({"skip": ("lm_head",)}, {"layer": ("lm_head=bits:8",)}):
         with pytest.raises(AiakqError, match="unless --lm-head") as caught:
             plan(**fields)

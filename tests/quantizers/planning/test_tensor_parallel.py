@@ -68,13 +68,13 @@ def test_a_group_that_does_not_divide_lists_those_that_do() -> None:
     assert plan(options(group_size=-1), layer(k=11008 + 32)).group_size == -1
 
 
-def test_shapes_that_words_cannot_hold() -> None:
+def test_shapes_that_do_not_fill_packed_words_are_refused() -> None:
     assert refused(options(group_size=-1), layer(n=40)).id == "layer_shape"
     assert refused(options("awq", group_size=-1), layer(n=36)).id == "layer_shape"
     assert plan(options("weight_only_int8"), layer(n=37, k=41)).group_size == -1
 
 
-def test_what_cannot_be_cut_lists_what_can() -> None:
+def test_an_impossible_tp_lists_the_possible_ones() -> None:
     assert not plan(options(tp=4), layer()).widths
     problem = refused(options(tp=3), layer())
     assert problem.id == "tensor_parallel"
@@ -90,7 +90,7 @@ def test_what_cannot_be_cut_lists_what_can() -> None:
     assert "1, 3, 6, 12." in problem.remedy
 
 
-def test_what_is_in_the_way_is_named_even_where_the_usual_group_does_not_fit() -> None:
+def test_the_obstacle_to_tp_is_named_even_if_the_default_group_does_not_fit() -> None:
     config = {**CONFIG, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 352}
     found = refused(options(tp=3), *llama_shapes(128, 352, 4, 2, 32), config=config)
     assert found.id == "tensor_parallel" and "4 attention heads" in str(found) and "1, 2, 4" in str(found)
@@ -134,7 +134,7 @@ def test_where_no_group_fits_the_mlp_is_padded(asked: dict[str, int]) -> None:
     assert not again.widths
 
 
-def test_int8_is_padded_where_rows_cannot_be_cut() -> None:
+def test_int8_is_padded_where_rows_cannot_be_split() -> None:
     found = plan_tensor_parallel(
         options("smooth_quant", tp=8),
         {"num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 1004},
@@ -144,7 +144,7 @@ def test_int8_is_padded_where_rows_cannot_be_cut() -> None:
     assert found.group_size == -1
 
 
-def test_layers_of_their_own_count_as_they_are() -> None:
+def test_layer_overrides_use_their_own_group_size() -> None:
     asked = options(tp=2, group_size=64)
     spec = replace(asked.spec(""), layers=(("model.layers.0.mlp.down_proj", LayerSpec(4, 128)),))
     found = plan_tensor_parallel(asked, QWEN2_72B_CONFIG, QWEN2_72B, spec)
@@ -153,7 +153,7 @@ def test_layers_of_their_own_count_as_they_are() -> None:
     assert not plan_tensor_parallel(asked, QWEN2_72B_CONFIG, QWEN2_72B, untouched).widths
 
 
-def test_layers_of_their_own_follow_a_chosen_group() -> None:
+def test_layer_overrides_without_a_group_size_use_the_chosen_one() -> None:
     """``--layer '*=bits:8'`` says nothing of groups, so it has the model's."""
     asked = options(tp=2)
     base = asked.spec("")
@@ -164,7 +164,7 @@ def test_layers_of_their_own_follow_a_chosen_group() -> None:
     assert found.fit(base).group_size == 64
 
 
-def test_what_fast_kernels_mind_is_one_sentence() -> None:
+def test_layers_without_fast_kernels_are_reported_in_one_sentence() -> None:
     found = plan_tensor_parallel(options("awq", tp=4, group_size=32), CONFIG, llama_shapes(1024, 1536, 8, 4, 32))
     notes = [note for note in found.notes if "Marlin" in note]
     assert len(notes) == 1

@@ -18,7 +18,7 @@ from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.quantizers.report import card as model_card
 from aiakq.quantizers.report.page import duration, html_page, percent, size
-from aiakq.quantizers.report.plots import Block, Mark, bars, pairs
+from aiakq.quantizers.report.plots import BlockMarks, Mark, bars, dumbbells
 from aiakq.quantizers.report.records import LayerResult, QuantizeReport, command_line
 from aiakq.quantizers.run_report import PAGE_FILE, REPORT_FILE
 
@@ -91,7 +91,7 @@ def read(page: str) -> Reader:
     return reader
 
 
-def test_a_page_is_whole_and_fetches_nothing() -> None:
+def test_the_report_page_is_complete_and_self_contained() -> None:
     found = report(
         perplexity_before=10.0,
         perplexity_after=10.5,
@@ -122,14 +122,14 @@ def test_a_page_is_whole_and_fetches_nothing() -> None:
     assert html_page(found) == page
 
 
-def test_a_page_of_next_to_nothing() -> None:
+def test_the_report_page_of_a_minimal_report() -> None:
     reader = read(html_page(report(layers=[])))
     assert "svg" not in reader.tags
     some = [LayerResult("model.layers.0.mlp.up_proj", None), LayerResult("lm_head", 0.0, weight_after=0.0)]
     assert read(html_page(report(layers=some))).tags.count("svg") == 2
 
 
-def test_nothing_on_a_page_is_taken_for_html() -> None:
+def test_text_on_the_report_page_is_escaped() -> None:
     found = report(
         input=EVIL,
         output=EVIL,
@@ -151,7 +151,7 @@ def test_nothing_on_a_page_is_taken_for_html() -> None:
     assert read(page).tags.count("tr") >= 3
 
 
-def test_experts_are_one_bar_with_a_line_to_the_worst() -> None:
+def test_experts_are_one_bar_up_to_their_worst_error() -> None:
     many = [
         LayerResult(f"model.layers.{block}.mlp.experts.{expert}.up_proj", 0.01 * (expert + 1), 8, 8, 4, 32, 1, 2, 3, 4)
         for block in range(2)
@@ -168,8 +168,8 @@ def test_experts_are_one_bar_with_a_line_to_the_worst() -> None:
 
 @pytest.mark.parametrize("values", [[0.0], [1e-12, 1e12], [0.003, 0.004], [5.0], [0.999, 1.0, 1.001], []])
 def test_plots_of_any_numbers(values: list[float]) -> None:
-    blocks = [Block(str(i), (Mark(i, f"{value}", value, value * 2),)) for i, value in enumerate(values)]
-    for drawing in (bars(blocks, "error"), pairs(blocks, "range")):
+    blocks = [BlockMarks(str(i), (Mark(i, f"{value}", value, value * 2),)) for i, value in enumerate(values)]
+    for drawing in (bars(blocks, "error"), dumbbells(blocks, "range")):
         root = ElementTree.fromstring(drawing)
         for element in root.iter():
             for key in ("y", "cy"):
@@ -177,13 +177,13 @@ def test_plots_of_any_numbers(values: list[float]) -> None:
                     assert -1 <= float(element.attrib[key]) <= 261, drawing
 
 
-def test_figures() -> None:
+def test_formatting_of_numbers() -> None:
     assert [size(n) for n in (0, 999, 1000, 11_540_992, 4e12)] == ["0 bytes", "999 bytes", "1 kB", "11.5 MB", "4 TB"]
     assert [percent(n) for n in (0.0, 0.00123, 0.0123, 0.5)] == ["0.000%", "0.123%", "1.23%", "50.0%"]
     assert [duration(n) for n in (1.234, 99, 754, 7260)] == ["1.23 s", "99 s", "12 min 34 s", "2 h 1 min"]
 
 
-def test_mean_and_worst_leave_out_what_was_not_measured() -> None:
+def test_mean_and_worst_exclude_layers_without_a_measurement() -> None:
     found = report(layers=[LayerResult("a", 0.1), LayerResult("b", None), LayerResult("c", 0.3)])
     assert found.mean_error == pytest.approx(0.2)
     assert found.worst is not None and found.worst.name == "c"
@@ -194,7 +194,7 @@ def test_mean_and_worst_leave_out_what_was_not_measured() -> None:
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def test_the_command_line_is_understood_by_the_command_line() -> None:
+def test_the_command_in_a_report_parses_to_the_same_options() -> None:
     """Every option's flag is one that ``aiakq quantize`` has."""
     import typer
 
@@ -217,7 +217,7 @@ def test_the_command_line_is_understood_by_the_command_line() -> None:
         assert set(named) == {"input", "output", "method", item.name}, item.name
 
 
-def test_the_command_line_quotes() -> None:
+def test_the_command_in_a_report_is_shell_quoted() -> None:
     options = QuantizeOptions("my model", "out", "gptq", bits=3, symmetric=False, evaluate=False, skip=("*.0.*", "y z"))
     assert command_line(options) == (
         "aiakq quantize -i 'my model' -o out -quant_type gptq --bits 3 --asymmetric --no-eval "
@@ -294,7 +294,7 @@ def test_a_card_names_the_model_on_the_hub(tmp_path: Path) -> None:
 # --- the whole way ----------------------------------------------------------------------------------------------------
 
 
-def test_an_output_has_all_three(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_output_has_both_reports_and_a_model_card(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     """What the layers' ranges were is measured: a method that folds nothing leaves inputs as they are."""
     source = tiny_model("LlamaForCausalLM")
     for method in ("smooth_quant", "weight_only_int8"):

@@ -85,7 +85,7 @@ def test_the_same_loss_as_the_published_update(bits: int, sym: bool, group: int)
 
 
 @pytest.mark.parametrize("order", ["group", "static"])
-def test_an_order_of_columns_goes_with_it(order: str) -> None:
+def test_gptaq_works_with_every_act_order(order: str) -> None:
     weight, x, original = problem()
     hessian, drift = moments(x, original)
     with_drift = ours(weight, hessian, drift.clone(), order=order)
@@ -103,7 +103,7 @@ def test_sweeps_lower_the_same_loss() -> None:
     assert losses[2] < losses[1] < 0.95 * losses[0]
 
 
-def test_without_drift_it_is_gptq() -> None:
+def test_gptaq_without_drift_equals_gptq() -> None:
     weight, x, _ = problem()
     hessian = x.T @ x
     assert torch.equal(ours(weight, hessian, torch.zeros_like(hessian)), ours(weight, hessian, None))
@@ -139,7 +139,7 @@ def options(**fields: Any) -> QuantizeOptions:
     return QuantizeOptions("a", "b", "gptq", group_size=32, bits=3, **fields)
 
 
-def test_moments_are_what_they_are_said_to_be() -> None:
+def test_hessian_and_drift_match_their_definitions() -> None:
     assert options(gptaq=True).resolved_recipe.needs_original
     found = decoder_block(options(gptaq=True))
     assert found.original is not None
@@ -155,7 +155,7 @@ def test_moments_are_what_they_are_said_to_be() -> None:
     assert torch.allclose(drift, ALPHA * (y / columns - x).T @ x / len(x), atol=1e-5)
 
 
-def test_a_block_comes_nearer_to_the_unquantized_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gptaq_brings_the_block_output_closer_to_the_unquantized_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiakq.quantizers.rounders.gptaq.ALPHA", 1.0)
 
     def gap(gptaq: bool) -> float:

@@ -117,7 +117,7 @@ def test_small_groups_are_better_than_the_published_loop(group: int, seed: int) 
 @pytest.mark.parametrize("group", [-1, 32, 96, 128, 192])
 @pytest.mark.parametrize("order", ["none", "static", "group"])
 @pytest.mark.parametrize("sym", [True, False])
-def test_better_than_plain_rounding(group: int, order: str, sym: bool) -> None:
+def test_better_than_rtn(group: int, order: str, sym: bool) -> None:
     weight, hessian = problem()
     plain = round_weight(weight, 4, group, sym, torch.float16)
     size = weight.shape[1] if group == -1 else group
@@ -128,7 +128,7 @@ def test_better_than_plain_rounding(group: int, order: str, sym: bool) -> None:
     assert after < 0.9 * before
 
 
-def test_groups_never_begin_on_columns_that_are_behind() -> None:
+def test_groups_across_lazy_blocks_see_up_to_date_weights() -> None:
     """A group of 192 straddles lazy blocks of 128; it must see the same weights as with one block for everything."""
     weight, hessian = problem()
     from aiakq.quantizers.numerics import gptq as numerics
@@ -143,7 +143,7 @@ def test_groups_never_begin_on_columns_that_are_behind() -> None:
     assert loss(weight, got, hessian) == pytest.approx(loss(weight, wanted, hessian), rel=1e-3)
 
 
-def test_orders() -> None:
+def test_column_order_of_each_act_order() -> None:
     importance = torch.tensor([1.0, 4.0, 2.0, 9.0, 3.0, 3.0, 0.0, 5.0])
     assert column_order(importance, 4, "none").tolist() == list(range(8))
     assert column_order(importance, 4, "static").tolist() == [3, 7, 1, 4, 5, 2, 0, 6]
@@ -152,7 +152,7 @@ def test_orders() -> None:
 
 
 @pytest.mark.parametrize("order", ["none", "static", "group"])
-def test_inputs_that_never_fire_keep_their_weight(order: str) -> None:
+def test_weights_of_dead_inputs_are_kept(order: str) -> None:
     weight, hessian = problem(k=256)
     dead = torch.arange(3, 256, 7)
     hessian[dead] = 0
@@ -163,7 +163,7 @@ def test_inputs_that_never_fire_keep_their_weight(order: str) -> None:
     assert float(got[:, dead].abs().sum()) > 0
 
 
-def test_a_singular_hessian_is_damped_or_rounded_plainly() -> None:
+def test_a_singular_hessian_is_damped_or_falls_back_to_rtn() -> None:
     weight, _ = problem(k=256)
     one = torch.ones(256, 1) * 100
     settings = GptqSettings(4, 128, True, torch.float16, damp=1e-12)

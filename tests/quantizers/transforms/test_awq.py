@@ -35,14 +35,14 @@ def test_the_grid_is_the_published_one_with_both_ends_and_begins_with_doing_noth
         assert torch.allclose(scales, wanted / (wanted.max() * wanted.min()).sqrt(), rtol=1e-5)
 
 
-def test_the_grid_survives_channels_that_never_fire() -> None:
+def test_the_grid_is_finite_for_dead_channels() -> None:
     for activations in (torch.zeros(8), torch.tensor([0.0, 1, 0, 1, 0, 1, 1e-30, 1e30])):
         for candidate in awq.coarse_grid():
             scales = candidate.scales(activations, torch.zeros(8))
             assert bool((scales > 0).all()) and bool(torch.isfinite(scales).all())
 
 
-def test_the_search_looks_between_the_points_of_the_coarse_grid() -> None:
+def test_the_scale_search_refines_the_coarse_grid() -> None:
     """A loss with its lowest point at r = 0.35, which only the finer points reach; NaN never wins."""
     activations, weights = torch.linspace(0.1, 2, 16), torch.linspace(1, 0.5, 16) ** 3
     goal = awq.Candidate(7, False).scales(activations, weights)
@@ -126,27 +126,27 @@ def test_scales_rescue_a_channel_that_matters_in_a_block_with_parallel_attention
     assert set(found.folder.changed) == {"norm.weight", "norm.bias"}
 
 
-def test_a_block_that_comes_out_worse_is_rounded_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_awq_makes_worse_is_quantized_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awq.Candidate, "scales", lambda self, x, w: torch.linspace(1e-3, 1e3, len(x)))
     found, plain = quantized(), rounded_to_nearest()
-    assert "rounded plainly" in found.result.warnings[0]
+    assert "was quantized without awq" in found.result.warnings[0]
     assert not found.folder.changed
     for name, weight in plain.result.finished.items():
         assert torch.equal(weight.codes, found.result.finished[name].codes)
         assert torch.equal(weight.scales, found.result.finished[name].scales)
-        assert found.result.remarks[name] == {"awq": "kept plain rounding"}
+        assert found.result.remarks[name] == {"awq": "not applied"}
     state = plain.module.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in found.module.state_dict().items())
 
 
-def test_whole_ranges_where_none_are_to_be_searched() -> None:
+def test_minmax_uses_full_ranges() -> None:
     found = quantized(scale_search="minmax")
     for name, weight in found.result.finished.items():
         reference = found.result.originals[name]
         assert torch.equal(weight.scales, round_weight(reference, 4, 32, False, torch.float16)[1])
 
 
-def test_only_scales_can_be_folded_and_nothing_is_rounded() -> None:
+def test_awq_without_clip_only_folds_scales() -> None:
     folded = decoder_block(Block())
     awq.Awq(clip=False).apply(folded, folded.whole)
     columns = folded.folder.columns
@@ -157,7 +157,7 @@ def test_only_scales_can_be_folded_and_nothing_is_rounded() -> None:
     assert block_error(folded.module) < 1e-6
 
 
-def test_rounded_weight_is_rounding_and_back() -> None:
+def test_rounded_weight_equals_quantize_and_dequantize() -> None:
     weight = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
     columns = torch.rand(64, generator=torch.Generator().manual_seed(1)) + 0.5
     codes, scales, zeros = round_weight(weight * columns, 4, 32, False, torch.float16)
@@ -165,7 +165,7 @@ def test_rounded_weight_is_rounding_and_back() -> None:
     assert torch.equal(rounded_weight(weight, 4, 32, False, torch.float16, columns), wanted)
 
 
-def test_a_sample_is_cut_only_where_modules_answer_as_before() -> None:
+def test_a_sample_is_truncated_only_if_module_outputs_stay_the_same() -> None:
     from aiakq.quantizers.model import module_calls
 
     class Mixing(Block):
@@ -187,7 +187,7 @@ def test_a_sample_is_cut_only_where_modules_answer_as_before() -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_both_widths_are_published(bits: int, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_both_bit_widths_are_published(bits: int, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     from aiakq.formats.checkpoint import Checkpoint
     from aiakq.quantizers.pipeline import quantize_checkpoint
 

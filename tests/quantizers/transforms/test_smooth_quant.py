@@ -108,7 +108,7 @@ def test_the_searched_strength_is_the_best_of_those_tried() -> None:
         assert block.result.remarks[mapping.balance_layers[0]]["alpha"] == ("none" if best is None else best)
 
 
-def test_stored_scales_are_shared_and_reach_the_largest_input() -> None:
+def test_stored_activation_scales_are_shared_and_cover_the_largest_input() -> None:
     block = quantize(activation_scales="tensor", scale_search="minmax")
     stored = {name: float(weight.input_scale or 0) for name, weight in block.result.finished.items()}
     assert stored["q_proj"] == stored["k_proj"] == stored["v_proj"]

@@ -14,7 +14,6 @@ import torch
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.layers.rotary import rotary_tables
 
 LLAMA = "LlamaForCausalLM"
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -76,6 +75,19 @@ def test_a_hub_model_is_found_where_it_was_downloaded_to_and_by_revision(hub):
     assert refusal("org/tiny", download_dir=cache, revision="v3").id == "model_hub"
 
 
+def test_the_hub_gets_the_access_token(hub, monkeypatch):
+    import huggingface_hub
+
+    tokens, folder = [], str(hub / "models--org--tiny" / "snapshots" / ("1" * 40))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, token, **__: tokens.append(token) or folder)
+    given = {"hf_token": "secret", "tokenizer": "org/other", "hf_config_path": "org/third"}
+    found = config("org/tiny", **given)
+    assert tokens == ["secret"] * 3 and "secret" not in repr(found)
+    config("org/tiny")
+    config("org/tiny", hf_token="")
+    assert tokens[3:] == [None, True], "the stored token if there is one, and the stored token that must be there"
+
+
 def test_a_tokenizer_may_be_of_another_revision_or_another_model(hub, example_model):
     both = {"download_dir": str(hub), "num_gpu_blocks_override": 20}
     sizes = [len(LLM("org/tiny", **both, **more).get_tokenizer()) for more in ({}, {"tokenizer_revision": "v2"})]
@@ -126,6 +138,21 @@ def test_gpt_means_gptq(edited):
     for name in ("gptq", "gpt", None, "None"):
         assert config(folder, quantization=name).spec.method == "gptq"
     assert refusal(folder, quantization="awq").id == "quantization_mismatch"
+
+
+def test_the_method_that_quantize_recorded_is_known_and_may_be_expected(edited):
+    """Methods of packages, which no format knows."""
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    settings = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    folder = edited("quantized", quantization_config=settings, aiakq={"method": "trimmed_rtn"})
+    # Other tools mean the format, which holds awq's and gptq's weights alike.
+    for name in ("trimmed_rtn", "gptq", "awq", None):
+        assert config(folder, quantization=name).spec.method == "trimmed_rtn"
+    assert refusal(folder, quantization="smooth_quant").fields["found"] == "trimmed_rtn"
+    for number, unusable in enumerate(({"method": "[red]"}, {"method": 4}, {}, "trimmed_rtn")):
+        folder = edited(f"unusable-{number}", quantization_config=settings, aiakq=unusable)
+        assert config(folder).spec.method == "gptq", unusable
 
 
 @pytest.mark.parametrize("impl", ["aiakq", "transformers"])
@@ -184,17 +211,6 @@ def test_a_scaled_context_is_longer_by_the_factor(edited, tiny_model):
     layers = edited("layers", rope_parameters={"full_attention": {"rope_theta": 5.0}})
     assert "kinds of layers" in str(refusal(layers, rope_theta=5.0))
     assert "learned" in str(refusal(tiny_model("OPTForCausalLM"), rope_theta=5.0))
-
-
-def test_dynamic_scaling_is_that_of_transformers_at_full_length():
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
-    rotary = rotary_tables(rope, 64, 256, torch.device("cpu"))
-    hf = LlamaConfig(hidden_size=256, num_attention_heads=4, max_position_embeddings=128, rope_parameters=rope)
-    inverse, _ = ROPE_INIT_FUNCTIONS["dynamic"](hf, "cpu", seq_len=256)
-    assert torch.allclose(rotary.cosines, torch.outer(torch.arange(256.0), inverse).cos(), atol=1e-4)
 
 
 def test_without_its_window_a_model_ends_where_the_window_does(tiny_model):

@@ -11,27 +11,15 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from aiakq import LLM, SamplingParams
 from aiakq.kernels.cpu import library
+from aiakq.kernels.ops import sampling
 from aiakq.runtime.config import device as device_config
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.messages import Abort, RequestSpec, ResetPrefixCache
 from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
 from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.executor import cuda_graphs as graphs
-from aiakq.runtime.executor import sampler, transfer
 from aiakq.runtime.executor.cuda_graphs import DecodeGraphs
 from aiakq.runtime.executor.local import LocalExecutor, LocalPendingStep
-
-#: Ways to run the same requests, as in test_exactness.py.
-MODES = {
-    "batched": {},
-    "one_at_a_time": {"max_num_seqs": 1},
-    "chunked": {"max_num_batched_tokens": 13},
-    "not_chunked": {"enable_chunked_prefill": False},
-    "preempted": {"num_gpu_blocks_override": 40, "block_size": 4},
-    "no_prefix_cache": {"enable_prefix_caching": False},
-    "small_pages": {"block_size": 1},
-    "by_priority": {"scheduling_policy": "priority", "max_num_seqs": 5, "max_num_batched_tokens": 30},
-}
 
 
 def ban_last(outputs, logits):
@@ -95,24 +83,23 @@ def pair(folder, **arguments) -> tuple[LLM, LLM]:
     return LLM(str(folder), **given), LLM(str(folder), async_scheduling=True, **given)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_answers_are_the_same_in_every_mode(mode, tiny_model):
-    one, ahead = pair(tiny_model("LlamaForCausalLM"), **MODES[mode])
+def test_answers_are_the_same_in_every_mode(engine_mode, engine_modes, tiny_model):
+    one, ahead = pair(tiny_model("LlamaForCausalLM"), **engine_modes[engine_mode])
     assert (ahead.engine.max_pending_steps, one.engine.max_pending_steps) == (2, 1)
     wanted = answers(one)
     assert answers(ahead) == wanted
-    if mode == "batched":
+    if engine_mode == "batched":
         assert answers(ahead) == wanted, "and with their prefixes in the cache"
     reasons = {output.finish_reason for outputs, _, _ in wanted for output in outputs}
     assert reasons == {"stop", "length"}
     assert max(len(output.token_ids) for outputs, _, _ in wanted for output in outputs) > 60, "up to the context's end"
-    if mode == "preempted":
+    if engine_mode == "preempted":
         assert ahead.engine.stats.preemptions > 0
 
 
 @pytest.mark.parametrize("mode", ["preempted", "small_pages"])
-def test_answers_are_the_same_with_encoded_records(mode, tiny_model, behind_bytes):
-    one, ahead = pair(tiny_model("LlamaForCausalLM"), **MODES[mode])
+def test_answers_are_the_same_with_encoded_records(mode, engine_modes, tiny_model, behind_bytes):
+    one, ahead = pair(tiny_model("LlamaForCausalLM"), **engine_modes[mode])
     expected = answers(one, functions=False)
     assert answers(behind_bytes(ahead), functions=False) == expected
     assert answers(behind_bytes(one), functions=False) == expected
@@ -127,9 +114,9 @@ def test_answers_of_other_models_are_the_same(architecture, tiny_model):
 @pytest.mark.parametrize("candidates", [2, 1024])
 def test_answers_of_the_sampler_for_gpus_are_the_same(candidates, tiny_model, monkeypatch):
     """Few candidates do not settle every token: sequences go back a step, and it is sampled from the vocabulary."""
-    monkeypatch.setattr(sampler, "_is_native", lambda logits: False)
+    monkeypatch.setenv("AIAKQ_KERNELS", "cpu,sampling=torch")
     plenty = answers(LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", max_model_len=128))
-    monkeypatch.setattr(sampler, "CANDIDATES", candidates)
+    monkeypatch.setattr(sampling, "CANDIDATES", candidates)
     again = []
     inner = Sequence.resample
     monkeypatch.setattr(Sequence, "resample", lambda sequence: (again.append(sequence.id), inner(sequence))[1])
@@ -292,7 +279,7 @@ def test_a_launched_step_waits_for_nothing(tiny_model, monkeypatch):
     def on_host(*tensors):
         return lambda: waited.append(tensors)
 
-    monkeypatch.setattr(sampler, "on_host", on_host)
+    monkeypatch.setattr(sampling, "on_host", on_host)
     asked = [{}, {"temperature": 0.9, "top_p": 0.9}, {"frequency_penalty": 1.0}, {"logprobs": 2, "prompt_logprobs": 2}]
     specs = [
         RequestSpec(f"{n}", [5 + n] * 9, SamplingParams(**({"temperature": 0.0} | more)), max_tokens=5, seed=0)
@@ -309,15 +296,9 @@ def test_a_launched_step_waits_for_nothing(tiny_model, monkeypatch):
         assert first.is_sampled and not second.is_sampled
         for sequence in second._sequences:
             sequence.token_ids.append(3)
-        second.launch_sampler()
+        second.launch_sampler(executor.runner.model.sampler)
         assert len(second._row_of) == 4
     assert not waited
-
-
-def test_numbers_are_copied_before_they_are_asked_for():
-    values = torch.arange(3)
-    numbers = transfer.on_host(values, values.double() / 2)
-    assert numbers() == [[0, 1, 2], [0, 0.5, 1]]
 
 
 def test_one_step_ahead_by_default_on_a_gpu(example_model, monkeypatch):

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from aiakq.errors import AiakqError
+from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.attention import new_cache
+from aiakq.kernels.types import AttentionSpec
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.engine.engine import Engine
@@ -31,15 +33,19 @@ class CountingModel:
     page that was lost, shared wrongly or overwritten, because its answer depends on what the cache holds.
     """
 
-    kv_shape = (1, 1, 1)
     row_multiple = 4
     vocab_size = VOCAB
 
     def __init__(self) -> None:
         self.poison: int | None = None
+        self.sampler = Ops(torch.device("cpu"), torch.float32).sampler()
+
+    def kv_bytes_per_token(self, dtype):
+        return 2 * dtype.itemsize
 
     def new_caches(self, pages, page_size):
-        return [new_cache(pages, page_size, 1, 1, torch.float32, torch.device("cpu"))]
+        spec = AttentionSpec(1, 1, 1, 1.0)
+        return [new_cache(spec.problem(torch.float32, torch.float32, "cpu"), pages, page_size, torch.device("cpu"))]
 
     def forward(self, step, caches):
         keys, _ = caches[0]
@@ -226,7 +232,7 @@ def test_a_step_that_does_not_fit_into_memory_is_run_in_halves(ahead, where, mon
         counted = limited(model_of(engine).forward, lambda arguments: arguments[0].context.query_start_list[-1])
         monkeypatch.setattr(model_of(engine), "forward", counted)
     else:
-        counted = limited(sampler.sample, lambda arguments: sum(row.position for row in arguments[1]))
+        counted = limited(sampler.sample, lambda arguments: sum(row.position for row in arguments[2]))
         monkeypatch.setattr(local, "sample", counted)
     prompts = [[1], [2, 3, 4], [5] * 9, [6] * 12, [7] * 2, [8] * 4]
     news = run_all(engine, [spec(f"r{at}", prompt, 2) for at, prompt in enumerate(prompts)])

@@ -17,18 +17,6 @@ from aiakq.runtime.models import ARCHITECTURES
 NUM_PROMPTS = 32
 NEW_TOKENS = 16
 
-#: Ways to run the same requests. Few pages force preemption; equal beginnings and small pages hit the prefix cache.
-MODES = {
-    "batched": {},
-    "one_at_a_time": {"max_num_seqs": 1},
-    "chunked": {"max_num_batched_tokens": 13},
-    "not_chunked": {"enable_chunked_prefill": False},
-    "preempted": {"num_gpu_blocks_override": 40, "block_size": 4},
-    "no_prefix_cache": {"enable_prefix_caching": False},
-    "small_pages": {"block_size": 1},
-    "odd_pages": {"block_size": 7, "max_num_batched_tokens": 50},
-}
-
 
 def _prompts(vocab_size: int) -> list[list[int]]:
     """Lengths 1 to 90; a quarter of the prompts share a beginning."""
@@ -63,11 +51,11 @@ def _ours(change, folder, prompts: list[list[int]], **arguments) -> tuple[list[l
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "GPTNeoXForCausalLM"])
-def test_greedy_tokens_match_transformers_in_every_mode(architecture, tiny_model, behind_bytes):
+def test_greedy_tokens_match_transformers_in_every_mode(architecture, tiny_model, engine_modes, behind_bytes):
     folder = tiny_model(architecture)
     prompts = _prompts(320)
     expected = _transformers_tokens(folder, prompts)
-    for mode, arguments in MODES.items():
+    for mode, arguments in engine_modes.items():
         tokens, llm = _ours(behind_bytes, folder, prompts, **arguments)
         assert tokens == expected, mode
         llm.engine.check()
@@ -84,7 +72,7 @@ def test_greedy_tokens_match_transformers_in_every_mode(architecture, tiny_model
             assert llm.engine.stats.prefix_hits > before
 
 
-def test_example_model_matches_transformers(example_model, heldout_text, behind_bytes):
+def test_example_model_matches_transformers(example_model, heldout_text, engine_modes, behind_bytes):
     from aiakq.runtime.text.tokenizer import Tokenizer
 
     words = heldout_text.split()
@@ -92,7 +80,7 @@ def test_example_model_matches_transformers(example_model, heldout_text, behind_
     prompts = [tokenizer.encode(" ".join(words[at * 50 : at * 50 + 5 + at])) for at in range(NUM_PROMPTS)]
     expected = _transformers_tokens(example_model, prompts)
     for mode in ("batched", "one_at_a_time", "chunked", "preempted"):
-        tokens, _ = _ours(behind_bytes, example_model, prompts, **MODES[mode])
+        tokens, _ = _ours(behind_bytes, example_model, prompts, **engine_modes[mode])
         assert tokens == expected, mode
 
 

@@ -8,14 +8,17 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
+from aiakq.kernels.ops import Ops, sampling
+from aiakq.kernels.ops.sampling import CANDIDATES, TorchSampler
 from aiakq.runtime.engine.messages import NOTHING_LEFT, ModelLimits, admit
 from aiakq.runtime.engine.records import NewSequence, SampledToken
 from aiakq.runtime.executor import sampler
-from aiakq.runtime.executor.sampler import CANDIDATES, SamplerRow, prompt_logprobs, uniform_at
+from aiakq.runtime.executor.sampler import SamplerRow, prompt_logprobs, uniform_at
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.sampling_params import SamplingParams
 
 VOCAB = 12
+CPU_SAMPLER = Ops(torch.device("cpu"), torch.float32).sampler()
 
 
 def row(prompt=(1, 2), outputs=(), vocab=VOCAB, seed=0, bad_words=(), logits_processors=(), **params) -> SamplerRow:
@@ -26,7 +29,7 @@ def row(prompt=(1, 2), outputs=(), vocab=VOCAB, seed=0, bad_words=(), logits_pro
 
 def sample(logits: torch.Tensor, rows: list[SamplerRow]) -> list[SampledToken]:
     """Tokens as an engine gets them, which has those resampled that the candidates did not settle."""
-    output = sampler.sample(logits, rows)
+    output = sampler.sample(CPU_SAMPLER, logits, rows)
     results = output.collect()
     assert output.tokens.tolist() == [result.token for result in results]
     late = [at for at, result in enumerate(results) if result.resample]
@@ -181,8 +184,7 @@ def test_a_gpu_is_waited_for_once_a_step(monkeypatch):
 
         return numbers
 
-    monkeypatch.setattr(sampler, "on_host", on_host)
-    monkeypatch.setattr(sampler, "_is_native", lambda logits: False)
+    monkeypatch.setattr(sampling, "on_host", on_host)
     asked = [
         {"temperature": 0},
         {"temperature": 0.8},
@@ -198,7 +200,7 @@ def test_a_gpu_is_waited_for_once_a_step(monkeypatch):
         for reading in (lambda x: x.sum().item(), lambda x: x[x > 0], torch.nonzero, torch.unique):
             with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
                 reading(logits)
-        output = sampler.sample(logits, rows)
+        output = sampler.sample(TorchSampler(CANDIDATES), logits, rows)
     assert not waited and output.tokens.shape == (7,), "and without the results, only on the device"
     results = output.collect()
     assert len(waited) == 1 and waited[0].shape == (7 * 6 + 2 * 4,)
@@ -215,7 +217,7 @@ def test_row_that_is_not_finite_is_named_and_others_are_not_touched():
 
 def test_prompt_logprobs_put_the_actual_token_first():
     logits = torch.randn(2, VOCAB)
-    rows = prompt_logprobs(logits, [5, 6], 2)()
+    rows = prompt_logprobs(CPU_SAMPLER, logits, [5, 6], 2)()
     raw = logits.log_softmax(-1)
     assert [row.token_ids[0] for row in rows] == [5, 6]
     assert rows[0].logprobs[0] == pytest.approx(raw[0, 5].item(), abs=1e-6)
@@ -246,6 +248,9 @@ def test_prompt_logprobs_put_the_actual_token_first():
         {"min_tokens": 20},
         {"seed": 2**63},
         {"allowed_token_ids": []},
+        {"allowed_token_ids": [1, True]},
+        {"stop_token_ids": 5},
+        {"stop_token_ids": list(range(129))},
         {"best_of": 0},
         {"best_of": 17},
         {"best_of": 2, "n": 3},

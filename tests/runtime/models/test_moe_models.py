@@ -1,4 +1,4 @@
-"""Mixtures of experts: fused files and separate ones, rows that do not depend on rows, quantized experts."""
+"""Mixtures of experts: fused files and separate ones, numbers that are refused, quantized experts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from torch import Tensor
 
 from aiakq.errors import AiakqError
 from aiakq.evaluation.scoring import load_for_scoring
-from aiakq.kernels.ops.dense import TorchDense
-from aiakq.runtime.layers.experts import SparseMLP
 
 FAMILIES = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"]
 
@@ -44,31 +42,6 @@ def test_fused_files_give_the_same_logits(family: str, tiny_model: Callable[...,
     names = set(load_file(fused / "model.safetensors"))
     assert "model.layers.0.mlp.experts.gate_up_proj" in names
     assert torch.equal(logits(source), logits(fused))
-
-
-def test_a_token_does_not_depend_on_the_others() -> None:
-    make = torch.Generator().manual_seed(0)
-
-    def linear(n: int, k: int) -> TorchDense:
-        return TorchDense(torch.randn(n, k, generator=make))
-
-    experts = [linear(48, 48) for _ in range(7)]
-    mixture = SparseMLP(linear(7, 48), experts, 3, True, shared=linear(48, 48), shared_gate=linear(1, 48))
-    x = torch.randn(64, 48, generator=make)
-    together = mixture(x)
-    some = [list(range(start, start + count)) for count in (4, 12, 20) for start in range(40)]
-    for rows in ([5, 17, 40, 63], list(reversed(range(64))), *some):
-        assert torch.equal(mixture(x[rows]), together[rows])
-
-
-def test_experts_that_get_no_token_do_not_run() -> None:
-    def never(x: Tensor) -> Tensor:
-        raise AssertionError("no token was sent here")
-
-    router = TorchDense(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
-    mixture = SparseMLP(router, [lambda x: 2 * x, never], 1, True)
-    x = torch.tensor([[1.0, 5.0], [2.0, -1.0], [3.0, 0.5]])
-    assert torch.equal(mixture(x), 2 * x)
 
 
 @pytest.mark.parametrize("name, value", [("num_experts_per_tok", 9), ("num_local_experts", "many")])

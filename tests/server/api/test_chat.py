@@ -97,6 +97,62 @@ def test_include_usage_adds_a_last_chunk(http):
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 16
 
 
+def test_the_chunk_that_opens_a_message_counts_no_tokens(http):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = GREEDY | {"stream": True, "stream_options": options, "max_tokens": 4}
+    chunks = events(http, body)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts[:2] == [0, 1] and counts[-1] == 4 and chunks[0]["usage"]["prompt_tokens"] > 0
+
+
+def events(http, body: dict) -> list[dict]:
+    """The chunks of a stream."""
+    lines = [line[6:] for line in http.post("/v1/chat/completions", json=body).text.splitlines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_what_belongs_to_the_prompt_is_beside_the_choices(http, client):
+    ids = http.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
+    extra = {"prompt_logprobs": 1, "return_token_ids": True}
+    answer = client.chat.completions.create(**GREEDY, n=2, extra_body=extra)
+    assert answer.prompt_token_ids == ids and len(answer.prompt_logprobs) == len(ids)
+    assert all(len(choice.token_ids) == 16 for choice in answer.choices)
+    assert not hasattr(answer.choices[0], "prompt_token_ids") and not hasattr(answer.choices[0], "prompt_logprobs")
+    plain = client.chat.completions.create(**GREEDY)
+    assert plain.prompt_token_ids is plain.prompt_logprobs is plain.choices[0].token_ids is None
+    assert plain.choices[0].message.reasoning_content is None
+    chunks = events(http, GREEDY | {"stream": True, "return_token_ids": True})
+    assert chunks[0]["prompt_token_ids"] == ids and not any("prompt_token_ids" in chunk for chunk in chunks[1:])
+    assert sum((chunk["choices"][0].get("token_ids", []) for chunk in chunks), []) == answer.choices[0].token_ids
+
+
+def test_the_bytes_of_tokens_join_to_the_content(http):
+    """A character cut into tokens: the bytes are the tokens' own."""
+    ids = http.post("/tokenize", json={"prompt": "🙂", "add_special_tokens": False}).json()["tokens"]
+    body = GREEDY | {"allowed_token_ids": ids, "logprobs": True, "top_logprobs": 2, "max_tokens": 8}
+    found = http.post("/v1/chat/completions", json=body).json()["choices"][0]
+    entries = found["logprobs"]["content"]
+    data = b"".join(bytes(entry["bytes"]) for entry in entries)
+    assert data.decode(errors="replace") == found["message"]["content"] and "\ufffd".encode() not in data
+    assert all(top["bytes"] for entry in entries for top in entry["top_logprobs"])
+
+
+def test_echo_returns_the_last_message_of_the_same_role(http):
+    last = {"role": "assistant", "content": [{"type": "text", "text": "It is"}]}
+    body = GREEDY | {"messages": [*MESSAGES, last], "add_generation_prompt": False, "continue_final_message": True}
+    plain = http.post("/v1/chat/completions", json=body | {"echo": False}).json()["choices"][0]["message"]
+    echoed = http.post("/v1/chat/completions", json=body | {"echo": True}).json()["choices"][0]
+    assert echoed["message"]["content"] == "It is" + plain["content"]
+    assert echoed["sentence_length"] == len(plain["content"])
+    pieces = [chunk["choices"][0]["delta"]["content"] for chunk in events(http, body | {"echo": True, "stream": True})]
+    assert pieces[:2] == ["", "It is"] and "".join(pieces) == echoed["message"]["content"]
+    other = http.post("/v1/chat/completions", json=GREEDY | {"echo": True}).json()["choices"][0]["message"]
+    assert other["content"] == http.post("/v1/chat/completions", json=GREEDY).json()["choices"][0]["message"]["content"]
+    asked = GREEDY | {"add_generation_prompt": False}
+    assert http.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["role"] == "user"
+
+
 def test_models_lists_every_served_name(client, http):
     cards = client.models.list().data
     assert [card.id for card in cards] == ["tinybooks", "alias/name"]
@@ -123,6 +179,8 @@ def test_tokenize_and_detokenize_round_trip(http):
     answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
     assert answer["max_model_len"] == 1024
+    words = http.post("/tokenize", json={"prompt": "the sea 🙂", "return_token_strs": True}).json()["token_strs"]
+    assert "Ġsea" in words and "\ufffd" not in "".join(words)  # as the vocabulary spells them
     assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json()["prompt"] == text
 
 

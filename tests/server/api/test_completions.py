@@ -9,6 +9,10 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from aiakq.runtime.text.tokenizer import Tokenizer
+from aiakq.server.api.completions import prompt_offsets
+from aiakq.server.api.openai import TextOffsets
+
 PROMPT = "It was the best of times, it was"
 GREEDY = {"model": "tinybooks", "prompt": PROMPT, "temperature": 0, "max_tokens": 24}
 
@@ -86,6 +90,40 @@ def test_continuous_usage_counts_up(http):
     chunks = streamed(http, GREEDY | {"max_tokens": 5, "stream_options": options})
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts) and counts[-1] == 5 and chunks[-1]["choices"] == []
+
+
+def test_continuous_usage_needs_include_usage(http):
+    options = {"include_usage": False, "continuous_usage_stats": True}
+    chunks = streamed(http, GREEDY | {"max_tokens": 3, "stream_options": options})
+    assert not any(chunk.get("usage") for chunk in chunks) and chunks[-1]["choices"]
+
+
+def test_fields_that_were_not_asked_for_are_null(client):
+    choice = client.completions.create(**GREEDY).choices[0]
+    assert choice.prompt_logprobs is choice.prompt_token_ids is choice.token_ids is None
+
+
+def test_an_echo_has_its_special_tokens_and_offsets_that_fit(http):
+    ids = [0, 1, 100, 2]
+    body = GREEDY | {"prompt": ids, "echo": True, "logprobs": 0, "max_tokens": 4}
+    text = http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    assert text.startswith("<|")
+    choice = http.post("/v1/completions", json=body).json()["choices"][0]
+    assert choice["text"].startswith(text)
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    for token, offset in zip(tokens, offsets, strict=True):
+        assert choice["text"][offset:].startswith(token)
+    assert offsets[len(ids)] == len(text)
+
+
+def test_offsets_of_parts_of_a_character_are_that_of_the_character(http):
+    ids = http.post("/tokenize", json={"prompt": "a🙂b🙂"}).json()["tokens"]
+    body = {"prompt": ids, "echo": True, "logprobs": 0, "max_tokens": 2}
+    choice = http.post("/v1/completions", json=body).json()["choices"][0]
+    offsets = choice["logprobs"]["text_offset"][: len(ids)]
+    emoji = (len(ids) - 2) // 2
+    assert emoji > 1 and offsets == [0, *[1] * emoji, 2, *[3] * emoji]
+    assert choice["logprobs"]["text_offset"][len(ids)] == 4
 
 
 def test_logprobs_have_openai_shape(http):
@@ -181,10 +219,11 @@ def test_stop_strings_across_token_borders(http):
     body = GREEDY | {"max_tokens": 40, "stop": ["nowhere to be found", stop]}
     choice = http.post("/v1/completions", json=body).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (before, "stop", stop)
-    assert choice["sentence_length"] == len(before)
+    assert choice["sentence_length"] == len(before) and choice["matched_stop"] == stop and whole["matched_stop"] is None
     chunks = streamed(http, body)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == before
-    assert chunks[-1]["choices"][0]["stop_reason"] == stop
+    assert chunks[-1]["choices"][0]["stop_reason"] == chunks[-1]["choices"][0]["matched_stop"] == stop
+    assert not any("matched_stop" in chunk["choices"][0] for chunk in chunks[:-1])
     kept = http.post("/v1/completions", json=body | {"include_stop_str_in_output": True}).json()["choices"][0]
     assert kept["text"] == before + stop
 
@@ -233,8 +272,36 @@ def test_end_of_sequence_ends_the_text_unless_ignored(http):
     body = GREEDY | {"logit_bias": {str(end[0]): 100}, "max_tokens": 6}
     ended = http.post("/v1/completions", json=body).json()
     assert ended["choices"][0]["finish_reason"] == "stop" and ended["choices"][0]["stop_reason"] is None
+    assert ended["choices"][0]["matched_stop"] == end[0]
     assert ended["choices"][0]["text"] == "" and ended["usage"]["completion_tokens"] == 1
     went_on = http.post("/v1/completions", json=body | {"ignore_eos": True}).json()
     assert went_on["choices"][0]["finish_reason"] == "length" and went_on["usage"]["completion_tokens"] == 6
     held = http.post("/v1/completions", json=body | {"min_tokens": 4}).json()
     assert held["usage"]["completion_tokens"] == 5
+
+
+class _Words(Tokenizer):
+    """Tokens 0 "<s>" (special), 1 " It", 2 " was" and the bytes of an emoji."""
+
+    special_ids = frozenset({0})
+
+    def token_bytes(self, id: int) -> bytes:
+        return [b"<s>", b" It", b" was", b"\xf0\x9f", b"\x99\x82"][id]
+
+
+@pytest.mark.parametrize(
+    ("ids", "text", "offsets"),
+    [
+        ([0, 1, 2], "It was", [0, 0, 2]),
+        ([0, 1, 2], "<s> It was", [0, 3, 6]),
+        ([1, 2, 3, 4, 2], "It was🙂 was", [0, 2, 6, 6, 7]),
+        ([1, 3, 2], " It\ufffd was", [0, 3, 4]),
+    ],
+)
+def test_tokens_of_a_prompt_begin_where_its_text_has_them(ids, text, offsets):
+    assert prompt_offsets(_Words(None), ids, text) == offsets
+
+
+def test_offsets_of_broken_characters():
+    offsets = TextOffsets(5)
+    assert [offsets.add(data) for data in (b"\xf0\x9f", b"", b"a", b"\x99", b"b")] == [5, 5, 6, 7, 8]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -95,6 +96,24 @@ def test_every_route_documents_its_errors(description):
                 assert {"404", "413", "415"} <= set(operation["responses"]), path
     names = [one["operationId"] for operations in description["paths"].values() for one in operations.values()]
     assert len(set(names)) == len(names) and all(re.fullmatch(r"[a-z0-9_]+", name) for name in names)
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_streamed_events_have_the_documented_schema(http, description, path):
+    """The data of every event but [DONE] has the required fields of the documented chunk, and no others."""
+    documented = description["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+    data = documented["properties"]["data"]
+    assert data["contentMediaType"] == "application/json"
+    schemas = description["components"]["schemas"]
+    chunk, failure = (schemas[one["$ref"].rpartition("/")[2]] for one in data["contentSchema"]["anyOf"])
+    assert "error" in failure["properties"]
+    choice = schemas[chunk["properties"]["choices"]["items"]["$ref"].rpartition("/")[2]]
+    answer = http.post(path, json=GOOD[path] | {"stream": True, "return_token_ids": True})
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert events
+    for event in events:
+        for found, schema in ((event, chunk), *((each, choice) for each in event["choices"])):
+            assert set(schema["required"]) <= set(found) <= set(schema["properties"]), found
 
 
 def test_a_server_with_keys_documents_its_security_scheme(start_server):

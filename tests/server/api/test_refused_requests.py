@@ -79,6 +79,7 @@ COMPLETIONS = [
     ({"stop": ["a", None]}, 400, "invalid_type", "stop"),
     ({"stop_token_ids": [4096]}, 400, "invalid_token_id", "stop_token_ids"),
     ({"stop_token_ids": ["a"]}, 400, "invalid_type", "stop_token_ids[0]"),
+    ({"stop_token_ids": list(range(129))}, 400, "value_out_of_range", "stop_token_ids"),
     ({"logit_bias": {"-1": 1}}, 400, "invalid_token_id", "logit_bias"),
     ({"logit_bias": {"abc": 1}}, 400, "invalid_type", "logit_bias"),
     ({"logit_bias": {str(i): 1 for i in range(1025)}}, 400, "value_out_of_range", "logit_bias"),
@@ -115,7 +116,6 @@ CHATS = [
         "unsupported_parameter",
         "messages[0].tool_calls",
     ),
-    ({"messages": [{"role": "user", "content": "Hi", "colour": 1}]}, 400, "unknown_field", "messages[0].colour"),
     ({"messages": [{"role": "user", "content": "word " * 3000}]}, 400, "context_length_exceeded", "messages"),
     ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
     ({"tool_choice": "required"}, 400, "unsupported_parameter", "tool_choice"),
@@ -181,7 +181,7 @@ def test_too_large_bodies_are_refused(http):
     check(http.post("/v1/completions", content=pieces()), 413, "request_too_large", None)
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v2/completions", "/health/", "//v1/models", "/v1/completions/"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v2/completions", "/health//", "//v1/models", "/v1/completions//"])
 def test_unknown_paths_are_not_found(http, path):
     check(http.get(httpx_url(http, path)), 404, "not_found", None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+
 import httpx
 import pytest
 
@@ -86,6 +88,73 @@ def test_load_reports_running_and_waiting_requests(http):
     assert load["num_requests_running"] == 0
 
 
+def test_unknown_fields_of_messages_are_ignored(http):
+    """LiteLLM sends back the messages it made of an answer."""
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {
+            "role": "assistant",
+            "content": "Hello",
+            "refusal": None,
+            "annotations": [],
+            "tool_calls": None,
+            "function_call": None,
+            "reasoning_content": None,
+            "provider_specific_fields": {"refusal": None, "reasoning_content": "Hm."},
+        },
+        {"role": "user", "content": "Who is there?", "colour": 1},
+    ]
+    plain = [{name: message[name] for name in ("role", "content")} for message in messages]
+    ids = [http.post("/tokenize", json={"messages": each}).json()["tokens"] for each in (messages, plain)]
+    assert ids[0] == ids[1]
+    body = {"messages": messages, "max_tokens": 2}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"mm_processor_kwargs": None},
+        {"media_io_kwargs": None},
+        {"kv_transfer_params": None},
+        {"include_reasoning": True},
+        {"reasoning_effort": None},
+        {"reasoning_effort": "none"},
+        {"vllm_xargs": {"anything": 1}},
+        {"guided_decoding_backend": None},
+        {"structural_tag": None},
+    ],
+    ids=str,
+)
+def test_fields_that_ask_for_nothing_are_accepted(http, field):
+    post(http, **field)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    assert http.post("/v1/chat/completions", json=body | field).status_code == 200
+
+
+def test_unknown_fields_can_be_ignored_with_a_warning(http, start_server):
+    assert refused(http, no_such_field=1)["code"] == "unknown_field"
+    assert refused(http, reasoning_effort="low")["param"] == "reasoning_effort"
+    with start_server(unknown_fields="warn") as server, httpx.Client(base_url=server.url, timeout=60) as other:
+        for _ in range(2):
+            found = post(other, no_such_field=1, reasoning_effort="low", verbosity="high")
+        assert found["choices"] == post(http)["choices"]
+        options = {"include_usage": True, "no_such_option": 1}
+        streamed = other.post("/v1/completions", json=PLAIN | {"stream": True, "stream_options": options})
+        assert streamed.status_code == 200
+        assert other.post("/tokenize", json={"prompt": "a", "no_such_field": 1}).status_code == 200
+        assert refused(other, guided_json={})["code"] == "unsupported_parameter"
+        for number in range(150):
+            other.post("/detokenize", json={"tokens": [5], f"name\n{number}": 1})
+        description = other.get("/openapi.json").json()
+        schema = description["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert schema["additionalProperties"] is True and "enum" not in schema["properties"]["reasoning_effort"]
+        lines = [event.message for event in server.events if "ignored in requests" in event.message]
+    for name in ("no_such_field", "reasoning_effort", "verbosity", "stream_options.no_such_option"):
+        assert sum(f" {name} " in line for line in lines) <= 1
+    assert " no_such_field " in lines[0] and len(lines) <= 100 and not any("\n" in line for line in lines)
+
+
 def test_admin_routes_are_disabled_by_default(http):
     for path in ("/abort_requests", "/reset_prefix_cache"):
         assert http.post(path).status_code == 404
@@ -100,9 +169,52 @@ def managed(start_server):
         "enable_log_requests": True,
         "max_log_len": 5,
         "response_role": "narrator",
+        "enable_request_id_headers": True,
     }
     with start_server(**options) as server, httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
         yield server, client
+
+
+def test_request_ids_can_be_chosen_by_clients(http, managed):
+    _, named = managed
+    assert post(http, request_id="mine")["id"] == "cmpl-mine"
+    for wrong in ("", "a b", "x" * 129, "a\n"):
+        assert refused(http, request_id=wrong)["param"] == "request_id"
+    ignored = http.post("/v1/completions", json=PLAIN, headers={"X-Request-Id": "mine"})
+    assert ignored.headers["x-request-id"] != "mine"
+    answer = named.post("/v1/completions", json=PLAIN | {"request_id": "field"}, headers={"X-Request-Id": "mine"})
+    assert answer.headers["x-request-id"] == "mine" and answer.json()["id"] == "cmpl-mine"
+    assert named.get("/version", headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
+    for wrong in ("a b", "x" * 129, ""):
+        assert named.get("/version", headers={"X-Request-Id": wrong}).headers["x-request-id"] != wrong
+
+
+def test_two_requests_may_have_the_same_id_at_once(http):
+    prompts = ["Once upon a time", "It was the best of times"]
+    alone = [post(http, prompt=prompt, max_tokens=60)["choices"][0]["text"] for prompt in prompts]
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        calls = [threads.submit(post, http, prompt=each, max_tokens=60, request_id="same") for each in prompts * 3]
+    assert [call.result()["choices"][0]["text"] for call in calls] == alone * 3
+
+
+def test_the_operator_sets_what_responses_contain(start_server, http):
+    options = {
+        "enable_force_include_usage": True,
+        "return_tokens_as_token_ids": True,
+        "enable_prompt_tokens_details": False,
+    }
+    with start_server(**options) as server, httpx.Client(base_url=server.url, timeout=60) as other:
+        check_responses(other, http)
+
+
+def check_responses(other: httpx.Client, http: httpx.Client) -> None:
+    lines = other.post("/v1/completions", json=PLAIN | {"stream": True}).text.splitlines()
+    assert '"choices":[]' in lines[-4] and '"completion_tokens":8' in lines[-4]
+    found = post(other, logprobs=1)
+    assert all(token.startswith("token_id:") for token in found["choices"][0]["logprobs"]["tokens"])
+    assert found["usage"]["prompt_tokens_details"] is None
+    asked = post(other, logprobs=1, return_tokens_as_token_ids=False)["choices"][0]["logprobs"]["tokens"]
+    assert asked == post(http, logprobs=1)["choices"][0]["logprobs"]["tokens"]
 
 
 def test_reset_prefix_cache_empties_the_cache(managed):
@@ -184,3 +296,50 @@ def test_without_a_tokenizer_responses_have_token_ids(start_server, http):
         # How many prompts there are is looked at before any of them costs anything.
         answer = other.post("/v1/completions", json={"prompt": ["text"] * 33})
         assert answer.json()["error"]["code"] == "too_many_prompts"
+
+
+def test_a_unix_socket_instead_of_a_port(start_server, tmp_path, http):
+    path = tmp_path / "aiakq.sock"
+    with start_server(uds=str(path), max_connections_per_address=1) as server:
+        assert server.url == f"unix:{path}" and server.ready.curl.startswith(f"curl --unix-socket {path} http://")
+        clients = [
+            httpx.Client(base_url=f"http://{host}", transport=httpx.HTTPTransport(uds=str(path)), timeout=60)
+            for host in ("localhost", "aiakq.sock")
+        ]
+        for client in clients:
+            assert post(client)["choices"] == post(http)["choices"]
+        for client in clients:
+            client.close()
+        assert server.stop() == 0
+    assert not path.exists()
+
+
+def test_a_slash_at_the_end_of_a_path_does_not_matter(http, managed):
+    for path in ("/v1/completions/", "/v1/models/", "/v1/models/tinybooks/", "/health/"):
+        answer = http.post(path, json=PLAIN) if "completions" in path else http.get(path)
+        assert answer.status_code == 200, path
+    assert managed[1].get("/models/a/v1/models/").status_code == 200
+    assert http.get("/nothing/").json()["error"]["code"] == "not_found"
+    assert http.get("/v1/models//").status_code == 404
+
+
+def test_the_tokenizer_can_be_described(http, start_server, example_model):
+    assert http.get("/tokenizer_info").status_code == 404 and http.get("/docs").status_code == 200
+    options = {"enable_tokenizer_info_endpoint": True, "disable_fastapi_docs": True, "chat_template": "{{ messages }}"}
+    with start_server(**options) as server, httpx.Client(base_url=server.url, timeout=60) as other:
+        found = other.get("/tokenizer_info").json()
+        assert found["tokenizer_class"] and found["chat_template"] == "{{ messages }}"
+        assert found["eos_token"] == "<|endoftext|>" and found["model_max_length"] == 1024
+        assert found["added_tokens_decoder"]["0"] == {"content": "<|endoftext|>", "special": True}
+        assert str(example_model) not in other.get("/tokenizer_info").text
+        assert [other.get(path).status_code for path in ("/docs", "/openapi.json")] == [404, 404]
+
+
+def test_the_access_log_can_be_disabled(start_server):
+    for disabled in (False, True):
+        options = {"uvicorn_log_level": "info", "disable_uvicorn_access_log": disabled}
+        with start_server(**options) as server, httpx.Client(base_url=server.url) as other:
+            other.get("/version")
+            other.get("/health")
+            lines = [event.message for event in server.events if "/version" in event.message]
+        assert bool(lines) is not disabled

@@ -133,7 +133,7 @@ async def refuse(service, request) -> Response:
 def test_a_route_can_have_errors_of_another_shape():
     model = ModelInfo(("a",), "m", "float32", ModelLimits(10, 20, 30), {}, "assistant")
     route = Route("GET", "/other", refuse, "other", errors=("unknown_model",), error_body=OtherError)
-    app = create_app(SimpleNamespace(model=model), [route])
+    app = create_app(SimpleNamespace(model=model, on_unknown_field=None), [route])
 
     async def get(path: str) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:

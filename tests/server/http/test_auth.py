@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 from openai import OpenAI
+from starlette.requests import Request
 
 from aiakq.arguments.server import checked
 from aiakq.errors import AiakqError
 from aiakq.server.api.routes import keyless_paths, load_routes
 from aiakq.server.background import RunningServer
-from aiakq.server.http.auth import Keys, host_name, parse_list, read_keys
+from aiakq.server.http.auth import Keys, client_of, host_name, parse_list, read_keys
 
 KEYS = ("first-key-1234", "second/key+5678")
 BODY = {"prompt": "Once", "max_tokens": 2}
@@ -265,3 +266,40 @@ def test_requests_refused_by_access_control_are_counted(guarded, ask):
     assert ask("POST", "/tokenize", json={"prompt": "a"}).status_code == 401
     assert ask("GET", "/v1/models").status_code == 401
     assert [now - then for now, then in zip(counts(), before, strict=True)] == [4, 4, 0]
+
+
+def request_from(address: str | None, owner: str = "") -> Request:
+    client = None if address is None else (address, 4711)
+    return Request({"type": "http", "client": client, "state": {"owner": owner} if owner else {}})
+
+
+def test_a_client_is_a_key_or_else_an_address():
+    keys = Keys(["a", "b"])
+    one, two = (keys.owner(key) for key in "ab")
+    assert client_of(request_from("10.0.0.1", one)) == client_of(request_from("10.0.0.2", one))
+    assert client_of(request_from("10.0.0.1", one)) != client_of(request_from("10.0.0.1", two))
+    assert client_of(request_from("10.0.0.1")) != client_of(request_from("10.0.0.2"))
+    assert client_of(request_from("2001:db8::1")) == client_of(request_from("2001:db8::ffff:2"))
+    assert client_of(request_from("2001:db8::1")) != client_of(request_from("2001:db8:0:1::1"))
+    assert client_of(request_from("fe80::1%eth0")) == client_of(request_from("fe80::2"))
+    assert client_of(request_from(None)) == client_of(request_from(None))
+
+
+@pytest.mark.parametrize(
+    ("options", "clients"),
+    [({"api_key": list(KEYS)}, 2), ({"api_key": list(KEYS), "fair_share": False}, 1), ({"fair_share": True}, 1)],
+    ids=["keys", "not wanted", "one address"],
+)
+def test_clients_with_different_keys_share_the_engine(start_server, options, clients):
+    body = {"prompt": "Once", "max_tokens": 600, "ignore_eos": True, "stream": True}
+    with start_server(**options) as server, httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http:
+        headers = [{"authorization": f"Bearer {key}"} for key in KEYS]
+        with (
+            http.stream("POST", "/v1/completions", json=body, headers=headers[0]) as first,
+            http.stream("POST", "/v1/completions", json=body, headers=headers[1]) as second,
+        ):
+            assert first.status_code == second.status_code == 200
+            next(first.iter_lines()), next(second.iter_lines())
+            text = http.get("/metrics", headers=headers[0]).text
+    assert re.search(r"^aiakq:num_clients\{[^}]*\} (.*)$", text, re.M)[1] == f"{clients}.0"
+    assert not any(digest in text for key in KEYS for digest in (key, Keys([key]).owner(key)[:16]))

@@ -91,6 +91,24 @@ REFUSED = [
     ("an unknown coding", HEAD + b"transfer-encoding: gzip\r\n\r\n", 400, "invalid_http"),
     ("no HTTP", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "invalid_http"),
     ("another version", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "invalid_http"),
+    (
+        "a bare line feed in trailers",
+        HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx-a: 1\nx-b: 2\r\n\r\n",
+        400,
+        "invalid_http",
+    ),
+    (
+        "trailers that end with a bare line feed",
+        HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\n",
+        400,
+        "invalid_http",
+    ),
+    (
+        "a folded trailer",
+        HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx-a: 1\r\n 2\r\n\r\n",
+        400,
+        "invalid_http",
+    ),
     ("a bad chunk", HEAD + b"transfer-encoding: chunked\r\n\r\nxyz\r\n", 400, "invalid_http"),
 ]
 
@@ -106,6 +124,13 @@ def test_request_heads_at_the_limit_are_accepted(dial):
     assert send(dial(), b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n" + headers + b"\r\n").startswith(b"HTTP/1.1 200")
     request = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\nx: " + b"a" * 65_000 + b"\r\n\r\n"
     assert len(request) < 64 << 10 and send(dial(), request).startswith(b"HTTP/1.1 200")
+
+
+def test_trailers_are_accepted(dial):
+    body = b'{"prompt": [5], "max_tokens": 1}'
+    chunks = b"%x\r\n%b\r\n0\r\nx-trailer: 1\r\n\r\n" % (len(body), body)
+    answer = send(dial(), HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n" + chunks)
+    assert answer.startswith(b"HTTP/1.1 200")
 
 
 def test_pipelined_requests_are_limited_one_by_one(dial):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiakq.errors import AiakqError
-from aiakq.server.http.listener import bind, url_of
+from aiakq.server.http.listener import bind, bind_unix, url_of
 
 
 def test_bind_finds_ports_in_use_and_foreign_addresses():
@@ -30,3 +30,18 @@ def test_bind_to_all_ipv6_addresses():
         pytest.skip("this machine has no IPv6")
     with listener:
         assert url_of(listener, "::").startswith("http://[::1]:")
+
+
+def test_a_unix_socket_replaces_one_that_nobody_listens_on(tmp_path):
+    path = str(tmp_path / "aiakq.sock")
+    with bind_unix(path) as listener:
+        assert url_of(listener, "127.0.0.1") == f"unix:{path}"
+        with pytest.raises(AiakqError) as caught:
+            bind_unix(path)
+        assert caught.value.id == "bad_option"
+    bind_unix(path).close()
+    (tmp_path / "file").write_text("kept")
+    for wrong in (str(tmp_path / "file"), str(tmp_path / "missing" / "a"), str(tmp_path / ("x" * 200))):
+        with pytest.raises(AiakqError, match="--uds"):
+            bind_unix(wrong)
+    assert (tmp_path / "file").read_text() == "kept"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 
@@ -20,8 +24,8 @@ ASKED = [
 def answers(url: str) -> list:
     """To all at once, each without what names the answer."""
 
-    def ask(wish: dict) -> list:
-        body = {"model": "tinybooks", "prompt": PROMPT} | wish
+    def ask(fields: dict) -> list:
+        body = {"model": "tinybooks", "prompt": PROMPT} | fields
         answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120, trust_env=False)
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"]
@@ -40,3 +44,27 @@ def test_async_scheduling_does_not_change_responses(server, start_server, metric
         assert answers(ahead.url) == answers(server.url)
         samples = metrics_of(ahead.url)
         assert samples["vllm:num_requests_running"] == samples["vllm:gpu_cache_usage_perc"] == 0
+
+
+def test_an_engine_in_a_long_step_ends_with_a_killed_server(start_server):
+    """Stopped, it can do nothing by itself, as in a step that holds every lock."""
+    server = start_server(num_gpu_blocks_override=65)
+    engine = server.ready.engine_pid
+    os.kill(engine, signal.SIGSTOP)
+    server.kill()
+    deadline = time.monotonic() + 2
+
+    def is_running() -> bool:
+        try:
+            return Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    try:
+        while is_running():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        if is_running():
+            os.kill(engine, signal.SIGKILL)
+        server.process.wait()

@@ -18,6 +18,7 @@ from aiakq.runtime.engine.messages import (
     StepOutput,
     TokenLogprobs,
     TokenOutput,
+    repeat,
 )
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.tokenizer import TokenizerSource
@@ -39,7 +40,7 @@ OUTPUT = TokenOutput(
     "record",
     [
         ipc.Start({"model": "m", "seed": 0, "names": ["a"]}),
-        ipc.Submit([SPEC]),
+        ipc.Submit.of([SPEC]),
         ipc.Cancel(["r/0", "r/1"]),
         ipc.Reset(),
     ],
@@ -66,6 +67,19 @@ def test_frames_from_the_engine_come_back_equal(record):
     assert ipc.decode_from_engine(body) == record
 
 
+def test_sequences_of_a_request_share_their_lists_in_a_frame():
+    """Sixteen sequences with the whole vocabulary allowed: neither the frame nor the engine has sixteen lists."""
+    params = SamplingParams(n=16, allowed_token_ids=[*range(50_000), *range(50_000)])
+    assert len(params.allowed_token_ids) == 50_000
+    first = RequestSpec("r/0", list(range(5000)), params, 5, 7, bad_word_ids=[[1, 2]], cache_salt="s")
+    specs = [first, *(repeat(first, f"r/{index}", index) for index in range(1, 16))]
+    (body,) = ipc.split(bytearray(ipc.frame(ipc.Submit.of(specs))))
+    assert len(body) < 300_000
+    received = ipc.decode_to_engine(body).specs()
+    assert received == specs
+    assert len({id(spec.sampling) for spec in received}) == len({id(spec.prompt_token_ids) for spec in received}) == 1
+
+
 def test_frames_are_split_however_the_stream_is_cut():
     records = [ipc.Cancel(["x" * size]) for size in (0, 1, 300, 70000)]
     stream = b"".join(map(ipc.frame, records))
@@ -78,7 +92,11 @@ def test_frames_are_split_however_the_stream_is_cut():
 
 
 def test_unknown_records_are_refused():
-    for unknown in ({"type": "exec", "code": "x"}, {"type": "submit", "requests": [{"request_id": 5}]}, [1]):
+    for unknown in (
+        {"type": "exec", "code": "x"},
+        {"type": "submit", "prompts": [["a"]], "samplings": [], "sequences": []},
+        [1],
+    ):
         with pytest.raises(msgspec.ValidationError):
             ipc.decode_to_engine(msgspec.msgpack.encode(unknown))
 

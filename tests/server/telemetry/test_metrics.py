@@ -130,3 +130,12 @@ def test_names_sent_by_clients_create_no_new_series(http, metrics_of, server):
         http.post("/v1/completions", json={"prompt": "a", "model": f"m{i}"})
         http.get(f"/path{i}")
     assert set(metrics_of(server.url)) == before
+
+
+def test_tokens_of_steps_are_counted_as_in_vllm(http, change):
+    body = {"prompt": [40, 50, 60, 70], "temperature": 0, "max_tokens": 5, "ignore_eos": True}
+    for _ in range(3):
+        http.post("/v1/completions", json=body)
+    grown = change()
+    assert grown["vllm:iteration_tokens_total_sum"] == 3 * (4 + 5)
+    assert grown["vllm:iteration_tokens_total_count"] == 3 * 5

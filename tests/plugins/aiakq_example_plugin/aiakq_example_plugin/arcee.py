@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models.decoder import Decoder, PlainMLP, Weights
-from aiakq.runtime.models.llama import build_llama_like
+from aiakq.runtime.models.llama import LlamaBuilder
 
 
 class SquaredReLU:
@@ -20,18 +20,19 @@ class SquaredReLU:
         return torch.relu(x).square()
 
 
-def build(config: ModelConfig, weights: Weights) -> Decoder:
-    """ArceeForCausalLM from ``weights``."""
-    D, F = config.hidden_size, config.intermediate_size
-    bias = bool(config.raw.get("mlp_bias", False))
+class ArceeBuilder(LlamaBuilder):
+    """Llama but for its MLP."""
 
-    def mlp(layer: int) -> PlainMLP:
-        at = f"model.layers.{layer}.mlp"
+    def mlp(self, layer: int) -> PlainMLP:
+        """up and down, without a gate."""
+        D, F, bias = self.config.hidden_size, self.config.intermediate_size, self.mlp_bias
         return PlainMLP(
-            weights.linear(f"{at}.up_proj", F, D, bias=bias),
-            weights.linear(f"{at}.down_proj", D, F, bias=bias),
+            self.weights.linear(self.at(layer, "mlp.up_proj"), F, D, bias=bias),
+            self.weights.linear(self.at(layer, "mlp.down_proj"), D, F, bias=bias),
             SquaredReLU(),
         )
 
-    attention_bias = bool(config.raw.get("attention_bias", False))
-    return build_llama_like(config, weights, qkv_bias=attention_bias, output_bias=attention_bias, mlp=mlp)
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """ArceeForCausalLM from ``weights``."""
+    return ArceeBuilder(config, weights).build()

@@ -8,6 +8,9 @@ from torch import Tensor
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import LinearProblem, QWeight
 
+#: Rows that are multiplied at a time.
+_ROWS = 16
+
 
 def supports(problem: LinearProblem) -> str | None:
     """Weight-only schemes on a CPU."""
@@ -31,14 +34,17 @@ class LinearByGroups(LinearLayer):
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [M, K] -> [M, N] of the same dtype."""
+        inputs = x if self._weight.perm is None else x[:, self._weight.perm]
+        # A few rows at a time: products before their sum are G times as many as outputs.
+        return torch.cat([self._few(rows.double()) for rows in inputs.split(_ROWS)]).to(x.dtype)
+
+    def _few(self, rows: Tensor) -> Tensor:
+        """rows [R, K] float64, in the order of the codes -> [R, N] float64."""
         weight, size = self._weight, self._weight.group_size
-        inputs = x if weight.perm is None else x[:, weight.perm]
-        result = self._bias.expand(len(x), -1).clone()
-        for g, (columns, codes) in enumerate(zip(inputs.split(size, 1), weight.codes.split(size, 1), strict=True)):
+        result = self._bias.expand(len(rows), -1).clone()
+        for g, (columns, codes) in enumerate(zip(rows.split(size, 1), weight.codes.split(size, 1), strict=True)):
             zero = 1 << (weight.bits - 1) if weight.zeros is None else weight.zeros[:, g, None].double()
-            # Rows are summed one by one: a matrix product's order of summation may depend on their number.
-            part = ((codes.double() - zero) * weight.scales[:, g, None].double()).unsqueeze(
-                0
-            ) * columns.double().unsqueeze(1)
-            result += part.sum(-1)
-        return result.to(x.dtype)
+            values = (codes.double() - zero) * weight.scales[:, g, None].double()
+            # Each row by itself: a matrix product's order of summation may depend on the number of rows.
+            result += (values * columns.unsqueeze(1)).sum(-1)
+        return result

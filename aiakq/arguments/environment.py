@@ -1,0 +1,42 @@
+"""Environment variables that are not options, and the detection of misspelled ones. Standard library only."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from aiakq.arguments.argument import PREFIX
+from aiakq.arguments.commands import COMMANDS, CONFIG
+
+#: Variables that no option stands for -> what they do.
+SETTINGS = {
+    "AIAKQ_API_KEY": "API keys that `aiakq serve` accepts, joined with commas, besides those of `--api-key` and "
+    "`--api-key-file`; the key that `aiakq bench serve` sends.",
+    "AIAKQ_DEBUG": "If not empty: show tracebacks, as `--debug` does.",
+    "AIAKQ_KERNELS": "Implementations that may run, by name, joined with commas; all if not set.",
+    "AIAKQ_CPU_ISA": "Instruction set of the native CPU kernels: vnni_bf16, vnni, avx512, avx2 or portable.",
+    "AIAKQ_CPU_LIBRARY": "Path of the native CPU library, in place of the one that is installed.",
+}
+#: Variables that Kubernetes sets in every pod beside a service whose name starts with ``aiakq``.
+_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT(_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)?$")
+
+
+def known_variables() -> set[str]:
+    """Every variable that some command reads."""
+    rows = (CONFIG, *(row for command in COMMANDS.values() for row in command.rows))
+    return {row.variable for row in rows if row.variable} | SETTINGS.keys()
+
+
+def unknown_variables(names: Iterable[str]) -> list[str]:
+    """One sentence about each variable among ``names`` that starts with ``AIAKQ_`` and that no command reads."""
+    known = known_variables()
+    found = []
+    for name in sorted(names):
+        if not name.startswith(PREFIX) or name in known or _KUBERNETES.search(name):
+            continue
+        words = [each.removeprefix(PREFIX) for each in known]
+        close = difflib.get_close_matches(name.removeprefix(PREFIX), words, n=1, cutoff=0.7)
+        hint = f"Did you mean {PREFIX}{close[0]}?" if close else "docs/arguments.md lists the variables."
+        found.append(f"No option or setting reads the environment variable {name}. {hint}")
+    return found

@@ -1,0 +1,159 @@
+"""The layers outside the decoder blocks: embeddings before the first block, final norm and output layer after the last.
+
+Blocks are replaced by stand-ins for the moment: on the way in they note how they are called, on the way out they answer
+what is already known. So embeddings, masks, position tables, norms and heads are the model's own, whatever they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aiakq.errors import error
+from aiakq.quantizers.model.activations import Activations, Call, HiddenStates
+from aiakq.quantizers.model.source import SourceModel
+
+
+class _Captured(Exception):
+    pass
+
+
+def capture(
+    model: SourceModel,
+    batches: Sequence[Tensor],
+    progress: Callable[[int], None],
+    hidden: HiddenStates | None = None,
+) -> Activations:
+    """Run everything before the first block, and note with which arguments each block is called.
+
+    batches: token ids, each [B, T] int64. ``progress`` is told how many batches are done. What reaches the first block
+    is appended to ``hidden``.
+    """
+    outside = _outside(model, model.model.base_model)
+    for name, module in outside:
+        model.load(module, name, recurse=False)
+    model.load(model.blocks[0], model.block_prefix(0))
+    hidden = HiddenStates() if hidden is None else hidden
+    calls: dict[tuple[int, ...], list[Call]] = {}
+    with _recording(model.blocks) as (record, outputs), torch.inference_mode():
+        for number, ids in enumerate(batches):
+            hidden.append(_run_outside(model, ids, record)[0].args[0].to("cpu"))
+            for rows in {len(ids), 1}:  # what a sequence alone is given cannot always be cut out of a batch
+                shape = (rows, ids.shape[1])
+                if shape not in calls:
+                    found = record if rows == len(ids) else _run_outside(model, ids[:rows], record)
+                    calls[shape] = [Call(call.args[1:], call.kwargs) for call in found]
+            progress(number + 1)
+    for _, module in outside:
+        model.drop(module)
+    return Activations(hidden, calls, model.device, outputs[0], model.others)
+
+
+def _run_outside(model: SourceModel, ids: Tensor, record: list[Call]) -> list[Call]:
+    """The calls of all blocks, which ``record`` holds until the next one. Raises ``unsupported``."""
+    record.clear()
+    with suppress(_Captured):
+        model.model.base_model(input_ids=ids.to(model.device), use_cache=False)
+    if len(record) != len(model.blocks):
+        what = f"Quantizing {type(model.model).__name__}, which runs {len(record)} blocks of {len(model.blocks)},"
+        raise error("unsupported", what=what, hint="")
+    return list(record)
+
+
+def head_name(model: SourceModel) -> str | None:
+    """The module path of the output layer, if it is a linear."""
+    head = model.model.get_output_embeddings()
+    names = [name for name, module in model.model.named_modules() if module is head]
+    return names[0] if names and isinstance(head, nn.Linear) else None
+
+
+def embedding_name(model: SourceModel) -> str:
+    """The name of the input embedding's weight."""
+    embedding = model.model.get_input_embeddings()
+    return next(name for name, module in model.model.named_modules() if module is embedding) + ".weight"
+
+
+def load_outside(model: SourceModel) -> None:
+    """Load everything but the blocks; a tied output layer takes the embedding's weight."""
+    head = head_name(model)
+    for name, module in _outside(model, model.model):
+        if name == head and not model.holds(name):
+            module._parameters["weight"] = model.model.get_input_embeddings().weight
+        else:
+            model.load(module, name, recurse=False)
+
+
+def finish(model: SourceModel, ids: Tensor, hidden: Tensor, outputs: int) -> Tensor:
+    """What the model makes of the last block's output: ids [B, T], hidden [B, T, H] -> logits [B, T, V] float32.
+
+    ``load_outside`` must have been called.
+    """
+    with _answering(model.blocks, hidden.to(model.device), outputs), torch.inference_mode():
+        return model.model(input_ids=ids.to(model.device), use_cache=False).logits.float()
+
+
+def _outside(model: SourceModel, part: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Names and modules of ``part``, the whole model or its base, that are not in the blocks."""
+    inside = model.blocks_name + "."
+    prefix = "" if part is model.model else model.model.base_model_prefix
+    return [(name, module) for name, module in part.named_modules(prefix=prefix) if not name.startswith(inside)]
+
+
+@contextmanager
+def _recording(blocks: nn.ModuleList) -> Iterator[tuple[list[Call], list[int]]]:
+    """While open, each call of a block is noted and its hidden states are passed on; the last block ends the pass.
+
+    Only the first block runs, once, to show how many outputs blocks have; it must be loaded.
+    """
+    record: list[Call] = []
+    outputs: list[int] = []
+
+    def stand_in(block: nn.Module) -> Callable[..., Any]:
+        real = block.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not args:
+                args = (kwargs.pop("hidden_states"),)
+            record.append(Call(args, kwargs))
+            if not outputs:
+                found = real(*args, **kwargs)
+                outputs.append(len(found) if isinstance(found, tuple) else 0)
+            if block is blocks[-1]:
+                raise _Captured
+            return _output(args[0], outputs[0])
+
+        return forward
+
+    with _replaced(blocks, stand_in):
+        yield record, outputs
+
+
+@contextmanager
+def _answering(blocks: nn.ModuleList, hidden: Tensor, outputs: int) -> Iterator[None]:
+    """While open, the blocks answer ``hidden`` whatever they are given."""
+
+    def stand_in(block: nn.Module) -> Callable[..., Any]:
+        return lambda *args, **kwargs: _output(hidden, outputs)
+
+    with _replaced(blocks, stand_in):
+        yield
+
+
+def _output(hidden: Tensor, outputs: int) -> Any:
+    """The output of a block that gives so many, of which the hidden states are the first; 0: no tuple."""
+    return (hidden, *[None] * (outputs - 1)) if outputs else hidden
+
+
+@contextmanager
+def _replaced(blocks: nn.ModuleList, stand_in: Callable[[nn.Module], Callable[..., Any]]) -> Iterator[None]:
+    for block in blocks:
+        block.forward = stand_in(block)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward

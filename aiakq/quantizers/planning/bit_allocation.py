@@ -1,0 +1,79 @@
+"""Bit allocation: the cheapest bit widths of all parts within a budget of bits or of KL divergence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from aiakq.errors import error
+from aiakq.quantizers.planning.sensitivity import ModelPart
+from aiakq.spec import LayerSpec
+
+#: Budgets that ``allocate`` tells apart.
+_STEPS = 1 << 16
+
+#: Bits by part and candidate.
+Widths = Sequence[Sequence[float]]
+
+
+def allocate(
+    parts: Sequence[ModelPart], widths: Widths, bits: float | None = None, kl: float | None = None
+) -> list[int]:
+    """A candidate for every part: the least cost within ``bits`` in all, or the fewest bits for a cost of ``kl``.
+
+    ``widths[p][c]`` are the bits of part p as candidate c. Exact, but for bits being counted in steps of a 65536th of
+    the widest: one pass of dynamic programming over all budgets. With ``kl`` out of reach, the widest. Raises
+    ``bad_option`` if the narrowest takes more than ``bits``.
+    """
+    assert (bits is None) != (kl is None)
+    narrowest, widest = (sum(pick(row) for row in widths) for pick in (min, max))
+    if bits is not None:
+        refuse_below(parts, widths, bits)
+    step = (widest - narrowest) / _STEPS or 1.0
+    least = torch.zeros(_STEPS + 1, dtype=torch.float64)  # the cost of the parts so far, by what they take too much
+    taken = []
+    for part, row in zip(parts, widths, strict=True):
+        shifted = torch.full((len(row), _STEPS + 1), torch.inf, dtype=torch.float64)
+        for number, width in enumerate(row):
+            above = math.ceil((width - min(row)) / step - 1e-6)
+            shifted[number, above:] = least[: _STEPS + 1 - above] + part.kl[number]
+        least, choice = shifted.min(0)
+        taken.append(choice)
+    if bits is not None:
+        budget = min(int((bits - narrowest) / step), _STEPS)
+    else:
+        enough = (least <= (kl or 0.0)).nonzero()
+        budget = int(enough[0]) if len(enough) else _STEPS
+    result = []
+    for row, choice in zip(reversed(widths), reversed(taken), strict=True):
+        number = int(choice[budget])
+        result.append(number)
+        budget -= math.ceil((row[number] - min(row)) / step - 1e-6)
+    return result[::-1]
+
+
+def refuse_below(parts: Sequence[ModelPart], widths: Widths, bits: float) -> None:
+    """Raise ``bad_option`` where the narrowest widths of all parts take more than ``bits``."""
+    narrowest = sum(map(min, widths))
+    if narrowest > bits:
+        weights = sum(part.weights for part in parts)
+        raise error(
+            "bad_option",
+            option="--target-bpw",
+            value=round(bits / weights, 3),
+            expected=f"at least {narrowest / weights:.2f}, what the narrowest layers take",
+            hint="Ask for more bits.",
+        )
+
+
+def widths_of(parts: Sequence[ModelPart], candidates: Sequence[LayerSpec], scale_bits: int) -> Widths:
+    """The bits of every part as every candidate, scales and zero points included."""
+
+    def per_weight(part: ModelPart, layer: LayerSpec) -> float:
+        group = part.k if layer.group_size == -1 else layer.group_size
+        return layer.bits + (scale_bits + (0 if layer.symmetric else layer.bits)) / group
+
+    # Each linear also stores its shape in two 64-bit numbers.
+    return [[part.weights * per_weight(part, layer) + 128 * len(part.names) for layer in candidates] for part in parts]

@@ -1,0 +1,64 @@
+"""The text part of multimodal checkpoints: config.json with a ``text_config`` inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: model_type of a ``text_config`` -> the architecture that computes it.
+_TEXT_MODELS = {
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+#: What stays at the top of a multimodal config.json.
+_SHARED = ("quantization_config", "eos_token_id", "bos_token_id", "pad_token_id", "dtype", "torch_dtype")
+
+
+def has_text_part(raw: Mapping[str, Any]) -> bool:
+    """Whether the language model is only a part of what ``raw``, a config.json, describes."""
+    return isinstance(raw.get("text_config"), dict)
+
+
+def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of the language model inside ``raw``, in the spelling of transformers 5; ``raw`` without one.
+
+    Such files leave out what is the default of transformers' class, so that class completes them. Raises ValueError
+    for what it does not take.
+    """
+    if not has_text_part(raw):
+        return dict(raw)
+    inside = dict(raw["text_config"])
+    kind = str(inside.get("model_type", ""))
+    text = _completed(kind, inside)
+    text |= {name: raw[name] for name in _SHARED if raw.get(name) is not None and text.get(name) is None}
+    if "tie_word_embeddings" not in inside and "tie_word_embeddings" in raw:
+        text["tie_word_embeddings"] = raw["tie_word_embeddings"]
+    if raw.get("quantization_config"):
+        text["quantization_config"] = raw["quantization_config"]
+    whole = raw.get("architectures")
+    text["architectures"] = [_TEXT_MODELS[kind]] if kind in _TEXT_MODELS else whole
+    return text
+
+
+def _completed(kind: str, inside: dict[str, Any]) -> dict[str, Any]:
+    from transformers import CONFIG_MAPPING  # seconds, which only these files need
+
+    if kind not in CONFIG_MAPPING:
+        return inside
+    try:
+        found: dict[str, Any] = CONFIG_MAPPING[kind].from_dict(inside).to_dict()
+    except Exception as problem:  # whatever transformers thinks of the values
+        raise ValueError(f"text_config: {problem}") from problem
+    return found

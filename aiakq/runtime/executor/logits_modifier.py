@@ -1,0 +1,111 @@
+"""What one request changes in its logits before sampling: penalties, biases, masks and processors, in vLLM's order."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.transfer import on_device
+from aiakq.runtime.engine.messages import RequestSpec
+from aiakq.runtime.sampling_params import LogitsProcessor, SamplingParams
+
+
+class LogitsModifier:
+    """Modifies logits of one sequence.
+
+    Everything that is the same in every step is brought to the device once. Tokens are counted on the host, which
+    knows them: for a count on a GPU the host would have to wait.
+    """
+
+    def __init__(self, spec: RequestSpec, processors: Sequence[LogitsProcessor]) -> None:
+        self._spec = spec
+        self._params: SamplingParams = spec.sampling
+        self._num_prompt = len(spec.prompt_token_ids)
+        self._processors = tuple(processors)
+        self._takes_prompt = [len(inspect.signature(process).parameters) >= 3 for process in processors]
+        self._end_ids = sorted({*(spec.sampling.stop_token_ids or ()), *spec.eos_token_ids})
+        params = spec.sampling
+        self._always = (
+            params.presence_penalty != 0
+            or params.frequency_penalty != 0
+            or params.repetition_penalty != 1
+            or params.logit_bias is not None
+            or params.allowed_token_ids is not None
+            or bool(spec.bad_word_ids or processors)
+        )
+        self._prompt_set = frozenset(spec.prompt_token_ids) if params.repetition_penalty != 1 else frozenset()
+        self._tensors: dict[str, Tensor] = {}
+        self._counts: Counter[int] = Counter()
+        self._num_counted = 0
+
+    def modifies(self, position: int) -> bool:
+        """Whether the logits of the token at ``position`` are modified at all."""
+        return self._always or self._masks_stops(position)
+
+    def apply(self, logits: Tensor, token_ids: list[int], position: int) -> None:
+        """Modify ``logits`` [V] float32 of the token at ``position``; ``token_ids`` are those before it."""
+        params, spec, device = self._params, self._spec, logits.device
+        outputs = token_ids[self._num_prompt : position]
+        for process, takes_prompt in zip(self._processors, self._takes_prompt, strict=True):
+            logits.copy_(process(spec.prompt_token_ids, outputs, logits) if takes_prompt else process(outputs, logits))
+        if params.allowed_token_ids is not None:
+            allowed = params.allowed_token_ids
+            hidden = self._kept("hidden", lambda: _all_but(allowed, len(logits), device))
+            logits.masked_fill_(hidden, float("-inf"))
+        if params.logit_bias:
+            biases = params.logit_bias
+            ids = self._kept("bias_ids", lambda: on_device(list(biases), device))
+            logits[ids] += self._kept("biases", lambda: on_device(list(biases.values()), device))
+        banned = _completing(spec.bad_word_ids, outputs)
+        if banned:
+            logits.index_fill_(0, on_device(banned, device, torch.long), float("-inf"))
+        if self._masks_stops(position):
+            ends = self._kept("end_ids", lambda: on_device(self._end_ids, device, torch.long))
+            logits.index_fill_(0, ends, float("-inf"))
+        if params.repetition_penalty != 1:
+            self._penalize_repetition(logits, token_ids, position)
+        if params.frequency_penalty or params.presence_penalty:
+            counts = self._output_counts(outputs)
+            if counts:
+                ids, times = on_device(list(counts), device), on_device(list(counts.values()), device)
+                logits[ids] -= params.frequency_penalty * times + params.presence_penalty
+
+    def _masks_stops(self, position: int) -> bool:
+        """Whether the sequence must not end with the token at ``position``."""
+        return position - self._num_prompt < self._params.min_tokens
+
+    def _penalize_repetition(self, logits: Tensor, token_ids: list[int], position: int) -> None:
+        prompt = self._kept("prompt_ids", lambda: on_device(sorted(self._prompt_set), logits.device))
+        new = sorted(set(self._output_counts(token_ids[self._num_prompt : position])) - self._prompt_set)
+        seen = torch.cat([prompt, on_device(new, logits.device, torch.long)]) if new else prompt
+        of_seen = logits[seen]
+        factor = self._params.repetition_penalty
+        logits[seen] = torch.where(of_seen > 0, of_seen / factor, of_seen * factor)
+
+    def _output_counts(self, outputs: list[int]) -> Counter[int]:
+        """How often each token was generated; those of earlier steps are not counted again."""
+        self._counts.update(outputs[self._num_counted :])
+        self._num_counted = len(outputs)
+        return self._counts
+
+    def _kept(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """The tensor ``name``, made when it is first asked for."""
+        found = self._tensors.get(name)
+        if found is None:
+            found = self._tensors[name] = make()
+        return found
+
+
+def _all_but(allowed: Sequence[int], vocab: int, device: torch.device) -> Tensor:
+    """[V] bool, True for tokens that are not ``allowed``."""
+    mask = torch.ones(vocab, dtype=torch.bool, device=device)
+    return mask.index_fill_(0, on_device(list(allowed), device, torch.long), False)
+
+
+def _completing(words: list[list[int]], outputs: list[int]) -> list[int]:
+    """Tokens that would complete one of ``words``."""
+    return [word[-1] for word in words if len(word) == 1 or outputs[-(len(word) - 1) :] == word[:-1]]

@@ -1,0 +1,193 @@
+"""The experts of transformers' mixture-of-experts modules, one linear per expert and projection.
+
+transformers keeps the experts of a block in two tensors, ``gate_up_proj`` [E, 2F, K] and ``down_proj`` [E, K, F].
+Checkpoints on the hub, and everything that reads quantized ones, have ``experts.3.w1`` and the like. This module finds
+the fused modules of a model, says what checkpoints call their linears, and computes the same with separate linears.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """What a family's checkpoints call an expert's projections, and (theirs, the model's) words before them.
+
+    known  whether transformers' own rules say so: it then reads such checkpoints.
+    """
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    words: tuple[tuple[str, str], ...] = ()
+    known: bool = False
+
+    @property
+    def projections(self) -> tuple[str, str, str]:
+        return self.gate, self.up, self.down
+
+    def stored(self, path: str) -> str:
+        """What checkpoints call the module ``path`` of a model: its last part by their word."""
+        above, _, last = path.rpartition(".")
+        theirs = next((theirs for theirs, own in self.words if own == last), last)
+        return ".".join(filter(None, (above, theirs)))
+
+
+class Expert(nn.Module):
+    """down(act(gate(x)) * up(x)), its projections under the checkpoint's names."""
+
+    def __init__(self, act: Callable[[Tensor], Tensor], spelling: Spelling, projections: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.spelling = spelling
+        self.act = act
+        for name, projection in zip(spelling.projections, projections, strict=True):
+            self.add_module(name, projection)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, K] -> [T, K]."""
+        gate, up, down = (self.get_submodule(name) for name in self.spelling.projections)
+        return down(self.act(gate(x)) * up(x))
+
+
+class SeparateExperts(nn.Module):
+    """Experts 0 .. E-1 as children of those names; called as the fused module is.
+
+    row_multiple  rows that an expert is given come in multiples of this, the last ones zeros.
+    """
+
+    def __init__(self, experts: Iterable[nn.Module], row_multiple: int = 1) -> None:
+        super().__init__()
+        for number, expert in enumerate(experts):
+            self.add_module(str(number), expert)
+        self.count = len(self._modules)
+        self.row_multiple = row_multiple
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """hidden_states [T, K], the chosen experts [T, A] int64 and what they count [T, A] -> [T, K]."""
+        out = torch.zeros_like(hidden_states)
+        # Tokens sorted by expert, so that one look at the counts says where each expert's begin.
+        order = torch.argsort(top_k_index.flatten(), stable=True)
+        tokens, weights = order // top_k_index.shape[1], top_k_weights.flatten()[order, None]
+        counts = torch.bincount(top_k_index.flatten(), minlength=self.count)[: self.count].tolist()
+        start = 0
+        for expert, count in zip(self.children(), counts, strict=True):
+            if count:
+                rows = tokens[start : start + count]
+                given = F.pad(hidden_states[rows], (0, 0, 0, -count % self.row_multiple))
+                found = expert(given)[:count] * weights[start : start + count]
+                out.index_add_(0, rows, found.to(out.dtype))
+            start += count
+        return out
+
+
+@dataclass(frozen=True)
+class FusedExperts:
+    """A fused module of a model.
+
+    name    its full name in the model.
+    stored  what checkpoints call it.
+    """
+
+    name: str
+    stored: str
+    spelling: Spelling
+    module: Any
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Experts E, hidden size K and inner size F."""
+        return tuple(self.module.down_proj.shape)
+
+    def linears(self, number: int) -> list[tuple[str, int, int]]:
+        """What checkpoints call the gate, up and down projection of an expert, with their N and K."""
+        _, hidden, inner = self.shape
+        sizes = ((inner, hidden), (inner, hidden), (hidden, inner))
+        names = (f"{self.stored}.{number}.{projection}" for projection in self.spelling.projections)
+        return [(name, *size) for name, size in zip(names, sizes, strict=True)]
+
+
+def fused_experts(root: nn.Module, prefix: str, model_type: str) -> Iterator[FusedExperts]:
+    """The fused experts inside ``root``, whose full name is ``prefix``; not those that compute anything else."""
+    spelling = _spelling(model_type)
+    same: dict[type, bool] = {}
+    for name, module in list(root.named_modules(prefix=prefix)):
+        if not _looks_fused(module):
+            continue
+        if type(module) not in same:
+            same[type(module)] = computes_the_same(module)
+        if same[type(module)]:
+            parent, _, last = name.rpartition(".")
+            yield FusedExperts(name, f"{spelling.stored(parent)}.{last}", spelling, module)
+
+
+def _looks_fused(module: nn.Module) -> bool:
+    names = dict(module.named_parameters(recurse=False))
+    return (
+        set(names) == {"gate_up_proj", "down_proj"}
+        and all(parameter.dim() == 3 for parameter in names.values())
+        and names["gate_up_proj"].shape[1] == 2 * names["down_proj"].shape[2]
+        and names["gate_up_proj"].shape[2] == names["down_proj"].shape[1]
+        and callable(getattr(module, "act_fn", None))
+    )
+
+
+def computes_the_same(fused: Any) -> bool:
+    """Whether ``SeparateExperts`` gives what this fused module gives, on small random weights."""
+    count, hidden, inner = fused.gate_up_proj.shape[0], 16, 8
+    make = torch.Generator().manual_seed(0)
+    small: Any = copy.copy(fused)
+    small._parameters = {
+        "gate_up_proj": nn.Parameter(torch.randn(count, 2 * inner, hidden, generator=make), requires_grad=False),
+        "down_proj": nn.Parameter(torch.randn(count, hidden, inner, generator=make), requires_grad=False),
+    }
+    for name, value in vars(fused).items():  # some keep their sizes for reshaping
+        size = isinstance(value, int) and not isinstance(value, bool) and "expert" not in name
+        if size and value in fused.down_proj.shape[1:]:
+            vars(small)[name] = hidden if value == fused.down_proj.shape[1] else inner
+    experts = []
+    for both, down in zip(small.gate_up_proj, small.down_proj, strict=True):
+        experts.append(Expert(fused.act_fn, Spelling(), [_linear(weight) for weight in (*both.chunk(2), down)]))
+    x = torch.randn(16, hidden, generator=make)
+    chosen = min(2, count)
+    index = torch.rand(16, count, generator=make).topk(chosen).indices
+    weights = torch.rand(16, chosen, generator=make)
+    with torch.no_grad(), suppress(RuntimeError, ValueError, TypeError, AttributeError, IndexError):
+        theirs, ours = small(x, index, weights), SeparateExperts(experts)(x, index, weights)
+        return isinstance(theirs, Tensor) and torch.allclose(theirs, ours, rtol=1e-4, atol=1e-5)
+    return False
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return linear
+
+
+def _spelling(model_type: str) -> Spelling:
+    """How checkpoints of this family spell experts, from the rules by which transformers fuses them."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    names: dict[str, list[str]] = {}
+    words = []
+    for rule in get_checkpoint_conversion_mapping(model_type) or []:
+        sources, targets = list(rule.source_patterns), list(rule.target_patterns)
+        last = targets[0].rpartition(".")[2] if targets else ""
+        if "experts" in (targets[0] if targets else "") and last in ("gate_up_proj", "down_proj"):
+            found = [re.search(r"experts\.\*\.(\w+)\.weight", pattern) for pattern in sources]
+            names[last] = [match[1] for match in found if match]
+        elif len(sources) == 1 and all(re.fullmatch(r"\.\w+\.", pattern) for pattern in (sources[0], targets[0])):
+            words.append((sources[0].strip("."), targets[0].strip(".")))
+    if len(names.get("gate_up_proj", ())) == 2 and len(names.get("down_proj", ())) == 1:
+        gate, up = names["gate_up_proj"]
+        return Spelling(gate, up, names["down_proj"][0], tuple(words), known=True)
+    return Spelling(words=tuple(words))

@@ -1,0 +1,67 @@
+"""Puts the quantized linear layers of a checkpoint into a transformers model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from aiakq.errors import error
+from aiakq.kernels.ops.linear import ROW_MULTIPLE, LinearLayer
+from aiakq.runtime.loader.fused_experts import Expert, FusedExperts, SeparateExperts, fused_experts
+from aiakq.runtime.loader.tensor_names import TensorNames
+from aiakq.runtime.loader.weights import CheckpointWeights
+
+
+class QuantizedModule(nn.Module):
+    """A layer of aiakq in the place of an nn.Linear."""
+
+    def __init__(self, linear: LinearLayer, out_features: int) -> None:
+        super().__init__()
+        self.linear = linear
+        self.out_features = out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., K] -> [..., N]."""
+        return self.linear(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+
+def replace_quantized(hf: Any, weights: CheckpointWeights) -> set[str]:
+    """Replace the linear layers that the checkpoint holds quantized, those of fused experts as well.
+
+    Returns the names of the parameters of ``hf`` that are gone. Raises ``tensor_mismatch``.
+    """
+    left = set(weights.checkpoint.quantized_linears())
+    names = TensorNames(hf)  # of the model as it was
+    replaced = set()
+    for fused in fused_experts(hf, "", hf.config.get_text_config().model_type):
+        inside = {stored for stored in left if stored.startswith(f"{fused.stored}.")}
+        if inside:
+            hf.set_submodule(fused.name, _separate(fused, weights))
+            replaced |= {f"{fused.name}.{tensor}" for tensor in ("gate_up_proj", "down_proj")}
+            left -= inside
+    modules = dict(hf.named_modules())
+    for stored in sorted(left):
+        name = (names.own(f"{stored}.weight") or stored).removesuffix(".weight")
+        module = modules.get(name)
+        if isinstance(module, Conv1D):
+            n, k, bias = module.nf, module.nx, True
+        elif isinstance(module, nn.Linear):
+            n, k, bias = module.out_features, module.in_features, module.bias is not None
+        else:
+            reason = f"there is no place for the quantized layer {stored}"
+            raise error("tensor_mismatch", path=weights.checkpoint.path, reason=reason)
+        hf.set_submodule(name, QuantizedModule(weights.linear(stored, n, k, bias=bias), n))
+        replaced |= {f"{name}.weight", f"{name}.bias"}
+    return replaced
+
+
+def _separate(fused: FusedExperts, weights: CheckpointWeights) -> SeparateExperts:
+    """The experts of ``fused``, one layer of aiakq per projection; some may not be quantized."""
+
+    def expert(number: int) -> Expert:
+        projections = [QuantizedModule(weights.linear(name, n, k), n) for name, n, k in fused.linears(number)]
+        return Expert(fused.module.act_fn, fused.spelling, projections)
+
+    return SeparateExperts([expert(number) for number in range(fused.shape[0])], ROW_MULTIPLE)

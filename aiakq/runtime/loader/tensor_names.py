@@ -1,0 +1,30 @@
+"""What transformers calls the tensors of a checkpoint: its own rules of renaming, applied to one model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+
+class TensorNames:
+    """``own(stored)`` is the name in a transformers model of the tensor that a checkpoint calls ``stored``.
+
+    transformers renames many tensors while it loads them, and merges some: experts into one tensor per projection.
+    """
+
+    def __init__(self, hf: Any) -> None:
+        rules = get_model_conversion_mapping(hf)
+        self._state = hf.state_dict()
+        self._base = hf.base_model_prefix
+        self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+
+    def own(self, stored: str) -> str | None:
+        """The parameter or buffer that takes ``stored`` as it is; None if there is none."""
+        for renamings, converters in ((self._renamings, self._converters), ([], [])):
+            name, merged = rename_source_key(stored, renamings, converters, self._base, self._state)
+            if name in self._state:
+                return None if merged is not None else name
+        return None

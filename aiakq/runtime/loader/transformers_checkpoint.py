@@ -1,0 +1,77 @@
+"""Loads a checkpoint through transformers, and tells what did not fit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.inventory import Difference, refusal
+from aiakq.runtime.config.engine import EngineConfig
+
+
+@dataclass(frozen=True)
+class MissedTensors:
+    """Parameters that transformers missed in the checkpoint at ``path``, or that it found in another shape."""
+
+    path: str
+    differences: Sequence[Difference] = ()
+
+    def check(self, replaced: Collection[str]) -> None:
+        """Raises ``tensor_inventory`` for any but those that were ``replaced`` since."""
+        if problem := refusal(self.path, [each for each in self.differences if each.name not in replaced]):
+            raise problem
+
+
+def load_checkpoint(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tuple[Any, MissedTensors]:
+    """The model as transformers loads it."""
+    with _without_load_report():
+        loaded = _load(hf_config, config, options)
+    return loaded[0], MissedTensors(str(config.load.path), _differences(*loaded))
+
+
+def _load(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The model and what transformers says of the loading. It reads safetensors itself; others aiakq reads for it."""
+    from transformers import AutoModelForCausalLM
+
+    checkpoint = Checkpoint.open(
+        config.load.path, config.load.load_format, config.load.ignore_patterns, config.model.raw
+    )
+    common = {"config": hf_config, "output_loading_info": True, "ignore_mismatched_sizes": True, **options}
+    own = all(info.file.endswith(".safetensors") for info in checkpoint.inventory.values())
+    if own and not config.load.ignore_patterns:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            config.load.path, local_files_only=True, use_safetensors=True, **common
+        )
+        return loaded
+    with torch.device("meta"):
+        family = type(AutoModelForCausalLM.from_config(hf_config, **options))
+    common.pop("trust_remote_code")
+    tensors = {name: checkpoint.tensor(name) for name in checkpoint.inventory}
+    return family.from_pretrained(None, state_dict=tensors, **common)
+
+
+def _differences(hf: Any, info: Mapping[str, Any]) -> list[Difference]:
+    """What transformers missed in the checkpoint, and what had another shape."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in hf.state_dict().items()}
+    found = [Difference(name, "-", str(list(shapes.get(name, ())))) for name in sorted(info["missing_keys"])]
+    for name, stored, expected in sorted(info["mismatched_keys"]):
+        found.append(Difference(name, str(list(stored)), str(list(expected))))
+    return found
+
+
+@contextlib.contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Keep transformers from listing quantized tensors as missing and unexpected: we judge that ourselves."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

@@ -1,0 +1,49 @@
+"""Bloom: ALiBi, layer norms with biases also of the embeddings, heads' queries, keys and values together
+(arXiv:2211.05100).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.models.alibi import AlibiBuilder
+from aiakq.runtime.models.builder import Names, unsupported
+from aiakq.runtime.models.decoder import Decoder, Rescale, Weights
+
+
+class BloomBuilder(AlibiBuilder):
+    """Bloom."""
+
+    names = Names(
+        embedding="transformer.word_embeddings",
+        layers="transformer.h",
+        norm="transformer.ln_f",
+        qkv=("self_attention.query_key_value",),
+        output="self_attention.dense",
+        gate_up=("mlp.dense_h_to_4h",),
+        down="mlp.dense_4h_to_h",
+    )
+    qkv_bias = output_bias = mlp_bias = True
+
+    def qkv(self, layer: int) -> LinearLayer:
+        """A head's queries, keys and values lie together."""
+        config = self.config
+        rows = torch.arange(3 * config.hidden_size).view(config.num_heads, 3, -1).transpose(0, 1).flatten()
+        name = self.at(layer, self.names.qkv[0])
+        return self.weights.linear(name, len(rows), config.hidden_size, bias=True, rows=rows)
+
+    def after_embedding(self) -> Rescale:
+        """A layer norm."""
+        return self.norm("transformer.word_embeddings_layernorm")
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """BloomForCausalLM from ``weights``. Raises ``unsupported``."""
+    if config.raw.get("apply_residual_connection_post_layernorm"):
+        reason = "its residuals are taken after the norms (apply_residual_connection_post_layernorm)"
+        raise unsupported(config, reason)
+    return BloomBuilder(replace(config, activation="gelu_new"), weights).build()

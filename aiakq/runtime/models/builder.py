@@ -1,0 +1,218 @@
+"""DecoderBuilder: builds a decoder part by part; a family replaces the parts in which it differs from Llama.
+
+Names of tensors are data (``Names``), settings are class attributes, and everything else is a method per part: norms,
+rotary tables, projections, attention, MLP, block, output layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from aiakq.errors import AiakqError, error
+from aiakq.kernels.ops.embedding import EmbeddingLayer
+from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.norm import Norm
+from aiakq.kernels.types import AttentionSpec, RotaryTables
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.layers.activation import activation
+from aiakq.runtime.layers.attention import Attention, ProjectionStep
+from aiakq.runtime.layers.rotary import rotary_tables
+from aiakq.runtime.models.decoder import MLP, Block, Decoder, DecoderLayer, GatedMLP, PlainMLP, Rescale, Weights
+
+
+def unsupported(config: ModelConfig, reason: str) -> AiakqError:
+    """The error for a setting of config.json that a family does not compute; ``reason`` says which."""
+    hint = "--model-impl transformers runs such models if paged attention can compute them."
+    return error("unsupported", what=f"A {config.architecture} of this kind ({reason})", hint=hint)
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a checkpoint calls the parts of a decoder; Llama's names unless said otherwise.
+
+    qkv      one name per projection, or one for all three in one tensor. It and what follows are inside a layer.
+    gate_up  of a gated MLP, one name each or one for both; of a plain one its first layer.
+    """
+
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    attention_norm: str = "input_layernorm"
+    mlp_norm: str = "post_attention_layernorm"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    output: str = "self_attn.o_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+
+
+class DecoderBuilder:
+    """Llama, and what a family can replace of it.
+
+    qkv_bias, output_bias, mlp_bias, head_bias  whether these linear layers have biases.
+    gated                                       whether the MLP is gated.
+    scale                                       factor of the attention scores; None: head_dim ** -0.5.
+    """
+
+    names: ClassVar[Names] = Names()
+    qkv_bias = output_bias = mlp_bias = head_bias = False
+    gated = True
+    scale: float | None = None
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config, self.weights, self.ops = config, weights, weights.ops
+        self._rotary: dict[str, RotaryTables] = {}
+
+    # --- the decoder ---
+
+    def build(self) -> Decoder:
+        """The whole model."""
+        embedding, head = self.embedding()
+        return Decoder(
+            config=self.config,
+            ops=self.ops,
+            embedding=embedding,
+            blocks=[self.block(layer) for layer in range(self.config.num_layers)],
+            norm=self.norm(self.names.norm),
+            head=self.head() if head is None else head,
+            positions=self.positions(),
+            after_embedding=self.after_embedding(),
+            after_head=self.after_head(),
+        )
+
+    def embedding(self) -> tuple[EmbeddingLayer, LinearLayer | None]:
+        """The embedding, and the output layer if it is tied to it."""
+        config = self.config
+        tied = config.tie_word_embeddings
+        return self.weights.embedding(
+            f"{self.names.embedding}.weight", config.vocab_size, config.hidden_size, tied=tied
+        )
+
+    def head(self) -> LinearLayer:
+        """The output layer that is not tied."""
+        return self.weights.linear(
+            self.names.head, self.config.vocab_size, self.config.hidden_size, bias=self.head_bias
+        )
+
+    def positions(self) -> EmbeddingLayer | None:
+        """The embedding of learned positions."""
+        return None
+
+    def after_embedding(self) -> Rescale | None:
+        """See Decoder."""
+        return None
+
+    def after_head(self) -> Rescale | None:
+        """See Decoder."""
+        return None
+
+    # --- one layer ---
+
+    def at(self, layer: int, name: str) -> str:
+        """The full name of a part of a layer."""
+        return f"{self.names.layers}.{layer}.{name}"
+
+    def block(self, layer: int) -> DecoderLayer:
+        """One layer."""
+        attention, mlp = self.attention(layer), self.mlp(layer)
+        return Block(
+            self.norm(self.at(layer, self.names.attention_norm)),
+            attention,
+            self.norm(self.at(layer, self.names.mlp_norm)),
+            mlp,
+        )
+
+    def norm(self, name: str, width: int | None = None) -> Norm:
+        """A norm of ``width`` elements, of all that a token has if None."""
+        weight = self.weights.tensor(f"{name}.weight", width or self.config.hidden_size)
+        return self.ops.rms_norm(weight, self.config.norm_eps)
+
+    def attention(self, layer: int) -> Attention:
+        """The attention of a layer with its projections."""
+        config, qkv = self.config, self.qkv(layer)
+        output = self.weights.linear(
+            self.at(layer, self.names.output),
+            config.hidden_size,
+            config.num_heads * config.head_dim,
+            bias=self.output_bias,
+        )
+        return Attention(qkv, output, self.attention_spec(layer), self.ops, self.before_attention(layer))
+
+    def qkv(self, layer: int) -> LinearLayer:
+        """The projection to queries, keys and values, in this order."""
+        config = self.config
+        D, widths = config.hidden_size, self.qkv_widths()
+        names = [self.at(layer, name) for name in self.names.qkv]
+        if len(names) == 1:
+            return self.weights.linear(names[0], sum(widths), D, bias=self.qkv_bias)
+        return self.weights.stacked(list(zip(names, widths, strict=True)), D, bias=self.qkv_bias)
+
+    def qkv_widths(self) -> tuple[int, int, int]:
+        """Columns of queries, keys and values."""
+        config = self.config
+        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        return queries, keys, keys
+
+    def before_attention(self, layer: int) -> list[ProjectionStep]:
+        """What happens between the projection and attention."""
+        return []
+
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        """What attention computes."""
+        config = self.config
+        q_norm, k_norm = self.head_norms(layer)
+        return AttentionSpec(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5 if self.scale is None else self.scale,
+            sliding_window=config.sliding_windows[layer],
+            rotary=self.rotary(layer),
+            q_norm=q_norm,
+            k_norm=k_norm,
+            norm_eps=config.norm_eps,
+        )
+
+    def head_norms(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
+        """Weights [D] of the RMS norms of every head of queries and of keys."""
+        return None, None
+
+    def rotary(self, layer: int) -> RotaryTables | None:
+        """The rotary tables of a layer, shared by all layers of its kind; None: no rotary positions."""
+        kind, rope = self.config.rope_of(layer)
+        if kind not in self._rotary:
+            self._rotary[kind] = self.rotary_tables(rope)
+        return self._rotary[kind]
+
+    def rotary_tables(self, rope: Any) -> RotaryTables:
+        """Tables for the parameters ``rope``."""
+        return rotary_tables(rope, self.config.head_dim, self.config.max_position, self.ops.device, self.config.context)
+
+    def mlp(self, layer: int) -> MLP:
+        """The MLP of a layer."""
+        D, F = self.config.hidden_size, self.config.intermediate_size
+        names, act = [self.at(layer, name) for name in self.names.gate_up], activation(self.config.activation, self.ops)
+        first = (
+            self.weights.linear(names[0], F * (1 + self.gated), D, bias=self.mlp_bias)
+            if len(names) == 1
+            else self.weights.stacked([(name, F) for name in names], D, bias=self.mlp_bias)
+        )
+        down = self.weights.linear(self.at(layer, self.names.down), D, F, bias=self.mlp_bias)
+        return GatedMLP(first, down, act) if self.gated else PlainMLP(first, down, act)
+
+
+class LayerNormBuilder(DecoderBuilder):
+    """Families with layer norms, which have biases, and a plain MLP."""
+
+    gated = False
+
+    def norm(self, name: str, width: int | None = None) -> Norm:
+        """A layer norm with weight and bias."""
+        D = width or self.config.hidden_size
+        weight, bias = (self.weights.tensor(f"{name}.{part}", D) for part in ("weight", "bias"))
+        return self.ops.layer_norm(weight, bias, self.config.norm_eps)

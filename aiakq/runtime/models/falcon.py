@@ -1,0 +1,65 @@
+"""Falcon: layer norms, one projection for queries, keys and values, parallel blocks (arXiv:2311.16867)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.models.builder import LayerNormBuilder, Names, unsupported
+from aiakq.runtime.models.decoder import Block, Decoder, DecoderLayer, ParallelBlock, Weights
+
+
+class FalconBuilder(LayerNormBuilder):
+    """Falcon in its three architectures: one key for all heads, one each, or one for a group."""
+
+    names = Names(
+        embedding="transformer.word_embeddings",
+        layers="transformer.h",
+        norm="transformer.ln_f",
+        qkv=("self_attention.query_key_value",),
+        output="self_attention.dense",
+        gate_up=("mlp.dense_h_to_4h",),
+        down="mlp.dense_4h_to_h",
+    )
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        raw = config.raw
+        super().__init__(replace(config, activation=str(raw.get("activation") or "gelu")), weights)
+        self.qkv_bias = self.output_bias = self.mlp_bias = bool(raw.get("bias", False))
+        self.grouped = bool(raw.get("new_decoder_architecture", False))
+
+    def qkv(self, layer: int) -> LinearLayer:
+        """A group's queries, then its key and its value, lie together."""
+        config = self.config
+        groups, D = config.num_kv_heads, config.head_dim
+        if groups == 1:
+            return super().qkv(layer)
+        per_group = config.num_heads // groups
+        rows = torch.arange((config.num_heads + 2 * groups) * D).view(groups, per_group + 2, D)
+        order = torch.cat([rows[:, :-2].flatten(), rows[:, -2].flatten(), rows[:, -1].flatten()])
+        name = self.at(layer, self.names.qkv[0])
+        return self.weights.linear(name, len(order), config.hidden_size, bias=self.qkv_bias, rows=order)
+
+    def block(self, layer: int) -> DecoderLayer:
+        """One layer: of the newer ones with a norm for attention and one for the MLP."""
+        raw, attention, mlp = self.config.raw, self.attention(layer), self.mlp(layer)
+        if not raw.get("parallel_attn", True) and not self.grouped:
+            names = ("input_layernorm", "post_attention_layernorm")
+            first, second = (self.norm(self.at(layer, name)) for name in names)
+            return Block(first, attention, second, mlp)
+        add = self.ops.scaling()
+        if self.grouped and (raw.get("num_ln_in_parallel_attn") or 2) == 2:
+            first, second = (self.norm(self.at(layer, name)) for name in ("ln_attn", "ln_mlp"))
+            return ParallelBlock(first, attention, mlp, add, second)
+        return ParallelBlock(self.norm(self.at(layer, "input_layernorm")), attention, mlp, add)
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """FalconForCausalLM from ``weights``. Raises ``unsupported``."""
+    if config.raw.get("alibi"):
+        reason = "its positions are ALiBi's"
+        raise unsupported(config, reason)
+    return FalconBuilder(config, weights).build()

@@ -1,0 +1,62 @@
+"""Gemma 3: norms before and after attention and MLP, norms of heads, windows but for every sixth layer, whose rotary
+base is another (arXiv:2503.19786).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from aiakq.kernels.types import AttentionSpec
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.models.builder import unsupported
+from aiakq.runtime.models.decoder import Block, Decoder, DecoderLayer, Rescale, Weights
+from aiakq.runtime.models.gemma import GemmaBuilder
+
+
+class PostNormGemmaBuilder(GemmaBuilder):
+    """What Gemma 2 and 3 share."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        self.scale = float(config.raw.get("query_pre_attn_scalar") or 256) ** -0.5
+
+    def block(self, layer: int) -> DecoderLayer:
+        """One layer."""
+        attention, mlp = self.attention(layer), self.mlp(layer)
+        return Block(
+            self.norm(self.at(layer, "input_layernorm")),
+            attention,
+            self.norm(self.at(layer, "pre_feedforward_layernorm")),
+            mlp,
+            after_attention=self.norm(self.at(layer, "post_attention_layernorm")),
+            after_mlp=self.norm(self.at(layer, "post_feedforward_layernorm")),
+        )
+
+    def after_head(self) -> Rescale | None:
+        """Logits are capped where the config says so."""
+        cap = self.config.raw.get("final_logit_softcapping")
+        return self.ops.scaling(cap=float(cap)) if cap else None
+
+
+class Gemma3Builder(PostNormGemmaBuilder):
+    """Gemma 3."""
+
+    def head_norms(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Weights [D] of the norms of every head, one added."""
+        q_norm, k_norm = (
+            self.weights.tensor(f"{self.at(layer, name)}.weight", self.config.head_dim).float() + 1
+            for name in (self.names.q_norm, self.names.k_norm)
+        )
+        return q_norm, k_norm
+
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        """What attention computes. Raises ``unsupported`` for attention to later tokens."""
+        if self.config.raw.get("use_bidirectional_attention"):
+            reason = "its tokens see later ones (use_bidirectional_attention)"
+            raise unsupported(self.config, reason)
+        return super().attention_spec(layer)
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """Gemma3ForCausalLM from ``weights``, and the text part of Gemma3ForConditionalGeneration."""
+    return Gemma3Builder(config, weights).build()

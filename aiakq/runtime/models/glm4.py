@@ -1,0 +1,46 @@
+"""GLM-4 (GLM-4-9B, GLM-4-0414): a fused MLP, half of each head rotated in neighbouring pairs; the later one also has
+norms of what attention and MLP return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aiakq.kernels.types import RotaryTables
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.models.builder import DecoderBuilder, Names
+from aiakq.runtime.models.decoder import Block, Decoder, DecoderLayer, Weights
+
+
+class GlmBuilder(DecoderBuilder):
+    """GLM-4-9B as transformers names it."""
+
+    names = Names(gate_up=("mlp.gate_up_proj",))
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        self.qkv_bias = bool(config.raw.get("attention_bias", False))
+
+    def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
+        """Neighbouring elements are rotated together, in half of each head unless the config says otherwise."""
+        return replace(super().rotary_tables({"partial_rotary_factor": 0.5, **rope}), interleaved=True)
+
+
+class Glm4Builder(GlmBuilder):
+    """GLM-4-0414."""
+
+    def block(self, layer: int) -> DecoderLayer:
+        """One layer with norms after attention and MLP too."""
+        block = super().block(layer)
+        assert isinstance(block, Block)
+        block.after_attention = self.norm(self.at(layer, "post_self_attn_layernorm"))
+        block.after_mlp = self.norm(self.at(layer, "post_mlp_layernorm"))
+        return block
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """GlmForCausalLM and Glm4ForCausalLM from ``weights``."""
+    family = Glm4Builder if config.architecture == "Glm4ForCausalLM" else GlmBuilder
+    return family(config, weights).build()

@@ -1,0 +1,95 @@
+"""GPT-2 and GPT-BigCode (StarCoder): layer norms, learned positions, one projection for queries, keys and values."""
+
+from __future__ import annotations
+
+import torch
+
+from aiakq.kernels.ops.embedding import EmbeddingLayer
+from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.types import RotaryTables
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.layers.activation import activation
+from aiakq.runtime.layers.attention import Attention
+from aiakq.runtime.models.builder import LayerNormBuilder, Names, unsupported
+from aiakq.runtime.models.decoder import Decoder, PlainMLP, Weights
+
+
+class GPTBigCodeBuilder(LayerNormBuilder):
+    """What both share."""
+
+    names = Names(
+        embedding="transformer.wte",
+        layers="transformer.h",
+        norm="transformer.ln_f",
+        attention_norm="ln_1",
+        mlp_norm="ln_2",
+        qkv=("attn.c_attn",),
+        output="attn.c_proj",
+        gate_up=("mlp.c_fc",),
+        down="mlp.c_proj",
+    )
+    qkv_bias = output_bias = mlp_bias = True
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        if not config.raw.get("scale_attn_weights", True):
+            self.scale = 1.0
+
+    def positions(self) -> EmbeddingLayer:
+        """The table of learned positions."""
+        config = self.config
+        table = self.weights.tensor("transformer.wpe.weight", config.max_position, config.hidden_size)
+        return self.ops.embedding(table)
+
+    def rotary(self, layer: int) -> RotaryTables | None:
+        """None: positions are learned."""
+        return None
+
+    def qkv(self, layer: int) -> LinearLayer:
+        """Without shared keys, a head's queries, keys and values lie together."""
+        config = self.config
+        if config.num_kv_heads == 1:
+            return super().qkv(layer)
+        rows = torch.arange(3 * config.hidden_size).view(config.num_heads, 3, -1).transpose(0, 1).flatten()
+        name = self.at(layer, self.names.qkv[0])
+        return self.weights.linear(name, len(rows), config.hidden_size, bias=True, rows=rows)
+
+
+class GPT2Builder(GPTBigCodeBuilder):
+    """GPT-2: its linear layers are stored as [K, N]."""
+
+    def conv1d(self, layer: int, name: str, n: int, k: int) -> LinearLayer:
+        """A linear layer of N outputs and K inputs, stored as [K, N], or quantized."""
+        at = self.at(layer, name)
+        if not self.weights.has(f"{at}.weight") or self.weights.has(f"{at}.weight_scale"):
+            return self.weights.linear(at, n, k, bias=True)
+        weight = self.weights.tensor(f"{at}.weight", k, n).T.contiguous()
+        return self.weights.dense(weight, self.weights.tensor(f"{at}.bias", n))
+
+    def attention(self, layer: int) -> Attention:
+        """The attention of a layer. Raises ``unsupported`` for scores that depend on the layer."""
+        if self.config.raw.get("scale_attn_by_inverse_layer_idx"):
+            self.scale = (self.config.head_dim**-0.5) / (layer + 1)
+        D = self.config.hidden_size
+        qkv = self.conv1d(layer, self.names.qkv[0], 3 * D, D)
+        output = self.conv1d(layer, self.names.output, D, D)
+        return Attention(qkv, output, self.attention_spec(layer), self.ops)
+
+    def mlp(self, layer: int) -> PlainMLP:
+        """The MLP of a layer."""
+        D, F = self.config.hidden_size, self.config.intermediate_size
+        return PlainMLP(
+            self.conv1d(layer, self.names.gate_up[0], F, D),
+            self.conv1d(layer, self.names.down, D, F),
+            activation(self.config.activation, self.ops),
+        )
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """GPT2LMHeadModel and GPTBigCodeForCausalLM from ``weights``. Raises ``unsupported``."""
+    if config.raw.get("add_cross_attention"):
+        reason = "it has cross-attention to an encoder"
+        raise unsupported(config, reason)
+    if config.architecture == "GPT2LMHeadModel":
+        return GPT2Builder(config, weights).build()
+    return GPTBigCodeBuilder(config, weights).build()

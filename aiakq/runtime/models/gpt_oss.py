@@ -1,0 +1,86 @@
+"""GPT-OSS: attention with sinks and windows in every second layer, experts with biases and a clamped SwiGLU
+(arXiv:2508.10925).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.types import AttentionSpec
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.layers.experts import SoftmaxRouting, SparseMLP
+from aiakq.runtime.models.builder import DecoderBuilder, unsupported
+from aiakq.runtime.models.decoder import Decoder, GatedMLP, Weights
+from aiakq.runtime.models.mixture import check_routing, size
+
+#: The numbers that four bits stand for in MXFP4 (OCP Microscaling Formats, version 1.0), the lower half first.
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+#: Elements of MXFP4 that share an exponent.
+_GROUP = 32
+
+
+class GptOssBuilder(DecoderBuilder):
+    """GPT-OSS."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        self.qkv_bias = self.output_bias = bool(config.raw.get("attention_bias", True))
+
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        """With a sink for every head."""
+        sinks = self.weights.tensor(self.at(layer, "self_attn.sinks"), self.config.num_heads)
+        return replace(super().attention_spec(layer), sinks=sinks.float())
+
+    def mlp(self, layer: int) -> SparseMLP:
+        """The experts of a layer."""
+        raw, at, D, F = self.config.raw, self.at(layer, "mlp"), self.config.hidden_size, self.config.intermediate_size
+        count, top_k = size(raw, "num_local_experts"), size(raw, "num_experts_per_tok", "experts_per_token")
+        check_routing(top_k, count)
+        act = self.ops.activation("clamped_swiglu")
+        # Gate and up take turns in the outputs.
+        order = torch.arange(2 * F, device=self.ops.device).view(F, 2).T.flatten()
+        first = self.experts(f"{at}.experts.gate_up_proj", count, 2 * F, D, order)
+        second = self.experts(f"{at}.experts.down_proj", count, D, F, None)
+        router = self.weights.dense(
+            self.weights.tensor(f"{at}.router.weight", count, D), self.weights.tensor(f"{at}.router.bias", count)
+        )
+        experts = [GatedMLP(*both, act) for both in zip(first, second, strict=True)]
+        return SparseMLP(router, experts, SoftmaxRouting(top_k, normalize=True))
+
+    def experts(self, name: str, count: int, n: int, k: int, order: Tensor | None) -> list[LinearLayer]:
+        """One linear layer of N outputs and K inputs for each expert, its outputs in ``order`` [N] if given."""
+        weights, biases = self.weights, self.weights.tensor(f"{name}_bias", count, n)
+        if weights.has(f"{name}_blocks"):
+            blocks = weights.tensor(f"{name}_blocks", count, n, k // _GROUP, _GROUP // 2)
+            scales = weights.tensor(f"{name}_scales", count, n, k // _GROUP)
+            found = [(dequantized(*parts), bias) for *parts, bias in zip(blocks, scales, biases, strict=True)]
+        else:
+            # Stored as [E, K, N].
+            found = [(each.T, bias) for each, bias in zip(weights.tensor(name, count, k, n), biases, strict=True)]
+        if order is not None:
+            found = [(weight[order], bias[order]) for weight, bias in found]
+        return [weights.dense(weight.contiguous(), bias) for weight, bias in found]
+
+
+def dequantized(blocks: Tensor, scales: Tensor) -> Tensor:
+    """A weight [N, K] in MXFP4 as floats: blocks [N, K / 32, 16] of two codes each, the first in the low bits, and
+    exponents [N, K / 32] with a bias of 127; both are bytes in a dtype that holds them exactly, the result's.
+    """
+    codes = blocks.to(torch.uint8)
+    table = torch.tensor([*_FP4, *(-value for value in _FP4)], dtype=torch.float32, device=blocks.device)
+    values = table[torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2).long()]
+    return torch.ldexp(values, scales.float().unsqueeze(-1) - 127).flatten(1).to(blocks.dtype)
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """GptOssForCausalLM from ``weights``. Raises ``unsupported`` for another clamp."""
+    raw = config.raw
+    limits = float(raw.get("swiglu_limit") or 7.0), float(raw.get("swiglu_alpha") or 1.702)
+    if limits != (7.0, 1.702):
+        reason = f"its SwiGLU has the limit {limits[0]} and the factor {limits[1]}"
+        raise unsupported(config, reason)
+    return GptOssBuilder(config, weights).build()

@@ -1,0 +1,46 @@
+"""GPT-J: parallel blocks after one layer norm, ``rotary_dim`` elements of each head rotated in neighbouring pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aiakq.kernels.types import RotaryTables
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.models.builder import LayerNormBuilder, Names, unsupported
+from aiakq.runtime.models.decoder import Decoder, DecoderLayer, ParallelBlock, Weights
+
+
+class GPTJBuilder(LayerNormBuilder):
+    """GPT-J: biases in the MLP and the output layer only."""
+
+    names = Names(
+        embedding="transformer.wte",
+        layers="transformer.h",
+        norm="transformer.ln_f",
+        attention_norm="ln_1",
+        qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+        output="attn.out_proj",
+        gate_up=("mlp.fc_in",),
+        down="mlp.fc_out",
+    )
+    mlp_bias = head_bias = True
+
+    def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
+        """Neighbouring elements are rotated together. Raises ``unsupported`` for other than a part of each head."""
+        rotated = self.config.raw.get("rotary_dim", 64)
+        if not isinstance(rotated, int) or not 0 < rotated <= self.config.head_dim:
+            raise unsupported(self.config, f"rotary_dim is {rotated}")
+        part = rotated / self.config.head_dim
+        return replace(super().rotary_tables({**rope, "partial_rotary_factor": part}), interleaved=True)
+
+    def block(self, layer: int) -> DecoderLayer:
+        """One layer."""
+        norm = self.norm(self.at(layer, self.names.attention_norm))
+        return ParallelBlock(norm, self.attention(layer), self.mlp(layer), self.ops.scaling())
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """GPTJForCausalLM from ``weights``."""
+    return GPTJBuilder(config, weights).build()

@@ -1,0 +1,42 @@
+"""GraniteMoE: Granite with experts, whose weights are stored together, or one by one where they are quantized."""
+
+from __future__ import annotations
+
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.layers.activation import activation
+from aiakq.runtime.layers.experts import SoftmaxRouting, SparseMLP
+from aiakq.runtime.models.decoder import Decoder, GatedMLP, Weights
+from aiakq.runtime.models.granite import GraniteBuilder
+from aiakq.runtime.models.mixture import Mixture, check_routing, size
+
+
+class GraniteMoeBuilder(GraniteBuilder):
+    """Granite with experts; the softmax over the chosen experts is that over all, scaled to add up to one."""
+
+    def mlp(self, layer: int) -> SparseMLP:
+        """The experts of a layer."""
+        config, weights, at = self.config, self.weights, self.at(layer, "block_sparse_moe")
+        D, F = config.hidden_size, config.intermediate_size
+        count, top_k = size(config.raw, "num_local_experts"), size(config.raw, "num_experts_per_tok")
+        routing = SoftmaxRouting(top_k, normalize=True)
+        # Folding scales gives the router transformers' name.
+        router = "router" if weights.has(f"{at}.router.weight") else "router.layer"
+        if not weights.has(f"{at}.input_linear.weight"):
+            names = ("gate_proj", "up_proj", "down_proj")
+            return Mixture(at, at, names, count, F, routing, router=router).build(config, weights)
+        check_routing(top_k, count)
+        both = weights.tensor(f"{at}.input_linear.weight", count, 2 * F, D)
+        down = weights.tensor(f"{at}.output_linear.weight", count, D, F)
+        act = activation(config.activation, self.ops)
+        return SparseMLP(
+            router=weights.dense(weights.tensor(f"{at}.{router}.weight", count, D)),
+            experts=[
+                GatedMLP(weights.dense(pair), weights.dense(last), act) for pair, last in zip(both, down, strict=True)
+            ],
+            routing=routing,
+        )
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """GraniteMoeForCausalLM from ``weights``."""
+    return GraniteMoeBuilder(config, weights).build()

@@ -1,0 +1,111 @@
+"""Llama 4, the text model: attention within chunks in layers with rotary positions, all before it in those without, and
+experts of which each token has one beside a shared one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.ops.activation import Activation
+from aiakq.kernels.types import AttentionSpec, RotaryTables
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.layers.activation import activation
+from aiakq.runtime.layers.attention import ProjectionStep, QueryScales
+from aiakq.runtime.layers.experts import SparseMLP
+from aiakq.runtime.models.builder import DecoderBuilder
+from aiakq.runtime.models.decoder import MLP, Decoder, GatedMLP, Weights
+from aiakq.runtime.models.mixture import check_routing, size
+from aiakq.runtime.models.qwen2_moe import gated
+
+
+@dataclass(frozen=True)
+class TopSigmoidRouting:
+    """The largest scores, each through a sigmoid."""
+
+    top_k: int
+    sigmoid: Activation
+
+    def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """scores [T, E]; see Routing."""
+        shares, chosen = scores.topk(self.top_k, dim=-1)
+        weights = self.sigmoid(shares.contiguous())
+        assert isinstance(weights, Tensor)
+        return weights, chosen
+
+
+class Llama4Builder(DecoderBuilder):
+    """Llama 4."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        raw = config.raw
+        self.qkv_bias = self.output_bias = bool(raw.get("attention_bias", False))
+        every = raw.get("no_rope_layer_interval") or 4
+        numbers = range(config.num_layers)
+        self.rotated = raw.get("no_rope_layers") or [(layer + 1) % every for layer in numbers]
+        step = raw.get("interleave_moe_layer_step") or 1
+        named = raw.get("moe_layers")
+        self.sparse = list(range(step - 1, config.num_layers, step)) if named is None else list(named)
+
+    def rotary(self, layer: int) -> RotaryTables | None:
+        """None where ``no_rope_layers`` says 0."""
+        return super().rotary(layer) if self.rotated[layer] else None
+
+    def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
+        """Neighbouring elements are rotated together."""
+        return replace(super().rotary_tables(rope), interleaved=True)
+
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        """Chunks in layers with rotary positions."""
+        chunk = self.config.raw.get("attention_chunk_size", 8192) if self.rotated[layer] else None
+        return replace(super().attention_spec(layer), chunk_size=chunk)
+
+    def head_norms(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
+        """Weights [D] of ones for rotated heads: normed before the rotation, which keeps lengths, not after it."""
+        if not (self.config.raw.get("use_qk_norm", True) and self.rotated[layer]):
+            return None, None
+        ones = torch.ones(self.config.head_dim, dtype=self.ops.dtype, device=self.ops.device)
+        return ones, ones
+
+    def before_attention(self, layer: int) -> list[ProjectionStep]:
+        """Queries without rotary positions grow with their position."""
+        raw = self.config.raw
+        if self.rotated[layer] or not raw.get("attn_temperature_tuning", True):
+            return []
+        positions = torch.arange(self.config.context, dtype=torch.float32, device=self.ops.device)
+        steps = torch.floor((positions + 1) / float(raw.get("floor_scale", 8192)))
+        factors = torch.log1p(steps) * float(raw.get("attn_scale", 0.1)) + 1
+        return [QueryScales(factors, self.qkv_widths()[0], self.ops)]
+
+    def mlp(self, layer: int) -> MLP:
+        """Experts and a shared one, or in other layers an MLP of a width of its own."""
+        config, raw, at = self.config, self.config.raw, self.at(layer, "feed_forward")
+        if layer not in self.sparse:
+            return gated(config, self.weights, at, size(raw, "intermediate_size_mlp"))
+        D, F, count = config.hidden_size, config.intermediate_size, size(raw, "num_local_experts")
+        top_k = size(raw, "num_experts_per_tok")
+        check_routing(top_k, count)
+        # Stored as [E, K, N].
+        both = self.weights.tensor(f"{at}.experts.gate_up_proj", count, D, 2 * F)
+        down = self.weights.tensor(f"{at}.experts.down_proj", count, F, D)
+        act = activation(config.activation, self.ops)
+        return SparseMLP(
+            router=self.weights.dense(self.weights.tensor(f"{at}.router.weight", count, D)),
+            experts=[
+                GatedMLP(self.weights.dense(pair.T.contiguous()), self.weights.dense(last.T.contiguous()), act)
+                for pair, last in zip(both, down, strict=True)
+            ],
+            routing=TopSigmoidRouting(top_k, self.ops.activation("sigmoid")),
+            shared=gated(config, self.weights, f"{at}.shared_expert", F),
+            weigh_inputs=True,
+        )
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """Llama4ForCausalLM from ``weights``, and the text part of Llama4ForConditionalGeneration."""
+    return Llama4Builder(config, weights).build()

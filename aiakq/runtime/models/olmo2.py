@@ -1,0 +1,42 @@
+"""OLMo 2 and 3: norms of what attention and MLP return, and of all queries and keys of a token (arXiv:2501.00656)."""
+
+from __future__ import annotations
+
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.layers.attention import ProjectionNorms, ProjectionStep
+from aiakq.runtime.models.builder import DecoderBuilder
+from aiakq.runtime.models.decoder import Decoder, DecoderLayer, OutputNormBlock, Weights
+
+
+class OutputNormBuilder(DecoderBuilder):
+    """Families with norms after attention and MLP only."""
+
+    def block(self, layer: int) -> DecoderLayer:
+        """One layer."""
+        return OutputNormBlock(
+            self.attention(layer),
+            self.norm(self.at(layer, "post_attention_layernorm")),
+            self.mlp(layer),
+            self.norm(self.at(layer, "post_feedforward_layernorm")),
+            self.ops.scaling(),
+        )
+
+
+class Olmo2Builder(OutputNormBuilder):
+    """OLMo 2; OLMo 3 has windows and other rotary parameters in most layers."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        self.qkv_bias = self.output_bias = bool(config.raw.get("attention_bias", False))
+
+    def before_attention(self, layer: int) -> list[ProjectionStep]:
+        """Norms over the whole projections."""
+        queries, keys, _ = self.qkv_widths()
+        q_norm = self.norm(self.at(layer, self.names.q_norm), queries)
+        k_norm = self.norm(self.at(layer, self.names.k_norm), keys)
+        return [ProjectionNorms(q_norm, k_norm, (queries, keys), self.ops)]
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """Olmo2ForCausalLM and Olmo3ForCausalLM from ``weights``."""
+    return Olmo2Builder(config, weights).build()

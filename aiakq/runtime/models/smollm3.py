@@ -1,0 +1,25 @@
+"""SmolLM3: Llama without rotary positions in every fourth layer."""
+
+from __future__ import annotations
+
+from aiakq.kernels.types import RotaryTables
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.models.decoder import Decoder, Weights
+from aiakq.runtime.models.llama import LlamaBuilder
+
+
+class SmolLM3Builder(LlamaBuilder):
+    """Llama without rotary positions in some layers."""
+
+    def rotary(self, layer: int) -> RotaryTables | None:
+        """None where ``no_rope_layers`` says 0, by default in every ``no_rope_layer_interval``-th layer."""
+        raw = self.config.raw
+        rotated = raw.get("no_rope_layers") or [
+            (each + 1) % raw.get("no_rope_layer_interval", 4) for each in range(self.config.num_layers)
+        ]
+        return super().rotary(layer) if rotated[layer] else None
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """SmolLM3ForCausalLM from ``weights``."""
+    return SmolLM3Builder(config, weights).build()

@@ -1,0 +1,411 @@
+"""TextClient: tokenizes texts and renders chat templates in worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+import msgspec
+
+from aiakq.arguments.server import API_KEY_VARIABLE
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
+from aiakq.server.process.text_process import (
+    LENGTH,
+    MAX_SECONDS,
+    MAX_SECONDS_PER_CHAR,
+    Drop,
+    Loaded,
+    Setup,
+    TextReply,
+    TextRequest,
+)
+
+Result = TypeVar("Result")
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+_COMMAND = ("-P", "-c", "from aiakq.server.process.text_process import main; main()")
+#: Texts processed at a time, and how many of them may be long, so that they do not delay the others.
+NUM_WORKERS, NUM_LONG = 4, 2
+LONG_CHARS = 1 << 15
+#: Seconds to wait for a reply beyond a worker's own limit, before all workers are restarted.
+_EXTRA_SECONDS = 20.0
+#: How often a worker is asked to drop a request.
+_DROP_SECONDS = 0.2
+#: A text that is not long is done after this time, or the tokenizer is stuck.
+STUCK_SECONDS = 10.0
+#: Seconds for a tokenizer to load.
+_LOAD_SECONDS = 300.0
+#: Texts that every tokenizer must be able to take.
+_PROBES = (
+    "hi",
+    "",
+    " ",
+    "a" * 2000,
+    " " * 2000,
+    "\n" * 200,
+    "a b " * 500,
+    "0123456789" * 100,
+    "<é世\U0001f600>\t" * 100,
+)
+
+#: Whose request is handled, by API key or address: clients take turns.
+client_of_request: ContextVar[str] = ContextVar("client_of_request", default="")
+
+
+@dataclass
+class _Channel:
+    """The connection to one worker."""
+
+    slot: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+@dataclass
+class _Turn:
+    """A request that waits for a worker."""
+
+    is_long: bool
+    channel: asyncio.Future[_Channel] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class WorkerQueue:
+    """Gives free workers to waiting requests: clients in turn, each in order, at most NUM_LONG long ones at a time."""
+
+    def __init__(self) -> None:
+        self._free: deque[_Channel] = deque()
+        self._waiting: dict[str, deque[_Turn]] = {}  # the next client first
+        self._num_long = 0
+
+    async def take(self, client: str, is_long: bool) -> _Channel:
+        """A free worker. Raises ConnectionError if the workers are restarted before there is one."""
+        turn = _Turn(is_long)
+        self._waiting.setdefault(client, deque()).append(turn)
+        self._serve()
+        try:
+            return await turn.channel
+        except asyncio.CancelledError:
+            if turn.channel.done() and not turn.channel.cancelled() and not turn.channel.exception():
+                self.put(turn.channel.result(), is_long)
+            raise
+
+    def put(self, channel: _Channel | None, was_long: bool) -> None:
+        """A request is done; ``channel`` is free again, unless it is gone."""
+        self._num_long -= was_long
+        if channel is not None:
+            self._free.append(channel)
+        self._serve()
+
+    def add(self, channel: _Channel) -> None:
+        """A new worker."""
+        self.put(channel, was_long=False)
+
+    def clear(self) -> None:
+        """The workers are gone: forget those that were free, and fail what waits."""
+        self._free.clear()
+        for turns in self._waiting.values():
+            for turn in turns:
+                if not turn.channel.done():
+                    turn.channel.set_exception(ConnectionError("the workers ended"))
+        self._waiting.clear()
+
+    def _serve(self) -> None:
+        while self._free and (found := self._next()) is not None:
+            self._num_long += found.is_long
+            found.channel.set_result(self._free.popleft())
+
+    def _next(self) -> _Turn | None:
+        """Remove the first request that may start; its client then comes last."""
+        for client in list(self._waiting):
+            turns = self._waiting[client]
+            while turns and turns[0].channel.done():  # its client has gone
+                turns.popleft()
+            at = next((at for at, turn in enumerate(turns) if self._may_start(turn)), None)
+            turn = None
+            if at is not None:
+                turn = turns[at]
+                del turns[at]
+                del self._waiting[client]
+                if turns:
+                    self._waiting[client] = turns
+            elif not turns:
+                del self._waiting[client]
+            if turn is not None:
+                return turn
+        return None
+
+    def _may_start(self, turn: _Turn) -> bool:
+        return not turn.channel.done() and not (turn.is_long and self._num_long >= NUM_LONG)
+
+
+class TextClient:
+    """Texts to token ids, token ids to texts, and conversations to texts, in worker processes.
+
+    loaded     what the process said about the tokenizer.
+    tokenizer  for single tokens and short pieces, in this process; it does not encode.
+    """
+
+    def __init__(self, template: str | None, max_chars: int) -> None:
+        self.loaded = Loaded()
+        self.tokenizer: Tokenizer = NoTokenizer()
+        self._setup = Setup(TokenizerSource("", left_out=True), template, max_chars)
+        self._is_set_up = False
+        self._queue = WorkerQueue()
+        self._process: asyncio.subprocess.Process | None = None
+        self._streams: list[_Streams] = []  # to the process itself, and to its workers
+        self._control: asyncio.StreamWriter | None = None
+        self._starting = asyncio.Lock()
+        self._numbers = itertools.count(1)
+        self._dropping: set[asyncio.Future[None]] = set()
+        self._short_since: dict[int, float] = {}  # when the short requests that are not done arrived
+
+    @property
+    def has_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return self.loaded.has_template
+
+    def describe(self) -> str:
+        """What the tokenizer is, for the start-up table."""
+        return self.loaded.description or self.tokenizer.describe()
+
+    def check(self) -> None:
+        """Raise ``tokenizer_stuck`` if a short text takes too long."""
+        first = next(iter(self._short_since.values()), None)
+        if first is not None and time.monotonic() - first > STUCK_SECONDS:
+            raise error("tokenizer_stuck", limit=STUCK_SECONDS)
+
+    async def load(self, source: TokenizerSource) -> None:
+        """Load the tokenizer and probe it. Raises what ``TokenizerSource.load`` raises."""
+        self._setup.source = source
+        if source.left_out:
+            return
+        await self.start()
+        for probe in _PROBES:
+            try:
+                await self.encode([probe])
+            except AiakqError as failure:
+                await self.stop()
+                reason = failure.fields.get("reason") or str(failure.message).rstrip(".")
+                shown = repr(probe[:8] + ("..." if len(probe) > 8 else ""))
+                file = f"the tokenizer in '{self._setup.source.folder}'"
+                raise error("model_malformed", file=file, reason=f"it fails on {shown}: {reason}") from None
+        if self.loaded.decoder:
+            self.tokenizer = TokenDecoder(self.loaded.decoder)
+        else:  # in Python, and proven in the process; a thread of its own, which does not delay the end
+            self.tokenizer = await _in_daemon_thread(self._setup.source.load)
+        self.loaded.decoder = ""
+
+    async def encode(
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool = True,
+        max_chars: int | None = None,
+        max_ids: int | None = None,
+    ) -> TextReply:
+        """Tokenize ``texts``; see ``TextRequest``. Raises ``no_tokenizer`` or ``tokenization``."""
+        request = TextRequest(
+            0, texts=list(texts), add_special_tokens=add_special_tokens, max_chars=max_chars, max_ids=max_ids
+        )
+        return await self.run(request)
+
+    async def run(self, request: TextRequest) -> TextReply:
+        """Give ``request`` to a worker; if the caller is cancelled, its work is dropped.
+
+        Raises no_tokenizer, no_chat_template, chat_template, tokenization.
+        """
+        if self._setup.source.left_out:
+            raise error("no_tokenizer")
+        if request.messages is not None:
+            if not self.loaded.has_template:
+                raise error("no_chat_template")
+            if self.loaded.template_failure:
+                raise error("chat_template", reason=self.loaded.template_failure)
+        size = _size(request)
+        request.number = next(self._numbers)
+        try:
+            if size <= LONG_CHARS:
+                self._short_since[request.number] = time.monotonic()
+            await self.start()
+            reply = await self._request(request, size)
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, msgspec.MsgspecError):
+            reply = TextReply(request.number, failure="its process ended")
+            if request.messages is not None:
+                reply.failed = "template"
+        finally:
+            self._short_since.pop(request.number, None)
+        if reply.failure and reply.failed == "template":
+            raise error("chat_template", reason=reply.failure)
+        if reply.failure:
+            raise error("tokenization", reason=reply.failure)
+        return reply
+
+    async def start(self) -> None:
+        """Start the process, unless it is running. Raises the error that kept the tokenizer from loading."""
+        if self._is_running and not self._starting.locked():
+            return
+        async with self._starting:
+            if self._is_running:
+                return
+            self._queue.clear()
+            try:
+                async with asyncio.timeout(_LOAD_SECONDS):
+                    await self._set_up()
+            except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
+                late = self._process is not None and self._process.returncode is None
+                await self.stop()
+                reason = f"it took longer than {_LOAD_SECONDS:g} s to load" if late else "it ended the process"
+                file = f"the tokenizer in '{self._setup.source.folder}'"
+                raise error("model_malformed", file=file, reason=reason) from None
+            except BaseException:
+                await self.stop()
+                raise
+
+    @property
+    def _is_running(self) -> bool:
+        return self._is_set_up and self._process is not None and self._process.returncode is None
+
+    async def stop(self) -> None:
+        """End the process and its workers."""
+        self._is_set_up = False
+        process, self._process = self._process, None
+        self._queue.clear()
+        for _, writer in self._streams:
+            writer.close()
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            await process.wait()
+
+    async def spawn(self) -> None:
+        """Start the process ahead of ``load``: it imports libraries until it is told which tokenizer to load."""
+        self._streams, self._process = await _spawn(1 + NUM_WORKERS)
+
+    async def _set_up(self) -> None:
+        """Have the process load the tokenizer. Raises the error that it reports."""
+        if self._process is None or self._process.returncode is not None:
+            await self.spawn()
+        (reader, self._control), *workers = self._streams
+        _write(self._control, self._setup)
+        loaded = msgspec.msgpack.decode(await _read(reader), type=Loaded)
+        if loaded.failure is not None:
+            id, fields = loaded.failure
+            raise error(id, **fields)
+        if self.tokenizer.has_text:  # loaded before
+            loaded.decoder = ""
+        self.loaded = loaded
+        self._is_set_up = True
+        for slot, (worker_reader, worker_writer) in enumerate(workers):
+            self._queue.add(_Channel(slot, worker_reader, worker_writer))
+
+    async def _request(self, request: TextRequest, size: int) -> TextReply:
+        is_long = size > LONG_CHARS
+        process = self._process
+        channel = await self._queue.take(client_of_request.get(), is_long)
+        seconds = 2 * MAX_SECONDS + MAX_SECONDS_PER_CHAR * max(size, self._setup.max_chars if request.messages else 0)
+        exchange = asyncio.ensure_future(self._exchange(channel, request, seconds + _EXTRA_SECONDS))
+
+        def on_done(exchange: asyncio.Future[TextReply]) -> None:
+            failed = exchange.cancelled() or exchange.exception() is not None
+            self._queue.put(None if failed or self._process is not process else channel, is_long)
+
+        exchange.add_done_callback(on_done)
+        try:
+            return await asyncio.shield(exchange)
+        except asyncio.CancelledError:
+            self._dropping.add(dropping := asyncio.ensure_future(self._drop(channel, request.number, exchange)))
+            dropping.add_done_callback(self._dropping.discard)
+            raise
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, msgspec.MsgspecError):
+            if self._process is process:  # else another request has found out before
+                await self.stop()
+            raise
+
+    async def _drop(self, channel: _Channel, number: int, exchange: asyncio.Future[TextReply]) -> None:
+        """Ask for a worker's request to be dropped until there is a reply: the worker may not even have begun."""
+        control = self._control
+        while not exchange.done() and control is not None and not control.is_closing():
+            _write(control, Drop(channel.slot, number))
+            await asyncio.wait({exchange}, timeout=_DROP_SECONDS)
+
+    async def _exchange(self, channel: _Channel, request: TextRequest, seconds: float) -> TextReply:
+        """Send a request and wait for its reply. Must not be cancelled."""
+        _write(channel.writer, request)
+        async with asyncio.timeout(seconds):
+            while True:
+                reply = msgspec.msgpack.decode(await _read(channel.reader), type=TextReply)
+                if reply.number == request.number:  # else it is the reply for a worker that died between two requests
+                    return reply
+
+
+async def _spawn(num_sockets: int) -> tuple[list[_Streams], asyncio.subprocess.Process]:
+    """Start the process; returns the connections to it."""
+    pairs = [socket.socketpair() for _ in range(num_sockets)]
+    numbers = [theirs.fileno() for _, theirs in pairs]
+    environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *_COMMAND,
+            *map(str, numbers),
+            pass_fds=numbers,
+            env=environment | {"TOKENIZERS_PARALLELISM": "false"},  # threads would not survive a fork
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=2,
+            process_group=0,
+        )
+    finally:
+        for _, theirs in pairs:
+            theirs.close()
+    return [await asyncio.open_unix_connection(sock=ours) for ours, _ in pairs], process
+
+
+async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
+    """The result of ``function`` in a thread that does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[Result] = loop.create_future()
+
+    def finish(value: Result | None, failure: BaseException | None) -> None:
+        if not result.done():
+            if failure is None:
+                result.set_result(cast(Result, value))
+            else:
+                result.set_exception(failure)
+
+    def run() -> None:
+        try:
+            value, failure = function(), None
+        except BaseException as exception:
+            value, failure = None, exception
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(finish, value, failure)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await result
+
+
+def _size(request: TextRequest) -> int:
+    """About how many characters or ids there are to process."""
+    size = sum(map(len, request.texts)) + len(request.token_ids or ())
+    return size + sum(len(message.get("content") or "") + 16 for message in request.messages or ())
+
+
+def _write(writer: asyncio.StreamWriter, record: msgspec.Struct) -> None:
+    body = msgspec.msgpack.encode(record)
+    writer.write(LENGTH.pack(len(body)) + body)
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    return await reader.readexactly(length)

@@ -1,0 +1,375 @@
+"""Worker processes that render chat templates and run the tokenizer, both untrusted, under time and memory limits.
+
+transformers runs templates in a sandbox without access to files, but a template can still loop forever or fill the
+memory, and so can the regular expressions and normalizers of a tokenizer; clients choose the texts that make them do
+so. So this process loads the tokenizer once and forks a worker per socket. A worker sets a timer before each request;
+when it expires, the kernel kills the worker, whatever it is doing, and a new one, forked in a millisecond, replaces it.
+
+Started by ``text_client`` with the numbers of inherited sockets as arguments: the control socket, then one per worker.
+The first frame on the control socket is a ``Setup``, which is answered with ``Loaded``; the others are ``Drop``. A
+frame is a 4-byte big-endian length followed by MessagePack. Requests and replies are numbered. The number of the
+request a worker is working on is also in shared memory, so that its parent can reply if it dies.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.text.tokenizer import Tokenizer, TokenizerSource
+from aiakq.system.processes import end_with_parent
+
+LENGTH = struct.Struct(">I")
+#: Number of the current request, then whether its template has been rendered.
+_CURRENT = struct.Struct("=QQ")
+#: Processor time to render a conversation, and to tokenize; the latter grows with the text.
+MAX_SECONDS = 1.0
+MAX_SECONDS_PER_CHAR = 1e-5
+#: Bytes a worker may allocate beyond those it starts with: for a template, and for the rest.
+MAX_TEMPLATE_BYTES, MAX_BYTES = 512 << 20, 1 << 30
+#: Processor time and bytes to load a tokenizer.
+MAX_LOAD_SECONDS, MAX_LOAD_BYTES = 120, 8 << 30
+
+Part = Literal["template", "tokenizer"]
+
+
+class Setup(msgspec.Struct):
+    """The tokenizer, the template that replaces its own, and the maximum length of a rendered conversation."""
+
+    source: TokenizerSource
+    chat_template: str | None
+    max_chars: int
+
+
+class Loaded(msgspec.Struct):
+    """The tokenizer is loaded, or why it is not.
+
+    failure           the error that kept it from loading: an entry of the error registry and its fields.
+    description       for the start-up table.
+    longest_token     most characters of one token; 0 if unknown.
+    decoder           what ``TokenDecoder`` takes; empty if the tokenizer is not compiled.
+    config            what tokenizer_config.json says, see ``Tokenizer.config``, as JSON.
+    has_template      whether conversations can be rendered.
+    template_failure  why not, if there is a template.
+    """
+
+    failure: tuple[str, dict[str, Any]] | None = None
+    description: str = ""
+    longest_token: int = 0
+    decoder: str = ""
+    config: bytes = b"{}"
+    has_template: bool = False
+    template_failure: str = ""
+
+
+class TextRequest(msgspec.Struct):
+    """One request; numbers start at 1.
+
+    messages, arguments  a conversation to render with these arguments. Its text is then the only one of ``texts``.
+    texts                to tokenize.
+    add_special_tokens   see ``Tokenizer.encode``.
+    max_chars            of a text.
+    max_ids              token ids to return of each text, from its end; None: all of them.
+    as_json              return the ids as JSON, too many for the event loop otherwise, and with ``with_token_texts``
+                         its spelling in the vocabulary.
+    token_ids            to turn into a text; then all else is ignored but ``skip_special_tokens``.
+    """
+
+    number: int
+    messages: list[dict[str, Any]] | None = None
+    arguments: dict[str, Any] = {}
+    texts: list[str] = []
+    add_special_tokens: bool = True
+    max_chars: int | None = None
+    max_ids: int | None = None
+    as_json: bool = False
+    with_token_texts: bool = False
+    token_ids: list[int] | None = None
+    skip_special_tokens: bool = False
+
+
+class TextReply(msgspec.Struct):
+    """The result, or the ``failure`` and what failed. ``counts`` are the tokens of each text, returned or not."""
+
+    number: int
+    text: str = ""
+    counts: list[int] = []
+    token_ids: list[list[int]] = []
+    ids_json: bytes = b""
+    token_texts_json: bytes = b""
+    num_chars: int = 0
+    failure: str = ""
+    failed: Part = "tokenizer"
+
+
+class Drop(msgspec.Struct):
+    """Nobody waits for request ``number``, which the worker on socket ``slot`` may be working on."""
+
+    slot: int
+    number: int
+
+
+def main() -> None:
+    """Entry point of the process: fork a worker per socket, and replace workers that die."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_with_parent()
+    control, *sockets = [socket.socket(fileno=int(word)) for word in sys.argv[1:]]
+    from transformers import AutoTokenizer  # noqa: F401  takes seconds, in which the server learns what to load
+
+    body = receive(control)
+    if body is None:  # the server has already ended
+        return
+    setup = msgspec.msgpack.decode(body, type=Setup)
+    try:
+        tokenizer, template, loaded = _load(setup)
+    except AiakqError as failure:
+        send(control, Loaded(failure=(failure.id, {name: str(value) for name, value in failure.fields.items()})))
+        return
+    pool = _WorkerPool(control, sockets, _Worker(tokenizer, template, setup.max_chars))
+    send(control, loaded)
+    pool.run()
+    os._exit(0)
+
+
+def _load(setup: Setup) -> tuple[Tokenizer, str, Loaded]:
+    """The tokenizer, the chat template, and what the server needs to know about them. Raises as ``source.load``."""
+    _limit_memory(MAX_LOAD_BYTES)
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_LOAD_SECONDS, resource.RLIM_INFINITY))
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    tokenizer = setup.source.load()
+    loaded = Loaded(description=tokenizer.describe(), longest_token=tokenizer.longest_token)
+    template, hf = setup.chat_template or "", tokenizer.hf
+    try:
+        if hasattr(hf, "get_chat_template") and (setup.chat_template or tokenizer.has_chat_template):
+            template = hf.get_chat_template(setup.chat_template)
+    except ValueError as failure:  # several templates, none of them the default
+        loaded.template_failure = str(failure).rstrip(".")[:200]
+    loaded.has_template = bool(template or loaded.template_failure)
+    loaded.config = json.dumps(tokenizer.config(setup.chat_template)).encode()
+    try:
+        loaded.decoder = tokenizer.decoder_json()
+    except ValueError as failure:
+        file = f"the tokenizer in '{setup.source.folder}'"
+        raise error("model_malformed", file=file, reason=str(failure)) from None
+    if template:
+        from transformers.utils import chat_template_utils  # noqa: F401  imported once, for all workers
+    resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return tokenizer, template, loaded
+
+
+class _WorkerPool:
+    """The workers, by process id, and the request each is working on, in memory shared with them."""
+
+    def __init__(self, control: socket.socket, sockets: list[socket.socket], worker: _Worker) -> None:
+        self._control = control
+        self._sockets = sockets
+        self._worker = worker
+        self._current = mmap.mmap(-1, _CURRENT.size * len(sockets))
+        self._wake, self._wake_end = os.pipe()
+        for descriptor in (self._wake, self._wake_end):
+            os.set_blocking(descriptor, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._wake_end)
+        self._slots = {self._fork(slot): slot for slot in range(len(sockets))}
+
+    def run(self) -> None:
+        """Replace workers that die, until the server is gone."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while self._slots:
+            ready = dict(poll.poll())
+            if self._wake in ready:
+                os.read(self._wake, 1 << 12)
+                while self._slots:
+                    pid, status = os.waitpid(-1, os.WNOHANG)
+                    if pid == 0:
+                        break
+                    self._on_exit(pid, status)
+            if self._control.fileno() in ready:
+                body = receive(self._control)
+                if body is None:
+                    break
+                self._drop(msgspec.msgpack.decode(body, type=Drop))
+        for pid in self._slots:
+            os.kill(pid, signal.SIGKILL)
+
+    def _drop(self, drop: Drop) -> None:
+        """Kill the worker if it is still working on the request; it is stopped first, so that it cannot go on."""
+        pid = next((pid for pid, slot in self._slots.items() if slot == drop.slot), None)
+        if pid is None or self._number(drop.slot) != drop.number:
+            return
+        os.kill(pid, signal.SIGSTOP)
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            self._on_exit(pid, status)
+        elif self._number(drop.slot) == drop.number:
+            os.kill(pid, signal.SIGKILL)
+            self._on_exit(*os.waitpid(pid, 0))
+        else:
+            os.kill(pid, signal.SIGCONT)
+
+    def _on_exit(self, pid: int, status: int) -> None:
+        """Reply for a worker that died, and replace it. One that ended by itself has lost its server."""
+        slot = self._slots.pop(pid)
+        if not os.WIFSIGNALED(status) and not os.WEXITSTATUS(status):
+            return
+        number, rendered = _CURRENT.unpack_from(self._current, slot * _CURRENT.size)
+        timed_out = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
+        reason = "it ended its process; is it too large?"
+        if timed_out:
+            reason = "it took too long" if rendered else f"it took longer than {MAX_SECONDS:g} s"
+        try:
+            if number:
+                failed: Part = "tokenizer" if rendered else "template"
+                send(self._sockets[slot], TextReply(number, failure=reason, failed=failed))
+        except OSError:  # the server is gone
+            return
+        self._slots[self._fork(slot)] = slot
+
+    def _number(self, slot: int) -> int:
+        return _CURRENT.unpack_from(self._current, slot * _CURRENT.size)[0]
+
+    def _fork(self, slot: int) -> int:
+        _CURRENT.pack_into(self._current, slot * _CURRENT.size, 0, 0)
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            end_with_parent()
+            self._control.close()
+            offset = slot * _CURRENT.size
+            code = self._worker.run(
+                self._sockets[slot],
+                lambda number, rendered: _CURRENT.pack_into(self._current, offset, number, rendered),
+            )
+        finally:
+            os._exit(code)
+
+
+class _Worker:
+    """What a worker does. ``set_current`` publishes the current request, 0 between two, and if it is rendered."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str, max_chars: int) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._special_tokens = dict(getattr(tokenizer.hf, "special_tokens_map", {}))
+        self._max_chars = max_chars
+
+    def run(self, sock: socket.socket, set_current: Callable[[int, bool], None]) -> int:
+        """Work until the socket closes."""
+        # Processor time, not wall-clock time: the machine may be busy, and neither part can sleep.
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        while (body := receive(sock)) is not None:
+            request = msgspec.msgpack.decode(body, type=TextRequest)
+            part: Part = "tokenizer"
+            try:
+                if request.messages is not None:
+                    part = "template"
+                    set_current(request.number, False)
+                    _set_limits(MAX_SECONDS, MAX_TEMPLATE_BYTES)
+                    request.texts = [self._render(request.messages, request.arguments)]
+                    part = "tokenizer"
+                set_current(request.number, True)
+                size = sum(map(len, request.texts)) + len(request.token_ids or ())
+                _set_limits(MAX_SECONDS + MAX_SECONDS_PER_CHAR * size, MAX_BYTES)
+                frame = _frame(self._process(request))
+            except MemoryError:
+                frame = _frame(TextReply(request.number, failure="it takes too much memory", failed=part))
+            except BaseException as exception:  # templates can raise anything, and tokenizers in Rust can panic
+                first = (str(exception).strip().splitlines() or [type(exception).__name__])[0]
+                frame = _frame(TextReply(request.number, failure=first.rstrip(".")[:200], failed=part))
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+            # From here on the request is not dropped, so that a frame is sent whole or not at all.
+            set_current(0, False)
+            sock.sendall(frame)
+        return 0
+
+    def _render(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        # OpenAI clients send null for absent fields; templates test whether they are defined.
+        given = [{name: value for name, value in one.items() if value is not None} for one in messages]
+        values = {**self._special_tokens, **arguments}
+        text = render_jinja_template(conversations=[given], chat_template=self._template, **values)[0][0]
+        if len(text) > self._max_chars:
+            raise ValueError(f"its text is longer than {self._max_chars} characters")
+        return text
+
+    def _process(self, request: TextRequest) -> TextReply:
+        """Tokenize or detokenize."""
+        tokenizer, reply = self._tokenizer, TextReply(request.number)
+        if request.token_ids is not None:
+            reply.text = tokenizer.decode(request.token_ids, request.skip_special_tokens)
+            return reply
+        if request.messages is not None:
+            reply.text = request.texts[0]
+        reply.num_chars = max(map(len, request.texts), default=0)
+        if request.max_chars is not None and reply.num_chars > request.max_chars:
+            return reply
+        ids = [tokenizer.encode(text, request.add_special_tokens) for text in request.texts]
+        reply.counts = [len(each) for each in ids]
+        if request.as_json:
+            reply.ids_json = json.dumps(ids[0], separators=(",", ":")).encode()
+            if request.with_token_texts:
+                reply.token_texts_json = msgspec.json.encode(tokenizer.raw_tokens(ids[0]))
+        else:
+            reply.token_ids = [each if request.max_ids is None else each[-request.max_ids :] for each in ids]
+        return reply
+
+
+def _set_limits(seconds: float, num_bytes: int) -> None:
+    """Limit the processor time from now on, and what is allocated beyond what is."""
+    _limit_memory(num_bytes)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _limit_memory(num_bytes: int) -> None:
+    with open("/proc/self/statm") as stream:
+        size = int(stream.read().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = size + num_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def _frame(record: msgspec.Struct) -> bytes:
+    body = msgspec.msgpack.encode(record)
+    return LENGTH.pack(len(body)) + body
+
+
+def send(sock: socket.socket, record: msgspec.Struct) -> None:
+    """Send one frame."""
+    sock.sendall(_frame(record))
+
+
+def receive(sock: socket.socket) -> bytes | None:
+    """Receive the body of one frame; None if the peer is gone."""
+    head = _receive_exactly(sock, LENGTH.size)
+    return None if head is None else _receive_exactly(sock, LENGTH.unpack(head)[0])
+
+
+def _receive_exactly(sock: socket.socket, count: int) -> bytes | None:
+    received = bytearray()
+    while len(received) < count:
+        piece = sock.recv(min(1 << 20, count - len(received)))
+        if not piece:
+            return None
+        received += piece
+    return bytes(received)

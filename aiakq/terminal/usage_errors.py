@@ -1,0 +1,117 @@
+"""Usage errors: one line with the correct spelling or the closest option.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiakq.errors import AiakqError, error
+
+if TYPE_CHECKING:
+    from aiakq.arguments.argument import Argument
+
+#: What word processors and web pages make of a hyphen.
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
+_TO_HYPHEN = str.maketrans(dict.fromkeys(_DASHES, "-"))
+
+#: A line that works, for each command.
+_EXAMPLES = {
+    "quantize": "aiakq quantize -i MODEL -o DIR -quant_type awq",
+    "serve": "aiakq serve MODEL --port 8000",
+    "eval": "aiakq eval MODEL --original DIR",
+    "inspect": "aiakq inspect MODEL",
+    "bench latency": "aiakq bench latency MODEL --batch-size 8",
+    "bench throughput": "aiakq bench throughput MODEL --num-prompts 100",
+    "bench serve": "aiakq bench serve --port 8000 --num-prompts 100",
+}
+
+
+def check_spelling(words: Sequence[str], options: Mapping[str, bool]) -> None:
+    """Raise ``usage`` with the right spelling for words that are surely slips, before the parser misreads them.
+
+    ``options`` maps every option of the command to whether it takes a value.
+    """
+    for position, word in enumerate(words):
+        if word == "--":
+            return
+        if word[:1] not in ("-", *_DASHES) or len(word) < 2:
+            continue
+        after_option = position > 0 and options.get(words[position - 1], False)
+        if after_option and word[0] == "-" and _meant(word.partition("=")[0], options) is None:
+            continue  # a value that begins with a hyphen, as in -sq -1: the parser judges it
+        problem = _slip(word, options)
+        if problem is not None:
+            raise problem
+
+
+def _slip(word: str, options: Mapping[str, bool]) -> AiakqError | None:
+    name, equals, value = word.partition("=")
+    meant = _meant(name.translate(_TO_HYPHEN), options)
+    if any(letter in _DASHES for letter in name):
+        if meant is None:
+            return None
+        reason = f"{word!r} holds a dash that was pasted from a document, not a hyphen."
+        return error("usage", reason=reason, hint=f"Write: {_with_value(meant, equals, value)}")
+    if name in options:
+        # One letter with "=": the parser would take "=bf16" for the value.
+        if equals and len(name) == 2 and options[name]:
+            return error("usage", reason=f"{word!r} cannot be read.", hint=f"Write: {name} {value}")
+        return None
+    if meant is not None:
+        return error("usage", reason=f"There is no option {name}.", hint=f"Write: {_with_value(meant, equals, value)}")
+    # -tp4: the parser would read -t with the value "p4".
+    glued = [flag for flag in options if len(flag) > 2 and flag[1] != "-" and word.startswith(flag) and options[flag]]
+    if glued:
+        flag = max(glued, key=len)
+        return error("usage", reason=f"{word!r} cannot be read.", hint=f"Write: {flag} {word.removeprefix(flag)}")
+    return None
+
+
+def _with_value(flag: str, equals: str, value: str) -> str:
+    return f"{flag} {value}" if equals else flag
+
+
+def _meant(name: str, options: Mapping[str, bool]) -> str | None:
+    """The option that ``name`` is, or would be if "-" and "_", case and the number of dashes did not count."""
+    if name in options:
+        return name
+
+    def plain(text: str) -> str:
+        return text.lstrip("-").replace("_", "-").lower()
+
+    bare = name.lstrip("-")
+    exact = [flag for flag in options if flag.lstrip("-") == bare]
+    same = exact or [flag for flag in options if len(bare) > 1 and plain(flag) == plain(name)]
+    # -quant_type and --quant-type are the same option: name the one with two hyphens.
+    return max(same, key=len) if same else None
+
+
+def missing_option(row: Argument, command: str) -> AiakqError:
+    """The error for a required option that is given nowhere. ``command`` is like ``bench serve``."""
+    name = row.flag if row.positional else " or ".join(row.all_flags)
+    return error("usage", reason=f"{name} is missing.", hint=_hint(command))
+
+
+def _hint(command: str) -> str:
+    if command in _EXAMPLES:
+        return f"Example: {_EXAMPLES[command]}. All options: aiakq {command} --help"
+    return f"See: {' '.join(('aiakq', command)).strip()} --help"
+
+
+def usage_error(problem: Any, command: str) -> AiakqError:
+    """A usage error of Typer as one of ours: one line with a hint. ``command`` is like ``bench serve``."""
+    hint = _hint(command)
+    if type(problem).__name__ == "NoSuchOption":
+        close = close_names(problem.option_name, problem.possibilities or ())
+        return error("usage", reason=f"There is no option {problem.option_name}.", hint=close or hint)
+    return error("usage", reason=str(problem.format_message()).rstrip(".") + ".", hint=hint)
+
+
+def close_names(word: str, known: Iterable[str]) -> str:
+    """A sentence that names what ``word`` may have meant; empty when nothing is close."""
+    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.7)
+    return f"Did you mean {' or '.join(close)}?" if close else ""

@@ -1,0 +1,55 @@
+"""CPU scaling, capping and adding of activations. A row's result does not depend on the other rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels import cpu
+from aiakq.kernels.cpu import library
+from aiakq.kernels.cpu.library import TYPES
+from aiakq.kernels.cpu.rows import threads_for
+from aiakq.kernels.types import ScalingProblem
+
+
+def supports(problem: ScalingProblem) -> str | None:
+    """None, or why not."""
+    return cpu.unsupported(problem.device, problem.dtype)
+
+
+def prepare(scale: float, cap: float | None, factors: Tensor | None, problem: ScalingProblem) -> NativeScaling:
+    """factors [positions] float32, or None."""
+    return NativeScaling(scale, cap, factors)
+
+
+class NativeScaling:
+    """softcap(scale * factor * x) + added; the interface is Scaling in ops/scaling.py."""
+
+    def __init__(self, scale: float, cap: float | None, factors: Tensor | None) -> None:
+        self.factors = None if factors is None else factors.float().contiguous()
+        self.op = op = library.new_op("scaling")
+        op.scale, op.cap = scale, cap or 0.0
+        op.factors = library.address(self.factors)
+        op.rows = 0 if self.factors is None else len(self.factors)
+        self.ops = library.OpList(op)
+
+    def __call__(
+        self, x: Tensor, added: Tensor | None = None, *, positions: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """x [M, D] and added [M, D] of its dtype -> [M, D]."""
+        op = self.op
+        assert (positions is None) == (self.factors is None)
+        if positions is not None and (positions.dtype != torch.int64 or len(positions) != len(x)):
+            raise ValueError(f"{len(x)} rows with {len(positions)} positions in {positions.dtype}")
+        y = torch.empty(x.shape, dtype=x.dtype) if out is None else out
+        for each in (x, y) if added is None else (x, y, added):
+            if each.shape != x.shape or each.dim() != 2 or each.stride(1) != 1 or each.dtype != x.dtype:
+                raise ValueError(f"rows {list(each.shape)} in {each.dtype} beside {list(x.shape)} in {x.dtype}")
+        positions = None if positions is None else positions.contiguous()
+        with self.ops.lock:
+            op.m, op.d, op.type = x.shape[0], x.shape[1], TYPES[x.dtype]
+            op.x, op.x_stride, op.y, op.y_stride = x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0)
+            op.added, op.added_stride = (None, 0) if added is None else (added.data_ptr(), added.stride(0))
+            op.positions = library.address(positions)
+            self.ops(threads_for(x.numel()))
+        return y

@@ -1,0 +1,72 @@
+"""Scaling, capping and adding of activations: interface, torch reference and implementations.
+
+What stands between the operations of some models: multiplied embeddings, residuals and logits, capped logits, and the
+sums of blocks whose halves run side by side. An implementation is a module with
+
+    supports(problem: ScalingProblem) -> None, or one sentence why not
+    prepare(scale: float, cap: float | None, factors: Tensor | None, problem: ScalingProblem) -> Scaling
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.registry import Registry
+from aiakq.kernels.types import ScalingProblem
+
+IMPLEMENTATIONS = Registry(
+    "aiakq.implementations.scaling",
+    {"cpu": "aiakq.kernels.cpu.scaling", "torch": "aiakq.kernels.ops.scaling"},
+    plugins_first=True,
+)
+
+
+class Scaling(Protocol):
+    """softcap(scale * factor * x) + added, with softcap(v) = cap * tanh(v / cap), rounded once, from float32.
+
+    factor  ``factors`` [positions] float32 at a row's position; 1 where there are no factors.
+    """
+
+    def __call__(
+        self, x: Tensor, added: Tensor | None = None, *, positions: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """x [M, D] and added [M, D] of its dtype -> [M, D], in ``out`` [M, D] if given, which may be one of them.
+
+        positions  [M] int64, for factors.
+        """
+
+
+class TorchScaling:
+    """The reference."""
+
+    def __init__(self, scale: float, cap: float | None, factors: Tensor | None) -> None:
+        self.scale, self.cap, self.factors = scale, cap, factors
+
+    def __call__(
+        self, x: Tensor, added: Tensor | None = None, *, positions: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """x [M, D] -> [M, D]; see Scaling."""
+        y = x.to(torch.float32)
+        if self.scale != 1:
+            y = y * self.scale
+        if self.factors is not None:
+            assert positions is not None
+            y = y * self.factors[positions].unsqueeze(-1)
+        if self.cap is not None:
+            y = torch.tanh(y / self.cap) * self.cap
+        if added is not None:
+            y = y + added
+        return y.to(x.dtype) if out is None else out.copy_(y)
+
+
+def supports(problem: ScalingProblem) -> str | None:
+    """None: the reference supports every problem."""
+    return None
+
+
+def prepare(scale: float, cap: float | None, factors: Tensor | None, problem: ScalingProblem) -> TorchScaling:
+    """factors [positions] float32, or None."""
+    return TorchScaling(scale, cap, factors)

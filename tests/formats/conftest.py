@@ -1,0 +1,55 @@
+"""Weights of random codes, and what tests of formats compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from aiakq.kernels.types import QWeight
+
+
+def _random_weight(scheme: str, group: int = 32, zeros: bool = False, n: int = 64, k: int = 96) -> QWeight:
+    bits = int(scheme[1])
+    make = torch.Generator().manual_seed(0)
+    groups = -(-k // group)
+    return QWeight(
+        scheme=scheme,
+        codes=torch.randint(0, 2**bits, (n, k), generator=make).to(torch.uint8),
+        scales=(torch.rand(n, groups, generator=make) - 0.3).half(),
+        zeros=torch.randint(1, 2**bits, (n, groups), generator=make).to(torch.uint8) if zeros else None,
+        bias=torch.randn(n, generator=make).half(),
+        group_size=group,
+    )
+
+
+def _same_weight(a: QWeight, b: QWeight) -> None:
+    assert (a.scheme, a.group_size) == (b.scheme, b.group_size)
+    for field in ("codes", "scales", "zeros", "perm", "bias", "input_scale"):
+        left, right = getattr(a, field), getattr(b, field)
+        assert (left is None) == (right is None), field
+        if left is not None:
+            assert torch.equal(left.to(torch.float64), right.to(torch.float64)), field
+
+
+def _as_words(tensor: torch.Tensor) -> list[str]:
+    return [f"{value & 0xFFFFFFFF:08x}" for value in tensor.reshape(-1).tolist()]
+
+
+@pytest.fixture(scope="session")
+def random_weight() -> Callable[..., QWeight]:
+    """``random_weight(scheme, group, zeros, n, k)`` -> a weight with a bias, always the same one."""
+    return _random_weight
+
+
+@pytest.fixture(scope="session")
+def same_weight() -> Callable[[QWeight, QWeight], None]:
+    """``same_weight(a, b)`` asserts that they are equal number by number."""
+    return _same_weight
+
+
+@pytest.fixture(scope="session")
+def as_words() -> Callable[[torch.Tensor], list[str]]:
+    """``as_words(tensor)`` -> its int32 numbers in hexadecimal digits."""
+    return _as_words

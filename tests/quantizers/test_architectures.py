@@ -1,0 +1,190 @@
+"""Every method on many architectures: what is written is served, and computes what transformers makes of it; or the
+model is refused by name before any work.
+
+A share runs always; all of it with ``AIAKQ_EVERY_ARCHITECTURE=1 pytest tests/quantizers/test_architectures.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from aiakq.errors import AiakqError
+from aiakq.evaluation.scoring import load_for_scoring
+from aiakq.formats.checkpoint import Checkpoint
+
+SIZES = {
+    "vocab_size": 259, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+HEADS = {"head_dim": 16}
+GPT2 = {"intermediate_size": 256, "num_key_value_heads": 4, "n_head": 4, "n_layer": 2, "n_embd": 64, "n_positions": 256}
+LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_routed_experts": 4, "n_group": 1,
+    "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+LATENT = {
+    "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16,
+    "head_dim": 8, "num_key_value_heads": 4,
+}  # fmt: skip
+HUNYUAN = {**HEADS, "num_experts": 4, "moe_topk": 2, "moe_intermediate_size": 32, "num_shared_expert": 1}
+ERNIE = {
+    **HEADS, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1,
+    "moe_layer_start_index": 1,
+}  # fmt: skip
+MAMBA = {
+    "mamba_n_heads": 32, "mamba_d_head": 4, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 16,
+}  # fmt: skip
+
+#: Model type -> its config; what is written is served.
+SERVED: dict[str, dict[str, Any]] = {
+    "llama": {}, "phi3": {}, "glm4": HEADS, "glm": HEADS, "gemma": HEADS, "gemma3_text": {**HEADS, "sliding_window": 8},
+    "olmo": {}, "olmo2": {}, "olmo3": {"sliding_window": 8}, "starcoder2": {}, "cohere": {}, "cohere2": {},
+    "granite": {}, "phi": {}, "smollm3": {}, "exaone4": HEADS, "nemotron": {}, "persimmon": {}, "gpt_bigcode": {},
+    "gpt_neox": {}, "helium": HEADS, "arcee": {}, "seed_oss": HEADS, "apertus": {}, "ernie4_5": HEADS,
+    "hunyuan_v1_dense": HEADS, "opt": {"ffn_dim": 96}, "gpt2": GPT2,
+    "gemma2": HEADS, "falcon": {"intermediate_size": 256},
+    "bloom": {"n_head": 4, "n_layer": 2, "intermediate_size": 256, "num_key_value_heads": 4},
+    "deepseek_v3": {**EXPERTS, **LATENT},
+    "mixtral": LOCAL, "qwen3_moe": {**EXPERTS, **HEADS}, "olmoe": EXPERTS, "flex_olmo": EXPERTS,
+    "glm4_moe": {**EXPERTS, **HEADS}, "dots1": {**EXPERTS, **HEADS}, "hunyuan_v1_moe": HUNYUAN,
+    "minimax_m2": {**HEADS, **LOCAL, "rotary_dim": 8}, "granitemoe": LOCAL,
+    "granitemoeshared": {**LOCAL, "shared_intermediate_size": 32}, "phimoe": LOCAL, "ernie4_5_moe": ERNIE,
+}  # fmt: skip
+#: What is written is for other programs, and the report says so.
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "stablelm": {},
+    "bamba": {**MAMBA, "attn_layer_indices": [1]}, "falcon_h1": {**MAMBA, **HEADS, "mamba_d_ssm": 128},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+}  # fmt: skip
+#: Nothing would run what would be written.
+REFUSED: dict[str, dict[str, Any]] = {
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16},
+}  # fmt: skip
+METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
+#: Run always: each method, separate and fused experts, renamed tensors, weights [K, N], ALiBi.
+SHARE = {
+    ("olmoe", "awq"), ("phimoe", "weight_only_int8"), ("granitemoe", "gptq"), ("glm4_moe", "smooth_quant"),
+    ("gpt2", "gptq"), ("bloom", "awq"), ("bamba", "weight_only_int8"), ("mamba2", "weight_only_int8"),
+}  # fmt: skip
+
+
+def cases(table: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
+    every = bool(os.environ.get("AIAKQ_EVERY_ARCHITECTURE"))
+    return [(kind, method) for kind in table for method in METHODS if every or (kind, method) in SHARE]
+
+
+@pytest.fixture(scope="module")
+def source(byte_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``source(model_type, config)`` -> folder of a tiny random model, made once."""
+    made: dict[str, Path] = {}
+
+    def make(kind: str, config: dict[str, Any]) -> Path:
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp(kind)
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**{**SIZES, **config}), dtype=torch.float32)
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if parameter.dim() > 1 and "conv" not in name:
+                        parameter.normal_(0, 0.08)
+            model.save_pretrained(made[kind])
+            byte_tokenizer.save_pretrained(made[kind])
+        return made[kind]
+
+    return make
+
+
+def in_transformers(output: Path, folder: Path, dense: Callable[..., Tensor]) -> Any:
+    """What transformers loads if every quantized linear is replaced by the weights it stands for."""
+    from transformers import AutoConfig
+
+    checkpoint = Checkpoint.open(output)
+    own: set[str] = set()
+    tensors: dict[str, Tensor] = {}
+    for name in checkpoint.quantized_linears():
+        weight = checkpoint.read_linear(name)
+        tensors[f"{name}.weight"] = dense(weight)
+        if weight.bias is not None:
+            tensors[f"{name}.bias"] = weight.bias.float()
+        own.update(checkpoint.linear_tensors(name).values())
+    tensors |= {name: checkpoint.tensor(name).float() for name in checkpoint.inventory if name not in own}
+    config = AutoConfig.from_pretrained(output)
+    del config.quantization_config
+    if config.model_type.startswith("granitemoe"):
+        fuse(tensors, config.num_hidden_layers, config.num_local_experts)
+    if config.model_type == "gpt2":
+        for name in checkpoint.quantized_linears():
+            tensors[f"{name}.weight"] = tensors[f"{name}.weight"].T
+    folder.mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    config.save_pretrained(folder)
+    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not info["unexpected_keys"] and not info["missing_keys"] and not info["mismatched_keys"]
+    return model.eval()
+
+
+def fuse(tensors: dict[str, Tensor], layers: int, experts: int) -> None:
+    """Granite's checkpoints hold experts as one tensor."""
+    for at in [f"model.layers.{layer}.block_sparse_moe" for layer in range(layers)]:
+
+        def all_of(name: str, at: str = at) -> Tensor:
+            return torch.stack([tensors.pop(f"{at}.experts.{number}.{name}.weight") for number in range(experts)])
+
+        tensors[f"{at}.input_linear.weight"] = torch.cat([all_of("gate_proj"), all_of("up_proj")], 1)
+        tensors[f"{at}.output_linear.weight"] = all_of("down_proj")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "method"), cases(SERVED))
+def test_what_is_written_is_served(
+    kind: str, method: str, source: Callable[..., Path], tmp_path: Path, quantize: Callable[..., Any],
+    dense_weight: Callable[..., Tensor], ids: Tensor,
+) -> None:  # fmt: skip
+    folder = source(kind, SERVED[kind])
+    report = quantize(folder, tmp_path / "out", method)
+    assert not any("cannot serve" in line for line in report.warnings)
+    assert not any("router" in layer.name or ".gate." in layer.name for layer in report.layers)
+    found = load_for_scoring(tmp_path / "out", "float32", "cpu").logits(ids).log_softmax(-1)
+    if method == "smooth_quant":  # activations are rounded too, which transformers would not do
+        exact = load_for_scoring(folder, "float32", "cpu").logits(ids).log_softmax(-1)
+        assert float((exact.exp() * (exact - found)).sum(-1).median()) < 0.05
+        return
+    model = in_transformers(tmp_path / "out", tmp_path / "dense", dense_weight)
+    with torch.inference_mode():
+        expected = torch.cat([model(each[None]).logits for each in ids]).log_softmax(-1)
+    # A router that changes its mind over the last bit changes one row.
+    assert float((found - expected).abs().amax(-1).median()) < 0.01
+    if report.experts:
+        assert all(sum(mixture.tokens) > 0 for mixture in report.experts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "method"), cases(ELSEWHERE))
+def test_what_aiakq_cannot_serve_is_said_before_any_work(
+    kind: str, method: str, source: Callable[..., Path], tmp_path: Path, quantize: Callable[..., Any], ids: Tensor
+) -> None:
+    report = quantize(source(kind, ELSEWHERE[kind]), tmp_path / "out", method, group_size=-1)
+    assert [line for line in report.warnings if line.startswith("aiakq cannot serve this model: ")]
+    with pytest.raises(AiakqError) as caught:
+        load_for_scoring(tmp_path / "out", "float32", "cpu")
+    assert caught.value.id == "model_unsupported"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "method"), cases(REFUSED))
+def test_what_nothing_would_run_is_refused_by_name(
+    kind: str, method: str, source: Callable[..., Path], tmp_path: Path, quantize: Callable[..., Any]
+) -> None:
+    with pytest.raises(AiakqError) as caught:
+        quantize(source(kind, REFUSED[kind]), tmp_path / "out", method)
+    assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()

@@ -1,0 +1,109 @@
+"""config.json as numbers: what cannot be true is refused by name, architectures without these numbers too."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from aiakq.errors import BAD_INPUT, AiakqError
+from aiakq.runtime.config.model import ModelConfig, check_sizes
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "vocab_size": 320,
+}
+
+
+def refused(**values: Any) -> AiakqError:
+    with pytest.raises(AiakqError) as caught:
+        ModelConfig.from_hf({**LLAMA, **values})
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == BAD_INPUT
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["sliding_window", "head_dim", "hidden_size", "num_hidden_layers", "num_key_value_heads", "vocab_size"],
+)
+@pytest.mark.parametrize("value", ["4", 1.5, [4], {"a": 1}, True, -1, 2**31, 10**400, math.nan])
+def test_numbers_are_positive_integers_of_a_possible_size(key: str, value: Any) -> None:
+    problem = refused(**{key: value})
+    assert problem.id == "model_malformed"
+    assert key in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("layer_types", ["sliding_attention", {"a": 1}, [1, 2, 3], ["sliding_attention"], 3, True]),
+        ("max_window_layers", ["2", 1.5, -1, True, [1]]),
+        ("rms_norm_eps", ["1e-5", math.nan, math.inf, -1.0, 1.0, [1e-5]]),
+        ("rope_scaling", ["linear", [1], 2.0]),
+        ("rope_parameters", ["linear", [1], 2.0]),
+        ("architectures", ["LlamaForCausalLM", [7], {"a": 1}]),
+    ],
+)
+def test_other_values_are_of_their_type(key: str, values: list[Any]) -> None:
+    for value in values:
+        problem = refused(**{"sliding_window": 8, "use_sliding_window": True, key: value})
+        assert problem.id == "model_malformed", value
+
+
+def test_windows_are_per_layer() -> None:
+    def windows(**values: Any) -> tuple[int | None, ...]:
+        return ModelConfig.from_hf({**LLAMA, **values}).sliding_windows
+
+    kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    assert windows() == windows(sliding_window=None) == windows(sliding_window=0) == (None, None, None)
+    assert windows(sliding_window=8) == (8, 8, 8)
+    assert windows(sliding_window=8, layer_types=kinds) == (None, 8, None)
+    assert windows(sliding_window=8, use_sliding_window=False) == (None, None, None)
+    assert windows(sliding_window=8, use_sliding_window=True, max_window_layers=2) == (None, None, 8)
+
+
+@pytest.mark.parametrize(
+    ("config", "missing"),
+    [
+        ({"architectures": ["MambaForCausalLM"], "hidden_size": 64, "n_layer": 2, "vocab_size": 9}, "num_attention"),
+        (
+            {
+                "architectures": ["ChatGLMModel"],
+                "hidden_size": 64,
+                "num_attention_heads": 4,
+                "num_layers": 2,
+                "padded_vocab_size": 9,
+                "auto_map": {"AutoConfig": "configuration_chatglm.ChatGLMConfig"},
+            },
+            "vocab_size",
+        ),
+    ],
+)
+def test_an_architecture_without_these_numbers_is_named(config: dict[str, Any], missing: str) -> None:
+    with pytest.raises(AiakqError) as caught:
+        ModelConfig.from_hf(config)
+    assert caught.value.id == "architecture_unsupported"
+    said = str(caught.value)
+    assert config["architectures"][0] in said and missing in said
+    assert ("Python code" in said) == ("auto_map" in config)
+
+
+def test_sizes_are_checked_before_transformers_builds_a_model_of_them() -> None:
+    """Two thousand million layers without weights still take for ever."""
+    check_sizes(LLAMA, 30)
+    check_sizes({**LLAMA, "num_experts": 0, "num_key_value_heads": None}, 30)
+    for values in (
+        {"num_hidden_layers": 31},
+        {"n_layers": 2**31},
+        {"hidden_size": 0},
+        {"vocab_size": 10**400},
+        {"text_config": {"num_hidden_layers": 31}},
+    ):
+        with pytest.raises(AiakqError) as caught:
+            check_sizes({**LLAMA, **values}, 30)
+        assert caught.value.id == "model_malformed"

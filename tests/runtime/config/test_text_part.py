@@ -1,0 +1,100 @@
+"""Multimodal checkpoints: the text model inside is configured, found in the file and served; the rest is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from aiakq import LLM, SamplingParams
+from aiakq.errors import AiakqError
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.loader.inspection import inspect_checkpoint
+
+PROMPTS = [[5, 9, 40], list(range(10, 60)), [7] * 17]
+#: How multimodal files call the text model's tensors, and its output layer.
+SPELLINGS = {
+    "old": ("language_model.model.", "language_model.lm_head."),
+    "new": ("model.language_model.", "lm_head."),
+}
+
+
+def tokens(folder: Path, **arguments: Any) -> tuple[list[list[int]], LLM]:
+    llm = LLM(str(folder), dtype="float32", max_model_len=128, num_gpu_blocks_override=65, **arguments)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs], llm
+
+
+def multimodal(text: Path, folder: Path, architecture: str, spelling: str) -> Path:
+    """A checkpoint that holds the model of ``text`` beside a vision tower."""
+    folder.mkdir()
+    layers, head = SPELLINGS[spelling]
+    tensors = {
+        (head + name.removeprefix("lm_head."))
+        if name.startswith("lm_head.")
+        else layers + name.removeprefix("model."): x
+        for name, x in load_file(text / "model.safetensors").items()
+    }
+    tensors["vision_tower.patches.weight"] = torch.ones(3, 4)
+    tensors["multi_modal_projector.linear.weight"] = torch.ones(2, 3)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for path in text.glob("*.json"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    inside = json.loads((text / "config.json").read_text())
+    whole = {"architectures": [architecture], "model_type": "any", "text_config": inside, "vision_config": {"depth": 3}}
+    whole["eos_token_id"] = inside.pop("eos_token_id")
+    (folder / "config.json").write_text(json.dumps(whole))
+    return folder
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "MistralForCausalLM"])
+def test_the_text_part_is_served_and_the_rest_is_named(architecture, spelling, tiny_model, tmp_path):
+    text = tiny_model(architecture)
+    folder = multimodal(text, tmp_path / "model", "SomeForConditionalGeneration", spelling)
+    found, llm = tokens(folder)
+    assert found == tokens(text)[0]
+    assert llm.engine.facts["model part"] == (
+        "text only: 2 tensors of multi_modal_projector, vision_tower are left out"
+    )
+    assert "model part" not in tokens(text)[1].engine.facts
+    assert inspect_checkpoint(str(folder), device="cpu").differences == ()
+
+
+def test_a_missing_tensor_of_the_text_part_is_still_missed(tiny_model, tmp_path):
+    folder = multimodal(tiny_model("MistralForCausalLM"), tmp_path / "model", "X", "new")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.language_model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(AiakqError, match=r"1 tensor \(1 missing\)"):
+        tokens(folder)
+
+
+def test_what_a_text_config_leaves_out_is_the_default_of_its_class():
+    """As in the files of Gemma 3: 4 B."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+    raw = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    config = ModelConfig.from_hf(raw)
+    assert config.architecture == "Gemma3ForCausalLM" and config.tie_word_embeddings
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262208)
+    assert config.sliding_windows[:7] == (1024,) * 5 + (None, 1024)
+    assert config.rope_of(5)[1] == {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    assert config.rope_of(6)[1] == {"rope_type": "default", "rope_theta": 1e4}
+
+
+def test_impossible_values_inside_are_refused():
+    text = {"model_type": "gemma3_text", "hidden_size": "many"}
+    with pytest.raises(AiakqError) as caught:
+        ModelConfig.from_hf({"architectures": ["X"], "text_config": text})
+    assert caught.value.id == "model_malformed"
+
+
+def test_a_checkpoint_without_other_parts_has_none(tiny_model):
+    assert Checkpoint.open(tiny_model("MistralForCausalLM")).beside_text == frozenset()

@@ -1,0 +1,62 @@
+"""Fused experts are found, named as checkpoints name them, and computed apart only where that is the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from aiakq.runtime.loader.fused_experts import computes_the_same, fused_experts
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "numbers", "stored"),
+    [
+        ("mixtral", {"num_local_experts": 4}, "model.layers.0.block_sparse_moe.experts.3.w2"),
+        ("phimoe", {"num_local_experts": 4}, "model.layers.0.block_sparse_moe.experts.3.w2"),
+        ("olmoe", {"num_experts": 4}, "model.layers.0.mlp.experts.3.down_proj"),
+        ("granitemoe", {"num_local_experts": 4}, "model.layers.0.block_sparse_moe.experts.3.down_proj"),
+    ],
+)
+def test_linears_of_experts_have_the_names_of_checkpoints(model_type: str, numbers: dict, stored: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(model_type, **SIZES, **numbers, num_key_value_heads=2, vocab_size=64, pad_token_id=0)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    found = list(fused_experts(model, "", model_type))
+    assert len(found) == 2 and found[0].shape == (4, 64, 96)
+    assert found[0].linears(3)[2] == (stored, 64, 96)
+    assert found[0].spelling.known == (model_type != "granitemoe")
+
+
+def test_experts_with_other_arithmetic_are_not_split() -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+    config = AutoConfig.for_model("mixtral", hidden_size=32, intermediate_size=48, num_local_experts=5)
+    fused = MixtralExperts(config)
+    assert computes_the_same(fused)
+    fused.act_fn = torch.nn.Tanh()
+    assert computes_the_same(fused), "the activation is the model's own"
+
+    class Swapped(MixtralExperts):
+        def _apply_gate(self, both: Tensor) -> Tensor:
+            up, gate = both.chunk(2, dim=-1)
+            return self.act_fn(gate) * up
+
+        def forward(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+            out = torch.zeros_like(x)
+            for number in range(self.num_experts):
+                tokens, at = torch.where(index == number)
+                inner = self._apply_gate(x[tokens] @ self.gate_up_proj[number].T) @ self.down_proj[number].T
+                out.index_add_(0, tokens, inner * weights[tokens, at, None])
+            return out
+
+    assert not computes_the_same(Swapped(config))
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = AutoConfig.for_model("gpt_oss", **sizes, num_key_value_heads=2, num_local_experts=4, vocab_size=64)
+    other = AutoModelForCausalLM.from_config(config)
+    assert not list(fused_experts(other, "", "gpt_oss"))

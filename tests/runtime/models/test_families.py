@@ -1,0 +1,190 @@
+"""Every native family against transformers: log-probabilities of every position, in batches and in chunks."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aiakq import LLM, SamplingParams
+from aiakq.runtime.models import ARCHITECTURES
+
+VOCABULARY = 320
+LENGTHS = (1, 2, 3, 7, 16, 17, 50, 90, 60)
+#: Nats; float32 sums in another order.
+TOLERANCE = 1e-4
+MODES: dict[str, dict[str, Any]] = {
+    "batch": {},
+    "chunks": {"max_num_batched_tokens": 16, "max_num_seqs": 8, "enable_chunked_prefill": True},
+    "operation by operation": {"max_num_seqs": 1, "enforce_eager": True},
+}
+
+
+def prompts() -> list[list[int]]:
+    draw = random.Random(7)
+    return [[draw.randrange(3, VOCABULARY) for _ in range(length)] for length in LENGTHS]
+
+
+def of_transformers(folder: Path) -> list[Tensor]:
+    """Log-probabilities [T, V] of every prompt."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        return [model(torch.tensor([each]), use_cache=False).logits[0].log_softmax(-1) for each in prompts()]
+
+
+def ours(folder: Path, **arguments: Any) -> list[Tensor]:
+    """Log-probabilities [T, V] of every prompt."""
+    llm = LLM(
+        str(folder),
+        dtype="float32",
+        max_model_len=128,
+        cpu_math="exact",
+        num_gpu_blocks_override=257,
+        enable_prefix_caching=False,
+        max_logprobs=-1,
+        **arguments,
+    )
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=VOCABULARY, logprobs=VOCABULARY)
+    answers = llm.generate([{"prompt_token_ids": each} for each in prompts()], params, use_tqdm=False)
+    rows = [[*answer.prompt_logprobs[1:], answer.outputs[0].logprobs[0]] for answer in answers]
+    return [torch.tensor([[row[token].logprob for token in range(VOCABULARY)] for row in each]) for each in rows]
+
+
+def largest_difference(found: list[Tensor], expected: list[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_log_probabilities_are_those_of_transformers(architecture, tiny_model):
+    folder = tiny_model(architecture)
+    expected = of_transformers(folder)
+    differences = {mode: largest_difference(ours(folder, **arguments), expected) for mode, arguments in MODES.items()}
+    assert max(differences.values()) < TOLERANCE, differences
+
+
+#: Other spellings and settings of a family: architecture, what its tiny config has besides, what config.json says.
+VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gpt_bigcode without shared keys": ("GPTBigCodeForCausalLM", {"multi_query": False}, {}),
+    "gpt2 scaled by layer": ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, {}),
+    "phi3 longrope": (
+        "Phi3ForCausalLM",
+        {
+            "original_max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0 + index / 16 for index in range(16)],
+                "long_factor": [2.0 + index for index in range(16)],
+            },
+        },
+        {},
+    ),
+    "yarn beyond its original context": (
+        "Qwen2ForCausalLM",
+        {
+            "max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 500.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+        {},
+    ),
+    "dynamic within what it was trained for": (
+        "LlamaForCausalLM",
+        {
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "factor": 4.0,
+                "rope_theta": 500.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+        {},
+    ),
+    "top-level partial_rotary_factor": (
+        "PhiForCausalLM",
+        {},
+        {"rope_parameters": None, "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    ),
+    "olmo3 with old rope_scaling": (
+        "Olmo3ForCausalLM",
+        {},
+        {
+            "rope_parameters": None,
+            "rope_theta": 300.0,
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        },
+    ),
+    "falcon with groups": (
+        "FalconForCausalLM",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+        {},
+    ),
+    "falcon with groups and one norm": (
+        "FalconForCausalLM",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+        {},
+    ),
+    "falcon in sequence with keys for every head": (
+        "FalconForCausalLM",
+        {"multi_query": False, "parallel_attn": False},
+        {},
+    ),
+    "gemma3 in the old spelling": (
+        "Gemma3ForCausalLM",
+        {},
+        {
+            "rope_parameters": None,
+            "rope_theta": 5000.0,
+            "rope_local_base_freq": 300.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        },
+    ),
+    "gemma2 without caps": (
+        "Gemma2ForCausalLM",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+        {},
+    ),
+    "gptj that rotates whole heads": ("GPTJForCausalLM", {"rotary_dim": 32}, {}),
+    "llama4 with experts in every layer": (
+        "Llama4ForCausalLM",
+        {"interleave_moe_layer_step": 1, "num_experts_per_tok": 1, "use_qk_norm": False},
+        {},
+    ),
+    "smollm3 that names its layers": ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 0, 1]}, {}),
+    "exaone4 without windows": (
+        "Exaone4ForCausalLM",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 4},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_of_families(name, tiny_model, tmp_path):
+    architecture, settings, written = VARIANTS[name]
+    folder = tiny_model(architecture, **settings)
+    expected = of_transformers(folder)
+    if written:
+        folder = rewritten(folder, tmp_path / "model", written)
+    assert largest_difference(ours(folder), expected) < TOLERANCE
+
+
+def rewritten(folder: Path, target: Path, values: dict[str, Any]) -> Path:
+    """The model with other values in config.json; None removes one."""
+    shutil.copytree(folder, target)
+    config = json.loads((folder / "config.json").read_text()) | values
+    config = {name: value for name, value in config.items() if value is not None or name not in values}
+    (target / "config.json").write_text(json.dumps(config))
+    return target

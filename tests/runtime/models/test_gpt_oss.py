@@ -1,0 +1,76 @@
+"""GPT-OSS: experts in MXFP4 are those floats that transformers makes of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from aiakq.errors import AiakqError
+from aiakq.evaluation.scoring import load_for_scoring
+from aiakq.runtime.loader.inspection import inspect_checkpoint
+from aiakq.runtime.models.gpt_oss import dequantized
+
+
+def packed(count: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    """Random blocks [E, N, K / 32, 16] and scales [E, N, K / 32] uint8, of weights of about the usual size."""
+    draw = torch.Generator().manual_seed(count * n * k)
+    blocks = torch.randint(0, 256, (count, n, k // 32, 16), dtype=torch.uint8, generator=draw)
+    scales = torch.randint(121, 125, (count, n, k // 32), dtype=torch.uint8, generator=draw)
+    return blocks, scales
+
+
+def of_transformers(blocks: Tensor, scales: Tensor) -> Tensor:
+    """[E, K, N] float32, as its model holds them."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    return convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+
+
+def logits(folder: Path) -> Tensor:
+    ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(3))
+    return load_for_scoring(folder, "float32", "cpu").logits(ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_codes_are_the_floats_of_transformers(dtype):
+    blocks, scales = packed(1, 8, 96)
+    found = dequantized(blocks[0].to(dtype), scales[0].to(dtype))
+    assert found.dtype == dtype and torch.equal(found.float(), of_transformers(blocks, scales)[0].T)
+
+
+def test_experts_in_mxfp4_give_the_logits_of_their_floats(tiny_model, tmp_path):
+    source = tiny_model("GptOssForCausalLM")
+    floats = load_file(source / "model.safetensors")
+    codes = dict(floats)
+    for name in [name for name in floats if re.search(r"experts\.(gate_up|down)_proj$", name)]:
+        count, k, n = floats[name].shape
+        blocks, scales = packed(count, n, k)
+        floats[name] = of_transformers(blocks, scales).contiguous()
+        del codes[name]
+        codes |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    folders = []
+    for label, tensors in (("floats", floats), ("codes", codes)):
+        folders.append(tmp_path / label)
+        shutil.copytree(source, folders[-1])
+        save_file(tensors, folders[-1] / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folders[1] / "config.json").write_text(json.dumps(config))
+    assert torch.equal(*map(logits, folders))
+    assert inspect_checkpoint(str(folders[1]), device="cpu").differences == ()
+
+
+def test_another_clamp_is_refused(tiny_model, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("GptOssForCausalLM"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "swiglu_limit": 5.0}))
+    with pytest.raises(AiakqError, match=r"of this kind \(its SwiGLU has the limit 5.0 .* is not supported"):
+        logits(folder)

@@ -1,0 +1,50 @@
+"""Hostile HTTP inputs, each with the answer that is promised for it. ``case(seed, index)`` is always the same one.
+
+A family is one function that draws cases of a kind; FAMILIES says how often each comes up. They are malformed HTTP,
+floods of headers, chunks and bytes, JSON that is none or too deep, text that is no text, wrong types and bounds for
+every field, unknown fields, tricks with paths, hosts and origins, pipelining, slow senders, clients that leave.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from hostile_cases.bodies import bad_json, strange_text
+from hostile_cases.connections import leaving, mutated, pipelined, slow_senders, smuggled
+from hostile_cases.fields import hostile_values, out_of_range, unknown_fields, wrong_types
+from hostile_cases.http import bad_chunks, bodies_too_large, header_floods, malformed_http, odd_headers
+from hostile_cases.requests import Case, Draw
+from hostile_cases.routes import wrong_hosts, wrong_methods, wrong_origins, wrong_paths
+
+FAMILIES: dict[Callable[[Draw], Case], float] = {
+    malformed_http: 14,
+    bad_chunks: 4,
+    header_floods: 3,
+    odd_headers: 5,
+    bodies_too_large: 2,
+    bad_json: 14,
+    wrong_types: 10,
+    out_of_range: 8,
+    hostile_values: 10,
+    unknown_fields: 5,
+    strange_text: 4,
+    wrong_methods: 4,
+    wrong_paths: 4,
+    wrong_hosts: 3,
+    wrong_origins: 2,
+    pipelined: 2,
+    smuggled: 3,
+    leaving: 4,
+    slow_senders: 0.5,
+    mutated: 8,
+}
+
+
+def case(seed: int, index: int) -> Case:
+    """Case ``index`` of the run ``seed``."""
+    draw = random.Random(f"{seed}/{index}")
+    family = draw.choices(list(FAMILIES), weights=list(FAMILIES.values()))[0]
+    made = family(draw)
+    return replace(made, kind=f"{family.__name__}: {made.kind}")

@@ -1,0 +1,268 @@
+"""Requests that once stopped or slowed down servers of this kind: each is refused or harmless, and a stream beside it
+goes on as it does alone. The names begin with the rows of the catalogue of failures: R02 is a list of prompts.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+CANARY = {"prompt": "It was the best of times", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+Ask = Callable[..., httpx.Response]
+
+
+@pytest.fixture(scope="module")
+def alone(server) -> str:
+    """What the canary gets alone."""
+    return httpx.post(server.url + COMPLETIONS, json=CANARY, timeout=60).json()["choices"][0]["text"]
+
+
+@pytest.fixture
+def ask(server, alone, metrics_of) -> Iterator[Ask]:
+    """``ask(path, body)``; a stream runs meanwhile that must not change, and afterwards every page is back."""
+    answers: list[str] = []
+    ended = threading.Event()
+
+    def stream() -> None:
+        with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+            while not answers or not ended.is_set():
+                with client.stream("POST", COMPLETIONS, json={**CANARY, "stream": True}) as answer:
+                    lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
+                assert lines.pop() == "[DONE]"
+                answers.append("".join(json.loads(line)["choices"][0]["text"] for line in lines))
+
+    canary = threading.Thread(target=stream)
+    canary.start()
+    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+
+        def post(path: str, body: object) -> httpx.Response:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            return client.post(path, content=content, headers={"content-type": "application/json"})
+
+        yield post
+        ended.set()
+        canary.join()
+        assert set(answers) == {alone}
+        assert client.get("/health").status_code == 200
+    deadline = time.monotonic() + 30
+    while metrics_of(server.url)["vllm:kv_cache_usage_perc"]:
+        assert time.monotonic() < deadline, "a page is lost"
+        time.sleep(0.05)
+
+
+def is_refused(answer: httpx.Response, status: int, code: str, param: str | None = None) -> None:
+    assert answer.status_code == status, answer.text[:500]
+    failure = answer.json()["error"]
+    assert failure["code"] == code and (param is None or failure["param"] == param)
+
+
+def test_r02_lists_of_prompts(ask):
+    for prompts in (["a"] * 33, [[5]] * 33, ["a"] * 99_000):
+        is_refused(ask(COMPLETIONS, {"prompt": prompts}), 400, "too_many_prompts", "prompt")
+    assert ask(COMPLETIONS, {"prompt": ["a"] * 1_000_000, "max_tokens": 1}).status_code in (400, 413)
+    assert len(ask(COMPLETIONS, {"prompt": ["a"] * 32, "max_tokens": 1}).json()["choices"]) == 32
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"max_tokens": -1}, "value_out_of_range", "max_tokens"),
+        ({"max_tokens": 2**63}, None, "max_tokens"),
+        ({"max_tokens": 10**400}, None, "max_tokens"),
+        ({"max_tokens": 1.5}, "invalid_type", "max_tokens"),
+        ({"max_tokens": 2000}, "context_length_exceeded", "max_tokens"),
+        ({"max_tokens": 4, "min_tokens": 5}, "value_out_of_range", "min_tokens"),
+        ({"min_tokens": -1}, "value_out_of_range", "min_tokens"),
+    ],
+)
+def test_r03_numbers_of_tokens(ask, fields, code, param):
+    answer = ask(COMPLETIONS, {"prompt": "Once", **fields})
+    is_refused(answer, 400, code or answer.json()["error"]["code"], param)
+    assert len(answer.content) < 1000, "the value is not repeated whole"
+
+
+def test_r03_no_tokens_at_all(ask):
+    answer = ask(COMPLETIONS, {"prompt": "Once", "max_tokens": 0, "echo": True})
+    assert answer.json()["choices"][0]["text"] == "Once" and answer.json()["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize("prompt", [[-1], [4096], [2**40], [2**70], [True], [1.0], ["a", [5]], [[5], "a"], [[[5]]]])
+def test_r09_token_ids(ask, prompt):
+    answer = ask(COMPLETIONS, {"prompt": prompt, "max_tokens": 1})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt", answer.text
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], [[5], []]])
+def test_r09_no_token_ids(ask, prompt):
+    answer = ask(COMPLETIONS, {"prompt": prompt, "max_tokens": 1})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt", answer.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "\\udc00\\ud800"}',
+        b'{"prompt": "\xff\xfe"}',
+        b'{"prompt": "\xc0\xaf"}',
+        json.dumps({"prompt": "a"}).encode("utf-16"),
+        json.dumps({"prompt": "a"}).encode("utf-32"),
+        b'\xef\xbb\xbf{"prompt": "a"}',
+    ],
+    ids=["surrogate", "surrogates in disorder", "invalid", "overlong", "utf-16", "utf-32", "byte order mark"],
+)
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
+def test_r11_bytes_that_are_no_text(ask, path, body):
+    answer = ask(path, body)
+    assert answer.status_code == 400, answer.text
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\0b",
+        "\u202eabc\u202c",
+        "e" + "\u0301" * 5000,
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+        "\ufeff",
+        "\ufffe\uffff",
+    ],
+    ids=["nul", "right to left", "combining marks", "joined", "byte order mark", "no characters"],
+)
+def test_r11_strange_text_goes_in_and_comes_out(ask, text):
+    ids = ask("/tokenize", {"prompt": text, "add_special_tokens": False}).json()["tokens"]
+    assert ask("/detokenize", {"tokens": ids}).json()["prompt"] == text
+    prompt = ids[:200]
+    answer = ask(COMPLETIONS, {"prompt": prompt, "max_tokens": 8, "temperature": 2.0, "seed": 1})
+    assert answer.status_code == 200
+    streamed = ask(COMPLETIONS, {"prompt": prompt, "max_tokens": 8, "temperature": 2.0, "seed": 1, "stream": True})
+    events = [line[6:] for line in streamed.content.decode().splitlines() if line.startswith("data: ")][:-1]
+    joined = "".join(json.loads(event)["choices"][0]["text"] for event in events)
+    assert joined == answer.json()["choices"][0]["text"], "no character is split between two events"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_regex": "(a+)+$"},
+        {"guided_regex": "foo**"},
+        {"guided_regex": "(?<=a)b"},
+        {"guided_grammar": "(" * 30_000},
+        {"guided_json": json.loads("[" * 40 + "]" * 40)},
+        {"structured_outputs": {"regex": "(a+)+$"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"pattern": "(a+)+$"}}}},
+    ],
+)
+def test_r24_expressions_and_grammars(ask, fields):
+    began = time.monotonic()
+    is_refused(ask(COMPLETIONS, {"prompt": "Once", "max_tokens": 1, **fields}), 400, "unsupported_parameter")
+    assert time.monotonic() - began < 5
+
+
+def test_r26_a_reader_that_stalls(start_server, metrics_of):
+    """It is cut off after --write-timeout; what it did not read does not stay, nor do its pages."""
+    body = json.dumps(
+        {"prompt": "Once", "max_tokens": 600, "ignore_eos": True, "stream": True, "n": 16, "logprobs": 20}
+    )
+    with start_server(write_timeout=1.0) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        stalled = socket.socket()
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect((host, int(port)))
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        stalled.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+        assert stalled.recv(1) == b"H"
+        deadline = time.monotonic() + 120
+        while metrics_of(server.url)["vllm:num_requests_running"] or metrics_of(server.url)["vllm:kv_cache_usage_perc"]:
+            assert time.monotonic() < deadline, "it still runs"
+            time.sleep(0.1)
+        assert metrics_of(server.url)["vllm:request_process_fail_total"] == 1
+        assert httpx.post(server.url + COMPLETIONS, json=CANARY, timeout=60).status_code == 200
+        stalled.close()
+
+
+@pytest.fixture
+def trap() -> Iterator[tuple[str, list[object]]]:
+    """An address, and who connected to it."""
+    visitors: list[object] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.1)
+        ended = threading.Event()
+
+        def accept() -> None:
+            while not ended.is_set():
+                try:
+                    visitors.append(listener.accept())
+                except TimeoutError:
+                    continue
+
+        watcher = threading.Thread(target=accept)
+        watcher.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/picture.png", visitors
+        ended.set()
+        watcher.join()
+
+
+def test_r28_nothing_is_fetched(ask, trap):
+    address, visitors = trap
+    for url in (address, "file:///etc/hostname", "data:image/png;base64,AAAA", "http://169.254.169.254/latest"):
+        parts = [
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "video_url", "video_url": {"url": url}},
+            {"type": "audio_url", "audio_url": {"url": url}},
+            {"type": "input_audio", "input_audio": {"data": url, "format": "wav"}},
+            {"type": "file", "file": {"file_id": url}},
+        ]
+        for part in parts:
+            answer = ask(CHAT, {"messages": [{"role": "user", "content": [part]}], "max_tokens": 1})
+            assert answer.status_code == 400, answer.text
+            assert "hostname" not in answer.text or url in answer.text
+    assert ask(CHAT, {"messages": [{"role": "user", "content": address}], "max_tokens": 1}).status_code == 200
+    time.sleep(0.3)
+    assert not visitors
+
+
+def test_r29_another_keys_prefix_is_not_found(start_server):
+    """By counts; ``tests/runtime/engine/test_pages.py`` has the hashes that make it so."""
+    prompt = {"prompt": list(range(300, 500)), "max_tokens": 1}
+
+    def cached(key: str, **fields: object) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        answer = httpx.post(server.url + COMPLETIONS, json={**prompt, **fields}, headers=headers, timeout=60).json()
+        return (answer["usage"]["prompt_tokens_details"] or {"cached_tokens": 0})["cached_tokens"]
+
+    with start_server(api_key=["first", "second"]) as server:
+        assert cached("first") == 0 and cached("first") > 100
+        assert cached("second") == 0 and cached("second") > 100
+        # A salt cannot stand for another key.
+        for salt in ("first", "second", " ", "x" * 1000):
+            assert cached("second", cache_salt=salt) == 0
+        # Nor can prompts that only begin alike be told from their hashes.
+        assert cached("first", prompt=[*range(300, 310), 7, *range(311, 500)]) == 0
+        for salt in (7, "", ["first"], {"a": 1}):
+            headers = {"authorization": "Bearer first"}
+            answer = httpx.post(
+                server.url + COMPLETIONS, json={**prompt, "cache_salt": salt}, headers=headers, timeout=60
+            )
+            assert answer.status_code == 400
+
+
+def test_r30_metrics_have_as_many_series_whatever_is_asked(ask, server, metrics_of):
+    assert ask(COMPLETIONS, {"prompt": "Once", "max_tokens": 2}).status_code == 200
+    assert ask(COMPLETIONS, {"prompt": "Once", "model": "none"}).status_code == 404
+    before = set(metrics_of(server.url))
+    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+        for number in range(300):
+            assert client.get(f"/path{number}").status_code == 404
+            assert client.request(f"METHOD{number}", "/v1/models").status_code in (400, 405, 501)
+            body = {"prompt": "Once", "model": f"model{number}", "user": f"user{number}"}
+            assert client.post(COMPLETIONS, json=body, headers={"x-request-id": f"id{number}"}).status_code == 404
+    assert set(metrics_of(server.url)) == before
