@@ -292,14 +292,20 @@ def test_a_client_is_a_key_or_else_an_address():
 )
 def test_clients_with_different_keys_share_the_engine(start_server, options, clients):
     body = {"prompt": "Once", "max_tokens": 600, "ignore_eos": True, "stream": True}
+    seen, metrics = set(), ""
     with start_server(**options) as server, httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http:
         headers = [{"authorization": f"Bearer {key}"} for key in KEYS]
-        with (
-            http.stream("POST", "/v1/completions", json=body, headers=headers[0]) as first,
-            http.stream("POST", "/v1/completions", json=body, headers=headers[1]) as second,
-        ):
-            assert first.status_code == second.status_code == 200
-            next(first.iter_lines()), next(second.iter_lines())
-            text = http.get("/metrics", headers=headers[0]).text
-    assert re.search(r"^aiakq:num_clients\{[^}]*\} (.*)$", text, re.M)[1] == f"{clients}.0"
-    assert not any(digest in text for key in KEYS for digest in (key, Keys([key]).owner(key)[:16]))
+        for _ in range(8):  # on a busy machine the first stream may have ended before the second begins
+            with (
+                http.stream("POST", "/v1/completions", json=body, headers=headers[0]) as first,
+                http.stream("POST", "/v1/completions", json=body, headers=headers[1]) as second,
+            ):
+                assert first.status_code == second.status_code == 200
+                next(first.iter_lines()), next(second.iter_lines())
+                text = http.get("/metrics", headers=headers[0]).text
+            seen.add(re.search(r"^aiakq:num_clients\{[^}]*\} (.*)$", text, re.M)[1])
+            metrics += text
+            if f"{len(KEYS)}.0" in seen:
+                break
+    assert max(seen) == f"{clients}.0"
+    assert not any(digest in metrics for key in KEYS for digest in (key, Keys([key]).owner(key)[:16]))
