@@ -70,13 +70,13 @@ class BlockLoop:
         """Quantize and write a block, or restore it from its step; its outputs become the next block's inputs."""
         if resumed:
             step = self.steps[block.index]
-            take_over(block, step, self.writer.read(step))
+            take_over(block, step, self.writer.read(step), self.prepared.model.stored_name)
             if not last:
                 block.inputs.activations.advance(block.module, block.index)
         else:
             quantize_block(self.prepared.recipe, block)
             block.advance(last)
-            self.steps.append(write_block(self.writer, block))
+            self.steps.append(write_block(self.writer, block, self.prepared.model.stored_name))
         if block.original is not None and not last:
             block.original.inputs.advance(block.original.module, block.index)
 

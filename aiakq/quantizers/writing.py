@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -20,15 +21,18 @@ from aiakq.quantizers.report.records import LayerResult
 from aiakq.spec import QuantSpec
 
 
-def write_block(writer: CheckpointWriter, block: DecoderBlock) -> CommittedStep:
-    """Commit what the block became, with its errors and warnings, and make sure that it reads back bit for bit."""
+def write_block(writer: CheckpointWriter, block: DecoderBlock, stored_name: Callable[[str], str]) -> CommittedStep:
+    """Commit what the block became, with its errors and warnings, and make sure that it reads back bit for bit.
+
+    ``stored_name`` is SourceModel's.
+    """
     spec, storage = block.plan.spec, block.plan.storage
     linears: dict[str, QWeight] = {f"{block.prefix}.{name}": weight for name, weight in block.result.finished.items()}
     tensors: dict[str, Tensor] = {}
     for name, weight in linears.items():
         tensors |= encode(name, weight, spec, storage)
     for name, tensor in block.folder.changed.items():
-        full = f"{block.prefix}.{name}"
+        full = stored_name(f"{block.prefix}.{name}")
         path, _, last = name.rpartition(".")
         kept = stored(block.module.get_submodule(path), last, tensor.cpu())
         tensors[full] = cast(kept, full, storage).clone()
@@ -74,19 +78,21 @@ def decode(name: str, spec: QuantSpec, written: dict[str, Tensor]) -> QWeight:
     return module.read(tensors, own, name)
 
 
-def take_over(block: DecoderBlock, step: CommittedStep, written: dict[str, Tensor]) -> None:
-    """Make the block what an earlier run made of it. ``written`` are the tensors of its ``step``."""
+def take_over(
+    block: DecoderBlock, step: CommittedStep, written: dict[str, Tensor], stored_name: Callable[[str], str]
+) -> None:
+    """Make the block what an earlier run made of it. ``written`` are the tensors of its ``step``; see write_block."""
     spec = block.plan.spec
     for name in step.note["linears"]:
         inside = name.removeprefix(block.prefix + ".")
         block.result.adopt(inside, decode(name, spec, written))
-    own = {f"{block.prefix}.{name}" for name, _ in block.module.named_parameters()}
-    of_linears = tuple(f"{name}." for name in step.note["linears"])
-    for name in step.tensors:
-        if name in own and not name.startswith(of_linears):
-            path, _, last = name.removeprefix(block.prefix + ".").rpartition(".")
+    of_linears = tuple(f"{name.removeprefix(block.prefix + '.')}." for name in step.note["linears"])
+    for name, _ in list(block.module.named_parameters()):
+        full = stored_name(f"{block.prefix}.{name}")
+        if full in step.tensors and not name.startswith(of_linears):
+            path, _, last = name.rpartition(".")
             module = block.module.get_submodule(path)
-            value = stored(module, last, written[name]).to(getattr(module, last).device, torch.float32)
+            value = stored(module, last, written[full]).to(getattr(module, last).device, torch.float32)
             module.register_parameter(last, nn.Parameter(value, requires_grad=False))
 
 

@@ -73,7 +73,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 #: Run always: each method, separate and fused experts, renamed tensors, weights [K, N], ALiBi.
 SHARE = {
-    ("olmoe", "awq"), ("phimoe", "weight_only_int8"), ("granitemoe", "gptq"), ("glm4_moe", "smooth_quant"),
+    ("olmoe", "awq"), ("phimoe", "awq"), ("granitemoe", "gptq"), ("glm4_moe", "smooth_quant"),
     ("gpt2", "gptq"), ("bloom", "awq"), ("bamba", "weight_only_int8"), ("mamba2", "weight_only_int8"),
 }  # fmt: skip
 

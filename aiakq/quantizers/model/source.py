@@ -119,9 +119,16 @@ class SourceModel:
                 yield source, self.checkpoint.tensor(source)
                 continue
             for name in names:
-                if name not in done:
-                    ruled = not fused and self._renamed.get(self.experts.own_name(name)) == source
-                    yield source if ruled else name, self._tensor(name, source, shapes.get(name))
+                stored_name = self.stored_name(name)
+                if name not in done and stored_name not in done:
+                    yield stored_name, self._tensor(name, source, shapes.get(name))
+
+    def stored_name(self, name: str) -> str:
+        """What the output calls the model's tensor ``name``: its own name, or the checkpoint's where transformers has
+        a rule for that."""
+        source = self._source_names.get(name)
+        ruled = name not in self.experts.fused and self._renamed.get(self.experts.own_name(name)) == source
+        return source if ruled and source is not None else name
 
     def _tensor(self, name: str, source: str, shape: torch.Size | None) -> Tensor:
         """The model's tensor ``name``, which is in the checkpoint's ``source``, padded to the model's ``shape``."""

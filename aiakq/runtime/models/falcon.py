@@ -8,22 +8,15 @@ import torch
 
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.models.builder import LayerNormBuilder, Names, unsupported
+from aiakq.runtime.models.bloom import BloomBuilder
+from aiakq.runtime.models.builder import LayerNormBuilder, unsupported
 from aiakq.runtime.models.decoder import Block, Decoder, DecoderLayer, ParallelBlock, Weights
 
 
 class FalconBuilder(LayerNormBuilder):
     """Falcon in its three architectures: one key for all heads, one each, or one for a group."""
 
-    names = Names(
-        embedding="transformer.word_embeddings",
-        layers="transformer.h",
-        norm="transformer.ln_f",
-        qkv=("self_attention.query_key_value",),
-        output="self_attention.dense",
-        gate_up=("mlp.dense_h_to_4h",),
-        down="mlp.dense_4h_to_h",
-    )
+    names = BloomBuilder.names
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         raw = config.raw

@@ -19,17 +19,15 @@ class GraniteMoeBuilder(GraniteBuilder):
         D, F = config.hidden_size, config.intermediate_size
         count, top_k = size(config.raw, "num_local_experts"), size(config.raw, "num_experts_per_tok")
         routing = SoftmaxRouting(top_k, normalize=True)
-        # Folding scales gives the router transformers' name.
-        router = "router" if weights.has(f"{at}.router.weight") else "router.layer"
         if not weights.has(f"{at}.input_linear.weight"):
             names = ("gate_proj", "up_proj", "down_proj")
-            return Mixture(at, at, names, count, F, routing, router=router).build(config, weights)
+            return Mixture(at, at, names, count, F, routing, router="router.layer").build(config, weights)
         check_routing(top_k, count)
         both = weights.tensor(f"{at}.input_linear.weight", count, 2 * F, D)
         down = weights.tensor(f"{at}.output_linear.weight", count, D, F)
         act = activation(config.activation, self.ops)
         return SparseMLP(
-            router=weights.dense(weights.tensor(f"{at}.{router}.weight", count, D)),
+            router=weights.dense(weights.tensor(f"{at}.router.layer.weight", count, D)),
             experts=[
                 GatedMLP(weights.dense(pair), weights.dense(last), act) for pair, last in zip(both, down, strict=True)
             ],

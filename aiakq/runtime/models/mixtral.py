@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.experts import SoftmaxRouting, SparseMLP
+from aiakq.runtime.layers.experts import Routing, SoftmaxRouting, SparseMLP
+from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import Decoder, Weights
 from aiakq.runtime.models.llama import WholeHeadsBuilder
 from aiakq.runtime.models.mixture import Mixture, size
+
+
+def block_sparse_moe(builder: DecoderBuilder, layer: int, routing: Routing) -> SparseMLP:
+    """The experts of a layer under Mixtral's names."""
+    mixture = Mixture(
+        at=builder.at(layer, "block_sparse_moe"),
+        inside=builder.at(layer, "mlp"),
+        names=("w1", "w3", "w2"),
+        count=size(builder.config.raw, "num_local_experts"),
+        width=builder.config.intermediate_size,
+        routing=routing,
+    )
+    return mixture.build(builder.config, builder.weights)
 
 
 class MixtralBuilder(WholeHeadsBuilder):
@@ -14,16 +28,8 @@ class MixtralBuilder(WholeHeadsBuilder):
 
     def mlp(self, layer: int) -> SparseMLP:
         """The experts of a layer."""
-        raw = self.config.raw
-        mixture = Mixture(
-            at=self.at(layer, "block_sparse_moe"),
-            inside=self.at(layer, "mlp"),
-            names=("w1", "w3", "w2"),
-            count=size(raw, "num_local_experts"),
-            width=self.config.intermediate_size,
-            routing=SoftmaxRouting(size(raw, "num_experts_per_tok"), normalize=True),
-        )
-        return mixture.build(self.config, self.weights)
+        top_k = size(self.config.raw, "num_experts_per_tok")
+        return block_sparse_moe(self, layer, SoftmaxRouting(top_k, normalize=True))
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

@@ -8,6 +8,21 @@ from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import Decoder, DecoderLayer, OutputNormBlock, Weights
 
 
+class ProjectionNormBuilder(DecoderBuilder):
+    """Families with norms over all queries and over all keys of a token; biases as the config says."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        self.qkv_bias = self.output_bias = bool(config.raw.get("attention_bias", False))
+
+    def before_attention(self, layer: int) -> list[ProjectionStep]:
+        """Norms over the whole projections."""
+        queries, keys, _ = self.qkv_widths()
+        q_norm = self.norm(self.at(layer, self.names.q_norm), queries)
+        k_norm = self.norm(self.at(layer, self.names.k_norm), keys)
+        return [ProjectionNorms(q_norm, k_norm, (queries, keys), self.ops)]
+
+
 class OutputNormBuilder(DecoderBuilder):
     """Families with norms after attention and MLP only."""
 
@@ -22,19 +37,8 @@ class OutputNormBuilder(DecoderBuilder):
         )
 
 
-class Olmo2Builder(OutputNormBuilder):
+class Olmo2Builder(ProjectionNormBuilder, OutputNormBuilder):
     """OLMo 2; OLMo 3 has windows and other rotary parameters in most layers."""
-
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        super().__init__(config, weights)
-        self.qkv_bias = self.output_bias = bool(config.raw.get("attention_bias", False))
-
-    def before_attention(self, layer: int) -> list[ProjectionStep]:
-        """Norms over the whole projections."""
-        queries, keys, _ = self.qkv_widths()
-        q_norm = self.norm(self.at(layer, self.names.q_norm), queries)
-        k_norm = self.norm(self.at(layer, self.names.k_norm), keys)
-        return [ProjectionNorms(q_norm, k_norm, (queries, keys), self.ops)]
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

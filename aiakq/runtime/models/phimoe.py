@@ -11,7 +11,8 @@ from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.builder import LayerNormBuilder, unsupported
 from aiakq.runtime.models.decoder import Decoder, Weights
-from aiakq.runtime.models.mixture import Mixture, size
+from aiakq.runtime.models.mixtral import block_sparse_moe
+from aiakq.runtime.models.mixture import size
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,8 @@ class PhimoeBuilder(LayerNormBuilder):
         if top_k != 2:
             reason = f"a token goes to {top_k} experts"
             raise unsupported(self.config, reason)
-        mixture = Mixture(
-            at=self.at(layer, "block_sparse_moe"),
-            inside=self.at(layer, "mlp"),
-            names=("w1", "w3", "w2"),
-            count=size(raw, "num_local_experts"),
-            width=self.config.intermediate_size,
-            routing=SparseMixerRouting(float(raw.get("router_jitter_noise", 0.01))),
-        )
-        return mixture.build(self.config, self.weights)
+        routing = SparseMixerRouting(float(raw.get("router_jitter_noise", 0.01)))
+        return block_sparse_moe(self, layer, routing)
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:
