@@ -1,7 +1,6 @@
-"""Write docs/models.md: tiny random models of many architectures, compared with transformers or refused.
+"""Write docs/models.md: tiny random models of many architectures, beside transformers and quantized, or refused.
 
-``make models`` runs this; it takes minutes. Every row is measured: log-probabilities of every position of nine prompts,
-as a batch and in chunks of 16 tokens, in float32 with ``--cpu-math exact``.
+``make models`` runs this; it takes half an hour. Every row is measured: see tests/runtime/models/test_matrix.py.
 """
 
 from __future__ import annotations
@@ -10,42 +9,29 @@ import importlib.util
 import sys
 import tempfile
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.models import ARCHITECTURES
 
 DOCS = Path(__file__).resolve().parent
-_SMALL = {"vocab_size": 320, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 2}
-_SMALL |= {"intermediate_size": 256, "num_key_value_heads": 2, "max_position_embeddings": 512, "eos_token_id": 1}
-_LATENT = {
-    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
-    "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-    "moe_intermediate_size": 32,
-}  # fmt: skip
-#: model_type of what has no family here -> what its tiny config has besides.
-_OTHERS: dict[str, dict[str, Any]] = {
-    "apertus": {}, "codegen": {"n_embd": 128, "n_layer": 2, "n_head": 4, "rotary_dim": 16}, "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT, "diffllama": {}, "doge": {}, "ernie4_5": {}, "gpt_neo": {}, "helium": {"head_dim": 32},
-    "hunyuan_v1_dense": {"head_dim": 32}, "jamba": {}, "lfm2": {}, "mamba": {}, "mamba2": {}, "nanochat": {},
-    "nemotron": {}, "olmo": {}, "persimmon": {}, "qwen3_next": {}, "seed_oss": {"head_dim": 32}, "stablelm": {},
-}  # fmt: skip
+_METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
+#: Options of quantize under which a tiny model takes a second or two.
+_QUICK: dict[str, Any] = {"samples": 8, "seqlen": 64, "evaluate": False, "device": "cpu"}
 
 
 def main() -> None:
-    """Write the page; the architectures to measure may be named as arguments."""
-    shared, families = _module("conftest.py"), _module("runtime/models/test_families.py")
-    native = [(name, shared.TINY[name]) for name in ARCHITECTURES if name in shared.TINY]
-    cases = [*native, *((f"{kind} (model_type)", (kind, {**_SMALL, **more})) for kind, more in _OTHERS.items())]
-    shared.TINY.update(cases)
-    rows = []
-    for name, _ in cases:
+    """Write the page; to see some rows only, name their cases as arguments."""
+    shared, matrix = _module("conftest.py"), _module("runtime/models/test_matrix.py")
+    tokenizer, rows = shared._byte_tokenizer(), []
+    for name in matrix.CASES:
         if len(sys.argv) < 2 or name in sys.argv[1:]:
-            rows.append(_row(name, shared, families))
+            rows.append(_row(name, matrix, tokenizer))
             print(rows[-1], flush=True)
     if len(sys.argv) < 2:
         (DOCS / "models.md").write_text(_page(rows), encoding="utf-8")
@@ -56,41 +42,90 @@ def _module(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(Path(path).stem, DOCS.parent / "tests" / path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
-def _row(name: str, shared: ModuleType, families: ModuleType) -> str:
+def _row(name: str, matrix: ModuleType, tokenizer: Any) -> str:
     """One row of the table."""
     with tempfile.TemporaryDirectory() as folder:
-        how = "native" if name in ARCHITECTURES else "transformers"
+        source = Path(folder) / "model"
+        matrix.save(name, source, tokenizer)
         try:
-            model = shared._save_tiny(name, {}, Path(folder) / "model")
-            expected = families.of_transformers(model)
+            outcome = matrix.examine(source)
         except Exception as problem:
-            return f"| {name} | - | not measured: transformers raises {type(problem).__name__} |"
+            return f"| {name} | **fails** | {type(problem).__name__} | | |"
+        if outcome.runs == "refused":
+            reason = outcome.reason.partition("is not supported: ")[2] or outcome.reason
+            return f"| {name} | refused | {reason.rstrip('.')} | | |"
+        result = f"{outcome.difference:.0e} nats" if outcome.exact else f"**differs**, {outcome.difference:.2g} nats"
+        bits = "" if outcome.same_bits else ", not bit for bit"
+        methods = ", ".join(_quantized(source, matrix, name))
+        return f"| {name} | {outcome.runs} | {result}{bits} | {methods} | {outcome.page_bytes} |"
+
+
+def _quantized(source: Path, matrix: ModuleType, name: str) -> list[str]:
+    """The methods whose output is served, each with the divergence from the model in ``source``; why not, if not."""
+    if "," in name:  # a variant of another row
+        return []
+    from aiakq.evaluation.scoring import load_for_scoring
+
+    ids = torch.tensor([matrix.prompts()[7]])
+    exact = _log_probabilities(lambda: load_for_scoring(source, "float32", "cpu"), ids)
+    told = []
+    for method in _METHODS:
+        output = source.parent / method
         try:
-            found = [families.ours(model, **families.MODES[mode]) for mode in ("batch", "chunks")]
+            _quantize(source, output, method)
+            found = _log_probabilities(lambda output=output: load_for_scoring(output, "float32", "cpu"), ids)
         except AiakqError as problem:
-            return f"| {name} | {how} | refused: {problem.message} |"
+            told.append(f"{method} refused ({problem.id})")
         except Exception as problem:
-            return f"| {name} | {how} | **fails**: {type(problem).__name__} |"
-        worst = max(families.largest_difference(each, expected) for each in found)
-        return f"| {name} | {how} | {'exact' if worst < families.TOLERANCE else '**differs**'}, {worst:.0e} nats |"
+            told.append(f"{method} **fails** ({type(problem).__name__})")
+        else:
+            told.append(f"{method} {float((exact.exp() * (exact - found)).sum(-1).mean()):.1g}")
+    return told
+
+
+def _quantize(source: Path, output: Path, method: str) -> None:
+    from aiakq.quantizers.options import QuantizeOptions
+    from aiakq.quantizers.pipeline import quantize_checkpoint
+
+    grouped = {"group_size": 32} if method in ("awq", "gptq") else {}
+    quantize_checkpoint(QuantizeOptions(str(source), str(output), method, **_QUICK, **grouped))
+
+
+def _log_probabilities(load: Callable[[], Any], ids: Tensor) -> Tensor:
+    """Of ids [1, T] -> [1, T, V]."""
+    result: Tensor = load().logits(ids).log_softmax(-1)
+    return result
 
 
 def _page(rows: list[str]) -> str:
     import transformers
 
+    kinds = [row.split("|")[2].strip() for row in rows]
+    counts = ", ".join(f"{kinds.count(kind)} {text}" for kind, text in (
+        ("native", "native"), ("transformers", "through transformers"), ("refused", "refused"),
+    ))  # fmt: skip
     versions = f"transformers {transformers.__version__} (torch {torch.__version__.partition('+')[0]}, CPU, float32)"
     intro = f"""
-        Written by `make models` from a run over tiny random models: log-probabilities of every position beside those of
-        {versions}, as a batch and in chunks of 16 tokens, with `--cpu-math exact`. Native models are built from blocks
-        of our own. Others run through transformers' class with paged attention; they are compared with its own
-        attention when they are loaded, and refused where they differ. The text part of a multimodal checkpoint runs as
-        the architecture of its `text_config`."""
-    head = ["| architecture | runs | result: largest difference, or why not |", "|---|---|---|"]
-    return "\n".join(["# Models", "", textwrap.fill(" ".join(intro.split()), 130), "", *head, *rows, ""])
+        Written by `make models` from a run over {len(rows)} tiny random models ({counts}): log-probabilities of every
+        position beside those of {versions}, as a batch and in chunks of 16 tokens; and what follows nine prompts, with
+        prefixes cached and sequences preempted, beside what follows without. Native models are built from blocks of our
+        own, and what they compute does not depend on other requests in the last bit. Others run through transformers'
+        class with paged attention; they are compared with its own attention when they are loaded, and refused where
+        they differ; where experts compute there, other requests may change the last bit. The text part of a multimodal
+        checkpoint runs as the architecture of its `text_config`."""
+    columns = """
+        methods: the mean KL divergence of the quantized model from its source, in nats, once served; random weights
+        suffer more than trained ones, and where a router decides otherwise about a token, all of its numbers change.
+        page: bytes of 16 tokens in a cache of 16-bit floats, of models with 2 or 4 layers, 4 heads (2 for keys and
+        values, where the architecture shares them) of 32 elements."""
+    head = ["| architecture | runs | largest difference, or why not | methods | page |", "|---|---|---|---|---|"]
+    texts = [textwrap.fill(" ".join(text.split()), 130) for text in (intro, columns)]
+    return "\n".join(["# Models", "", texts[0], "", texts[1], "", *head, *rows, ""])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import socket
 import statistics
 import sys
 import threading
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from limit_bodies import BODIES
+from plain_client import Pings, dial, post, send
 from raw_http import MODEL, PATIENCE, state
 
 from aiakq.server.background import RunningServer, start_in_background
@@ -31,27 +31,6 @@ MOST_SLOWDOWN, MOST_BRIEFLY, BRIEFLY = 5.0, 20.0, 1.0
 #: Seconds until /version answers, and megabytes that may stay.
 VERSION_WITHIN, MEMORY_WITHIN = 0.1, 64.0
 LONG_PROMPTS, LONG_PROMPT, LONG_ANSWER = 32, 900, 60
-
-
-def send(connection: socket.socket, method: str, path: str, key: str, body: bytes = b"") -> None:
-    head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {key}\r\n"
-    connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-
-
-def dial(server: RunningServer) -> socket.socket:
-    host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=2 * PATIENCE)
-
-
-def post(server: RunningServer, path: str, body: bytes, key: str = KEYS[1]) -> int:
-    """The status of a response, which is read to its end."""
-    with dial(server) as connection:
-        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {key}\r\nconnection: close\r\n"
-        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        answer = connection.recv(1 << 16)
-        while connection.recv(1 << 20):
-            pass
-    return int(answer[9:12])
 
 
 class Stream(threading.Thread):
@@ -86,29 +65,6 @@ class Stream(threading.Thread):
 
     def between(self, began: float, ended: float) -> list[tuple[float, float]]:
         return [(at, gap) for at, gap in self.gaps if began <= at <= ended]
-
-
-class Version(threading.Thread):
-    """Asks for /version until ``stop``; ``longest`` is the longest that it took."""
-
-    def __init__(self, server: RunningServer) -> None:
-        super().__init__(daemon=True)
-        self.longest = 0.0
-        self._connection = dial(server)
-        self._ended = threading.Event()
-
-    def run(self) -> None:
-        while not self._ended.wait(0.02):
-            began = time.monotonic()
-            send(self._connection, "GET", "/version", KEYS[0])
-            self._connection.recv(4096)
-            self.longest = max(self.longest, time.monotonic() - began)
-
-    def stop(self) -> float:
-        self._ended.set()
-        self.join()
-        self._connection.close()
-        return self.longest
 
 
 @dataclass
@@ -146,7 +102,7 @@ def start(**arguments: Any) -> RunningServer:
         {"model": str(MODEL), "dtype": "float32", "api_key": list(KEYS), "num_gpu_blocks_override": 4097, **arguments},
         timeout=4 * PATIENCE,
     )
-    post(server, "/v1/completions", b'{"prompt":"Once","max_tokens":3}')
+    post(server, "/v1/completions", b'{"prompt":"Once","max_tokens":3}', KEYS[1])
     return server
 
 
@@ -205,15 +161,15 @@ def limits(only: str = "") -> dict[str, Any]:
         base = alone(stream)
         # The first bodies make the server grow to the size that it keeps.
         for path, body, status in BODIES.values():
-            assert post(server, path, body) == status
+            assert post(server, path, body, KEYS[1])[0] == status
         memory = settled(server, 0.0)
         for name, (path, body, _) in BODIES.items():
             if only not in name:
                 continue
-            version = Version(server)
+            version = Pings(server, "/version", 0.02, KEYS[0])
             version.start()
             began = time.monotonic()
-            post(server, path, body)
+            post(server, path, body, KEYS[1])
             time.sleep(0.1)
             slow = Slowdown(base, stream.between(began, time.monotonic()))
             one = {

@@ -200,9 +200,15 @@ def _tied(raw: Mapping[str, Any], architecture: str) -> bool:
     return raw.get("model_type") in _TIED or architecture == "OPTForCausalLM"
 
 
+#: Model types whose classes in transformers have a key for every head, whatever the config says.
+_UNSHARED_HEADS = frozenset({"bloom", "gpt2", "gptj", "mpt", "opt"})
+
+
 def _kv_heads(raw: Mapping[str, Any], stated: int, heads: int) -> int:
-    """GPT-BigCode and Falcon say by a flag that all heads share one key and value."""
+    """GPT-BigCode and Falcon say by a flag that all heads share one key and value; older classes know no sharing."""
     kind = raw.get("model_type")
+    if kind in _UNSHARED_HEADS:
+        return heads
     if kind == "gpt_bigcode":
         return 1 if raw.get("multi_query", True) else heads
     if kind == "falcon" and not raw.get("new_decoder_architecture"):

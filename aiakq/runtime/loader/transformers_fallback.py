@@ -33,7 +33,10 @@ from aiakq.runtime.loader.weights import open_weights, operations
 from aiakq.runtime.models import FAMILIES
 from aiakq.runtime.models.decoder import Model, ModelInput
 
+#: What our attention functions are called among those of transformers, followed by a number.
+_PREFIX = "aiakq_paged_"
 _numbers = itertools.count()
+_NOT_REPLACEABLE = "transformers offers no way to replace its attention"
 
 #: Arguments of attention functions that change nothing here, or nothing while a model is only evaluated.
 _WITHOUT_EFFECT = frozenset(
@@ -214,7 +217,7 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
     """
     from transformers import AutoModelForCausalLM
 
-    name = f"aiakq_paged_{next(_numbers)}"
+    name = f"{_PREFIX}{next(_numbers)}"
     weights = None
     if config.spec is not None and config.load.load_format != "dummy":
         weights = open_weights(config)
@@ -241,7 +244,7 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
         else:
             hf, missed = load_checkpoint(hf_config, config, options)
     if not _attention_replaceable(hf):
-        raise _unsupported(config, "transformers offers no way to replace its attention")
+        raise _unsupported(config, _NOT_REPLACEABLE)
     linear_layers = f"{sum(isinstance(m, nn.Linear) for m in hf.modules())} x w16: torch"
     replaced: set[str] = set()
     if weights is not None:
@@ -262,7 +265,7 @@ def unservable(hf_config: Any, trust_remote_code: bool) -> str | None:
 
     if reason := _other_layers(hf_config):
         return reason
-    name = f"aiakq_paged_{next(_numbers)}"
+    name = f"{_PREFIX}{next(_numbers)}"
     attention = _AttentionFunction(Ops(torch.device("cpu"), torch.float32), _chunk_sizes(hf_config))
     _register(name, attention)
     own = copy.deepcopy(hf_config)
@@ -270,9 +273,9 @@ def unservable(hf_config: Any, trust_remote_code: bool) -> str | None:
         with torch.device("meta"):
             hf = AutoModelForCausalLM.from_config(own, attn_implementation=name, trust_remote_code=trust_remote_code)
     except Exception as problem:  # with its own attention the class can be built
-        return f"transformers offers no way to replace its attention ({type(problem).__name__})"
+        return f"{_NOT_REPLACEABLE} ({type(problem).__name__})"
     if not _attention_replaceable(hf):
-        return "transformers offers no way to replace its attention"
+        return _NOT_REPLACEABLE
     try:
         trace = attention.trace(hf.eval(), torch.device("meta"))
     except _UnsupportedAttentionError as problem:
@@ -328,6 +331,8 @@ def _one_sentence(config: EngineConfig) -> Iterator[None]:
         if is_out_of_memory(problem):
             raise
         first = (str(problem).strip().splitlines() or [""])[0][:200]
+        if isinstance(problem, KeyError) and _PREFIX in first:  # it looks in a table of its own
+            raise _unsupported(config, _NOT_REPLACEABLE) from None
         raise _unsupported(config, f"transformers raises {type(problem).__name__}: {first}") from None
 
 

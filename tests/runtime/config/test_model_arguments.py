@@ -261,3 +261,8 @@ def test_a_limit_in_the_generation_config_holds_for_every_answer(tiny_model):
     with pytest.raises(AiakqError) as caught:
         llm.generate("ab", SamplingParams(max_tokens=9, min_tokens=4), use_tqdm=False)
     assert caught.value.param == "min_tokens"
+
+
+def test_floats_that_json_has_no_word_for_are_read(edited):
+    folder = edited("limits", time_step_limit=[0.0, {"__float__": "Infinity"}])
+    assert config(folder).model.raw["time_step_limit"] == [0.0, float("inf")]

@@ -107,3 +107,8 @@ def test_sizes_are_checked_before_transformers_builds_a_model_of_them() -> None:
         with pytest.raises(AiakqError) as caught:
             check_sizes({**LLAMA, **values}, 30)
         assert caught.value.id == "model_malformed"
+
+
+@pytest.mark.parametrize("kind", ["bloom", "gpt2", "gptj", "mpt", "opt"])
+def test_classes_without_shared_heads_ignore_what_the_config_says_of_them(kind: str) -> None:
+    assert ModelConfig.from_hf({**LLAMA, "model_type": kind, "num_key_value_heads": 2}).num_kv_heads == 4
