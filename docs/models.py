@@ -22,17 +22,12 @@ from aiakq.runtime.models import ARCHITECTURES
 DOCS = Path(__file__).resolve().parent
 _SMALL = {"vocab_size": 320, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 2}
 _SMALL |= {"intermediate_size": 256, "num_key_value_heads": 2, "max_position_embeddings": 512, "eos_token_id": 1}
-_LATENT = {
-    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
-    "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-    "moe_intermediate_size": 32,
-}  # fmt: skip
 #: model_type of what has no family here -> what its tiny config has besides.
 _OTHERS: dict[str, dict[str, Any]] = {
-    "apertus": {}, "codegen": {"n_embd": 128, "n_layer": 2, "n_head": 4, "rotary_dim": 16}, "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT, "diffllama": {}, "doge": {}, "ernie4_5": {}, "gpt_neo": {}, "helium": {"head_dim": 32},
-    "hunyuan_v1_dense": {"head_dim": 32}, "jamba": {}, "lfm2": {}, "mamba": {}, "mamba2": {}, "nanochat": {},
-    "nemotron": {}, "olmo": {}, "persimmon": {}, "qwen3_next": {}, "seed_oss": {"head_dim": 32}, "stablelm": {},
+    "apertus": {}, "codegen": {"n_embd": 128, "n_layer": 2, "n_head": 4, "rotary_dim": 16}, "diffllama": {},
+    "doge": {}, "ernie4_5": {}, "gpt_neo": {}, "helium": {"head_dim": 32}, "hunyuan_v1_dense": {"head_dim": 32},
+    "jamba": {}, "lfm2": {}, "mamba": {}, "mamba2": {}, "nanochat": {}, "nemotron": {}, "olmo": {}, "persimmon": {},
+    "qwen3_next": {}, "seed_oss": {"head_dim": 32}, "stablelm": {},
 }  # fmt: skip
 
 

@@ -42,13 +42,18 @@ class RequiredWeights:
     def has(self, name: str) -> bool:
         return self.checkpoint.locate(name) is not None
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """A tensor [*shape] without contents. Raises LimitExceeded."""
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor [*shape] without contents, of the activation dtype whatever ``dtype`` is. Raises LimitExceeded."""
         self.required.tensors[name] = shape
         self._count()
         if max(shape) >= 2**31 or (len(shape) > 2 and shape[0] > self.limit):
             raise LimitExceeded
         return self._empty(*shape)
+
+    def weight(self, name: str, n: int, k: int) -> Tensor:
+        """The weight [N, K] of a linear layer, without contents."""
+        RequiredWeights.linear(self, name, n, k)
+        return self._empty(n, k)
 
     def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
         """A layer [N, K] without contents, whatever the order ``rows`` [N] of its outputs."""
@@ -96,6 +101,9 @@ def required_tensors(config: ModelConfig, checkpoint: Checkpoint, ops: PlannedOp
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as problem:
         reason = f"{type(problem).__name__}: {problem}"  # a value of the config that is of another kind than it should
         raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
+    more = config.raw.get("num_nextn_predict_layers")
+    if type(more) is int and 0 < more < 100:
+        weights.required.unused = tuple(f"model.layers.{config.num_layers + number}." for number in range(more))
     return weights.required
 
 
