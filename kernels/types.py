@@ -134,6 +134,18 @@ class DenseProblem:
 
 
 @dataclass(frozen=True)
+class BatchedProblem:
+    """A batch of B linear layers whose weights [B, N, K] are floats; ``dtype`` is that of the activations."""
+
+    batch: int
+    n: int
+    k: int
+    weight_dtype: torch.dtype
+    dtype: torch.dtype
+    device: str
+
+
+@dataclass(frozen=True)
 class NormProblem:
     """Normalization over the last dimension of [M, size]; ``kind`` is rms, or layer for layer norm."""
 

@@ -47,6 +47,21 @@ _GRANITE = {
     "attention_multiplier": 0.2,
     "logits_scaling": 2.0,
 }
+#: DeepSeek's: heads of 48 + 16 elements over latents of 32, and 8 experts.
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 48,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 40,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 128,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+}
 _GPT2 = {
     "vocab_size": 320,
     "n_embd": 128,
@@ -252,6 +267,28 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.5,
             "first_k_dense_replace": 1,
         },
+    ),
+    "DeepseekV2ForCausalLM": (
+        "deepseek_v2",
+        {
+            **_LLAMA_LIKE,
+            **_LATENT,
+            "n_group": 4,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "rope_theta": 300.0,
+                "mscale": 0.7,
+                "mscale_all_dim": 1.5,
+            },
+        },
+    ),
+    "DeepseekV3ForCausalLM": (
+        "deepseek_v3",
+        {**_LLAMA_LIKE, **_LATENT, "n_group": 4, "topk_group": 2, "attention_bias": True},
     ),
     # The family that the example plugin adds (tests/plugins).
     "ArceeForCausalLM": ("arcee", {**_LLAMA_LIKE, "tie_word_embeddings": False}),

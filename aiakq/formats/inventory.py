@@ -24,11 +24,13 @@ class RequiredTensors:
     tensors   name -> shape of everything that is not a linear layer.
     linears   module name -> (N, K, whether it has a bias).
     optional  tensors that may be there but need not: the output layer, which may be tied to the embedding.
+    unused    beginnings of names that are not looked at: layers that predict further tokens (DeepSeek-V3).
     """
 
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
     linears: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
     optional: tuple[str, ...] = ("lm_head.weight",)
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class _Comparison:
         for name, info in self.inventory.items():
             if name in self.used or name.endswith((*COMPUTED, *self.required.optional)):
                 continue
-            if name in self.checkpoint.beside_text:
+            if name in self.checkpoint.beside_text or name.startswith(self.required.unused):
                 continue
             self.found.append(Difference(name, _shape(info.shape), "-"))
         return self.found

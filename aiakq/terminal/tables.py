@@ -189,6 +189,7 @@ def inspection(found: Inspection, layers: Sequence[Layer]) -> None:
             "parameters": f"{number(found.parameters)} in {size(found.nbytes)}, {found.files} file(s)",
             "bits per weight": _bits(found),
             "context": None if found.context is None else f"{found.context} tokens",
+            "KV cache": None if found.kv_bytes_per_token is None else f"{size(found.kv_bytes_per_token)} per token",
             "would run on": f"{found.device}, {found.dtype} ({found.dtype_reason})",
             "operations": _operations(found),
         },

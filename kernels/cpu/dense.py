@@ -55,6 +55,15 @@ class NativeDense(DenseLayer):
 
 def prepare(weight: Tensor, bias: Tensor | None, problem: DenseProblem) -> NativeDense:
     """Bring ``weight`` [N, K] (not modified) into tiles."""
+    op, tiles = pack(weight)
+    if bias is not None:
+        bias = torch.nn.functional.pad(bias.float(), (0, -op.n % TILE)).contiguous()
+    op.bias = address(bias)
+    return NativeDense(op, tiles, bias, problem.dtype)
+
+
+def pack(weight: Tensor) -> tuple[Structure, Tensor]:
+    """The operation that multiplies with ``weight`` [N, K] (not modified), and its tiles, to which it points."""
     n, k = weight.shape
     pairs = weight.dtype == torch.bfloat16
     width = 2 if pairs else 1
@@ -63,9 +72,7 @@ def prepare(weight: Tensor, bias: Tensor | None, problem: DenseProblem) -> Nativ
     load_library().cdll.aiakq_pack_floats(
         weight.data_ptr(), n, k, weight.element_size(), pairs, tiles.data_ptr(), torch.get_num_threads()
     )
-    if bias is not None:
-        bias = torch.nn.functional.pad(bias.float(), (0, -n % TILE)).contiguous()
     op = new_op("dense")
-    op.n, op.k, op.weight_type = n, k, TYPES[weight.dtype]
-    op.tiles, op.bias = address(tiles), address(bias)
-    return NativeDense(op, tiles, bias, problem.dtype)
+    op.n, op.k, op.batch, op.weight_type = n, k, 1, TYPES[weight.dtype]
+    op.tiles = address(tiles)
+    return op, tiles

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.kernels.ops import activation, attention, dense, embedding, linear, norm, sampling, scaling
+from aiakq.kernels.ops import activation, attention, batched, dense, embedding, linear, norm, sampling, scaling
 from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.ops.attention import PagedAttention
+from aiakq.kernels.ops.batched import BatchedLinear
 from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer, RowSelection
 from aiakq.kernels.ops.linear import LinearLayer
@@ -29,6 +30,7 @@ from aiakq.kernels.selection import Selection, select
 from aiakq.kernels.types import (
     ActivationProblem,
     AttentionSpec,
+    BatchedProblem,
     DenseProblem,
     EmbeddingProblem,
     LayerCache,
@@ -42,6 +44,7 @@ from aiakq.kernels.types import (
 REGISTRIES: dict[str, Registry] = {
     "linear": linear.IMPLEMENTATIONS,
     "dense": dense.IMPLEMENTATIONS,
+    "batched": batched.IMPLEMENTATIONS,
     "attention": attention.IMPLEMENTATIONS,
     "norm": norm.IMPLEMENTATIONS,
     "activation": activation.IMPLEMENTATIONS,
@@ -102,6 +105,12 @@ class Ops:
         module = self._bind("dense", problem, "w16", count)
         bias = None if bias is None else bias.to(self.device)
         layer: DenseLayer = module.prepare(weight.to(self.device), bias, problem)
+        return layer
+
+    def batched(self, weight: Tensor) -> BatchedLinear:
+        """A batch of linear layers of weights [B, N, K] in floats, each over columns of its own."""
+        problem = BatchedProblem(*weight.shape, weight.dtype, self.dtype, self.device_type)
+        layer: BatchedLinear = self._bind("batched", problem).prepare(weight.to(self.device), problem)
         return layer
 
     def rms_norm(self, weight: Tensor, epsilon: float) -> Norm:
@@ -186,7 +195,7 @@ class Ops:
     def _bind(self, operation: str, problem: Any, kind: str = "", count: int = 1) -> Any:
         selection, module = self.select(operation, problem)
         self.bound[Bound(operation, kind, selection)] += count
-        if operation in ("linear", "dense"):
+        if operation in ("linear", "dense", "batched"):
             self._row_multiple = max(self._row_multiple, getattr(module, "ROW_MULTIPLE", linear.ROW_MULTIPLE))
         return module
 

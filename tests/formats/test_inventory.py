@@ -51,6 +51,15 @@ def test_whole_models_of_every_family(tiny_model, architecture):
     assert differences(tiny_model(architecture)) == []
 
 
+def test_layers_that_predict_further_tokens_are_left_out(tiny_model, tmp_path):
+    def add(tensors: dict[str, Any]) -> None:
+        tensors["model.layers.2.eh_proj.weight"] = torch.zeros(128, 256)
+
+    source = tiny_model("DeepseekV3ForCausalLM")
+    assert differences(changed(source, tmp_path / "one", add, num_nextn_predict_layers=1)) == []
+    assert [each.kind for each in differences(changed(source, tmp_path / "none", add, num_nextn_predict_layers=0))]
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_inventory_checks_every_tensor_of_a_quantized_linear(folder, tmp_path):
     """Without any one tensor of a linear, or with one row less of it, that tensor is named; g_idx may be absent."""

@@ -54,7 +54,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": HEADS, "opt": {"ffn_dim": 96}, "gpt2": GPT2,
     "gemma2": HEADS, "falcon": {"intermediate_size": 256},
     "bloom": {"n_head": 4, "n_layer": 2, "intermediate_size": 256, "num_key_value_heads": 4},
-    "deepseek_v3": {**EXPERTS, **LATENT},
+    "deepseek_v2": {**EXPERTS, **LATENT}, "deepseek_v3": {**EXPERTS, **LATENT},
     "mixtral": LOCAL, "qwen3_moe": {**EXPERTS, **HEADS}, "olmoe": EXPERTS, "flex_olmo": EXPERTS,
     "glm4_moe": {**EXPERTS, **HEADS}, "dots1": {**EXPERTS, **HEADS}, "hunyuan_v1_moe": HUNYUAN,
     "minimax_m2": {**HEADS, **LOCAL, "rotary_dim": 8}, "granitemoe": LOCAL,
@@ -71,10 +71,11 @@ REFUSED: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16},
 }  # fmt: skip
 METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
-#: Run always: each method, separate and fused experts, renamed tensors, weights [K, N], ALiBi.
+#: Run always: each method, separate and fused experts, renamed tensors, weights [K, N], ALiBi, latent attention.
 SHARE = {
     ("olmoe", "awq"), ("phimoe", "awq"), ("granitemoe", "gptq"), ("glm4_moe", "smooth_quant"),
-    ("gpt2", "gptq"), ("bloom", "awq"), ("bamba", "weight_only_int8"), ("mamba2", "weight_only_int8"),
+    ("gpt2", "gptq"), ("bloom", "awq"), ("deepseek_v3", "gptq"), ("bamba", "weight_only_int8"),
+    ("mamba2", "weight_only_int8"),
 }  # fmt: skip
 
 

@@ -32,15 +32,19 @@ class SoftmaxRouting:
 
     normalize  whether the weights of a token's experts are scaled to add up to one.
     scale      factor of the weights.
+    groups     (groups of experts, how many of them a token's experts may be in): those with the largest share
+               (DeepSeek-V2, arXiv:2405.04434).
     """
 
     top_k: int
     normalize: bool
     scale: float = 1.0
+    groups: tuple[int, int] = (1, 1)
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """scores [T, E]; see Routing."""
-        shares, chosen = torch.softmax(scores, dim=-1).topk(self.top_k, dim=-1)
+        shares = _within_groups(torch.softmax(scores, dim=-1), self.groups, together=1, left_out=0.0)
+        shares, chosen = shares.topk(self.top_k, dim=-1)
         return _scaled(shares, self.normalize, self.scale), chosen
 
 
@@ -66,14 +70,20 @@ class SigmoidRouting:
         shares = self.sigmoid(scores)
         assert isinstance(shares, Tensor)
         choice = shares if self.correction is None else shares + self.correction
-        count, kept = self.groups
-        if kept < count:
-            grouped = choice.unflatten(-1, (count, -1))
-            best = grouped.topk(2, dim=-1).values.sum(-1).topk(kept, dim=-1).indices
-            left_out = torch.ones(best.shape[:-1] + (count,), dtype=torch.bool, device=best.device)
-            choice = grouped.masked_fill(left_out.scatter_(-1, best, False).unsqueeze(-1), float("-inf")).flatten(-2)
+        choice = _within_groups(choice, self.groups, together=2, left_out=float("-inf"))
         chosen = choice.topk(self.top_k, dim=-1).indices
         return _scaled(shares.gather(-1, chosen), self.normalize, self.scale), chosen
+
+
+def _within_groups(shares: Tensor, groups: tuple[int, int], together: int, left_out: float) -> Tensor:
+    """shares [T, E], with ``left_out`` outside the groups whose ``together`` largest add up to most."""
+    count, kept = groups
+    if kept >= count:
+        return shares
+    grouped = shares.unflatten(-1, (count, -1))
+    best = grouped.topk(together, dim=-1).values.sum(-1).topk(kept, dim=-1).indices
+    others = torch.ones(best.shape[:-1] + (count,), dtype=torch.bool, device=best.device).scatter_(-1, best, False)
+    return grouped.masked_fill(others.unsqueeze(-1), left_out).flatten(-2)
 
 
 def _scaled(shares: Tensor, normalize: bool, scale: float) -> Tensor:

@@ -134,16 +134,17 @@ def _yarn(inv_freq: Tensor, rope: Mapping[str, Any], base: float, dim: int, max_
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 1e-3)).clamp(0, 1)
     magnitude = rope.get("attention_factor")
     if magnitude is None:
-        magnitude = _yarn_magnitude(factor, rope.get("mscale"), rope.get("mscale_all_dim"))
+        magnitude = _yarn_ratio(factor, rope.get("mscale"), rope.get("mscale_all_dim"))
     return inv_freq / factor * ramp + inv_freq * (1 - ramp), float(magnitude)
 
 
-def _yarn_magnitude(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
+def _yarn_ratio(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
     """The factor on cosines and sines; the two scales are DeepSeek's."""
-
-    def magnitude(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if mscale and mscale_all_dim:
-        return magnitude(float(mscale)) / magnitude(float(mscale_all_dim))
-    return magnitude(1.0)
+        return yarn_magnitude(factor, float(mscale)) / yarn_magnitude(factor, float(mscale_all_dim))
+    return yarn_magnitude(factor)
+
+
+def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
+    """YaRN's factor on queries and on keys of a context that is ``factor`` times longer."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0

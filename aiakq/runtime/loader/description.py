@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
@@ -11,7 +12,7 @@ from aiakq.kernels.ops import Ops, PlannedOps
 from aiakq.kernels.selection import Selection
 from aiakq.kernels.types import AttentionSpec
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.loader.required import required_tensors
+from aiakq.runtime.loader.required import build_without_weights
 from aiakq.runtime.models import ARCHITECTURES
 
 
@@ -58,21 +59,35 @@ def _described(selection: Selection) -> str:
     return selection.name + "".join(f" ({name}: {reason})" for name, reason in selection.passed_over)
 
 
-def plan(checkpoint: Checkpoint, ops: PlannedOps) -> tuple[tuple[Difference, ...] | None, list[tuple[str, Selection]]]:
-    """What loading a checkpoint would find and select, from its headers alone.
+@dataclass(frozen=True)
+class Plan:
+    """What loading a checkpoint would find and select.
 
-    Returns the tensors that are not as the config implies, None if the family is not one of ours; and the operations
-    besides linear layers with what was selected for them, none if the config is not understood.
+    differences           tensors that are not as the config implies; None if the family is not one of ours.
+    selected              operations besides linear layers with what was selected for them; none if the config is not
+                          understood.
+    kv_bytes_per_token    of the cache, over all layers; None if the family is not one of ours.
     """
-    differences = None
+
+    differences: tuple[Difference, ...] | None = None
+    selected: tuple[tuple[str, Selection], ...] = ()
+    kv_bytes_per_token: int | None = None
+
+
+def plan(checkpoint: Checkpoint, ops: PlannedOps) -> Plan:
+    """What loading a checkpoint would find and select, from its headers alone."""
+    differences = kv_bytes = None
     try:
         config = ModelConfig.from_hf(checkpoint.config)
         if config.architecture in ARCHITECTURES:
-            differences = tuple(compare(checkpoint, required_tensors(config, checkpoint, ops)))
+            required, model = build_without_weights(config, checkpoint, ops)
+            differences = tuple(compare(checkpoint, required))
+            kv_bytes = None if model is None else model.kv_bytes_per_token(ops.kv_dtype or ops.dtype)
         else:  # through transformers
             scale = config.head_dim**-0.5
             ops.attention(AttentionSpec(config.num_heads, config.num_kv_heads, config.head_dim, scale))
             ops.sampler()
     except AiakqError:
-        return None, []
-    return differences, [(name, each) for name, found in selections(ops).items() for each in dict.fromkeys(found)]
+        return Plan()
+    selected = ((name, each) for name, found in selections(ops).items() for each in dict.fromkeys(found))
+    return Plan(differences, tuple(selected), kv_bytes)

@@ -70,6 +70,7 @@ class Inspection:
     operations    everything the model computes besides linear layers; empty if its config is not understood.
     differences   tensors that are missing, extra or of another shape than the config implies; None where aiakq cannot
                   tell, because it has no model of its own for the architecture.
+    kv_bytes_per_token  bytes of a token in the KV cache, over all layers; None like ``differences``.
     """
 
     path: str
@@ -86,6 +87,7 @@ class Inspection:
     layers: tuple[Layer, ...]
     operations: tuple[Operation, ...] = ()
     differences: tuple[Difference, ...] | None = None
+    kv_bytes_per_token: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -112,6 +114,7 @@ class Inspection:
             "support": self.support,
             "writer": self.writer,
             "context": self.context,
+            "kv_bytes_per_token": self.kv_bytes_per_token,
             "tied_embeddings": self.tied_embeddings,
             "files": self.files,
             "parameters": self.parameters,
@@ -192,7 +195,7 @@ def inspect_checkpoint(
     context = checkpoint.config.get("max_position_embeddings")
     if context is None and isinstance(text, dict):
         context = text.get("max_position_embeddings")
-    differences, selected = plan(checkpoint, target.ops)
+    planned = plan(checkpoint, target.ops)
     architecture = first_architecture(checkpoint.config)
     return Inspection(
         path=str(checkpoint.path),
@@ -207,8 +210,9 @@ def inspect_checkpoint(
         dtype=str(target.ops.dtype).removeprefix("torch."),
         dtype_reason=target.dtype_reason,
         layers=tuple(layers),
-        operations=tuple(Operation(name, each.name, each.passed_over) for name, each in selected),
-        differences=differences,
+        operations=tuple(Operation(name, each.name, each.passed_over) for name, each in planned.selected),
+        differences=planned.differences,
+        kv_bytes_per_token=planned.kv_bytes_per_token,
     )
 
 

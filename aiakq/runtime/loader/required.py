@@ -17,6 +17,7 @@ from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models import ARCHITECTURES
+from aiakq.runtime.models.decoder import Model
 
 #: A layer's name, and how many outputs it has.
 Part = tuple[str, int]
@@ -42,13 +43,18 @@ class RequiredWeights:
     def has(self, name: str) -> bool:
         return self.checkpoint.locate(name) is not None
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """A tensor [*shape] without contents. Raises LimitExceeded."""
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor [*shape] without contents, of the activation dtype whatever ``dtype`` is. Raises LimitExceeded."""
         self.required.tensors[name] = shape
         self._count()
         if max(shape) >= 2**31 or (len(shape) > 2 and shape[0] > self.limit):
             raise LimitExceeded
         return self._empty(*shape)
+
+    def weight(self, name: str, n: int, k: int) -> Tensor:
+        """The weight [N, K] of a linear layer, without contents."""
+        RequiredWeights.linear(self, name, n, k)
+        return self._empty(n, k)
 
     def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
         """A layer [N, K] without contents, whatever the order ``rows`` [N] of its outputs."""
@@ -77,18 +83,25 @@ class RequiredWeights:
             raise LimitExceeded
 
 
-def required_tensors(config: ModelConfig, checkpoint: Checkpoint, ops: PlannedOps | None = None) -> RequiredTensors:
-    """What the native family of ``config`` needs, by building it without weights; its layers are noted in ``ops``.
+def required_tensors(config: ModelConfig, checkpoint: Checkpoint) -> RequiredTensors:
+    """What the native family of ``config`` needs, by building it without weights. Raises ``model_*``."""
+    return build_without_weights(config, checkpoint)[0]
 
-    Raises ``model_*``.
+
+def build_without_weights(
+    config: ModelConfig, checkpoint: Checkpoint, ops: PlannedOps | None = None
+) -> tuple[RequiredTensors, Model | None]:
+    """What the native family of ``config`` needs, and a model that cannot be called; None if it is too large for its
+    checkpoint. Its layers are noted in ``ops``. Raises ``model_*``.
     """
+    model = None
     # Room for what a truncated file lacks, and no more: a config may claim a billion layers.
     weights = RequiredWeights(checkpoint, limit=4 * len(checkpoint.inventory) + 1000)
     if ops is not None:
         weights.ops = ops
     build = ARCHITECTURES.load(config.architecture).build
     try:
-        build(config, weights)
+        model = build(config, weights)
     except (LimitExceeded, RuntimeError):
         pass  # what was recorded so far is enough to refuse it
     except AiakqError:
@@ -96,7 +109,10 @@ def required_tensors(config: ModelConfig, checkpoint: Checkpoint, ops: PlannedOp
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as problem:
         reason = f"{type(problem).__name__}: {problem}"  # a value of the config that is of another kind than it should
         raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
-    return weights.required
+    more = config.raw.get("num_nextn_predict_layers")
+    if type(more) is int and 0 < more < 100:
+        weights.required.unused = tuple(f"model.layers.{config.num_layers + number}." for number in range(more))
+    return weights.required, model
 
 
 def check_inventory(config: ModelConfig, checkpoint: Checkpoint) -> None:

@@ -13,6 +13,7 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.config.device import DTYPES
 from aiakq.runtime.config.engine import EngineConfig
@@ -43,9 +44,15 @@ class CheckpointWeights(LinearBuilder):
     def has(self, name: str) -> bool:
         return self.checkpoint.locate(name) is not None
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """[*shape] in the activation dtype, on the device. Raises ``tensor_mismatch``."""
-        return self._stored(name, *shape).to(device=self.ops.device, dtype=self.ops.dtype)
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """[*shape] in ``dtype`` or the activation dtype, on the device. Raises ``tensor_mismatch``."""
+        return self._stored(name, *shape).to(device=self.ops.device, dtype=dtype or self.ops.dtype)
+
+    def weight(self, name: str, n: int, k: int) -> Tensor:
+        """[N, K] in the dtype it is stored in, a quantized one in the activation dtype. Raises ``tensor_mismatch``."""
+        if self.checkpoint.locate_linear(name) is None:
+            return self._stored(f"{name}.weight", n, k)
+        return dequantize(self._quantized(name, n, k), self.ops.dtype)
 
     def _stored(self, name: str, *shape: int) -> Tensor:
         """The tensor in the dtype it is stored in."""
@@ -132,9 +139,16 @@ class DummyWeights(LinearBuilder):
     def has(self, name: str) -> bool:
         return False  # families then ask for the usual names
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """[*shape] in the activation dtype, on the device: ones for norms, else N(0, 1 / shape[-1])."""
-        return self._random(name, *shape).to(device=self.ops.device, dtype=self.ops.dtype)
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """[*shape] in ``dtype`` or the activation dtype, on the device: ones for norms, else N(0, 1 / shape[-1])."""
+        return self._random(name, *shape).to(device=self.ops.device, dtype=dtype or self.ops.dtype)
+
+    def weight(self, name: str, n: int, k: int) -> Tensor:
+        """[N, K] in the dtype that config.json says, or in the activation dtype where the layer is quantized."""
+        spec = None if self.spec is None else self.spec.for_layer(name)
+        if spec is None:
+            return self._random(f"{name}.weight", n, k)
+        return dequantize(random_weight(spec, n, k, None, self.ops.device, self._codes), self.ops.dtype)
 
     def _random(self, name: str, *shape: int) -> Tensor:
         if name.endswith("norm.weight"):

@@ -47,8 +47,15 @@ class Weights(Protocol):
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """The tensor [*shape] in the activation dtype, on the device. Raises ``tensor_mismatch`` for another shape."""
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor [*shape] in ``dtype``, the activation dtype if None, on the device. Raises ``tensor_mismatch`` for
+        another shape.
+        """
+
+    def weight(self, name: str, n: int, k: int) -> Tensor:
+        """The weight [N, K] of the linear layer ``name`` as floats, dequantized if need be, for another use than its
+        own: to multiply it with something else, or to take parts of it.
+        """
 
     def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
         """The linear layer ``name`` with N outputs and K inputs, dense or quantized as the checkpoint holds it.

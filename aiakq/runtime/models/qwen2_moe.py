@@ -53,10 +53,10 @@ def mixture(config: ModelConfig, layer: int) -> Mixture:
     )
 
 
-def gated(config: ModelConfig, weights: Weights, at: str, width: int) -> GatedMLP:
+def gated(config: ModelConfig, weights: Weights, at: str, width: int, bias: bool = False) -> GatedMLP:
     """A gated MLP of ``width`` at ``at``."""
     return GatedMLP(
-        gate_up=weights.stacked([(f"{at}.gate_proj", width), (f"{at}.up_proj", width)], config.hidden_size),
-        down=weights.linear(f"{at}.down_proj", config.hidden_size, width),
+        gate_up=weights.stacked([(f"{at}.gate_proj", width), (f"{at}.up_proj", width)], config.hidden_size, bias=bias),
+        down=weights.linear(f"{at}.down_proj", config.hidden_size, width, bias=bias),
         act=activation(config.activation, weights.ops),
     )

@@ -122,30 +122,62 @@ void multiply_rows_bf16(const Dense& op, int64_t first, int64_t stop, int64_t ti
   });
 }
 
+// Product ``number`` of the batch as one of its own.
+Dense product(const Dense& op, int64_t number) {
+  const int64_t tiles = ceil_div(op.n, TILE), size = op.weight_type == FLOAT32 ? 4 : 2;
+  const int64_t k = op.weight_type == BFLOAT16 ? round_up(op.k, 2) : op.k;
+  Dense one = op;
+  one.x = (const uint8_t*)op.x + number * op.x_batch_stride * (op.x_type == FLOAT32 ? 4 : 2);
+  one.y = (uint8_t*)op.y + number * op.y_batch_stride * (op.y_type == FLOAT32 ? 4 : 2);
+  one.tiles = (const uint8_t*)op.tiles + number * tiles * k * TILE * size;
+  if (op.bias) one.bias = op.bias + number * tiles * TILE;
+  return one;
+}
+
+// work(product, its number, first row, last row + 1, tile of the product) for all of the batch.
+template <class Work> INLINE void parallel_for_batch(Worker& worker, const Dense& op, int64_t row_bytes, Work work) {
+  const int64_t tiles = ceil_div(op.n, TILE);
+  Dense side_by_side = op;
+  side_by_side.n = op.batch * tiles * TILE;
+  parallel_for_tiles(worker, side_by_side, row_bytes, RowBlocks::max, [&](int64_t first, int64_t stop, int64_t tile) {
+    work(product(op, tile / tiles), tile / tiles, first, stop, tile % tiles);
+  });
+}
+
+// Floats of a row of one product in the scratch memory.
+int64_t scratch_floats(const Dense& op) { return round_up(op.k, 16); }
+
 }  // namespace
 
-int64_t scratch_bytes(const Dense& op) { return round_up(round_up(op.k, 2) * 4, 64); }
+int64_t scratch_bytes(const Dense& op) { return op.batch * scratch_floats(op) * 4; }
 
 void dense(const Dense& op, Worker& worker) {
   if (op.weight_type == BFLOAT16 && op.x_type == BFLOAT16 && op.k % 2 == 0 && use_bf16_products)
-    return parallel_for_tiles(
-        worker, op, (int64_t)op.k * 2, RowBlocks::max,
-        [&](int64_t first, int64_t stop, int64_t tile) { multiply_rows_bf16(op, first, stop, tile); });
-  Source x = {(const float*)op.x, op.x_stride};
-  if (op.x_type != FLOAT32 || (op.k % 2 && op.weight_type == BFLOAT16)) {
-    x = {(const float*)op.scratch, scratch_bytes(op) / 4};
-    parallel_for(worker, op.m, 1, [&](int64_t row) {
-      float* to = (float*)op.scratch + row * x.stride;
+    return parallel_for_batch(
+        worker, op, (int64_t)op.k * 2, [&](const Dense& one, int64_t, int64_t first, int64_t stop, int64_t tile) {
+          multiply_rows_bf16(one, first, stop, tile);
+        });
+  const bool converted = op.x_type != FLOAT32 || (op.k % 2 && op.weight_type == BFLOAT16);
+  const int64_t floats = scratch_floats(op), stride = op.batch * floats;
+  if (converted) {
+    parallel_for(worker, op.m * op.batch, 1, [&](int64_t item) {
+      const int64_t row = item / op.batch, number = item % op.batch;
+      float* to = (float*)op.scratch + row * stride + number * floats;
+      const int64_t from = row * op.x_stride + number * op.x_batch_stride;
       for (int64_t i = 0; i < op.k; i += 16)
-        store_partial(to, i, FLOAT32, load_partial(op.x, row * op.x_stride + i, op.x_type, op.k - i), op.k - i);
+        store_partial(to, i, FLOAT32, load_partial(op.x, from + i, op.x_type, op.k - i), op.k - i);
       if (op.k % 2) to[op.k] = 0;
     });
   }
-  parallel_for_tiles(worker, op, (int64_t)op.k * 4, RowBlocks::max, [&](int64_t first, int64_t stop, int64_t tile) {
-    if (op.weight_type == FLOAT32) multiply_rows<FLOAT32>(op, x, first, stop, tile);
-    if (op.weight_type == FLOAT16) multiply_rows<FLOAT16>(op, x, first, stop, tile);
-    if (op.weight_type == BFLOAT16) multiply_rows<BFLOAT16>(op, x, first, stop, tile);
-  });
+  parallel_for_batch(
+      worker, op, (int64_t)op.k * 4,
+      [&](const Dense& one, int64_t number, int64_t first, int64_t stop, int64_t tile) {
+        const Source x = converted ? Source{(const float*)op.scratch + number * floats, stride}
+                                   : Source{(const float*)one.x, op.x_stride};
+        if (op.weight_type == FLOAT32) multiply_rows<FLOAT32>(one, x, first, stop, tile);
+        if (op.weight_type == FLOAT16) multiply_rows<FLOAT16>(one, x, first, stop, tile);
+        if (op.weight_type == BFLOAT16) multiply_rows<BFLOAT16>(one, x, first, stop, tile);
+      });
 }
 
 }  // namespace ISA

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.kernels.ops import Ops
+from aiakq.kernels.ops import Ops, batched
+from aiakq.kernels.types import BatchedProblem
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 #: (M, N, K): one of everything, odd ones, more rows than are worked on side by side.
@@ -75,6 +76,27 @@ def test_rows_of_any_stride_and_nothing_written_outside_the_output(isa, apply):
                 assert torch.equal(canvas[1:15, 2 : n + 2], plain.to(dtype))
                 canvas[1:15, 2 : n + 2] = 77.0
                 assert (canvas == 77.0).all(), "written outside the output"
+
+
+@pytest.mark.parametrize("stored", TOLERANCE, ids=str)
+def test_batches_multiply_columns_of_their_own_with_weights_of_their_own(isa, stored):
+    for batch, n, k in ((1, 5, 7), (3, 64, 40), (5, 33, 17)):
+        weight = random(batch, n, k, seed=n).to(stored)
+        for dtype, tolerance in TOLERANCE.items():
+            x = random(13, batch, k + 3, seed=k).to(dtype)[..., 2 : k + 2]
+            canvas = torch.full((14, batch + 1, n + 5), 77.0, dtype=dtype)
+            layer = Ops(torch.device("cpu"), dtype).batched(weight)
+            y = layer(x, canvas[:13, :batch, 4 : n + 4])
+            wanted = torch.einsum("mbk,bnk->mbn", x.double(), weight.double())
+            size = torch.einsum("mbk,bnk->mbn", x.double().abs(), weight.double().abs()).norm(dim=2) / k**0.5
+            assert ((y.double() - wanted).norm(dim=2) / (size + wanted.norm(dim=2)) <= tolerance).all(), (n, k, dtype)
+            assert torch.equal(layer(x[4:5]), y[4:5]), "a row depends on the others"
+            canvas[:13, :batch, 4 : n + 4] = 77.0
+            assert (canvas == 77.0).all(), "written outside the output"
+            reference = batched.prepare(weight, BatchedProblem(batch, n, k, stored, dtype, "cpu"))
+            assert ((reference(x).double() - wanted).norm(dim=2) / (size + wanted.norm(dim=2)) <= tolerance).all()
+    with pytest.raises(ValueError, match="where"):
+        layer(x[..., 1:])
 
 
 def test_any_number_of_threads_gives_the_same_bits(isa, threads):

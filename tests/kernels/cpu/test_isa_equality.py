@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from aiakq.kernels.cpu import activation, attention, dense, library, linear, norm, scaling
+from aiakq.kernels.cpu import activation, attention, batched, dense, library, linear, norm, scaling
 from aiakq.kernels.types import (
     ActivationProblem,
     AttentionContext,
     AttentionSpec,
+    BatchedProblem,
     DenseProblem,
     NormProblem,
     RotaryTables,
@@ -79,6 +80,9 @@ def test_dense_products(native, weight_dtype, dtype):
     layer = dense.prepare(weight, None, DenseProblem(70, 130, weight_dtype, dtype, "cpu"))
     for m in (1, 5, 13):
         check(native, partial(layer, rows(m, 130, dtype)))
+    weights = rows(210, 130, weight_dtype).unflatten(0, (3, 70))
+    many = batched.prepare(weights, BatchedProblem(3, 70, 130, weight_dtype, dtype, "cpu"))
+    check(native, partial(many, rows(5, 390, dtype).unflatten(1, (3, 130))))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -90,8 +90,16 @@ def test_the_example_model(example_model):
     assert sum(row.nbytes * row.count for row in rows) == found.nbytes
 
 
+def test_the_cache_of_a_token_is_that_of_the_family(tiny_model):
+    """Keys and values of two heads; latents of 32 elements and 16 rotated ones."""
+    for architecture, elements in (("LlamaForCausalLM", 2 * 2 * 32), ("DeepseekV3ForCausalLM", 32 + 16)):
+        found = inspect_checkpoint(str(tiny_model(architecture)), device="cpu", dtype="float32")
+        assert found.kv_bytes_per_token == found.document()["kv_bytes_per_token"] == 2 * elements * 4
+
+
 def test_an_architecture_without_a_model_of_our_own(tiny_model):
     found = inspect_checkpoint(str(tiny_model("GPTNeoXForCausalLM")))
+    assert found.kv_bytes_per_token is None
     assert "transformers" in found.support
     assert {layer.kind for layer in found.layers} == {"embedding", "linear", "other"}
 

@@ -163,6 +163,34 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "smollm3 that names its layers": ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 0, 1]}, {}),
+    "deepseek v2 lite, with biases": (
+        "DeepseekV2ForCausalLM",
+        {
+            "q_lora_rank": None,
+            "topk_method": "greedy",
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": None,
+        },
+        {},
+    ),
+    "deepseek v3 with halves rotated and yarn": (
+        "DeepseekV3ForCausalLM",
+        {
+            "rope_interleave": False,
+            "attention_bias": False,
+            "norm_topk_prob": False,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+                "rope_theta": 300.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        },
+        {},
+    ),
     "exaone4 without windows": (
         "Exaone4ForCausalLM",
         {"sliding_window": None, "layer_types": ["full_attention"] * 4},

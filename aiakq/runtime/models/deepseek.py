@@ -1,0 +1,143 @@
+"""DeepSeek-V2 and V3: multi-head latent attention, dense layers first, then experts within groups and shared ones
+(arXiv:2405.04434, arXiv:2412.19437).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.norm import Norm
+from aiakq.kernels.types import AttentionSpec, RotaryTables
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.layers.attention import Attention
+from aiakq.runtime.layers.experts import Routing, SoftmaxRouting
+from aiakq.runtime.layers.latent_attention import LatentOutput, LatentProjection, LatentSizes, LowRankQueries
+from aiakq.runtime.layers.linear import ConcatLinear
+from aiakq.runtime.layers.rotary import rotary_tables, yarn_magnitude
+from aiakq.runtime.models.builder import unsupported
+from aiakq.runtime.models.decoder import Decoder, Weights
+from aiakq.runtime.models.mixture import size
+from aiakq.runtime.models.shared_experts import SharedExpertsBuilder
+
+#: Of the norms inside attention, whatever config.json says about the others.
+_INNER_EPS = 1e-6
+
+
+class DeepseekBuilder(SharedExpertsBuilder):
+    """What V2 and V3 share."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        raw = self.raw
+        self.attention_bias, self.mlp_bias = bool(raw.get("attention_bias")), bool(raw.get("mlp_bias"))
+        self.query_rank = size(raw, "q_lora_rank") if raw.get("q_lora_rank") is not None else None
+        self.sizes = LatentSizes(
+            heads=config.num_heads,
+            latent=size(raw, "kv_lora_rank"),
+            rotated=size(raw, "qk_rope_head_dim"),
+            plain=size(raw, "qk_nope_head_dim"),
+            value=size(raw, "v_head_dim"),
+        )
+
+    def attention(self, layer: int) -> Attention:
+        """Latent attention with its projections."""
+        sizes, D, at = self.sizes, self.config.hidden_size, self.at(layer, "self_attn")
+        expand = self.weights.weight(f"{at}.kv_b_proj", sizes.heads * sizes.expanded, sizes.latent)
+        keys, values = expand.unflatten(0, (sizes.heads, -1)).split([sizes.plain, sizes.value], dim=1)
+        projection = LatentProjection(
+            first=self.first_projection(at),
+            norm=self.inner_norm(f"{at}.kv_a_layernorm", sizes.latent),
+            absorbed=self.ops.batched(keys.transpose(1, 2)),
+            sizes=sizes,
+            queries=None if self.query_rank is None else self.low_rank_queries(at, self.query_rank),
+        )
+        output = self.weights.linear(f"{at}.o_proj", D, sizes.heads * sizes.value, bias=self.attention_bias)
+        both = LatentOutput(self.ops.batched(values), output, sizes.heads)
+        return Attention(projection, both, self.attention_spec(layer), self.ops)
+
+    def first_projection(self, at: str) -> LinearLayer:
+        """To the queries, or what they are made of, and to the latent with the shared key."""
+        sizes, D, rank, bias = self.sizes, self.config.hidden_size, self.query_rank, self.attention_bias
+        latent = (f"{at}.kv_a_proj_with_mqa", sizes.cached)
+        if rank is not None:
+            return self.weights.stacked([(f"{at}.q_a_proj", rank), latent], D, bias=bias)
+        queries = (f"{at}.q_proj", sizes.heads * sizes.query)
+        if not bias:
+            return self.weights.stacked([queries, latent], D)
+        return ConcatLinear([self.weights.linear(*queries, D), self.weights.linear(*latent, D, bias=True)])
+
+    def low_rank_queries(self, at: str, rank: int) -> LowRankQueries:
+        """The queries from the first ``rank`` outputs of ``first_projection``."""
+        second = self.weights.linear(f"{at}.q_b_proj", self.sizes.heads * self.sizes.query, rank)
+        return LowRankQueries(self.inner_norm(f"{at}.q_a_layernorm", rank), second)
+
+    def inner_norm(self, name: str, width: int) -> Norm:
+        """A norm inside attention."""
+        return self.ops.rms_norm(self.weights.tensor(f"{name}.weight", width), _INNER_EPS)
+
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        """One head of keys, the latents, for all heads of queries."""
+        sizes = self.sizes
+        return AttentionSpec(
+            num_heads=sizes.heads,
+            num_kv_heads=1,
+            head_dim=sizes.cached,
+            scale=self.attention_scale(layer),
+            sliding_window=self.config.sliding_windows[layer],
+            rotary=self.rotary(layer),
+            value_dim=sizes.latent,
+            latent=True,
+        )
+
+    def attention_scale(self, layer: int) -> float:
+        """That of heads before absorption; YaRN's ``mscale_all_dim`` counts twice, for queries and keys."""
+        rope, scale = self.config.rope_of(layer)[1], self.sizes.query**-0.5
+        all_dim = rope.get("mscale_all_dim") if rope.get("rope_type", "default") != "default" else None
+        return scale * yarn_magnitude(float(rope["factor"]), float(all_dim)) ** 2 if all_dim else scale
+
+    def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
+        """Of the part that is rotated, in neighbouring pairs unless ``rope_interleave`` says no."""
+        config, width = self.config, self.sizes.rotated
+        tables = rotary_tables(rope, width, config.max_position, self.ops.device, config.context)
+        return replace(tables, interleaved=bool(self.raw.get("rope_interleave", True)))
+
+
+class DeepseekV2Builder(DeepseekBuilder):
+    """Experts chosen by a softmax, all of them or within the groups of the largest ones."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {"first_k_dense_replace": 0}
+
+    def routing(self, router: str, count: int) -> Routing:
+        """How the ``router`` chooses. Raises ``unsupported`` for what transformers does not compute."""
+        raw, method = self.raw, self.raw.get("topk_method", "greedy")
+        if method not in ("greedy", "group_limited_greedy"):
+            raise unsupported(self.config, f"its topk_method is {method!r:.64}")
+        if raw.get("norm_topk_prob"):
+            reason = "norm_topk_prob, which transformers leaves out"
+            raise unsupported(self.config, reason)
+        return SoftmaxRouting(
+            top_k=size(raw, "num_experts_per_tok"),
+            normalize=False,
+            scale=float(raw.get("routed_scaling_factor", 1.0)),
+            groups=(1, 1) if method == "greedy" else self.groups,
+        )
+
+
+class DeepseekV3Builder(DeepseekBuilder):
+    """Experts chosen by sigmoids with a correction, within groups."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "first_k_dense_replace": 3,
+        "routed_scaling_factor": 2.5,
+        "n_group": 8,
+        "topk_group": 4,
+    }
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """DeepseekV2ForCausalLM or DeepseekV3ForCausalLM from ``weights``. Raises ``unsupported``."""
+    second = config.architecture == "DeepseekV2ForCausalLM"
+    return (DeepseekV2Builder if second else DeepseekV3Builder)(config, weights).build()

@@ -1,0 +1,58 @@
+"""Families with dense layers first, then layers with experts and shared ones: DeepSeek and those that follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.layers.experts import Routing, SigmoidRouting
+from aiakq.runtime.models.builder import DecoderBuilder
+from aiakq.runtime.models.decoder import MLP, Weights
+from aiakq.runtime.models.mixture import Mixture, size
+from aiakq.runtime.models.qwen2_moe import gated
+
+
+class SharedExpertsBuilder(DecoderBuilder):
+    """Experts from ``first_k_dense_replace`` on, chosen as in DeepSeek-V3 (arXiv:2412.19437).
+
+    defaults  what the family takes for settings that config.json does not have.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = {"first_k_dense_replace": 1}
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        self.raw = {**self.defaults, **{name: value for name, value in config.raw.items() if value is not None}}
+
+    def mlp(self, layer: int) -> MLP:
+        """Experts and shared ones, or a plain MLP in the first layers."""
+        config, raw, at = self.config, self.raw, self.at(layer, "mlp")
+        if layer < raw["first_k_dense_replace"]:
+            return super().mlp(layer)
+        count, width = size(raw, "n_routed_experts", "num_local_experts"), size(raw, "moe_intermediate_size")
+        names = ("gate_proj", "up_proj", "down_proj")
+        sparse = Mixture(at, at, names, count, width, self.routing(f"{at}.gate", count)).build(config, self.weights)
+        shared = width * (raw.get("n_shared_experts") or 1)
+        sparse.shared = gated(config, self.weights, f"{at}.shared_experts", shared, self.mlp_bias)
+        return sparse
+
+    def routing(self, router: str, count: int) -> Routing:
+        """How the ``router`` chooses of ``count`` experts."""
+        raw = self.raw
+        correction = f"{router}.e_score_correction_bias"
+        return SigmoidRouting(
+            top_k=size(raw, "num_experts_per_tok"),
+            normalize=bool(raw.get("norm_topk_prob", True)),
+            scale=float(raw.get("routed_scaling_factor", 1.0)),
+            sigmoid=self.ops.activation("sigmoid"),
+            correction=self.weights.tensor(correction, count, dtype=torch.float32),
+            groups=self.groups,
+        )
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        """Groups of experts, and how many of them a token's experts may be in."""
+        return self.raw.get("n_group") or 1, self.raw.get("topk_group") or 1

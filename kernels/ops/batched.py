@@ -1,0 +1,53 @@
+"""Batches of linear layers, each over columns of its own: interface, torch reference and implementations.
+
+The products of latent attention, where every head has a weight (runtime/layers/latent_attention.py). An implementation
+is a module with
+
+    supports(problem: BatchedProblem) -> None, or one sentence why not
+    prepare(weight: Tensor, problem: BatchedProblem) -> BatchedLinear
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.registry import Registry
+from aiakq.kernels.types import BatchedProblem
+
+IMPLEMENTATIONS = Registry(
+    "aiakq.implementations.batched",
+    {"cpu": "aiakq.kernels.cpu.batched", "torch": "aiakq.kernels.ops.batched"},
+    plugins_first=True,
+)
+
+
+class BatchedLinear(Protocol):
+    """y[:, b] = x[:, b] W[b]^T with W [B, N, K] in floats."""
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x [M, B, K] -> [M, B, N] of its dtype, in ``out`` if given; the last dimension of both is contiguous."""
+
+
+class TorchBatched:
+    """``weight`` [B, N, K] in the dtype of the activations."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x [M, B, K] -> [M, B, N]; see BatchedLinear."""
+        y = torch.bmm(x.transpose(0, 1), self.weight.transpose(1, 2)).transpose(0, 1)
+        return y if out is None else out.copy_(y)
+
+
+def supports(problem: BatchedProblem) -> str | None:
+    """None: the reference supports every problem."""
+    return None
+
+
+def prepare(weight: Tensor, problem: BatchedProblem) -> TorchBatched:
+    """weight [B, N, K] is copied only if it is of another dtype than the activations."""
+    return TorchBatched(weight.to(problem.dtype))
