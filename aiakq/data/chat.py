@@ -76,7 +76,7 @@ class _SameDay(datetime.datetime):
         return cls(2025, 1, 1, tzinfo=tz)
 
 
-def _checked(text: str, messages: list[Message]) -> dict[str, str]:
+def _checked(text: Any, messages: list[Message]) -> dict[str, str]:
     """The answer that holds ``text``, or says that it is far longer than its messages: tokenizing it takes for ever."""
     given = len(json.dumps(messages))
     if len(text) > _GROWTH * given + _OWN_CHARACTERS:
