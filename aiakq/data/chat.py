@@ -24,6 +24,8 @@ _SECONDS = 10
 _SECONDS_TO_START = 120
 #: Bytes that templates may take beyond what the tokenizer needs.
 _MEMORY = 2 << 30
+#: Characters that a template may make of a conversation: so many for each of its own, and so many beside them.
+_GROWTH, _OWN_CHARACTERS = 16, 1 << 20
 _HINT = "Give plain text or token ids instead, or a model folder whose chat template takes these messages."
 
 Message = dict[str, Any]
@@ -74,6 +76,14 @@ class _SameDay(datetime.datetime):
         return cls(2025, 1, 1, tzinfo=tz)
 
 
+def _checked(text: Any, messages: list[Message]) -> dict[str, str]:
+    """The answer that holds ``text``, or says that it is far longer than its messages: tokenizing it takes for ever."""
+    given = len(json.dumps(messages))
+    if len(text) > _GROWTH * given + _OWN_CHARACTERS:
+        return {"problem": f"it makes {len(text)} characters of {given}"}
+    return {"text": text}
+
+
 def _main() -> None:
     """The process: an order on standard input, one line of JSON per conversation on standard output."""
     order = json.load(sys.stdin)
@@ -94,12 +104,13 @@ def _main() -> None:
 
     signal.signal(signal.SIGALRM, too_long)
     for messages in order["conversations"]:
-        answer = {}
+        answer: dict[str, str] = {}
         signal.setitimer(signal.ITIMER_REAL, order["seconds"])
         # For a loop inside one long operation, which no signal handler interrupts.
         faulthandler.dump_traceback_later(2 * order["seconds"], exit=True)
         try:
-            answer["text"] = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
+            answer = _checked(text, messages)
         except Exception as problem:
             # A template raises whatever it likes.
             first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]

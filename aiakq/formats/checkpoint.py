@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-import safetensors
 from torch import Tensor
 
 from aiakq import formats
@@ -31,7 +30,7 @@ from aiakq.formats.model_folder import (
     shard_files,
     some_of,
 )
-from aiakq.formats.safetensors_file import TensorInfo, read_header
+from aiakq.formats.safetensors_file import TensorInfo, read_header, read_tensor
 from aiakq.formats.torch_file import describe, read_torch_file
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
@@ -39,10 +38,12 @@ from aiakq.spec import QuantSpec
 #: Of all shards together; the largest real models stay below 250 000.
 _MAX_TENSORS = 500_000
 _MAX_CONFIG_KEYS = 10_000
+#: Shards that are open at a time.
+_MAX_OPEN = 64
 
 
 class Checkpoint:
-    """A model folder whose headers were read and checked; tensors are mapped from their files on access.
+    """A model folder whose headers were read and checked; tensors are read from their files on access.
 
     path       the folder.
     config     its config.json.
@@ -53,7 +54,8 @@ class Checkpoint:
         self.path = path
         self.config = config
         self.inventory: dict[str, TensorInfo] = {}
-        self._handles: dict[str, Any] = {}
+        self._torch_files: dict[str, dict[str, Tensor]] = {}
+        self._streams: dict[str, BinaryIO] = {}
         self._layouts: dict[str, str] = {}
         self._identities: dict[str, tuple[int, int, int, int] | None] = {}
 
@@ -122,36 +124,48 @@ class Checkpoint:
         return quantization_config.read_spec(self.path, self.config)
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor on the CPU, mapped from its file. KeyError for a name outside the inventory."""
+        """One tensor on the CPU, read from its file. KeyError for a name outside the inventory.
+
+        Raises ``model_malformed`` if the file is not the one any more whose header was read.
+        """
         info = self.inventory[name]
-        handle = self._handles.get(info.file)
-        if handle is None:
-            handle = self._handles[info.file] = self._open(info.file)
-        return handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
+        if info.file.endswith(".bin"):
+            tensors = self._torch_files.get(info.file) or self._torch_file(info.file)
+            self._check_unchanged(info.file, self.path / info.file)
+            tensor = tensors[name].clone()  # out of the mapping, which is whole for as long as the file is
+            self._check_unchanged(info.file, self.path / info.file)
+        else:
+            stream = self._streams.get(info.file) or self._open(info.file)
+            tensor = read_tensor(stream, info)
+            self._check_unchanged(info.file, stream.fileno())
+        return tensor
+
+    def _check_unchanged(self, file: str, found: Path | int) -> None:
+        if file_identity(found) != self._identities[file]:
+            raise error("model_malformed", file=file, reason="it was changed while it was read")
 
     def _header(self, file: str) -> dict[str, TensorInfo]:
         """name -> header of the tensors of one file."""
         if not file.endswith(".bin"):
             return read_header(real_path(self.path, file), file)
-        tensors = self._handles[file] = self._open(file)
-        return describe(tensors, file)
+        return describe(self._torch_file(file), file)
 
-    def _open(self, file: str) -> Any:
-        """A handle on one file: a dictionary of mapped tensors, or the safetensors package's own."""
-        path = real_path(self.path, file)
-        if file.endswith(".bin"):
-            return read_torch_file(path, file)
+    def _torch_file(self, file: str) -> dict[str, Tensor]:
+        """The tensors of one of torch's files, mapped from it."""
+        found = self._torch_files[file] = read_torch_file(real_path(self.path, file), file)
+        return found
+
+    def _open(self, file: str) -> BinaryIO:
+        """One safetensors file, to be read from; the one that has been open for longest is closed if there are many."""
 
         def bad(reason: str) -> AiakqError:
             return error("model_malformed", file=file, reason=reason)
 
-        with open_regular(path, bad):
-            try:
-                return safetensors.safe_open(path, framework="pt", device="cpu")
-            except FileNotFoundError:  # what it says without a descriptor left: the file is there, it is open
-                raise error("open_files") from None
-            except (OSError, safetensors.SafetensorError) as problem:
-                raise bad(str(problem)) from None
+        if len(self._streams) >= _MAX_OPEN:
+            self._streams.pop(next(iter(self._streams))).close()
+        stream = self._streams[file] = open_regular(real_path(self.path, file), bad)
+        self._check_unchanged(file, stream.fileno())
+        return stream
 
     def remember(self, files: Iterable[str]) -> None:
         """Note which files these are, before they are read, for ``changed_files``. Shards are noted by ``open``."""
@@ -260,7 +274,10 @@ class Checkpoint:
 
     def close(self) -> None:
         """Close the files; tensors that were read stay valid."""
-        self._handles.clear()
+        for stream in self._streams.values():
+            stream.close()
+        self._streams.clear()
+        self._torch_files.clear()
 
 
 #: Where multimodal checkpoints hold the text model.

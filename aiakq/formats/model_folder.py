@@ -104,6 +104,12 @@ def _system_error(problem: OSError, path: Path) -> AiakqError | None:
     return None
 
 
+def read_error(problem: OSError, path: Path) -> AiakqError:
+    """The error for a file of a model folder that cannot be read."""
+    bad = error("model_malformed", file=path.name, reason=problem.strerror or str(problem))
+    return _system_error(problem, path) or bad
+
+
 def open_file(folder: Path, file: str, shown: str | None = None) -> BinaryIO:
     """A file of a model folder, open at its beginning; ``shown`` is its name in messages.
 
@@ -131,10 +137,13 @@ def _too_large(file: str) -> AiakqError:
     return error("model_malformed", file=file, reason=f"it is larger than {MAX_FILE_BYTES >> 20} MiB")
 
 
-def file_identity(path: Path) -> tuple[int, int, int, int] | None:
-    """Device, inode, size and time of the last change of a file, which differ once it is written or replaced."""
+def file_identity(path: Path | int) -> tuple[int, int, int, int] | None:
+    """Device, inode, size and time of the last change of a file, which differ once it is written or replaced.
+
+    path  or a descriptor.
+    """
     try:
-        status = path.stat()
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

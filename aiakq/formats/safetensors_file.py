@@ -1,7 +1,8 @@
 """safetensors files: headers read without data, and writes that are flushed to disk.
 
 Layout: 8 bytes of header length (little-endian), a JSON header ``name -> {dtype, shape, data_offsets}``, the data.
-The reading half trusts nothing; the official package reads the data itself (``Checkpoint.tensor``).
+The reading half trusts nothing. Data is read, not mapped: a file that is cut off meanwhile is an error, where a mapping
+would end the process by a signal, and one that is written to afterwards changes no weight.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.model_folder import open_regular
+from aiakq.formats.model_folder import open_regular, read_error
 
 #: Bytes per element of every dtype a checkpoint may hold.
 DTYPE_BYTES = {
@@ -51,6 +52,13 @@ DTYPE_NAMES = {
     torch.int64: "I64",
     torch.float64: "F64",
 }
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+}
 #: A header beyond this is refused: the largest real ones stay below 5 MiB, and parsing costs 50 times the size.
 MAX_HEADER_BYTES = 16 << 20
 #: Tensors of one file. The largest real models have 250 000 in more than fifty.
@@ -59,11 +67,15 @@ MAX_TENSORS = 100_000
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a header says about one tensor; ``file`` is the name of the shard inside the folder."""
+    """What a header says about one tensor; ``file`` is the name of the shard inside the folder.
+
+    offset  of its first byte in a safetensors file.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     file: str
+    offset: int = field(default=0, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -115,8 +127,9 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
     for name, entry in header.items():
         if not name.isprintable() or ".." in name or "/" in name:
             raise bad(f"it holds a tensor with the name {name!r}")
-        infos[name] = TensorInfo(*_entry(name, entry, bad), file)
+        dtype, shape = _entry(name, entry, bad)
         start, end = entry["data_offsets"]
+        infos[name] = TensorInfo(dtype, shape, file, 8 + length + start)
         if end - start != infos[name].nbytes:
             raise bad(f"tensor {name} has {end - start} bytes, its shape needs {infos[name].nbytes}")
         spans.append((start, end))
@@ -129,6 +142,22 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
     if missing:
         raise bad(f"it is cut off, {missing} bytes are missing" if missing > 0 else f"it has {-missing} bytes too many")
     return infos
+
+
+def read_tensor(stream: BinaryIO, info: TensorInfo) -> Tensor:
+    """One tensor on the CPU, in memory of its own. Raises ``model_malformed`` if its bytes are not there any more."""
+    tensor = torch.empty(info.shape, dtype=DTYPES[info.dtype])
+    data = tensor.reshape(-1).view(torch.uint8).numpy().data if info.nbytes else memoryview(b"")
+    done = 0
+    while done < info.nbytes:
+        try:
+            count = os.preadv(stream.fileno(), [data[done:]], info.offset + done)
+        except OSError as problem:
+            raise read_error(problem, Path(info.file)) from None
+        if not count:
+            raise error("model_malformed", file=info.file, reason="it was cut off while it was read")
+        done += count
+    return tensor
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

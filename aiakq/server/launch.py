@@ -22,7 +22,14 @@ from aiakq.server.api.service import Service
 from aiakq.server.http.auth import read_keys
 from aiakq.server.http.body_budget import BodyBudget
 from aiakq.server.http.http_server import Gateway, check_tls, start_http
-from aiakq.server.http.listener import allow_many_connections, bind, bind_unix, is_loopback, url_of
+from aiakq.server.http.listener import (
+    allow_many_connections,
+    bind,
+    bind_unix,
+    fitting_connections,
+    is_loopback,
+    url_of,
+)
 from aiakq.server.loading import load_service, startup_facts
 from aiakq.server.periodic import expire_requests, release_memory, report_stats
 from aiakq.server.process.supervisor import Supervisor
@@ -60,6 +67,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     if not keys and not local:
         text = f"Everyone who reaches {args['host']} can use this server: it asks for no key."
         on_event(ServerEvent("warning", text))
+    args = {**args, "max_connections": _checked_connections(args["max_connections"], on_event)}
     routes = load_routes(args)
     open_paths = keyless_paths(routes, args)
     gateway = Gateway()
@@ -95,6 +103,15 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
             await asyncio.gather(supervisor.engine.stop(), server_task, return_exceptions=True)
             if args["uds"] is not None:
                 Path(args["uds"]).unlink(missing_ok=True)
+
+
+def _checked_connections(asked: int, on_event: OnEvent) -> int:
+    """Connections that the limit of open files leaves room for, at most ``asked``."""
+    fitting = fitting_connections(asked)
+    if fitting < asked:
+        text = f"The limit of open files leaves room for {fitting} connections, not {asked}: raise it with ulimit -n."
+        on_event(ServerEvent("warning", text))
+    return fitting
 
 
 def _result_or_kill(loading: asyncio.Task[Any], supervisor: Supervisor) -> Any:

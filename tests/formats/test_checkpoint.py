@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from aiakq.errors import UNSAFE, AiakqError
+from aiakq.formats import checkpoint as checkpoint_module
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import INDEX, MANIFEST
-from aiakq.formats.safetensors_file import read_header, write_file
+from aiakq.formats.safetensors_file import DTYPE_BYTES, DTYPES, read_header, write_file
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -51,6 +52,64 @@ def test_inventory_and_tensors(folder: Path) -> None:
     info = checkpoint.inventory["a.weight"]
     assert (info.dtype, info.shape, info.file, info.nbytes) == ("F32", (2, 3), "model-00001-of-00002.safetensors", 24)
     assert torch.equal(checkpoint.tensor("c.weight"), torch.arange(5))
+
+
+def test_every_dtype_is_read_as_the_official_package_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import safetensors.torch
+
+    monkeypatch.setattr(checkpoint_module, "_MAX_OPEN", 3)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, dtype in DTYPES.items():
+        for number, shape in enumerate([(7, 5), (3,), (), (0, 4)]):
+            made = torch.randint(0, 2, (*shape, dtype.itemsize), generator=generator, dtype=torch.uint8)
+            tensors[f"{name}.{number}"] = made.view(dtype).reshape(shape)
+    assert set(DTYPES) == set(DTYPE_BYTES)
+    (tmp_path / "config.json").write_text("{}")
+    weight_map = {}
+    for number in range(9):
+        held = dict(list(tensors.items())[number::9])
+        save_file(held, tmp_path / f"model-{number}.safetensors")
+        weight_map |= dict.fromkeys(held, f"model-{number}.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    checkpoint = Checkpoint.open(tmp_path)
+    for name, file in weight_map.items():
+        wanted = safetensors.torch.load_file(tmp_path / file)[name]
+        found = checkpoint.tensor(name)
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        assert torch.equal(found.reshape(-1).view(torch.uint8), wanted.reshape(-1).view(torch.uint8))
+    checkpoint.close()
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+@pytest.mark.parametrize("when", ["before", "between"])
+@pytest.mark.parametrize("what", ["cut off", "emptied", "written to", "replaced"])
+def test_a_shard_that_changes_while_it_is_read_is_an_error(tmp_path: Path, kind: str, when: str, what: str) -> None:
+    """A mapping would end the process by SIGBUS, or hand out weights of something else."""
+    tensors = {"a": torch.ones(1 << 16), "b": torch.zeros(1 << 16)}
+    file = tmp_path / ("model.safetensors" if kind == "safetensors" else "pytorch_model.bin")
+    save_file(tensors, file) if kind == "safetensors" else torch.save(tensors, file)
+    (tmp_path / "config.json").write_text("{}")
+    checkpoint = Checkpoint.open(tmp_path)
+    first = checkpoint.tensor("a") if when == "between" else None
+    if what == "replaced":
+        file.rename(tmp_path / "old")
+        file.write_bytes((tmp_path / "old").read_bytes())
+    elif what == "written to":
+        with open(file, "r+b") as stream:
+            stream.seek(-100, os.SEEK_END)
+            stream.write(b"x")
+            os.utime(stream.fileno())
+    else:
+        os.truncate(file, file.stat().st_size // 8 if what == "cut off" else 0)
+    if (kind, what, when) == ("safetensors", "replaced", "between"):
+        assert torch.equal(checkpoint.tensor("b"), tensors["b"]), "the old one is open and whole"
+        assert checkpoint.changed_files() == [file.name]
+    else:
+        with pytest.raises(AiakqError, match=rf"{file.name}.* while it was read") as caught:
+            checkpoint.tensor("b")
+        assert caught.value.id == "model_malformed"
+    assert first is None or torch.equal(first, tensors["a"]), "what was read stays"
 
 
 def test_quantized_linears_are_found_in_the_tensors(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def torch_files() -> Iterator[tuple[str, Change]]:
     yield "exec alone", instead(lambda _: canary)
     yield "os.system", instead(lambda _: {"x": Runs(os.system, "touch CANARY")})
     yield "open for writing", instead(lambda _: {"x": Runs(open, "CANARY", "w")})
-    yield "getattr", instead(lambda _: {"x": Runs(getattr, torch, "load")})
+    yield "getattr", instead(lambda _: {"x": Runs(getattr, torch.Tensor, "numpy")})
     yield "torch.load of another file", instead(lambda _: {"x": Runs(torch.load, "/etc/passwd")})
     yield "legacy pickle", instead(pickle.dumps({"x": 1}))
     yield "legacy exec", instead(pickle.dumps(canary))

@@ -1,6 +1,7 @@
 """What a run refuses or names, what is not finite, and what an interrupted run leaves."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aiakq.errors import CONFLICT, AiakqError
+from aiakq.errors import CONFLICT, NUMERIC, AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers import METHODS
 from aiakq.quantizers.options import QuantizeOptions
@@ -85,6 +86,28 @@ def test_the_evaluation_text_is_read_before_quantization_starts(
     with pytest.raises(AiakqError, match="no such file") as caught:
         quantize(example_model, tmp_path / "out", "gptq", evaluate=True, eval_text=tmp_path / "nothing.txt")
     assert caught.value.id == "evaluation_text"
+
+
+def test_names_in_a_model_lead_to_no_file_outside_the_output(
+    tiny_model: Callable[..., Path], tmp_path: Path, quantize: Callable[..., Any]
+) -> None:
+    """transformers saves every named template under its name; the names of what we write are our own."""
+    source = Path(shutil.copytree(tiny_model("LlamaForCausalLM"), tmp_path / "models" / "in"))
+    config = json.loads((source / "tokenizer_config.json").read_text())
+    names = ["default", "../../escaped", "/tmp/aiakq-escaped", "..", "a/b", "a\0b", "\u2028", "x" * 300, "config.json"]
+    templates = [{"name": name, "template": "{{ messages }}"} for name in names]
+    extra = {"chat_template": templates, "name_or_path": "../../escaped", "tokenizer_file": "../../escaped"}
+    (source / "tokenizer_config.json").write_text(json.dumps(config | extra))
+    for name in ("additional_chat_templates/other.jinja", "additional_chat_templates/..jinja", "sub/tokenizer.json"):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text("escaped")
+    before = set(tmp_path.rglob("*"))
+    output = tmp_path / "models" / "out"
+    quantize(source, output, "weight_only_int8")
+    new = set(tmp_path.rglob("*")) - before - {output}
+    assert {path.parent for path in new} == {output} and not Path("/tmp/aiakq-escaped").exists()
+    assert all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", path.name) for path in new)
+    assert not any(b"escaped" == path.read_bytes() for path in new)
 
 
 def edited(source: Path, target: Path, edit: Callable[[Any], None]) -> Path:
@@ -164,9 +187,9 @@ def test_non_finite_activations_are_excluded(
     for prefix in checkpoint.quantized_linears():
         checkpoint.read_linear(prefix)
     ids.write_text("200 200 200 200\n" * 4)
-    with pytest.raises(AiakqError, match="calibration input") as caught:
+    with pytest.raises(AiakqError, match=r"calibration input of (block 0|model\.decoder\.layers\.0\.)") as caught:
         quantize(source, tmp_path / "none", method, token_ids=ids)
-    assert caught.value.id == "not_finite"
+    assert caught.value.id == "not_finite" and caught.value.exit_code == NUMERIC
     assert not (tmp_path / "none").exists()
 
 

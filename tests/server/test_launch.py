@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 import pytest
 
 from aiakq.errors import AiakqError
@@ -162,6 +163,27 @@ def test_a_second_term_interrupts_the_drain(victims, metrics_of):
     assert stream.failure["code"] == "shutting_down"
     assert waiting.result().status_code == 503
     assert not exists(server.ready.engine_pid)
+
+
+def test_interrupt_with_little_time_cuts_what_runs(start_server, metrics_of):
+    """After --shutdown-timeout every client is told, every process is gone, and that counts as an orderly end."""
+    with start_server(shutdown_timeout=0.2, max_num_seqs=2) as server:
+        processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
+        assert len(processes) > 2
+        stream = Stream(server.url, n=16)
+        with ThreadPoolExecutor() as pool:
+            body = LONG | {"n": 8}
+            waiting = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False)
+            wait_until(lambda: metrics_of(server.url)["vllm:num_requests_waiting"] >= 8)
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.wait(20) == 0
+            stream.join()
+        assert stream.failure["code"] == "shutting_down"
+        answer = waiting.result()
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "shutting_down"
+        assert not psutil.wait_procs(processes, timeout=10)[1]
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{server.url}/health", trust_env=False)
 
 
 def test_the_engine_does_not_outlive_its_server(victims):

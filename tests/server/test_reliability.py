@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 import pytest
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -266,3 +270,86 @@ def test_r30_metrics_have_as_many_series_whatever_is_asked(ask, server, metrics_
             body = {"prompt": "Once", "model": f"model{number}", "user": f"user{number}"}
             assert client.post(COMPLETIONS, json=body, headers={"x-request-id": f"id{number}"}).status_code == 404
     assert set(metrics_of(server.url)) == before
+
+
+def memory_of(pid: int) -> float:
+    """MB of a process and its children."""
+    process = psutil.Process(pid)
+    return sum(one.memory_info().rss for one in [process, *process.children(recursive=True)]) / 1e6
+
+
+def test_e12_ten_times_the_load(start_server):
+    """Who finds the queue full is told so at once; who is in it gets its answer; nothing is kept of either."""
+    with start_server(max_num_seqs=2, max_num_queued_reqs=4, num_gpu_blocks_override=257) as server:
+        with httpx.Client(base_url=server.url, timeout=120, trust_env=False, limits=httpx.Limits()) as client:
+            alone = client.post(COMPLETIONS, json=CANARY).json()["choices"][0]["text"]
+
+            def ask(_: int) -> tuple[float, httpx.Response]:
+                began = time.monotonic()
+                answer = client.post(COMPLETIONS, json=CANARY)
+                return time.monotonic() - began, answer
+
+            memory = []
+            for _ in range(4):
+                with ThreadPoolExecutor(60) as pool:
+                    answers = list(pool.map(ask, range(120)))
+                memory.append(memory_of(server.process.pid))
+                served = [answer for _, answer in answers if answer.status_code == 200]
+                assert {answer.json()["choices"][0]["text"] for answer in served} == {alone}
+                refused = [(seconds, answer) for seconds, answer in answers if answer.status_code != 200]
+                assert len(served) >= 6 and len(refused) >= 20
+                for _, answer in refused:
+                    is_refused(answer, 503, "overloaded")
+                    assert int(answer.headers["retry-after"]) > 0
+                # A tenth of a second is the promise; here sixty threads of the client share the processor.
+                assert sorted(seconds for seconds, _ in refused)[len(refused) // 2] < 2
+                assert client.get("/health").status_code == 200
+            assert memory[-1] - memory[0] < 32
+            assert client.post(COMPLETIONS, json=CANARY).json()["choices"][0]["text"] == alone
+
+
+def test_e18_no_more_open_files(example_model):
+    """A server that may open 64 files takes as many connections as fit, keeps quiet, and serves whoever works."""
+    code = (
+        "import resource, sys\n"
+        "from aiakq.arguments.server import checked\n"
+        "from aiakq.server.launch import serve\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "args = checked({'model': sys.argv[1], 'port': 0, 'num_gpu_blocks_override': 65}, server=True)\n"
+        "sys.exit(serve(args, lambda event: print(event.kind, event.url, event.message, flush=True)))\n"
+    )
+    command = [sys.executable, "-P", "-c", code, str(example_model)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        seen = []
+        for line in process.stdout:
+            seen.append(line.split(maxsplit=2))
+            if seen[-1][0] == "ready":
+                break
+        assert any(kind == "warning" and "ulimit -n" in text for kind, *_, text in seen)
+        with httpx.Client(base_url=seen[-1][1], timeout=60, trust_env=False) as client:
+            host, port = client.base_url.host, client.base_url.port
+
+            def ask(body: dict) -> int:
+                try:
+                    # A connection each.
+                    return client.post(COMPLETIONS, json=body, headers={"connection": "close"}).status_code
+                except httpx.TransportError:  # cut off while it connects
+                    return 503
+
+            assert ask({"prompt": "Once", "max_tokens": 2}) == 200
+            idle = [socket.create_connection((host, port)) for _ in range(200)]
+            assert ask({"prompt": "Once", "max_tokens": 2}) == 200, "those without a request make room"
+            with ThreadPoolExecutor(80) as pool:
+                statuses = list(pool.map(ask, [CANARY] * 160))
+            assert set(statuses) <= {200, 503} and statuses.count(200) > 10
+            for connection in idle:
+                connection.close()
+            assert ask({"prompt": "Once", "max_tokens": 2}) == 200
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert errors.count("\n") < 20, errors[-2000:]
+    finally:
+        process.kill()
+        process.communicate()

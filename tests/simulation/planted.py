@@ -139,6 +139,20 @@ def preempted_sequence_loses_its_place(patch: Patch) -> None:
     patch(Scheduler, "_preempt", preempt)
 
 
+def prompts_begin_again_for_ever(patch: Patch) -> None:
+    """A prompt that shares no page with another is preempted before its last chunk: every step works, for nothing."""
+
+    def schedule(self: Scheduler, now: float = 0.0) -> list[Any]:
+        for sequence in list(self.running):
+            if sequence.num_outputs == 0 and 1 < sequence.num_computed_tokens and not sequence.pending_chunks:
+                self.running.remove(sequence)
+                self._preempt(sequence)
+        return real(self, now)
+
+    real = FairScheduler.schedule
+    patch(FairScheduler, "schedule", schedule)
+
+
 def first_come_is_preempted(patch: Patch) -> None:
     """Pages are taken from the oldest instead of the youngest."""
 
@@ -372,6 +386,7 @@ BUGS: list[Callable[[Patch], None]] = [
     held_page_stays_free,
     preempted_sequence_keeps_its_progress,
     preempted_sequence_loses_its_place,
+    prompts_begin_again_for_ever,
     first_come_is_preempted,
     who_does_not_fit_is_overtaken,
     budget_off_by_one,

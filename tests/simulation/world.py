@@ -32,6 +32,8 @@ from aiakq.runtime.sampling_params import SamplingParams
 
 #: Deaths of the engine that a request may take part in; as in the server's table.
 DEATHS = 2
+#: Steps in which nobody is told anything, at most: a prompt of the greatest length takes 40 steps of one token.
+QUIET_STEPS = 64
 
 
 class World:
@@ -70,6 +72,7 @@ class World:
         self._bad_steps = self._doubts = 0
         self._head: str | None = None
         self._head_steps = 0
+        self._told_tokens = self._told_ends = self._quiet_steps = 0
         # Full pages: the epoch in which they were computed, the salt, and what the last position holds.
         self._pages: set[tuple[int, str, int]] = set()
 
@@ -160,6 +163,7 @@ class World:
         self.page_checks.check()
         self._check_counters(out)
         self._check_progress()
+        self._check_emission()
 
     def _engine_step(self, inbox: Inbox, stopped: set[str], was_broken: bool) -> StepOutput | None:
         """The engine's step; None where the engine ended and was replaced."""
@@ -409,6 +413,14 @@ class World:
         self._head_steps += 1
         most = 4 * self.setup.max_len * self.setup.max_num_seqs * self.setup.owners
         must(self._head_steps <= most, f"{head} is first in line for {most} steps")
+
+    def _check_emission(self) -> None:
+        """While there is work, a token is told or a request ends within QUIET_STEPS steps."""
+        told, ends = self.totals.tokens, sum(self.totals.ends.values())
+        moved = (told, ends) != (self._told_tokens, self._told_ends) or not self.live
+        self._told_tokens, self._told_ends = told, ends
+        self._quiet_steps = 0 if moved else self._quiet_steps + 1
+        must(self._quiet_steps <= QUIET_STEPS, f"nobody is told anything for {QUIET_STEPS} steps")
 
     def _place(self, sequence: Sequence) -> tuple[int, int]:
         """In the order of service: by priority, then by arrival."""

@@ -64,7 +64,7 @@ class EngineConfig:
         model = ModelConfig.from_hf(raw)
         raw = dict(model.raw)
         max_model_len = _max_model_len(args, model)
-        model = replace(model, context=max_model_len)
+        model = replace(model, context=max_model_len, num_positions=max_model_len)
         if args["disable_sliding_window"]:
             model = replace(model, sliding_windows=(None,) * model.num_layers)
         device = DeviceConfig.from_args(args, raw)

@@ -57,6 +57,7 @@ class ModelConfig:
 
     max_position     positions that the config states, for which learned positions and rotary scalings are made.
     context          positions that a sequence may have, which YaRN has more of; when served, those that are asked for.
+    num_positions    rows of tables of positions: fewer than ``context`` where the cache holds no such sequence.
     layer_kinds      per layer: full_attention, sliding_attention, or what else config.json calls it.
     sliding_windows  per layer: positions a query sees, or None for all.
     rope             the rotary parameters (rope_type, rope_theta, ...), or kind of layer -> its own.
@@ -80,6 +81,7 @@ class ModelConfig:
     sliding_windows: tuple[int | None, ...]
     rope: Mapping[str, Any]
     raw: Mapping[str, Any] = field(repr=False)
+    num_positions: int = 0
 
     @staticmethod
     def from_hf(raw: Mapping[str, Any]) -> ModelConfig:
@@ -149,6 +151,7 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
         head_dim=number("head_dim", default=hidden // heads),
         max_position=max_position,
         context=longest_context(rope, max_position),
+        num_positions=longest_context(rope, max_position),
         norm_eps=_norm_eps(raw),
         activation=str(_first(raw, "hidden_activation", "hidden_act", "activation_function", "activation") or "silu"),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", _tied(raw, architecture))),

@@ -14,6 +14,7 @@ import bisect
 import itertools
 import math
 from collections import deque
+from collections.abc import Callable
 
 from aiakq.errors import error
 from aiakq.runtime.engine.messages import (
@@ -53,6 +54,8 @@ class Engine:
     facts   what the start-up table shows: dtype and why, kernels per layer kind, pages.
     stats   after the last step.
     max_pending_steps  steps that may be submitted and not collected; 1 is synchronous.
+    on_start           is called with the ids of requests that are scheduled for the first time, before the step runs:
+                       it may be the last thing that this process does.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Engine:
         self.limits = limits
         self.facts = facts
         self.max_pending_steps = max_pending_steps
+        self.on_start: Callable[[list[str]], None] = _ignore
         self.stats = EngineStats(num_pages=scheduler.pool.num_usable, num_free_pages=scheduler.pool.num_free)
         self._sequences: dict[str, Sequence] = {}
         self._pending: deque[tuple[list[ScheduledChunk], PendingStep]] = deque()
@@ -102,12 +106,14 @@ class Engine:
         started = [chunk.sequence for chunk in chunks if chunk.sequence.times.scheduled is None]
         for sequence in started:
             sequence.times.scheduled = now
+        if started:
+            self.on_start([sequence.id for sequence in started])
         if chunks:
             self._pending.append((chunks, self._submit(chunks)))
         # Without new work every step brings the results of one that is pending.
         self._collect(self.max_pending_steps - 1 if chunks else len(self._pending) - 1, now, outputs)
         self._count(chunks, outputs)
-        return StepOutput(outputs, self.stats, [sequence.id for sequence in started])
+        return StepOutput(outputs, self.stats)
 
     def abort_all(self) -> list[TokenOutput]:
         """Abort every request, drop what is pending, and return the requests' last outputs."""
@@ -323,6 +329,10 @@ class Engine:
             steps=old.steps + bool(chunks),
             num_clients=scheduler.num_clients,
         )
+
+
+def _ignore(request_ids: list[str]) -> None:
+    """The default for ``on_start``."""
 
 
 def _failure(result: ChunkResult) -> str | None:

@@ -257,11 +257,10 @@ class EngineStats:
 
 @dataclass
 class StepOutput:
-    """What one ``Engine.step`` returns. ``started``: ids of requests that it scheduled for the first time."""
+    """What one ``Engine.step`` returns."""
 
     outputs: list[TokenOutput] = field(default_factory=list)
     stats: EngineStats = field(default_factory=EngineStats)
-    started: list[str] = field(default_factory=list)
 
     def date(self, began: float, ended: float) -> None:
         """Replace the time at which the step began by the time at which its tokens exist: the engine has no clock."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from aiakq.errors import error
@@ -13,6 +15,30 @@ from aiakq.runtime.models.decoder import Model
 def kv_bytes_per_page(model: Model, page_size: int, dtype: torch.dtype) -> int:
     """Bytes of keys and values of one page, over all layers, and of their scales if they are of 8 bits."""
     return page_size * model.kv_bytes_per_token(dtype)
+
+
+def fit_positions(config: EngineConfig) -> EngineConfig:
+    """``config`` with tables for no more positions than can be served: a config.json may claim any number.
+
+    Raises ``no_memory`` where the tables alone would take what is free, unless max_model_len may be lowered.
+    """
+    cache, model, positions = config.cache, config.model, config.max_model_len
+    if cache.num_gpu_blocks_override is not None:
+        positions = min(positions, (cache.num_gpu_blocks_override - 1) * cache.block_size)
+    free = free_memory(config.device.device) * cache.gpu_memory_utilization
+    # Cosines and sines of half a head; the keys and values of a position are many times as large.
+    row_bytes = 4 * model.head_dim
+    if config.fit_model_len:
+        positions = min(positions, int(free / 8 // row_bytes))
+    elif positions * row_bytes > free:
+        raise error(
+            "no_memory",
+            available=f"{free / 2**30:.1f} GiB",
+            needed=f"more than {positions * row_bytes / 2**30:.1f} GiB",
+            max_model_len=config.max_model_len,
+            fits=int(free / 8 // row_bytes),
+        )
+    return replace(config, model=replace(model, num_positions=max(1, positions)))
 
 
 def count_pages(config: EngineConfig, model: Model) -> int:

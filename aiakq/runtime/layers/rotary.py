@@ -18,23 +18,30 @@ _MAX_CHECKED = 4096
 
 
 def rotary_tables(
-    rope: Mapping[str, Any], head_dim: int, max_position: int, device: torch.device, context: int | None = None
+    rope: Mapping[str, Any],
+    head_dim: int,
+    max_position: int,
+    device: torch.device,
+    context: int | None = None,
+    rows: int | None = None,
 ) -> RotaryTables:
-    """Cosines and sines [context, R / 2] float32 for the first R elements of heads of ``head_dim``.
+    """Cosines and sines [rows, R / 2] float32 for the first R elements of heads of ``head_dim``.
 
     rope          rope_type default, linear, dynamic, llama3, yarn or longrope, with that type's parameters.
     max_position  positions that the config states.
-    context       positions of the longest sequence; None: max_position.
+    context       positions of the longest sequence, on which scalings depend; None: max_position.
+    rows          positions of the tables; None: context.
     Raises ``unsupported`` for other types, ``model_malformed`` for absent or impossible parameters.
     """
     context = max_position if context is None else context
+    rows = context if rows is None else rows
     rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     lengths = _Lengths(max_position, context)
     try:
         if device.type == "meta":
             # Only the settings are checked; a range on this device would make torch import its compiler.
             _inverse_frequencies(rope, min(rotated, _MAX_CHECKED), lengths)
-            empty = torch.empty(context, rotated // 2, device=device)
+            empty = torch.empty(rows, rotated // 2, device=device)
             return RotaryTables(empty, empty)
         inv_freq, magnitude = _inverse_frequencies(rope, rotated, lengths)
     except AiakqError:
@@ -43,8 +50,9 @@ def rotary_tables(
         missing = f"{problem.args[0]} is missing" if isinstance(problem, KeyError) else str(problem)
         reason = f"{missing} in the parameters of rope_type {rope.get('rope_type')}"
         raise error("model_malformed", file="config.json", reason=reason) from problem
-    freqs = torch.outer(torch.arange(context, dtype=torch.float32), inv_freq)
-    return RotaryTables((freqs.cos() * magnitude).to(device), (freqs.sin() * magnitude).to(device))
+    freqs = torch.outer(torch.arange(rows, dtype=torch.float32), inv_freq)
+    # In place: contexts of millions of positions have tables of gigabytes.
+    return RotaryTables(freqs.cos().mul_(magnitude).to(device), freqs.sin_().mul_(magnitude).to(device))
 
 
 @dataclass(frozen=True)

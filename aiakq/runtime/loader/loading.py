@@ -16,7 +16,7 @@ from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.executor.cpu_program import Bounds
-from aiakq.runtime.executor.kv_cache import count_pages, kv_bytes_per_page
+from aiakq.runtime.executor.kv_cache import count_pages, fit_positions, kv_bytes_per_page
 from aiakq.runtime.executor.local import LocalExecutor
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.loader.model_loader import load_model
@@ -42,6 +42,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     Raises what ``load_model`` raises, and ``out_of_memory``.
     """
     started = time.monotonic()
+    config = fit_positions(config)
     with gc_frozen():
         try:
             model, operations = load_model(config)
@@ -58,13 +59,15 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     started = time.monotonic()
     num_pages = count_pages(config, model)
     if config.fit_model_len:
-        config = replace(config, max_model_len=min(config.max_model_len, (num_pages - 1) * config.cache.block_size))
+        fitting = min(config.model.num_positions, (num_pages - 1) * config.cache.block_size)
+        config = replace(config, max_model_len=min(config.max_model_len, fitting))
     runner = Runner(model, num_pages, config.cache.block_size, config.device.device)
-    bounds = Bounds(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs, config.max_model_len)
-    how = runner.capture(bounds, config.compilation)
     pool = PagePool(num_pages, config.cache.block_size, config.cache.enable_prefix_caching)
-    scheduler = FairScheduler(pool, config.scheduler)
     tokens = pool.num_usable * config.cache.block_size
+    longest = min(config.max_model_len, tokens)
+    bounds = Bounds(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs, longest)
+    how = runner.capture(bounds, config.compilation)
+    scheduler = FairScheduler(pool, config.scheduler)
     size = num_pages * kv_bytes_per_page(model, config.cache.block_size, config.cache.dtype)
     pages = f"{pool.num_usable} of {config.cache.block_size} tokens = {tokens} tokens, {size / 2**20:.0f} MiB"
     on_phase(Phase("KV pages", time.monotonic() - started, pages))

@@ -191,7 +191,9 @@ class DecoderBuilder:
 
     def rotary_tables(self, rope: Any) -> RotaryTables:
         """Tables for the parameters ``rope``."""
-        return rotary_tables(rope, self.config.head_dim, self.config.max_position, self.ops.device, self.config.context)
+        config = self.config
+        lengths = {"context": config.context, "rows": config.num_positions}
+        return rotary_tables(rope, config.head_dim, config.max_position, self.ops.device, **lengths)
 
     def mlp(self, layer: int) -> MLP:
         """The MLP of a layer."""

@@ -77,7 +77,7 @@ class Llama4Builder(DecoderBuilder):
         raw = self.config.raw
         if self.rotated[layer] or not raw.get("attn_temperature_tuning", True):
             return []
-        positions = torch.arange(self.config.context, dtype=torch.float32, device=self.ops.device)
+        positions = torch.arange(self.config.num_positions, dtype=torch.float32, device=self.ops.device)
         steps = torch.floor((positions + 1) / float(raw.get("floor_scale", 8192)))
         factors = torch.log1p(steps) * float(raw.get("attn_scale", 0.1)) + 1
         return [QueryScales(factors, self.qkv_widths()[0], self.ops)]

@@ -36,7 +36,10 @@ _LINE_ENDS = "its lines do not end as they must"
 
 @dataclass
 class Limits:
-    """Limits per connection, and on the number of connections. ``open`` counts them by address."""
+    """Limits per connection, and on the number of connections. ``open`` counts them by address.
+
+    lingering  refused connections that may stay open until the client has read why.
+    """
 
     connections: int
     per_address: int
@@ -47,6 +50,7 @@ class Limits:
     header_bytes: int = 64 << 10
     header_count: int = 100
     chunks: int = 1 << 11
+    lingering: int = 1 << 11
     open: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -196,7 +200,10 @@ class GuardedConnection(H11Protocol):
             self._close_idle_connection()
         refusal = self.limits.refusal(address)
         if refusal is not None:
-            self._refuse(refusal)
+            if len(self.connections) > self.limits.connections + self.limits.lingering:
+                self.transport.abort()
+            else:
+                self._refuse(refusal)
             return
         self._address = address
         self.limits.open[address] += 1

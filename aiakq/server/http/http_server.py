@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from aiakq.errors import AiakqError, error
 from aiakq.server.http.auth import Keys, OnRefusal, add_access_control
 from aiakq.server.http.connection import GuardedConnection, Limits
-from aiakq.server.http.listener import BACKLOG
+from aiakq.server.http.listener import fitting_backlog
 from aiakq.server.http.request_ids import RequestIds
 from aiakq.server.http.responses import error_response, not_ready_response
 
@@ -101,6 +101,7 @@ def start_http(
         body_seconds=args["body_timeout"],
         idle_seconds=args["idle_timeout"],
         write_seconds=args["write_timeout"],
+        lingering=fitting_backlog(),
     )
     level = args["uvicorn_log_level"]
 
@@ -121,7 +122,7 @@ def start_http(
         proxy_headers=False,
         timeout_keep_alive=24 * 3600,  # GuardedConnection has its own timeout
         timeout_graceful_shutdown=FLUSH_SECONDS,
-        backlog=BACKLOG,
+        backlog=fitting_backlog(),
         ssl_keyfile=args["ssl_keyfile"],
         ssl_certfile=args["ssl_certfile"],
         ssl_ca_certs=args["ssl_ca_certs"],

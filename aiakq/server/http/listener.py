@@ -13,6 +13,8 @@ from aiakq.errors import AiakqError, error
 
 BACKLOG = 2048
 _OPEN_FILES = 65536
+#: Files that a server has open besides connections, with some to spare.
+_OWN_FILES = 32
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -95,3 +97,21 @@ def allow_many_connections() -> None:
     limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def fitting_connections(asked: int) -> int:
+    """Connections that may be open: ``asked``, or half of what the limit of open files leaves."""
+    return min(asked, _spare_files() // 2)
+
+
+def fitting_backlog() -> int:
+    """Connections accepted at a time, and of those refused beyond the limit how many may stay until they have read why.
+
+    Without a file to spare, accepting fails, and says so for every connection that waits.
+    """
+    return min(BACKLOG, _spare_files() // 8)
+
+
+def _spare_files() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _OPEN_FILES if soft == resource.RLIM_INFINITY else max(soft - _OWN_FILES, 8)

@@ -21,6 +21,7 @@ from aiakq.server.process.ipc import (
     Loading,
     Ready,
     Start,
+    Started,
     Stepped,
     ToEngine,
     decode_error,
@@ -101,11 +102,16 @@ class EngineClient:
         reason = await self._exit_reason()
         raise error("engine_start", reason=reason, hint="Its own last lines are above; often it is too little memory.")
 
-    async def steps(self) -> AsyncIterator[StepOutput]:
-        """The output of every step. Raises the engine's error, or ``engine_dead``, when the process ends."""
+    async def steps(self) -> AsyncIterator[StepOutput | Started]:
+        """The output of every step, and before it the requests that it is the first for.
+
+        Raises the engine's error, or ``engine_dead``, when the process ends.
+        """
         async for record in self._records():
             if isinstance(record, Stepped):
                 yield record.output
+            elif isinstance(record, Started):
+                yield record
             elif isinstance(record, Failed):
                 raise decode_error(record)
         raise error("engine_dead", reason=await self._exit_reason())

@@ -28,6 +28,7 @@ from aiakq.server.process.ipc import (
     Ready,
     Reset,
     Start,
+    Started,
     Stepped,
     Submit,
     call_on_hangup,
@@ -143,6 +144,7 @@ def _serve(link: EngineLink, engine: Engine) -> None:
                 inbox.append(ResetPrefixCache())
         return inbox
 
+    engine.on_start = lambda request_ids: link.send(Started(request_ids))
     run(engine, receive, lambda output: link.send(Stepped(output)))
 
 

@@ -130,6 +130,12 @@ class Failed(msgspec.Struct, tag="failed"):
     fields: dict[str, Any]
 
 
+class Started(msgspec.Struct, tag="started"):
+    """Requests that the step which runs now is the first for."""
+
+    request_ids: list[str]
+
+
 class Stepped(msgspec.Struct, tag="stepped"):
     """The output of one step."""
 
@@ -137,7 +143,7 @@ class Stepped(msgspec.Struct, tag="stepped"):
 
 
 ToEngine = Start | Submit | Cancel | Reset
-FromEngine = Configured | Loading | Ready | Failed | Stepped
+FromEngine = Configured | Loading | Ready | Failed | Started | Stepped
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -274,15 +274,18 @@ class RequestManager:
                 quarantined = stream.num_engine_ends >= 2 and not stream.consumed
                 stream.fail(error("request_quarantined") if quarantined else running_error)
 
+    def on_start(self, sequence_ids: list[str]) -> None:
+        """The step that runs now is the first for these sequences."""
+        for sequence_id in sequence_ids:
+            entry = self._prompt_of_sequence.get(sequence_id)
+            if entry is not None:
+                self._on_scheduled(entry.sequences[sequence_id])
+
     def on_step(self, output: StepOutput) -> None:
         """Route the output of one engine step to the requests it belongs to."""
         now = time.monotonic()
         self.stats = output.stats
         self._metrics.step(output.stats)
-        for sequence_id in output.started:
-            entry = self._prompt_of_sequence.get(sequence_id)
-            if entry is not None:
-                self._on_scheduled(entry.sequences[sequence_id])
         stopped: list[str] = []
         for token_output in output.outputs:
             try:

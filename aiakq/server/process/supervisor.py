@@ -11,7 +11,7 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.server.process.engine_client import EngineClient
-from aiakq.server.process.ipc import Configured, Loading, Ready
+from aiakq.server.process.ipc import Configured, Loading, Ready, Started
 from aiakq.server.process.request_manager import RequestManager
 from aiakq.server.telemetry.events import OnEvent, ServerEvent, phase_event
 
@@ -116,6 +116,9 @@ class Supervisor:
         try:
             async for output in self.engine.steps():
                 self._last_active = time.monotonic()
+                if isinstance(output, Started):
+                    manager.on_start(output.request_ids)
+                    continue
                 self._has_stepped |= output.stats.num_scheduled_tokens > 0
                 manager.on_step(output)
             raise AssertionError("an engine ends with an error")

@@ -1,6 +1,7 @@
 """Calibration samples: every accepted form of a file, every refusal with its line, and the choice by seed."""
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,14 @@ def test_one_list_is_one_sample(tmp_path: Path) -> None:
         ('{"ids": [1]}', "line 1"),
         ('{"input_ids": [1, "2"]}', "line 1 holds '2'"),
         (b"\xff\xfe\x00\x01", "UTF-8"),
+        (b"1 2\x00 3", "line 1 holds '2\\x00'"),
+        (b"\x7fELF\x02\x01\x01" + bytes(range(128)), "line 1"),
+        ("\ufeff", "no sample"),
+        ("\r\n \r\n", "no sample"),
+        ("[[], []]", "no sample"),
+        ("[" * 100_000, "line 1"),
+        ("[[1e400]]", "sample 1 holds 'inf'"),
+        ("١ ٢\n", "line 1 holds"),
         ("It was a dark night", "line 1 holds 'It'"),
     ],
 )
@@ -76,6 +85,36 @@ def test_bad_token_ids(tmp_path: Path, content: str | bytes, says: str) -> None:
     assert caught.value.id == "calibration"
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["ids.txt", "talk.jsonl", "rows.csv", "rows.parquet", "text.txt"])
+def test_calibration_files_that_are_no_files(tmp_path: Path, name: str, tokenizer: Any) -> None:
+    """Larger than any of use, empty, a pipe without a writer, a device without an end, a link to nothing, a folder."""
+    path = tmp_path / name
+
+    def refused(says: str) -> None:
+        field = "token_ids" if name == "ids.txt" else "calibration"
+        with pytest.raises(AiakqError, match=says) as caught:
+            load_samples(options(**{field: path}), tokenizer, 4096)
+        assert caught.value.id == "calibration" and "\n" not in str(caught.value)
+
+    with open(path, "wb") as stream:
+        stream.truncate(10 << 30)
+    refused("larger than 1 GiB")
+    path.write_bytes(b"")
+    refused("no sample|no token|no Parquet")
+    path.unlink()
+    os.mkfifo(path)
+    refused("no regular file|there is no such file")
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    refused("no regular file|there is no such file")
+    path.unlink()
+    path.symlink_to(tmp_path / "nothing")
+    refused("there is no such file")
+    path.unlink()
+    path.mkdir()
+    refused("no regular file|datasets cannot read it")
 
 
 def test_long_samples_are_cut_not_dropped(tmp_path: Path) -> None:
@@ -200,6 +239,7 @@ def test_conversations_need_a_template(tmp_path: Path, example_model: Path) -> N
             "fails at line 1: it takes longer than 1 seconds",
         ),
         ("{% set x = 'a' * 99999999999 %}", "fails at line 1"),
+        ("{{ 'a' * 2000000 }}", "fails at line 1: it makes 2000000 characters of"),
     ],
 )
 def test_a_template_that_fails_names_the_line(

@@ -233,6 +233,28 @@ def test_the_longest_context_that_fits_into_memory(tiny_model):
     assert config(folder, max_num_batched_tokens="1K").scheduler.max_num_batched_tokens == 1024
 
 
+@pytest.mark.parametrize("kind", ["default", "linear", "dynamic"])
+def test_tables_are_no_longer_than_what_is_served(edited, kind):
+    """A config.json may claim any number of positions: gigabytes, of which no request could use more than fits."""
+    rope = {"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0}
+    usual = edited("usual", rope_parameters=rope)
+    huge = edited("huge", rope_parameters=rope, max_position_embeddings=2**31 - 1)
+    expected = tokens(usual)
+    for lengths in ({"max_model_len": 200}, {}, {"max_model_len": "auto"}):
+        llm = LLM(model=str(huge), dtype="float32", num_gpu_blocks_override=40, **lengths)
+        (tables,) = {id(block.attention.spec.rotary): block.attention.spec.rotary for block in blocks_of(llm)}.values()
+        assert len(tables.cosines) == len(tables.sines) == (200 if lengths.get("max_model_len") == 200 else 39 * 16)
+        answer = llm.generate({"prompt_token_ids": [5, 60, 7, 80, 9]}, GREEDY, use_tqdm=False)[0]
+        assert answer.outputs[0].token_ids == expected
+    with pytest.raises(AiakqError) as caught:
+        LLM(model=str(huge), dtype="float32")
+    assert caught.value.id == "no_memory" and "--max-model-len" in str(caught.value)
+
+
+def blocks_of(llm: LLM) -> Any:
+    return llm.engine.executor.runner.model.blocks
+
+
 def test_where_default_sampling_values_come_from(edited, tmp_path):
     folder = edited("model")
     own = {"temperature": 0.25, "top_k": 7, "eos_token_id": [1, 5], "do_sample": True}

@@ -135,6 +135,8 @@ def test_longrope_is_that_of_the_longest_sequence(context: int) -> None:
     factors = {"short_factor": [1.0 + i / 40 for i in range(20)], "long_factor": [2.0 + i / 10 for i in range(20)]}
     rope = {"rope_type": "longrope", "original_max_position_embeddings": 64, **factors}
     tables = rotary_tables({"rope_theta": 10000.0, **rope}, 40, 256, CPU, context)
+    first = rotary_tables({"rope_theta": 10000.0, **rope}, 40, 256, CPU, context, rows=7)
+    assert torch.equal(first.cosines, tables.cosines[:7]) and torch.equal(first.sines, tables.sines[:7])
     cosines, sines = hf_factors(hf_config(rope, 40, 256), torch.arange(context))
     torch.testing.assert_close(tables.cosines, cosines[0, :, :20], rtol=0, atol=2e-5)
     torch.testing.assert_close(tables.sines, sines[0, :, :20], rtol=0, atol=2e-5)

@@ -7,6 +7,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -93,6 +94,72 @@ def test_a_model_of_nothing_finite_ends_the_engine(start_server, poison, tmp_pat
         assert "nothing finite" in answer.json()["error"]["message"]
         assert server.process.wait(20) == 9
         assert any("nothing finite" in event.message for event in server.events if event.kind == "engine_dead")
+
+
+#: Runs before everything else in the engine's process: a kernel that fails once finds no device afterwards, as with
+#: CUDA, whose errors stay.
+_STICKY_DEVICE = """
+import importlib.util, sys
+
+class Finder:
+    @classmethod
+    def find_spec(cls, name, path, target=None):
+        if name != "aiakq.runtime.executor.runner":
+            return None
+        sys.meta_path.remove(cls)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            real, failed = module.Runner.forward, []
+
+            def forward(self, step):
+                if failed or 4000 in step.token_ids.tolist():
+                    failed.append(True)
+                    raise RuntimeError("CUDA error: device-side assert triggered")
+                return real(self, step)
+
+            module.Runner.forward = forward
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+def test_a_device_error_that_stays_ends_the_engine_and_not_the_server(start_server, tmp_path, monkeypatch, metrics_of):
+    """No step can run after it, so the process is replaced; who had nothing yet is answered by the next one, and who
+    breaks that one too is not tried a third time.
+    """
+    (tmp_path / "sitecustomize.py").write_text(_STICKY_DEVICE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with start_server() as server:
+        url = f"{server.url}/v1/completions"
+
+        def ask(prompt: object) -> httpx.Response:
+            return httpx.post(url, json=GREEDY | {"prompt": prompt, "max_tokens": 300}, timeout=120, trust_env=False)
+
+        alone = ask("The old house").json()
+        with ThreadPoolExecutor() as pool:
+            beside = [pool.submit(ask, "The old house") for _ in range(3)]
+            deadline = time.monotonic() + 30
+            while metrics_of(server.url)["vllm:num_requests_running"] < 3:
+                assert time.monotonic() < deadline
+            bad = pool.submit(ask, [5, 4000, 6]).result()
+            answers = [one.result() for one in beside]
+        assert bad.status_code == 500 and bad.json()["error"]["code"] == "request_quarantined"
+        # Twice beside it: that may have been them, too.
+        told = [one.json().get("error", {}).get("code") for one in answers]
+        assert set(told) <= {None, "request_quarantined"}
+        while httpx.get(f"{server.url}/health", trust_env=False).status_code != 200:
+            assert time.monotonic() < deadline + 60
+            time.sleep(0.1)
+        assert ask("The old house").json()["choices"] == alone["choices"]
+        dead = [event.message for event in server.events if event.kind == "engine_dead"]
+        assert len(dead) == 2 and all("device-side assert" in message for message in dead)
+        assert metrics_of(server.url)["vllm:kv_cache_usage_perc"] == 0
 
 
 def test_one_bad_prompt_of_several_fails_the_request_and_frees_the_rest(api, small, poison, metrics_of):

@@ -58,6 +58,7 @@ def test_frames_to_the_engine_come_back_equal(record):
         ipc.Configured("m", TokenizerSource("folder", mode="slow"), "float32", {"top_k": 5}),
         ipc.Ready(ModelLimits(10, 20, 30, eos_token_ids=(1, 2)), {"a": "b"}, {}, 128),
         ipc.Failed("model_missing", {"path": "x"}),
+        ipc.Started(["r/0", "r/1"]),
         ipc.Stepped(StepOutput([OUTPUT], EngineStats(num_running=1))),
     ],
     ids=lambda record: type(record).__name__,
