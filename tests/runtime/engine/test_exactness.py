@@ -16,12 +16,12 @@ from aiakq.runtime.models import ARCHITECTURES
 
 NUM_PROMPTS = 32
 NEW_TOKENS = 16
-#: One for each way of computing: positions, windows, chunks, caps, sinks, experts, parallel blocks, the fallback. The
-#: others differ from these in what the engine does not see; they run in FEW_MODES.
+#: One for each way of computing: positions, windows, chunks, caps, sinks, latents, experts, parallel blocks, fallback.
+#: The others differ from these in what the engine does not see; they run in FEW_MODES.
 EVERY_MODE = {
     "LlamaForCausalLM", "MistralForCausalLM", "OPTForCausalLM", "Gemma3ForCausalLM", "Gemma2ForCausalLM",
     "GptOssForCausalLM", "Llama4ForCausalLM", "Qwen2MoeForCausalLM", "CohereForCausalLM", "BloomForCausalLM",
-    "GPTNeoXForCausalLM",
+    "DeepseekV3ForCausalLM", "GPTNeoXForCausalLM",
 }  # fmt: skip
 FEW_MODES = ("preempted", "odd_pages")
 
