@@ -74,14 +74,6 @@ WORDS = [
     (r"(?i:foreign|overrides|wire)", "aiakq", "unsupported, hf_config, ipc"),
     (r"trial|trouble|walk", "aiakq", "self_test, unavailable_reason, attention_loop"),
 ]
-#: Who reads the clock of the calendar, which jumps: to write down when something was made, and nothing else.
-CALENDAR = {
-    "aiakq.records",
-    "aiakq.quantizers.run_report",
-    "aiakq.server.api.openai",
-    "aiakq.server.api.service",
-    "aiakq.data.chat",
-}
 #: The same in kernels/cpu/src: tokens outside comments and strings.
 CPP_WORDS = r"\b(least|most|pieces|ask_for|together|Room|lot|tell|soften)\b"
 
@@ -195,22 +187,6 @@ def imports_go_down() -> Iterator[str]:
             if not (layer < below or package == other or package == "aiakq" or layer == below == 0):
                 if name in MODULES:
                     yield f"{module} imports {name}"
-
-
-@rule
-def time_is_monotonic() -> Iterator[str]:
-    """Nothing is timed, ordered or given up by a clock that somebody may set (reliability: E17)."""
-    names = {"datetime.datetime", "datetime.date"}
-    names |= {f"time.{name}" for name in ("time", "time_ns", "ctime", "localtime", "gmtime", "strftime")}
-    for module, path in MODULES.items():
-        nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Attribute)]
-        used = {f"{node.value.id}.{node.attr}" for node in nodes if isinstance(node.value, ast.Name)}
-        clocks = sorted((used | imported_names(path)) & names)
-        if bool(clocks) != (module in CALENDAR):
-            yield f"{module} uses {', '.join(clocks) or 'no clock of the calendar'}"
-    for path in sorted((ROOT / "kernels/cpu/src").iterdir()):
-        if re.search(r"system_clock|CLOCK_REALTIME|gettimeofday|\btime\(", path.read_text(encoding="utf-8")):
-            yield f"{path.name} uses a clock of the calendar"
 
 
 @rule

@@ -1,8 +1,8 @@
 """safetensors files: headers read without data, and writes that are flushed to disk.
 
 Layout: 8 bytes of header length (little-endian), a JSON header ``name -> {dtype, shape, data_offsets}``, the data.
-The reading half trusts nothing. Data is read, not mapped: a file that is cut off meanwhile is an error, where a mapping
-would end the process by a signal, and one that is written to afterwards changes no weight.
+The reading half trusts nothing. ``read_tensor`` does not map: a file that is cut off meanwhile is an error, where a
+mapping would end the process by a signal, and one that is written to afterwards changes no weight.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ goes on as it does alone. The names begin with the rows of the catalogue of fail
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import psutil
@@ -306,6 +309,35 @@ def test_e12_ten_times_the_load(start_server):
                 assert client.get("/health").status_code == 200
             assert memory[-1] - memory[0] < 32
             assert client.post(COMPLETIONS, json=CANARY).json()["choices"][0]["text"] == alone
+
+
+#: Who reads the clock of the calendar: to write down when something was made, or to stop it for chat templates.
+CALENDAR = {
+    *("aiakq/records.py", "aiakq/quantizers/run_report.py", "aiakq/data/chat.py"),
+    *("aiakq/server/api/openai.py", "aiakq/server/api/service.py"),
+}
+
+
+def test_e17_time_is_monotonic():
+    """Nothing is timed, ordered or given up by a clock that somebody may set."""
+    root = Path(__file__).resolve().parent.parent.parent
+    names = {"datetime.datetime", "datetime.date"}
+    names |= {f"time.{name}" for name in ("time", "time_ns", "ctime", "localtime", "gmtime", "strftime")}
+    readers = set()
+    for path in (*root.glob("aiakq/**/*.py"), *root.glob("kernels/**/*.py")):
+        used = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                used.add(f"{node.value.id}.{node.attr}")
+            elif isinstance(node, ast.ImportFrom):
+                used |= {f"{node.module}.{alias.name}" for alias in node.names}
+        if used & names:
+            readers.add(path.relative_to(root).as_posix())
+    assert readers == CALENDAR
+    for path in (root / "kernels/cpu/src").iterdir():
+        assert not re.search(r"system_clock|CLOCK_REALTIME|gettimeofday|\btime\(", path.read_text(encoding="utf-8")), (
+            path
+        )
 
 
 def test_e18_no_more_open_files(example_model):

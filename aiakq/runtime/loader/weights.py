@@ -219,6 +219,7 @@ def open_weights(config: EngineConfig) -> CheckpointWeights:
     """The checkpoint of ``config`` as a source of weights, with the implementations that memory allows."""
     load = config.load
     checkpoint = Checkpoint.open(load.path, load.load_format, load.ignore_patterns, config.model.raw)
+    checkpoint.mapped = True
     return CheckpointWeights(checkpoint, operations(config, _may_dequantize(config, checkpoint)))
 
 

@@ -165,4 +165,5 @@ class EngineClient:
             name = signal.Signals(-code).name
         except ValueError:
             name = f"signal {-code}"
-        return f"it was ended by {name}"
+        cause = " (a file of the model was cut off while it was read)" if name == "SIGBUS" else ""
+        return f"it was ended by {name}{cause}"
