@@ -146,6 +146,14 @@ class BatchedProblem:
 
 
 @dataclass(frozen=True)
+class ExpertsProblem:
+    """The experts of a mixture; ``dtype`` is that of the activations."""
+
+    dtype: torch.dtype
+    device: str
+
+
+@dataclass(frozen=True)
 class NormProblem:
     """Normalization over the last dimension of [M, size]; ``kind`` is rms, or layer for layer norm."""
 

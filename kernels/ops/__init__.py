@@ -7,7 +7,7 @@ the best implementation of its operation, so nothing has to look at a device aft
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.kernels.ops import activation, attention, batched, dense, embedding, linear, norm, sampling, scaling
+from aiakq.kernels.ops import activation, attention, batched, dense, embedding, experts, linear, norm, sampling, scaling
 from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.ops.attention import PagedAttention
 from aiakq.kernels.ops.batched import BatchedLinear
 from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer, RowSelection
+from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.sampling import Sampler
@@ -33,6 +34,7 @@ from aiakq.kernels.types import (
     BatchedProblem,
     DenseProblem,
     EmbeddingProblem,
+    ExpertsProblem,
     LayerCache,
     NormProblem,
     QWeight,
@@ -45,6 +47,7 @@ REGISTRIES: dict[str, Registry] = {
     "linear": linear.IMPLEMENTATIONS,
     "dense": dense.IMPLEMENTATIONS,
     "batched": batched.IMPLEMENTATIONS,
+    "experts": experts.IMPLEMENTATIONS,
     "attention": attention.IMPLEMENTATIONS,
     "norm": norm.IMPLEMENTATIONS,
     "activation": activation.IMPLEMENTATIONS,
@@ -112,6 +115,14 @@ class Ops:
         problem = BatchedProblem(*weight.shape, weight.dtype, self.dtype, self.device_type)
         layer: BatchedLinear = self._bind("batched", problem).prepare(weight.to(self.device), problem)
         return layer
+
+    def experts(self, pairs: Sequence[tuple[LinearLayer, LinearLayer]], act: Activation) -> GroupedExperts:
+        """Gated MLPs of the same sizes, each on rows of its own: the first layer of each and the second."""
+        first, second = zip(*pairs, strict=True)
+        problem = ExpertsProblem(self.dtype, self.device_type)
+        layers = ExpertLayers(first, second, act, self.row_multiple)
+        bound: GroupedExperts = self._bind("experts", problem).prepare(layers, problem)
+        return bound
 
     def rms_norm(self, weight: Tensor, epsilon: float) -> Norm:
         """RMS norm with ``weight`` [D]."""

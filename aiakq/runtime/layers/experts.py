@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from aiakq.kernels.ops.activation import Activation
-from aiakq.kernels.ops.linear import ROW_MULTIPLE, LinearLayer
+from aiakq.kernels.ops.experts import GroupedExperts
+from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import ActivationLayout, LinearInput
 
 
@@ -96,15 +97,15 @@ def _scaled(shares: Tensor, normalize: bool, scale: float) -> Tensor:
 class SparseMLP:
     """The sum of the experts that each token is routed to, weighted by its router.
 
-    A token's result does not depend on the others: every expert's rows are padded like all rows are, and a token's
-    experts are added up in their own order, in float32.
+    A token's result does not depend on the others: its experts are added up in their own order, in float32.
 
     shared         an expert for every token, or None; weighted by ``sigmoid(shared_gate(x))`` where there is a gate.
     weigh_inputs   whether a token is multiplied by its weight before the expert, not after it (Llama 4).
     """
 
     router: Callable[[Tensor], Tensor]
-    experts: Sequence[Callable[[Tensor], Tensor]]
+    experts: GroupedExperts
+    count: int
     routing: Routing
     shared: Callable[[Tensor], Tensor] | None = None
     shared_gate: LinearLayer | None = None
@@ -118,21 +119,13 @@ class SparseMLP:
         """x [T, hidden], a Tensor -> [T, hidden]."""
         assert isinstance(x, Tensor)
         shares, chosen = self.routing(self.router(x).float())
-        top_k = self.routing.top_k
-        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         # Tokens sorted by expert, so that one look at the counts says where each expert's begin.
         order = torch.argsort(chosen.flatten(), stable=True)
-        tokens, by_expert = order // top_k, shares.flatten()[order].unsqueeze(1)
-        start = 0
-        for expert, count in zip(self.experts, self._counts(chosen), strict=True):
-            if count:
-                rows = tokens[start : start + count]
-                own, weights = x[rows], by_expert[start : start + count]
-                if self.weigh_inputs:
-                    own = (own * weights).to(x.dtype)
-                found = expert(F.pad(own, (0, 0, 0, -count % ROW_MULTIPLE)))[:count].float()
-                out.index_add_(0, rows, found if self.weigh_inputs else found * weights)
-            start += count
+        own, weights = x[order // self.routing.top_k], shares.flatten()[order].unsqueeze(1)
+        if self.weigh_inputs:
+            own = (own * weights).to(x.dtype)
+        found = self.experts(own, torch.bincount(chosen.flatten(), minlength=self.count).tolist()).float()
+        out = _sums(found if self.weigh_inputs else found * weights, order, len(x))
         if self.shared is not None:
             shared = self.shared(x)
             if self.shared_gate is not None:
@@ -140,9 +133,17 @@ class SparseMLP:
             out += shared
         return out.to(x.dtype)
 
-    def _counts(self, chosen: Tensor) -> list[int]:
-        """How many tokens each expert gets."""
-        return torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
+
+def _sums(found: Tensor, order: Tensor, tokens: int) -> Tensor:
+    """found [T * top_k, hidden] float32, of which row i is the result for ``order[i]`` of all chosen experts -> the sum
+    of every token's [T, hidden], added up in the order of rows.
+    """
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    out = torch.zeros(tokens, found.shape[1], device=found.device)
+    for rows in places.view(tokens, -1).sort(dim=1).values.T if tokens else ():
+        out += found[rows]
+    return out
 
 
 def _sigmoid_by_row(x: Tensor) -> Tensor:

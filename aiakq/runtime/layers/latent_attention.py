@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from aiakq.kernels.ops.batched import BatchedLinear
@@ -90,7 +91,7 @@ class LatentProjection(LinearLayer):
         if self.queries is not None:
             queries = self.queries(queries)
         plain, rotated = queries.unflatten(1, (sizes.heads, -1)).split([sizes.plain, sizes.rotated], dim=2)
-        out = first.new_empty(len(first), sizes.heads + 1, sizes.cached)
+        out = torch.empty(len(first), sizes.heads + 1, sizes.cached, dtype=first.dtype, device=first.device)
         out[:, :-1, : sizes.rotated] = rotated
         self.absorbed(plain, out[:, :-1, sizes.rotated :])
         out[:, -1, : sizes.rotated] = shared

@@ -14,7 +14,7 @@ from aiakq.kernels.types import AttentionSpec
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.experts import SoftmaxRouting, SparseMLP
 from aiakq.runtime.models.builder import DecoderBuilder, unsupported
-from aiakq.runtime.models.decoder import Decoder, GatedMLP, Weights
+from aiakq.runtime.models.decoder import Decoder, Weights
 from aiakq.runtime.models.mixture import check_routing, size
 
 #: The numbers that four bits stand for in MXFP4 (OCP Microscaling Formats, version 1.0), the lower half first.
@@ -48,8 +48,9 @@ class GptOssBuilder(DecoderBuilder):
         router = self.weights.dense(
             self.weights.tensor(f"{at}.router.weight", count, D), self.weights.tensor(f"{at}.router.bias", count)
         )
-        experts = [GatedMLP(*both, act) for both in zip(first, second, strict=True)]
-        return SparseMLP(router, experts, SoftmaxRouting(top_k, normalize=True))
+        experts = self.ops.experts(list(zip(first, second, strict=True)), act)
+        routing = SoftmaxRouting(top_k, normalize=True)
+        return SparseMLP(router, experts, count, routing)
 
     def experts(self, name: str, count: int, n: int, k: int, order: Tensor | None) -> list[LinearLayer]:
         """One linear layer of N outputs and K inputs for each expert, its outputs in ``order`` [N] if given."""

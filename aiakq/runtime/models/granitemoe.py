@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.experts import SoftmaxRouting, SparseMLP
-from aiakq.runtime.models.decoder import Decoder, GatedMLP, Weights
+from aiakq.runtime.models.decoder import Decoder, Weights
 from aiakq.runtime.models.granite import GraniteBuilder
 from aiakq.runtime.models.mixture import Mixture, check_routing, size
 
@@ -28,9 +28,10 @@ class GraniteMoeBuilder(GraniteBuilder):
         act = activation(config.activation, self.ops)
         return SparseMLP(
             router=weights.dense(weights.tensor(f"{at}.router.layer.weight", count, D)),
-            experts=[
-                GatedMLP(weights.dense(pair), weights.dense(last), act) for pair, last in zip(both, down, strict=True)
-            ],
+            experts=self.ops.experts(
+                [(weights.dense(pair), weights.dense(last)) for pair, last in zip(both, down, strict=True)], act
+            ),
+            count=count,
             routing=routing,
         )
 

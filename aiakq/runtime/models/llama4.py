@@ -18,7 +18,7 @@ from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.attention import ProjectionStep, QueryScales
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.builder import DecoderBuilder
-from aiakq.runtime.models.decoder import MLP, Decoder, GatedMLP, Weights
+from aiakq.runtime.models.decoder import MLP, Decoder, Weights
 from aiakq.runtime.models.mixture import check_routing, size
 from aiakq.runtime.models.qwen2_moe import gated
 
@@ -96,10 +96,14 @@ class Llama4Builder(DecoderBuilder):
         act = activation(config.activation, self.ops)
         return SparseMLP(
             router=self.weights.dense(self.weights.tensor(f"{at}.router.weight", count, D)),
-            experts=[
-                GatedMLP(self.weights.dense(pair.T.contiguous()), self.weights.dense(last.T.contiguous()), act)
-                for pair, last in zip(both, down, strict=True)
-            ],
+            experts=self.ops.experts(
+                [
+                    (self.weights.dense(pair.T.contiguous()), self.weights.dense(last.T.contiguous()))
+                    for pair, last in zip(both, down, strict=True)
+                ],
+                act,
+            ),
+            count=count,
             routing=TopSigmoidRouting(top_k, self.ops.activation("sigmoid")),
             shared=gated(config, self.weights, f"{at}.shared_expert", F),
             weigh_inputs=True,

@@ -11,7 +11,7 @@ from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.experts import Routing, SparseMLP
-from aiakq.runtime.models.decoder import GatedMLP, Weights
+from aiakq.runtime.models.decoder import Weights
 
 
 def check_routing(top_k: int, count: int) -> None:
@@ -61,7 +61,8 @@ class Mixture:
             experts = [self._separate(f"{at}.experts.{number}", D, weights) for number in range(self.count)]
         return SparseMLP(
             router=weights.dense(weights.tensor(f"{at}.{self.router}.weight", self.count, D)),
-            experts=[GatedMLP(*projections, act) for projections in experts],
+            experts=weights.ops.experts(experts, act),
+            count=self.count,
             routing=self.routing,
         )
 

@@ -1,0 +1,92 @@
+"""CPU experts: the products of all experts that have rows, and the activation function, in one call of the library.
+
+The operations are those of the layers' own, so that results are theirs bit for bit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from ctypes import Structure
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels import cpu
+from aiakq.kernels.cpu import library
+from aiakq.kernels.cpu.activation import NativeActivation
+from aiakq.kernels.cpu.dense import NativeDense
+from aiakq.kernels.cpu.library import TYPES, OpList
+from aiakq.kernels.cpu.linear import NativeLinear
+from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts, TorchExperts
+from aiakq.kernels.types import ExpertsProblem
+
+
+def supports(problem: ExpertsProblem) -> str | None:
+    """None, or why not."""
+    return cpu.unsupported(problem.device, problem.dtype)
+
+
+def prepare(layers: ExpertLayers, problem: ExpertsProblem) -> GroupedExperts:
+    """Native operations in one call if all are native, else one layer after the other."""
+    linear = (*layers.first, *layers.second)
+    act = layers.act
+    if isinstance(act, NativeActivation) and all(isinstance(each, (NativeDense, NativeLinear)) for each in linear):
+        return NativeExperts(layers, act, problem.dtype)
+    return TorchExperts(layers)
+
+
+class NativeExperts:
+    """The interface is GroupedExperts in ops/experts.py; activations are of ``dtype``."""
+
+    def __init__(self, layers: ExpertLayers, act: NativeActivation, dtype: torch.dtype) -> None:
+        self._layers, self._dtype = layers, dtype  # the operations point to the weights
+        self._first, self._second = (self._copies(each) for each in (layers.first, layers.second))
+        self._k, self._width, self._n = self._first[0].k, self._first[0].n, self._second[0].n
+        self._act = act = type(act.op).from_buffer_copy(act.op)
+        act.type, act.columns = TYPES[dtype], self._width // 2
+        act.gate_stride, act.up_stride, act.y_stride = self._width, self._width, self._width // 2
+        native = library.load_library()
+        most = max(native.scratch_bytes(op) for op in (*self._first, *self._second))
+        self._scratch_per_row = -(-most // 64) * 64
+        # Held while the fields of the operations are those of one call.
+        self._lock = threading.Lock()
+
+    def _copies(self, layers: Sequence[NativeDense | NativeLinear]) -> list[Structure]:
+        """The operations of ``layers``, for contiguous rows."""
+        copies = [type(layer.op).from_buffer_copy(layer.op) for layer in layers]
+        for op in copies:
+            op.x_type = op.y_type = TYPES[self._dtype]
+            op.x_stride, op.y_stride = op.k, op.n
+        return copies
+
+    def __call__(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        """x [S, K] -> [S, N]; see GroupedExperts."""
+        if x.shape != (sum(counts), self._k) or len(counts) != len(self._first) or x.dtype != self._dtype:
+            raise ValueError(f"{list(x.shape)} in {x.dtype} for {len(self._first)} experts of {sum(counts)} rows")
+        x, rows = x.contiguous(), len(x)
+        both, mid, y = (torch.empty(rows, width, dtype=x.dtype) for width in (self._width, self._width // 2, self._n))
+        scratch, size, act = library.allocate_scratch(rows * self._scratch_per_row), x.element_size(), self._act
+        with self._lock:
+            act.m, act.gate, act.y = rows, both.data_ptr(), mid.data_ptr()
+            act.up = both.data_ptr() + self._width // 2 * size
+            first = self._placed(self._first, counts, x, both, scratch)
+            second = self._placed(self._second, counts, mid, y, scratch)
+            OpList(*first, act, *second)()
+        return y
+
+    def _placed(
+        self, ops: Sequence[Structure], counts: Sequence[int], x: Tensor, y: Tensor, scratch: Tensor
+    ) -> list[Structure]:
+        """Those of ``ops`` that have rows, pointing to their rows of x [S, K] and y [S, N]."""
+        found = []
+        start, size = 0, x.element_size()
+        from_x, from_y, from_scratch = x.data_ptr(), y.data_ptr(), scratch.data_ptr()
+        x_bytes, y_bytes = x.shape[1] * size, y.shape[1] * size
+        for op, count in zip(ops, counts, strict=True):
+            if count:
+                op.m, op.x, op.y = count, from_x + start * x_bytes, from_y + start * y_bytes
+                op.scratch = from_scratch + start * self._scratch_per_row
+                found.append(op)
+                start += count
+        return found
