@@ -31,7 +31,7 @@ _LATENT = {
 _OTHERS: dict[str, dict[str, Any]] = {
     "apertus": {}, "codegen": {"n_embd": 128, "n_layer": 2, "n_head": 4, "rotary_dim": 16}, "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT, "diffllama": {}, "doge": {}, "ernie4_5": {}, "gpt_neo": {}, "helium": {"head_dim": 32},
-    "hunyuan_v1_dense": {"head_dim": 32}, "jamba": {}, "lfm2": {}, "mamba": {}, "mamba2": {}, "nanochat": {},
+    "hunyuan_v1_dense": {"head_dim": 32}, "jamba": {}, "mamba": {}, "nanochat": {},
     "nemotron": {}, "olmo": {}, "persimmon": {}, "qwen3_next": {}, "seed_oss": {"head_dim": 32}, "stablelm": {},
 }  # fmt: skip
 

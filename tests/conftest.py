@@ -253,6 +253,30 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
         },
     ),
+    "Lfm2ForCausalLM": (
+        "lfm2",
+        {
+            **_LLAMA_LIKE,
+            "num_hidden_layers": 4,
+            "intermediate_size": 384,
+            "block_multiple_of": 128,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+        },
+    ),
+    "Mamba2ForCausalLM": (
+        "mamba2",
+        {
+            **_COMMON,
+            **_PAD,
+            "num_heads": 8,
+            "head_dim": 32,
+            "state_size": 24,
+            "n_groups": 2,
+            "chunk_size": 16,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+        },
+    ),
     # The family that the example plugin adds (tests/plugins).
     "ArceeForCausalLM": ("arcee", {**_LLAMA_LIKE, "tie_word_embeddings": False}),
     "GPTNeoXForCausalLM": (

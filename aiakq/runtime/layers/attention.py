@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from aiakq.kernels.ops import Ops
@@ -88,6 +89,14 @@ class Attention:
             step(qkv, positions)
         return self.output(self._attention(qkv, positions, cache, context))
 
-    def new_cache(self, pages: int, page_size: int) -> LayerCache:
+    def cache_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one token's keys and values in a cache of ``dtype``."""
+        return self.spec.cache_bytes(dtype)
+
+    def state_bytes(self) -> int:
+        """0: it has no state."""
+        return 0
+
+    def new_cache(self, pages: int, page_size: int, state_rows: int) -> LayerCache:
         """A cache for this layer, all zeros."""
         return self._ops.new_cache(self.spec, pages, page_size)

@@ -47,6 +47,8 @@ ARCHITECTURES = Registry(
         "GPT2LMHeadModel": "aiakq.runtime.models.gpt2",
         "GPTBigCodeForCausalLM": "aiakq.runtime.models.gpt2",
         "Glm4MoeForCausalLM": "aiakq.runtime.models.glm4_moe",
+        "Lfm2ForCausalLM": "aiakq.runtime.models.lfm2",
+        "Mamba2ForCausalLM": "aiakq.runtime.models.mamba2",
     },
 )
 

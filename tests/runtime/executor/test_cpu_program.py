@@ -18,7 +18,9 @@ pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason="the n
 
 #: Native families with experts, which torch sorts tokens by.
 EXPERTS = re.compile("Mixtral|Moe|moe|GptOss|Llama4|Arcee")
-RECORDED = [name for name in ARCHITECTURES if not EXPERTS.search(name)]
+#: Native families with recurrent layers, whose operations are torch's.
+RECURRENT = re.compile("Lfm2|Mamba2")
+RECORDED = [name for name in ARCHITECTURES if not EXPERTS.search(name) and not RECURRENT.search(name)]
 
 
 def loaded(folder, **arguments) -> LLM:
