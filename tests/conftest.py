@@ -277,6 +277,25 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "eos_token_id": 1,
         },
     ),
+    "Qwen3NextForCausalLM": (
+        "qwen3_next",
+        {
+            **_LLAMA_LIKE,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "head_dim": 48,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 24,
+            "linear_value_head_dim": 32,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 128,
+            "shared_expert_intermediate_size": 256,
+            "mlp_only_layers": [2],
+        },
+    ),
     # The family that the example plugin adds (tests/plugins).
     "ArceeForCausalLM": ("arcee", {**_LLAMA_LIKE, "tie_word_embeddings": False}),
     "GPTNeoXForCausalLM": (

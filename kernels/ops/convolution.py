@@ -21,7 +21,9 @@ from aiakq.kernels.registry import Registry
 from aiakq.kernels.types import AttentionContext
 
 IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.convolution", {"torch": "aiakq.kernels.ops.convolution"}, plugins_first=True
+    "aiakq.implementations.convolution",
+    {"cpu": "aiakq.kernels.cpu.convolution", "torch": "aiakq.kernels.ops.convolution"},
+    plugins_first=True,
 )
 
 
@@ -80,6 +82,7 @@ class TorchConvolution:
             out = out * sigmoid(out)
         if after is not None:
             out = out * after.float()
+        out[starts[-1] :] = 0
         return out.to(x.dtype)
 
 

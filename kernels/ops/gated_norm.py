@@ -18,7 +18,9 @@ from aiakq.kernels.recurrent_types import GatedNormProblem
 from aiakq.kernels.registry import Registry
 
 IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.gated_norm", {"torch": "aiakq.kernels.ops.gated_norm"}, plugins_first=True
+    "aiakq.implementations.gated_norm",
+    {"cpu": "aiakq.kernels.cpu.gated_norm", "torch": "aiakq.kernels.ops.gated_norm"},
+    plugins_first=True,
 )
 
 

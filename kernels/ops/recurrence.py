@@ -29,7 +29,9 @@ from aiakq.kernels.registry import Registry
 from aiakq.kernels.types import AttentionContext
 
 IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.recurrence", {"torch": "aiakq.kernels.ops.recurrence"}, plugins_first=True
+    "aiakq.implementations.recurrence",
+    {"cpu": "aiakq.kernels.cpu.recurrence", "torch": "aiakq.kernels.ops.recurrence"},
+    plugins_first=True,
 )
 #: Added to the squared lengths by which the delta rule divides.
 EPSILON = 1e-6

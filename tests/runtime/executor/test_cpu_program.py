@@ -17,10 +17,8 @@ from aiakq.runtime.models import ARCHITECTURES
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason="the native kernels were not built")
 
 #: Native families with experts, which torch sorts tokens by.
-EXPERTS = re.compile("Mixtral|Moe|moe|GptOss|Llama4|Arcee")
-#: Native families with recurrent layers, whose operations are torch's.
-RECURRENT = re.compile("Lfm2|Mamba2")
-RECORDED = [name for name in ARCHITECTURES if not EXPERTS.search(name) and not RECURRENT.search(name)]
+EXPERTS = re.compile("Mixtral|Moe|moe|GptOss|Llama4|Arcee|Qwen3Next")
+RECORDED = [name for name in ARCHITECTURES if not EXPERTS.search(name)]
 
 
 def loaded(folder, **arguments) -> LLM:
