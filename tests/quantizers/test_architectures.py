@@ -60,7 +60,12 @@ SERVED: dict[str, dict[str, Any]] = {
     "minimax_m2": {**HEADS, **LOCAL, "rotary_dim": 8}, "granitemoe": LOCAL,
     "granitemoeshared": {**LOCAL, "shared_intermediate_size": 32}, "phimoe": LOCAL, "ernie4_5_moe": ERNIE,
     "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16},
+    "qwen3_next": {
+        **EXPERTS, **HEADS, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "shared_expert_intermediate_size": 32,
+    },
+    "mamba2": {"num_heads": 32, "head_dim": 4, "state_size": 16, "n_groups": 1, "chunk_size": 16},
 }  # fmt: skip
 #: What is written is for other programs, and the report says so.
 ELSEWHERE: dict[str, dict[str, Any]] = {
