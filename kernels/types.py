@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from aiakq.kernels.recurrent_types import StateContext
+
 #: Bits of one weight code for each scheme. ``w16`` is any unquantized float.
 SCHEME_BITS = {"w2a16": 2, "w3a16": 3, "w4a16": 4, "w8a16": 8, "w8a8": 8}
 
@@ -358,6 +360,7 @@ class AttentionContext:
     page_table    [S, max pages] int32, padded with 0.
     num_decodes   the first ``num_decodes`` sequences have exactly one query token.
     plans         what implementations work out once per step and share among layers, under keys of their own.
+    states        for models with recurrent layers.
     """
 
     query_start: Tensor
@@ -368,3 +371,4 @@ class AttentionContext:
     query_start_list: list[int]
     kv_len_list: list[int]
     plans: dict[Any, Any] = field(default_factory=dict)
+    states: StateContext | None = None

@@ -192,7 +192,12 @@ class TokenizerArguments:
 class CacheArguments:
     """Size and storage of the KV cache."""
 
-    block_size: int = argument(16, "Tokens per KV page.", low=1, high=256)
+    block_size: int | None = argument(
+        None,
+        "Tokens per KV page; 16, or 256 for models with recurrent layers, which keep a state per page, if not given.",
+        low=1,
+        high=256,
+    )
     gpu_memory_utilization: float = argument(
         0.9,
         "Fraction of the device's free memory (on a CPU: of free RAM) for weights and KV pages together.",
@@ -215,7 +220,10 @@ class SchedulerArguments:
     """How many sequences and tokens share a step, and in what order."""
 
     max_num_seqs: int | None = argument(
-        None, "Most sequences in a step; 256 on a GPU, 128 on a CPU if not given.", low=1
+        None,
+        "Most sequences in a step; 256 on a GPU, 128 on a CPU, 32 for models with recurrent layers, which keep "
+        "three states for each, if not given.",
+        low=1,
     )
     max_num_batched_tokens: int | None = argument(
         None,

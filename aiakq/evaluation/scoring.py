@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from aiakq.kernels.recurrent_types import StateContext
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.loader.model_loader import load_model
@@ -42,6 +43,7 @@ class ScoringModel:
             num_decodes=0,
             query_start_list=list(range(0, B * T + 1, T)),
             kv_len_list=[T] * B,
+            states=StateContext([0] * B, [[] for _ in range(B)]),
         )
         step = ModelInput(
             pad(ids.to(device).flatten(), (0, padding)),

@@ -5,6 +5,7 @@ A NativeAttention is made once per layer and keeps its operations: a step only c
 
 from __future__ import annotations
 
+import itertools
 import threading
 from ctypes import addressof
 
@@ -98,7 +99,7 @@ class NativeAttention:
         at, stride, size = qkv.data_ptr(), qkv.stride(0), qkv.element_size()
         check_rows(qkv, self._width + self._key_width + self._value_width)
         before = self._before
-        tables = _tables(context)
+        tables = step_tables(context)
         if positions is not None and self._positions:
             tables.turn(positions, self._positions)
         tables.check(qkv.shape[0], writes=True)
@@ -132,7 +133,7 @@ class NativeAttention:
         """Attention of query [T, H, D] -> [T, H, value_dim]; see PagedAttention."""
         q = query.flatten(1)
         check_rows(q, self._width)
-        tables = _tables(context)
+        tables = step_tables(context)
         tables.check(len(q), writes=False)
         with self._lock:
             self._bind(q, cache)
@@ -191,6 +192,7 @@ class StepTables:
         self._turned = False
         self._limit = longest
         self._tensors: tuple[Tensor, ...] = ()
+        self._states: tuple[Tensor, ...] = ()
         self._positions: Tensor | None = None
         self._scratch: dict[tuple[int, int, int], tuple[Tensor, int]] = {}
 
@@ -204,6 +206,27 @@ class StepTables:
         step.sequences, step.max_pages = table.shape
         step.query_start, step.kv_len, step.page_table = (x.data_ptr() for x in (query_start, kv_len, table))
         step.slots = slots.data_ptr()
+        states = context.states
+        if states is not None:
+            sources = torch.tensor(states.sources, dtype=torch.int64)
+            saves = torch.tensor([pair for each in states.saves for pair in each], dtype=torch.int64)
+            starts = torch.tensor([0, *itertools.accumulate(map(len, states.saves))], dtype=torch.int32)
+            self._states = (sources, saves, starts)
+            step.state_sources, step.state_saves, step.save_start = (x.data_ptr() for x in self._states)
+
+    def check_states(self, states: Tensor, shape: tuple[int, ...], tokens: int) -> None:
+        """Raises ValueError unless ``states`` are [rows, *shape] float32 and the tables those of a step of ``tokens``
+        tokens, with rows among them; recorded steps have no tables yet.
+        """
+        if states.shape[1:] != shape or states.dtype != torch.float32 or not states.is_contiguous():
+            raise ValueError(
+                f"states {list(states.shape)} in {states.dtype} where {list(shape)} in float32 are expected"
+            )
+        if not self._tensors:
+            return
+        starts = self._tensors[0]
+        if not self._states or len(self._states[0]) != len(starts) - 1 or int(starts[-1]) > tokens:
+            raise ValueError(f"{tokens} tokens of {len(starts) - 1} sequences, whose states have no place")
 
     def check(self, tokens: int, writes: bool) -> None:
         """Raises ValueError unless the tables are those of ``tokens`` tokens; recorded steps have none yet.
@@ -242,7 +265,8 @@ class StepTables:
         return found[0].data_ptr(), found[1]
 
 
-def _tables(context: AttentionContext) -> StepTables:
+def step_tables(context: AttentionContext) -> StepTables:
+    """The tables of a step, made by its first layer that needs them."""
     tables = context.plans.get("native")
     if tables is None:
         tables = context.plans["native"] = StepTables(max(context.kv_len_list, default=0))

@@ -17,10 +17,16 @@ from aiakq.runtime.config.device import DeviceConfig, pick_kv_dtype
 class CacheConfig(CacheArguments):
     """The arguments of the KV cache, and the ``dtype`` of keys and values that ``kv_cache_dtype`` leads to."""
 
+    block_size: int
     dtype: torch.dtype
 
     @staticmethod
-    def from_args(args: Mapping[str, Any], device: DeviceConfig) -> CacheConfig:
-        """Raises ``bad_option`` for a dtype that the GPU does not know."""
-        dtype = pick_kv_dtype(args["kv_cache_dtype"], device.dtype, device.device)
-        return CacheConfig(**part_of(CacheConfig, args) | {"dtype": dtype})
+    def from_args(args: Mapping[str, Any], device: DeviceConfig, is_recurrent: bool) -> CacheConfig:
+        """is_recurrent: whether the model has recurrent layers, whose states are as large as many tokens' keys and
+        values. Raises ``bad_option`` for a dtype that the GPU does not know.
+        """
+        settled = {
+            "block_size": args["block_size"] or (256 if is_recurrent else 16),
+            "dtype": pick_kv_dtype(args["kv_cache_dtype"], device.dtype, device.device),
+        }
+        return CacheConfig(**part_of(CacheConfig, args) | settled)

@@ -18,8 +18,10 @@ _MAX_LAYERS = 10_000
 #: Families whose output layer is the embedding unless config.json says otherwise.
 _TIED = frozenset(
     {"bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "mpt", "opt"}
-    | {"smollm3", "starcoder2"}
+    | {"lfm2", "smollm3", "starcoder2"}
 )
+#: Kinds of layers that have a state instead of keys and values.
+_RECURRENT = frozenset({"conv", "linear_attention"})
 #: Families whose layers have a window but for every n-th, unless config.json says otherwise.
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "gpt_oss": 2}
 
@@ -103,6 +105,11 @@ class ModelConfig:
             reason = f"{type(problem).__name__}: {problem}"
             raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a layer has a state instead of keys and values."""
+        return not _RECURRENT.isdisjoint(self.layer_kinds)
+
     def rope_of(self, layer: int) -> tuple[str, Mapping[str, Any]]:
         """The rotary parameters of a layer, and the kind of layers that share them. Raises ``model_malformed``."""
         if not is_nested(self.rope):
@@ -154,7 +161,7 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
         num_positions=longest_context(rope, max_position),
         norm_eps=_norm_eps(raw),
         activation=str(_first(raw, "hidden_activation", "hidden_act", "activation_function", "activation") or "silu"),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", _tied(raw, architecture))),
+        tie_word_embeddings=_tied(raw, architecture),
         layer_kinds=kinds,
         sliding_windows=_sliding_windows(raw, kinds),
         rope=rope,
@@ -186,7 +193,7 @@ def _lacks(raw: Mapping[str, Any], name: str) -> AiakqError:
 
 
 def _norm_eps(raw: Mapping[str, Any]) -> float:
-    names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+    names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
     name = next((name for name in names if raw.get(name)), "")
     value = raw.get(name, 1e-5)
     if not isinstance(value, int | float) or not 0 < value < 1:
@@ -200,7 +207,8 @@ def _first(raw: Mapping[str, Any], *names: str) -> Any:
 
 
 def _tied(raw: Mapping[str, Any], architecture: str) -> bool:
-    return raw.get("model_type") in _TIED or architecture == "OPTForCausalLM"
+    implied = raw.get("model_type") in _TIED or architecture == "OPTForCausalLM"
+    return bool(raw.get("tie_word_embeddings", raw.get("tie_embedding", implied)))
 
 
 #: Model types whose classes in transformers have a key for every head, whatever the config says.
@@ -231,6 +239,9 @@ def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
         raise _malformed("max_window_layers", first)
     if kinds:
         return tuple(kinds[:layers])
+    recurrent = _recurrent_kinds(raw, layers)
+    if recurrent:
+        return recurrent
     if not raw.get("sliding_window") or raw.get("use_sliding_window") is False:
         return ("full_attention",) * layers
     pattern = raw.get("sliding_window_pattern") or _PATTERNS.get(str(raw.get("model_type")))
@@ -242,6 +253,20 @@ def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
         "full_attention" if layer < start or (pattern and (layer + 1) % pattern == 0) else "sliding_attention"
         for layer in range(layers)
     )
+
+
+def _recurrent_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
+    """The kinds that a config of a recurrent family implies where it does not list them; none for other families."""
+    kind = raw.get("model_type")
+    if kind == "mamba2":
+        return ("linear_attention",) * layers
+    if kind == "qwen3_next":
+        every = raw.get("full_attention_interval") or 4
+        return tuple("linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers))
+    attention = raw.get("full_attn_idxs")
+    if kind == "lfm2" and isinstance(attention, list):
+        return tuple("full_attention" if layer in attention else "conv" for layer in range(layers))
+    return ()
 
 
 def _sliding_windows(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[int | None, ...]:

@@ -7,6 +7,8 @@ from typing import Any
 
 #: Other names of a scaling.
 _RENAMED = {"su": "longrope"}
+#: Rotary bases of families where it is not 10000 unless config.json says otherwise.
+_BASES = {"lfm2": 1e6}
 #: Scalings that need to know for how many positions a model was trained.
 _FROM_ORIGINAL = frozenset({"llama3", "yarn", "longrope"})
 
@@ -55,7 +57,8 @@ def _complete(raw: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
     if raw.get("model_type") == "phi3" and rope["rope_type"] == "yarn":
         rope["rope_type"] = "longrope"
     rope["rope_type"] = _RENAMED.get(rope["rope_type"], rope["rope_type"])
-    rope.setdefault("rope_theta", raw.get("rope_theta", raw.get("rotary_emb_base")) or 10000.0)
+    base = _BASES.get(str(raw.get("model_type")), 10000.0)
+    rope.setdefault("rope_theta", raw.get("rope_theta", raw.get("rotary_emb_base")) or base)
     part = raw.get("partial_rotary_factor", raw.get("rotary_pct"))
     if part is not None:
         rope.setdefault("partial_rotary_factor", part)

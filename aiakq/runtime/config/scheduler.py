@@ -27,13 +27,17 @@ class SchedulerConfig(SchedulerArguments):
     long_prompt_tokens: int = 0
 
     @staticmethod
-    def from_args(args: Mapping[str, Any], max_model_len: int, on_cpu: bool) -> SchedulerConfig:
-        """Raises ``option_conflict`` for limits that do not go together."""
+    def from_args(
+        args: Mapping[str, Any], max_model_len: int, on_cpu: bool, is_recurrent: bool = False
+    ) -> SchedulerConfig:
+        """is_recurrent: whether the model has recurrent layers, with states for every sequence that may run.
+
+        Raises ``option_conflict`` for limits that do not go together."""
         _check_partial_prefills(args)
         # vLLM's share of the context where several prompts run together.
         share = int(max_model_len * 0.04) if args["max_num_partial_prefills"] > 1 else 0
         settled = {
-            "max_num_seqs": args["max_num_seqs"] or (128 if on_cpu else 256),
+            "max_num_seqs": args["max_num_seqs"] or (32 if is_recurrent else 128 if on_cpu else 256),
             "max_num_batched_tokens": _max_num_batched_tokens(args, max_model_len, on_cpu),
             "long_prompt_tokens": args["long_prefill_token_threshold"] or share,
             "async_scheduling": not on_cpu if args["async_scheduling"] is None else args["async_scheduling"],

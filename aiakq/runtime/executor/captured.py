@@ -16,6 +16,9 @@ from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.decoder import Decoder, Model, ModelInput
 
+#: Operations of recurrent layers, which can be recorded on a CPU where they are native.
+RECURRENT = ("convolution", "recurrence", "gated_norm")
+
 
 class CapturedStep(Protocol):
     """A step that can be run again."""
@@ -49,6 +52,10 @@ def _captured(
     if not isinstance(model, Decoder):
         return None, "the model is transformers'"
     device = caches[0][0].device
+    native = {"cpu"} if device.type == "cpu" else set()
+    for operation in RECURRENT:
+        if others := model.ops.selected(operation) - native:
+            return None, f"{operation} is of {', '.join(sorted(others))}"
     if device.type == "cuda":
         if any(isinstance(block.mlp, SparseMLP) for block in model.blocks):
             return None, "experts are chosen on the host"

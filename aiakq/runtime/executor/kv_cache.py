@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from aiakq.errors import error
+from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import free_memory
+from aiakq.runtime.executor.states import RING
 from aiakq.runtime.models.decoder import Model
 
 
-def kv_bytes_per_page(model: Model, page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of keys and values of one page, over all layers, and of their scales if they are of 8 bits."""
-    return page_size * model.kv_bytes_per_token(dtype)
+def kv_bytes_per_page(model: Model, cache: CacheConfig) -> int:
+    """Bytes of keys and values of one page, over all layers, and of their scales if they are of 8 bits; and of the
+    states of recurrent layers at its end, from which later prompts may start.
+    """
+    return cache.block_size * model.kv_bytes_per_token(cache.dtype) + cache.enable_prefix_caching * model.state_bytes()
+
+
+def state_bytes(model: Model, max_num_seqs: int) -> int:
+    """Bytes of the states of running sequences, of the engine's own one, and of the one of zeros."""
+    return (1 + RING * (max_num_seqs + 1)) * model.state_bytes()
 
 
 def fit_positions(config: EngineConfig) -> EngineConfig:
@@ -51,18 +58,20 @@ def count_pages(config: EngineConfig, model: Model) -> int:
         return cache.num_gpu_blocks_override
     per_sequence = -(-config.max_model_len // cache.block_size)
     most = scheduler.max_num_seqs * per_sequence + 1
-    page_bytes = kv_bytes_per_page(model, cache.block_size, cache.dtype)
+    page_bytes = kv_bytes_per_page(model, cache)
+    states = state_bytes(model, scheduler.max_num_seqs)
     free = free_memory(config.device.device)
     # The weights are loaded already: the fraction applies to what is left, less room for one step's activations.
     activations = scheduler.max_num_batched_tokens * config.model.intermediate_size * 16 + scheduler.max_num_seqs * (
         config.model.vocab_size * 16
     )
-    fitting = int((free * cache.gpu_memory_utilization - activations) // page_bytes)
+    rest = free * cache.gpu_memory_utilization - activations - states
+    fitting = int(rest // page_bytes) if page_bytes else most if rest >= 0 else 0
     if fitting < (1 if config.fit_model_len else per_sequence) + 1:
         raise error(
             "no_memory",
             available=f"{free / 2**30:.1f} GiB",
-            needed=f"{(per_sequence + 1) * page_bytes / 2**30:.1f} GiB",
+            needed=f"{((per_sequence + 1) * page_bytes + states) / 2**30:.1f} GiB",
             max_model_len=config.max_model_len,
             fits=max(0, (fitting - 1) * cache.block_size),
         )

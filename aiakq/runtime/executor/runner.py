@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.ops.attention import as_bytes
+from aiakq.kernels.recurrent_types import States
 from aiakq.kernels.transfer import on_device
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.engine.records import Chunk
 from aiakq.runtime.executor.captured import Bounds, CapturedStep, capture_step
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
+from aiakq.runtime.executor.states import StateRows
 from aiakq.runtime.models.decoder import Model, ModelInput
 
 
@@ -31,13 +33,19 @@ class StepInput:
 
 
 class Runner:
-    """A model and its KV cache; ``captured`` runs the steps that it accepts."""
+    """A model and its KV cache; ``captured`` runs the steps that it accepts.
 
-    def __init__(self, model: Model, num_pages: int, page_size: int, device: torch.device) -> None:
+    states  rows of the states, if the model has recurrent layers.
+    """
+
+    def __init__(
+        self, model: Model, num_pages: int, page_size: int, device: torch.device, states: StateRows | None = None
+    ) -> None:
         self.model = model
         self.page_size = page_size
         self.device = device
-        self.caches = model.new_caches(num_pages, page_size)
+        self.states = states
+        self.caches = model.new_caches(num_pages, page_size, 1 if states is None else states.num_rows)
         self.captured: CapturedStep | None = None
 
     def capture(self, bounds: Bounds, options: CompilationConfig) -> str:
@@ -56,8 +64,12 @@ class Runner:
         return self.model.forward(step, self.caches)
 
     def clear(self, pages: list[int]) -> None:
-        """Fill ``pages`` of every layer with zeros."""
+        """Fill ``pages`` of every layer's keys and values with zeros. States are written as a whole before they are
+        read, so that what is left in them does not matter.
+        """
         for cache in self.caches:
+            if isinstance(cache, States):
+                continue
             for tensor in cache:
                 as_bytes(tensor)[pages] = 0
 
@@ -100,6 +112,7 @@ class Runner:
             num_decodes=sum(chunk.count == 1 for chunk in chunks),
             query_start_list=starts,
             kv_len_list=lengths,
+            states=None if self.states is None else self.states.context(chunks, sequences),
         )
         model_input = ModelInput(token_column, position_column, context, row_column)
         return StepInput(model_input, rows_of, unknown)

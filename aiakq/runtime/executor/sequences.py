@@ -19,9 +19,10 @@ class SequenceState:
     token_ids  prompt, then the tokens of collected steps.
     pages      its KV pages in order.
     modifier   of its logits.
+    state_at   per row of its states, the number of tokens it is the state after, or none; see StateRows.
     """
 
-    __slots__ = ("modifier", "num_prompt", "pages", "sampling", "slot", "spec", "token_ids")
+    __slots__ = ("modifier", "num_prompt", "pages", "sampling", "slot", "spec", "state_at", "token_ids")
 
     def __init__(self, record: NewSequence, logits_processors: Sequence[LogitsProcessor] = ()) -> None:
         spec: RequestSpec = record.spec
@@ -31,6 +32,7 @@ class SequenceState:
         self.token_ids = spec.prompt_token_ids + record.output_token_ids
         self.num_prompt = len(spec.prompt_token_ids)
         self.pages: list[int] = []
+        self.state_at: list[int | None] = []
         self.modifier = LogitsModifier(spec, logits_processors)
 
 

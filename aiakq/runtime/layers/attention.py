@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from aiakq.kernels.ops import Ops
@@ -88,6 +89,40 @@ class Attention:
             step(qkv, positions)
         return self.output(self._attention(qkv, positions, cache, context))
 
-    def new_cache(self, pages: int, page_size: int) -> LayerCache:
+    def cache_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one token's keys and values in a cache of ``dtype``."""
+        return self.spec.cache_bytes(dtype)
+
+    def state_bytes(self) -> int:
+        """0: it has no state."""
+        return 0
+
+    def new_cache(self, pages: int, page_size: int, state_rows: int) -> LayerCache:
         """A cache for this layer, all zeros."""
         return self._ops.new_cache(self.spec, pages, page_size)
+
+
+class GatedAttention(Attention):
+    """Attention whose output is multiplied by the sigmoid of a gate (Qwen3-Next).
+
+    query_gate  queries and gate side by side, of H * D outputs each.
+    key_value   keys and values side by side.
+    """
+
+    def __init__(
+        self, query_gate: LinearLayer, key_value: LinearLayer, output: LinearLayer, spec: AttentionSpec, ops: Ops
+    ) -> None:
+        super().__init__(query_gate, output, spec, ops)
+        self.key_value, self._sigmoid = key_value, ops.activation("sigmoid")
+
+    def input_layout(self, m: int) -> ActivationLayout | None:
+        """None: two layers read M rows of the input."""
+        return None
+
+    def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """x [T, hidden] and positions [T] int64 -> [T, hidden]; writes this step's keys and values into ``cache``."""
+        queries, gate = self.qkv(x).chunk(2, dim=-1)
+        qkv = torch.cat([queries, self.key_value(x)], dim=-1)
+        attended = self._attention(qkv, positions, cache, context)
+        layout = self.output.input_layout(len(attended))
+        return self.output(self._sigmoid.gated(torch.cat([gate, attended], dim=-1), layout))

@@ -16,10 +16,12 @@ from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.executor.cpu_program import Bounds
-from aiakq.runtime.executor.kv_cache import count_pages, fit_positions, kv_bytes_per_page
+from aiakq.runtime.executor.kv_cache import count_pages, fit_positions, kv_bytes_per_page, state_bytes
 from aiakq.runtime.executor.local import LocalExecutor
 from aiakq.runtime.executor.runner import Runner
+from aiakq.runtime.executor.states import RING, StateRows
 from aiakq.runtime.loader.model_loader import load_model
+from aiakq.runtime.models.decoder import Model
 from aiakq.system.memory import gc_frozen
 
 
@@ -61,14 +63,17 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     if config.fit_model_len:
         fitting = min(config.model.num_positions, (num_pages - 1) * config.cache.block_size)
         config = replace(config, max_model_len=min(config.max_model_len, fitting))
-    runner = Runner(model, num_pages, config.cache.block_size, config.device.device)
     pool = PagePool(num_pages, config.cache.block_size, config.cache.enable_prefix_caching)
     tokens = pool.num_usable * config.cache.block_size
     longest = min(config.max_model_len, tokens)
     bounds = Bounds(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs, longest)
+    # One slot more than sequences may run: the engine's own.
+    num_slots = bounds.rows + 1
+    states = _state_rows(config, model, num_pages, num_slots)
+    runner = Runner(model, num_pages, config.cache.block_size, config.device.device, states)
     how = runner.capture(bounds, config.compilation)
     scheduler = FairScheduler(pool, config.scheduler)
-    size = num_pages * kv_bytes_per_page(model, config.cache.block_size, config.cache.dtype)
+    size = num_pages * kv_bytes_per_page(model, config.cache)
     pages = f"{pool.num_usable} of {config.cache.block_size} tokens = {tokens} tokens, {size / 2**20:.0f} MiB"
     on_phase(Phase("KV pages", time.monotonic() - started, pages))
     limits = ModelLimits(
@@ -90,9 +95,24 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         "KV pages": f"{pages}, {str(config.cache.dtype).removeprefix('torch.')}",
         "batch": f"up to {bounds.rows} sequences, {bounds.tokens} tokens a step",
     }
-    # One slot more than sequences may run: the engine's own.
-    executor = LocalExecutor(runner, bounds.rows + 1, -(-bounds.length // config.cache.block_size))
+    if states is not None:
+        facts["recurrent states"] = _described(states, config, model)
+    executor = LocalExecutor(runner, num_slots, -(-bounds.length // config.cache.block_size))
     return Engine(executor, scheduler, limits, facts, max_pending_steps=2 if config.scheduler.async_scheduling else 1)
+
+
+def _state_rows(config: EngineConfig, model: Model, num_pages: int, num_slots: int) -> StateRows | None:
+    """The rows of the states of a model with recurrent layers."""
+    if not model.state_bytes():
+        return None
+    return StateRows(num_pages, config.cache.block_size, num_slots, config.cache.enable_prefix_caching)
+
+
+def _described(states: StateRows, config: EngineConfig, model: Model) -> str:
+    """The states in words."""
+    size = state_bytes(model, config.scheduler.max_num_seqs) / 2**20
+    kept = "one at the end of every page, " if config.cache.enable_prefix_caching else ""
+    return f"{model.state_bytes() / 2**20:.1f} MiB each: {kept}{RING} of every sequence that may run = {size:.0f} MiB"
 
 
 def device_name(device: torch.device) -> str:

@@ -187,7 +187,11 @@ class TransformersModel:
         self.row_multiple = ROW_MULTIPLE
         self._attention = attention
 
-    def new_caches(self, pages: int, page_size: int) -> list[LayerCache]:
+    def state_bytes(self) -> int:
+        """0: models with states of other kinds than keys and values are refused."""
+        return 0
+
+    def new_caches(self, pages: int, page_size: int, state_rows: int = 1) -> list[LayerCache]:
         """See Model.new_caches."""
         return [self.ops.new_cache(spec, pages, page_size) for spec in self._specs]
 

@@ -20,7 +20,17 @@ from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.attention import Attention, ProjectionStep
 from aiakq.runtime.layers.rotary import rotary_tables
-from aiakq.runtime.models.decoder import MLP, Block, Decoder, DecoderLayer, GatedMLP, PlainMLP, Rescale, Weights
+from aiakq.runtime.models.decoder import (
+    MLP,
+    Block,
+    Decoder,
+    DecoderLayer,
+    GatedMLP,
+    Mixer,
+    PlainMLP,
+    Rescale,
+    Weights,
+)
 
 
 def unsupported(config: ModelConfig, reason: str) -> AiakqError:
@@ -132,8 +142,8 @@ class DecoderBuilder:
         weight = self.weights.tensor(f"{name}.weight", width or self.config.hidden_size)
         return self.ops.rms_norm(weight, self.config.norm_eps)
 
-    def attention(self, layer: int) -> Attention:
-        """The attention of a layer with its projections."""
+    def attention(self, layer: int) -> Mixer:
+        """The attention of a layer with its projections, or what it has instead."""
         config, qkv = self.config, self.qkv(layer)
         output = self.weights.linear(
             self.at(layer, self.names.output),

@@ -18,7 +18,7 @@ from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.ops.scaling import Scaling
 from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.attention import Attention, LayerCache
+from aiakq.runtime.layers.attention import LayerCache
 
 
 @dataclass
@@ -88,8 +88,13 @@ class Model(Protocol):
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of one token in the caches of all layers, if they are of ``dtype``."""
 
-    def new_caches(self, pages: int, page_size: int) -> list[LayerCache]:
-        """The KV cache of every layer, all zeros, of the dtype that the model was loaded for."""
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's state in all recurrent layers; 0 if there are none."""
+
+    def new_caches(self, pages: int, page_size: int, state_rows: int = 1) -> list[LayerCache]:
+        """The KV cache of every layer, all zeros, of the dtype that the model was loaded for; of a recurrent layer
+        ``state_rows`` states.
+        """
 
     def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
         """Logits [R, V] float32 of ``step.logit_rows``; writes the step's keys and values into ``caches``."""
@@ -141,11 +146,35 @@ class PlainMLP:
         return self.second(self.act(first, self.second.input_layout(len(first))))
 
 
-class DecoderLayer(Protocol):
-    """One transformer layer: attention and MLP, each added to what came in."""
+class Mixer(Protocol):
+    """The first half of a block, which reads other tokens of the sequence: attention, or a recurrent layer."""
 
-    attention: Attention
-    mlp: MLP
+    def input_layout(self, m: int) -> ActivationLayout | None:
+        """The layout in which M rows of the input are best; see LinearLayer."""
+
+    def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """x [T, hidden] and positions [T] int64 -> [T, hidden]; writes into ``cache`` what later tokens read."""
+
+    def cache_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one token in the cache, if keys and values are of ``dtype``."""
+
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's state."""
+
+    def new_cache(self, pages: int, page_size: int, state_rows: int) -> LayerCache:
+        """A cache for this layer, all zeros: of ``pages``, or of ``state_rows`` states."""
+
+
+class DecoderLayer(Protocol):
+    """One transformer layer: attention, or a recurrent layer in its place, and MLP, each added to what came in."""
+
+    @property
+    def attention(self) -> Mixer:
+        """Its first half."""
+
+    @property
+    def mlp(self) -> MLP | None:
+        """Its second half; None if it has none."""
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, positions: Tensor, cache: LayerCache, context: AttentionContext
@@ -167,7 +196,7 @@ class Block:
     """
 
     attention_norm: Norm
-    attention: Attention
+    attention: Mixer
     mlp_norm: Norm
     mlp: MLP
     norm_first: bool = True
@@ -196,7 +225,7 @@ class OutputNormBlock:
     add  a Scaling that changes nothing else.
     """
 
-    attention: Attention
+    attention: Mixer
     attention_norm: Norm
     mlp: MLP
     mlp_norm: Norm
@@ -221,7 +250,7 @@ class ParallelBlock:
     """
 
     attention_norm: Norm
-    attention: Attention
+    attention: Mixer
     mlp: MLP
     add: Scaling
     mlp_norm: Norm | None = None
@@ -237,6 +266,22 @@ class ParallelBlock:
             normed = self.mlp_norm(x, None, self.mlp.input_layout(len(x)))
         out = self.mlp(normed)
         return x, self.add(out, attended, out=out)
+
+
+@dataclass
+class MixerBlock:
+    """A norm and attention, or what takes its place, without an MLP (Mamba 2)."""
+
+    attention_norm: Norm
+    attention: Mixer
+    mlp: None = None
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, positions: Tensor, cache: LayerCache, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [T, hidden]; see DecoderLayer."""
+        normed = self.attention_norm(x, residual, self.attention.input_layout(len(x)))
+        return x, self.attention(normed, positions, cache, context)
 
 
 def _rescaled(x: Tensor, rescale: Rescale | None) -> Tensor:
@@ -287,11 +332,15 @@ class Decoder:
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """See Model.kv_bytes_per_token."""
-        return sum(block.attention.spec.cache_bytes(dtype) for block in self.blocks)
+        return sum(block.attention.cache_bytes(dtype) for block in self.blocks)
 
-    def new_caches(self, pages: int, page_size: int) -> list[LayerCache]:
+    def state_bytes(self) -> int:
+        """See Model.state_bytes."""
+        return sum(block.attention.state_bytes() for block in self.blocks)
+
+    def new_caches(self, pages: int, page_size: int, state_rows: int = 1) -> list[LayerCache]:
         """See Model.new_caches."""
-        return [block.attention.new_cache(pages, page_size) for block in self.blocks]
+        return [block.attention.new_cache(pages, page_size, state_rows) for block in self.blocks]
 
     def compute(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
         """The logits [R, V] in the activation dtype: what can be recorded (executor/cpu_program.py)."""

@@ -13,11 +13,6 @@ constexpr int64_t COLUMNS = 2048;
 // The factor in quick_gelu(x) = x / (1 + e^(-1.702 x)), and where gpt-oss clamps.
 constexpr float QUICK = 1.702f, CLAMP = 7.0f;
 
-// x / (1 + e^-z). Beyond 80 the exponential would overflow, and the quotient is negligible.
-INLINE F logistic(F x, F z) {
-  return x / (splat(1) + exponential(min(splat(0) - z, splat(80))));
-}
-
 template <int FUNCTION> INLINE F apply(F x) {
   if constexpr (FUNCTION == SILU) return logistic(x, x);
   if constexpr (FUNCTION == RELU) return max(splat(0), x);  // in this order NaN stays NaN

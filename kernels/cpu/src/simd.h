@@ -387,5 +387,10 @@ INLINE F exponential(F x) {
   return y * bits_as_float(shift_left<23>(to_int(n) + isplat(127)));
 }
 
+// x / (1 + e^-z). Beyond 80 the exponential would overflow, and the quotient is negligible.
+INLINE F logistic(F x, F z) {
+  return x / (splat(1) + exponential(min(splat(0) - z, splat(80))));
+}
+
 }  // namespace ISA
 }  // namespace aiakq

@@ -43,7 +43,10 @@ class CountingModel:
     def kv_bytes_per_token(self, dtype):
         return 2 * dtype.itemsize
 
-    def new_caches(self, pages, page_size):
+    def state_bytes(self):
+        return 0
+
+    def new_caches(self, pages, page_size, state_rows=1):
         spec = AttentionSpec(1, 1, 1, 1.0)
         return [new_cache(spec.problem(torch.float32, torch.float32, "cpu"), pages, page_size, torch.device("cpu"))]
 

@@ -44,7 +44,7 @@ def test_keys_and_values_may_be_stored_in_fewer_bits(dtype, native_attention, ti
     assert 0 < max(gaps) < most
     of_page = [sum(t[0].numel() * t.element_size() for t in cache) for cache in llm.engine.executor.runner.caches]
     model = llm.engine.executor.runner.model
-    assert sum(of_page) == kv_bytes_per_page(model, 16, llm.config.cache.dtype)
+    assert sum(of_page) == kv_bytes_per_page(model, llm.config.cache)
     assert llm.engine.facts["KV pages"].endswith(f", {name}")
 
 

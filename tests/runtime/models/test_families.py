@@ -19,6 +19,9 @@ VOCABULARY = 320
 LENGTHS = (1, 2, 3, 7, 16, 17, 50, 90, 60)
 #: Nats; float32 sums in another order.
 TOLERANCE = 1e-4
+#: Where transformers' own float32 is further than that from its float64: the chunked form of the delta rule by 1.5e-4,
+#: ours by 0.8e-4.
+TOLERANCES = {"Qwen3NextForCausalLM": 3e-4}
 MODES: dict[str, dict[str, Any]] = {
     "batch": {},
     "chunks": {"max_num_batched_tokens": 16, "max_num_seqs": 8, "enable_chunked_prefill": True},
@@ -67,7 +70,7 @@ def test_log_probabilities_are_those_of_transformers(architecture, tiny_model):
     folder = tiny_model(architecture)
     expected = of_transformers(folder)
     differences = {mode: largest_difference(ours(folder, **arguments), expected) for mode, arguments in MODES.items()}
-    assert max(differences.values()) < TOLERANCE, differences
+    assert max(differences.values()) < TOLERANCES.get(architecture, TOLERANCE), differences
 
 
 #: Other spellings and settings of a family: architecture, what its tiny config has besides, what config.json says.

@@ -1,0 +1,113 @@
+"""Qwen3-Next: gated delta rules in three of four layers, gated attention in the others, and Qwen2-MoE's experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiakq.errors import error
+from aiakq.kernels.ops.norm import Norm
+from aiakq.kernels.recurrent_types import ConvolutionSpec, RecurrenceSpec
+from aiakq.kernels.types import RotaryTables
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.layers.attention import GatedAttention
+from aiakq.runtime.layers.recurrent import GatedRecurrence
+from aiakq.runtime.models.builder import DecoderBuilder, unsupported
+from aiakq.runtime.models.decoder import Decoder, Mixer, Weights
+from aiakq.runtime.models.mixture import size
+from aiakq.runtime.models.qwen2_moe import Qwen2MoeBuilder
+
+
+class Qwen3NextBuilder(Qwen2MoeBuilder):
+    """Qwen2-MoE with other layers in place of its attention."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(replace(config, raw={"norm_topk_prob": True, **config.raw}), weights)
+        self.qkv_bias = self.output_bias = bool(config.raw.get("attention_bias", False))
+
+    def norm(self, name: str, width: int | None = None) -> Norm:
+        """RMS norm, times one plus the weight."""
+        weight = self.weights.tensor(f"{name}.weight", width or self.config.hidden_size)
+        return self.ops.rms_norm(weight.float() + 1, self.config.norm_eps)
+
+    def head_norms(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Weights [D] of the norms of every head, one added."""
+        at, D = self.at(layer, "self_attn"), self.config.head_dim
+        query, key = (self.weights.tensor(f"{at}.{name}.weight", D).float() + 1 for name in ("q_norm", "k_norm"))
+        return query, key
+
+    def rotary_tables(self, rope: Any) -> RotaryTables:
+        """A quarter of each head is rotated unless the config says otherwise."""
+        return DecoderBuilder.rotary_tables(self, {"partial_rotary_factor": 0.25, **rope})
+
+    def attention(self, layer: int) -> Mixer:
+        """Attention, or a gated delta rule."""
+        if self.config.layer_kinds[layer] == "linear_attention":
+            return self.delta_rule(layer)
+        return self.gated_attention(layer)
+
+    def gated_attention(self, layer: int) -> GatedAttention:
+        """Attention whose output is multiplied by a gate, which is projected with the queries, head by head."""
+        config, weights, bias = self.config, self.weights, self.qkv_bias
+        D, (queries, keys, values) = config.hidden_size, self.qkv_widths()
+        q, k, v = (self.at(layer, name) for name in self.names.qkv)
+        rows = torch.arange(2 * queries).view(config.num_heads, 2, config.head_dim).transpose(0, 1).flatten()
+        return GatedAttention(
+            weights.linear(q, 2 * queries, D, bias=bias, rows=rows),
+            weights.stacked([(k, keys), (v, values)], D, bias=bias),
+            weights.linear(self.at(layer, self.names.output), D, queries, bias=self.output_bias),
+            self.attention_spec(layer),
+            self.ops,
+        )
+
+    def delta_rule(self, layer: int) -> GatedRecurrence:
+        """The gated delta rule of a layer with its projections, which are stored by heads of keys."""
+        config, weights, at = self.config, self.weights, self.at(layer, "linear_attn")
+        raw, D = config.raw, config.hidden_size
+        heads, key_heads = size(raw, "linear_num_value_heads"), size(raw, "linear_num_key_heads")
+        key_dim, value_dim = size(raw, "linear_key_head_dim"), size(raw, "linear_value_head_dim")
+        if heads % key_heads:
+            reason = f"{heads} heads of values cannot share {key_heads} of keys"
+            raise error("model_malformed", file="config.json", reason=reason)
+        if config.activation not in ("silu", "swish"):
+            raise unsupported(config, f"its activation function is {config.activation}")
+        shared = heads // key_heads
+        mixed = _by_part(key_heads, [key_dim, key_dim, shared * value_dim, shared * value_dim])
+        gates = _by_part(key_heads, [shared, shared])
+        spec = RecurrenceSpec(
+            "delta_rule",
+            num_heads=heads,
+            num_key_heads=key_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            a_log=weights.tensor(f"{at}.A_log", heads),
+            step_bias=weights.tensor(f"{at}.dt_bias", heads),
+        )
+        taps = size(raw, "linear_conv_kernel_dim")
+        # A norm of every head, whose weight all heads share.
+        weight = weights.tensor(f"{at}.norm.weight", value_dim).repeat(heads)
+        return GatedRecurrence(
+            weights.linear(f"{at}.in_proj_qkvz", len(mixed), D, rows=mixed),
+            weights.linear(f"{at}.in_proj_ba", len(gates), D, rows=gates),
+            ConvolutionSpec(weights.tensor(f"{at}.conv1d.weight", spec.width, 1, taps).squeeze(1), silu=True),
+            spec,
+            self.ops.gated_norm(weight, value_dim, config.norm_eps, gate_first=False),
+            weights.linear(f"{at}.out_proj", D, heads * value_dim),
+            self.ops,
+        )
+
+
+def _by_part(heads: int, widths: list[int]) -> Tensor:
+    """[N] the rows of a projection whose outputs are stored head by head, the parts of ``widths`` together in each, in
+    an order in which every part has those of all heads.
+    """
+    rows = torch.arange(heads * sum(widths)).view(heads, -1)
+    return torch.cat([part.flatten() for part in rows.split(widths, dim=1)])
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """Qwen3NextForCausalLM from ``weights``."""
+    return Qwen3NextBuilder(config, weights).build()

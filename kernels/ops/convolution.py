@@ -1,0 +1,105 @@
+"""Causal convolution of every channel by itself, with a state: interface, torch reference and implementations.
+
+An implementation is a module with
+
+    supports(problem: ConvolutionProblem) -> None, or one sentence why not
+    prepare(spec: ConvolutionSpec, problem: ConvolutionProblem) -> Convolution
+
+A token's result is the same bit for bit whether it came in a whole prompt, in a chunk, or next to other sequences.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from aiakq.kernels.recurrent_types import ConvolutionProblem, ConvolutionSpec
+from aiakq.kernels.registry import Registry
+from aiakq.kernels.types import AttentionContext
+
+IMPLEMENTATIONS = Registry(
+    "aiakq.implementations.convolution",
+    {"cpu": "aiakq.kernels.cpu.convolution", "torch": "aiakq.kernels.ops.convolution"},
+    plugins_first=True,
+)
+
+
+class Convolution(Protocol):
+    """The convolution of one layer, in float32, rounded once."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        states: Tensor,
+        context: AttentionContext,
+        before: Tensor | None = None,
+        after: Tensor | None = None,
+    ) -> Tensor:
+        """x [T, C] -> [T, C] of its dtype; padding rows become zeros. Reads and writes ``states`` [rows, K - 1, C]
+        float32 as ``context.states`` says.
+
+        before, after  [T, C], factors of the inputs and of the outputs.
+        """
+
+
+class TorchConvolution:
+    """The reference."""
+
+    def __init__(self, spec: ConvolutionSpec) -> None:
+        self.taps = spec.weight.float().T.contiguous()
+        self.bias = None if spec.bias is None else spec.bias.float()
+        self.silu = spec.silu
+
+    def __call__(
+        self,
+        x: Tensor,
+        states: Tensor,
+        context: AttentionContext,
+        before: Tensor | None = None,
+        after: Tensor | None = None,
+    ) -> Tensor:
+        """x [T, C] -> [T, C]; see Convolution."""
+        assert context.states is not None
+        values = x.float() if before is None else x.float() * before.float()
+        out = torch.zeros_like(values)
+        starts = context.query_start_list
+        for s, (source, saves) in enumerate(zip(context.states.sources, context.states.saves, strict=True)):
+            first, end = starts[s], starts[s + 1]
+            seen = torch.cat([states[source], values[first:end]])
+            for token, row in saves:
+                states[row] = seen[token + 1 : token + len(self.taps)]
+            # One product and one sum at a time: they are the same for one row and for many.
+            y = seen[: end - first] * self.taps[0]
+            for tap in range(1, len(self.taps)):
+                y = y + seen[tap : tap + end - first] * self.taps[tap]
+            out[first:end] = y
+        if self.bias is not None:
+            out = out + self.bias
+        if self.silu:
+            out = out * sigmoid(out)
+        if after is not None:
+            out = out * after.float()
+        out[starts[-1] :] = 0
+        return out.to(x.dtype)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """The sigmoid of x [...] float32, as a softmax over (x, 0).
+
+    On a CPU torch computes the last elements of a tensor that do not fill a vector register in another way, so that
+    ``torch.sigmoid`` of one number depends on how many others there are. Softmax goes row by row.
+    """
+    return torch.softmax(F.pad(x.unsqueeze(-1), (0, 1)), dim=-1)[..., 0]
+
+
+def supports(problem: ConvolutionProblem) -> str | None:
+    """None: the reference supports every problem."""
+    return None
+
+
+def prepare(spec: ConvolutionSpec, problem: ConvolutionProblem) -> TorchConvolution:
+    """One layer's convolution."""
+    return TorchConvolution(spec)

@@ -1,0 +1,58 @@
+"""RMS norm of groups of columns, with a gate: interface, torch reference and implementations.
+
+What follows the recurrence of Mamba 2 and of Qwen3-Next. An implementation is a module with
+
+    supports(problem: GatedNormProblem) -> None, or one sentence why not
+    prepare(weight: Tensor, epsilon: float, problem: GatedNormProblem) -> GatedNorm
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.ops.convolution import sigmoid
+from aiakq.kernels.recurrent_types import GatedNormProblem
+from aiakq.kernels.registry import Registry
+
+IMPLEMENTATIONS = Registry(
+    "aiakq.implementations.gated_norm",
+    {"cpu": "aiakq.kernels.cpu.gated_norm", "torch": "aiakq.kernels.ops.gated_norm"},
+    plugins_first=True,
+)
+
+
+class GatedNorm(Protocol):
+    """norm(x) * weight * silu(gate), or if ``gate_first`` norm(x * silu(gate)) * weight; in float32, rounded once."""
+
+    def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x [M, D] and gate [M, D] -> [M, D] of x's dtype."""
+
+
+class TorchGatedNorm:
+    """The reference; ``weight`` [D]."""
+
+    def __init__(self, weight: Tensor, epsilon: float, problem: GatedNormProblem) -> None:
+        self.weight, self.epsilon = weight.float(), epsilon
+        self.group, self.gate_first = problem.group, problem.gate_first
+
+    def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x [M, D] and gate [M, D] -> [M, D]; see GatedNorm."""
+        factor = gate.float()
+        factor = factor * sigmoid(factor)
+        values = x.float() * factor if self.gate_first else x.float()
+        groups = values.unflatten(-1, (-1, self.group))
+        normed = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.epsilon)).flatten(-2) * self.weight
+        return (normed if self.gate_first else normed * factor).to(x.dtype)
+
+
+def supports(problem: GatedNormProblem) -> str | None:
+    """None: the reference supports every problem."""
+    return None
+
+
+def prepare(weight: Tensor, epsilon: float, problem: GatedNormProblem) -> TorchGatedNorm:
+    """weight [D]."""
+    return TorchGatedNorm(weight, epsilon, problem)

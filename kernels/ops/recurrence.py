@@ -1,0 +1,123 @@
+"""Linear recurrences, Mamba 2's state spaces and the gated delta rule: interface, torch reference, implementations.
+
+An implementation is a module with
+
+    supports(problem: RecurrenceProblem) -> None, or one sentence why not
+    prepare(spec: RecurrenceSpec, problem: RecurrenceProblem) -> Recurrence
+
+For each head and token, with a query q and a key k [key_dim], a value v [value_dim], a step d = softplus(a + step_bias)
+within its limits and a state S [key_dim, value_dim],
+
+    state_space    S = S e^(-e^a_log d) + k (d v)^T                  y = S^T q + skip v
+    delta_rule     S = S e^(-e^a_log d);  S = S + k (b (v - S^T k))^T    y = S^T q
+
+where the delta rule's q and k are first divided by their lengths, and q by the root of key_dim, and b is the sigmoid of
+a number per head and token. All of it is float32, and goes token by token, so that a token's result is the same bit for
+bit whether it came in a whole prompt, in a chunk, or next to other sequences.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from aiakq.kernels.recurrent_types import RecurrenceProblem, RecurrenceSpec
+from aiakq.kernels.registry import Registry
+from aiakq.kernels.types import AttentionContext
+
+IMPLEMENTATIONS = Registry(
+    "aiakq.implementations.recurrence",
+    {"cpu": "aiakq.kernels.cpu.recurrence", "torch": "aiakq.kernels.ops.recurrence"},
+    plugins_first=True,
+)
+#: Added to the squared lengths by which the delta rule divides.
+EPSILON = 1e-6
+
+
+class Recurrence(Protocol):
+    """The recurrence of one layer, rounded once."""
+
+    def __call__(self, x: Tensor, gates: Tensor, states: Tensor, context: AttentionContext) -> Tensor:
+        """x [T, width] -> [T, H * value_dim] of its dtype; padding rows become zeros. Reads and writes ``states``
+        [rows, H, key_dim, value_dim] float32 as ``context.states`` says.
+
+        x      values, keys and queries (``state_space``), or queries, keys and values (``delta_rule``), side by side.
+        gates  [T, H], the steps; for the delta rule [T, 2 H], what b is made of, then the steps.
+        """
+
+
+class TorchRecurrence:
+    """The reference."""
+
+    def __init__(self, spec: RecurrenceSpec) -> None:
+        self.spec = spec
+        self.rate = -spec.a_log.float().exp()
+        self.step_bias = spec.step_bias.float()
+        self.skip = None if spec.skip is None else spec.skip.float().unsqueeze(-1)
+
+    def __call__(self, x: Tensor, gates: Tensor, states: Tensor, context: AttentionContext) -> Tensor:
+        """x [T, width] and gates [T, H or 2 H] -> [T, H * value_dim]; see Recurrence."""
+        assert context.states is not None
+        out = torch.zeros(len(x), self.spec.num_heads * self.spec.value_dim, dtype=x.dtype, device=x.device)
+        step = self._state_space if self.spec.kind == "state_space" else self._delta_rule
+        starts = context.query_start_list
+        for s, (source, saves) in enumerate(zip(context.states.sources, context.states.saves, strict=True)):
+            state = states[source]
+            written = 0
+            for token in range(starts[s + 1] - starts[s]):
+                row = starts[s] + token
+                # Whole tokens: functions of torch depend on how many numbers they are given.
+                state, y = step(state, x[row].float(), gates[row].float())
+                out[row] = y.flatten().to(x.dtype)
+                while written < len(saves) and saves[written][0] == token:
+                    states[saves[written][1]] = state
+                    written += 1
+        return out
+
+    def _state_space(self, state: Tensor, x: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
+        spec = self.spec
+        keys = spec.num_key_heads * spec.key_dim
+        v, k, q = x.split([spec.num_heads * spec.value_dim, keys, keys])
+        v, k, q = v.view(spec.num_heads, -1), self._by_head(k), self._by_head(q)
+        step = F.softplus(gates + self.step_bias).clamp(*spec.step_limits).unsqueeze(-1)
+        decay = torch.exp(self.rate.unsqueeze(-1) * step)
+        state = state * decay.unsqueeze(-1) + k.unsqueeze(-1) * (step * v).unsqueeze(-2)
+        y = (state * q.unsqueeze(-1)).sum(-2)
+        return state, y if self.skip is None else y + self.skip * v
+
+    def _delta_rule(self, state: Tensor, x: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
+        spec = self.spec
+        keys = spec.num_key_heads * spec.key_dim
+        q, k, v = x.split([keys, keys, spec.num_heads * spec.value_dim])
+        q, k, v = self._by_head(_unit(q, spec)), self._by_head(_unit(k, spec)), v.view(spec.num_heads, -1)
+        b, a = gates.chunk(2)
+        step = F.softplus(a + self.step_bias).clamp(*spec.step_limits)
+        state = state * torch.exp(self.rate * step).view(-1, 1, 1)
+        seen = (state * k.unsqueeze(-1)).sum(-2)
+        change = torch.sigmoid(b).unsqueeze(-1) * (v - seen)
+        state = state + k.unsqueeze(-1) * change.unsqueeze(-2)
+        return state, (state * q.unsqueeze(-1)).sum(-2) * spec.key_dim**-0.5
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """Keys or queries [num_key_heads * key_dim] of every head: [H, key_dim]."""
+        spec = self.spec
+        return x.view(spec.num_key_heads, -1).repeat_interleave(spec.num_heads // spec.num_key_heads, dim=0)
+
+
+def _unit(x: Tensor, spec: RecurrenceSpec) -> Tensor:
+    """x [num_key_heads * key_dim] divided by the length of each head."""
+    heads = x.view(spec.num_key_heads, -1)
+    return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + EPSILON)
+
+
+def supports(problem: RecurrenceProblem) -> str | None:
+    """None: the reference supports every problem."""
+    return None
+
+
+def prepare(spec: RecurrenceSpec, problem: RecurrenceProblem) -> TorchRecurrence:
+    """One layer's recurrence."""
+    return TorchRecurrence(spec)

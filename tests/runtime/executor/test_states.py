@@ -1,0 +1,123 @@
+"""States of recurrent layers: whatever happens to a sequence, each token is computed from the state before it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from aiakq import LLM, SamplingParams
+from aiakq.kernels.ops import sampling
+from aiakq.kernels.recurrent_types import States
+from aiakq.runtime.engine.messages import RequestSpec
+from aiakq.runtime.engine.records import Chunk, NewSequence
+from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.executor.kv_cache import kv_bytes_per_page, state_bytes
+from aiakq.runtime.executor.sequences import SequenceState
+from aiakq.runtime.executor.states import RING, StateRows
+
+PAGE = 4
+PAGES = 10
+
+
+class Running:
+    """A sequence in slot 2 whose chunks are planned one after the other."""
+
+    def __init__(self, caching: bool = True) -> None:
+        self.rows = StateRows(PAGES, PAGE, num_slots=3, caching=caching)
+        spec = RequestSpec("one", list(range(20)), SamplingParams(), max_tokens=9, seed=0)
+        self.state = SequenceState(NewSequence(2, spec))
+        self.state.pages = [5, 6, 7, 8]
+        self.first_row = (PAGES if caching else 1) + 2 * RING
+
+    def chunk(self, first: int, count: int, samples: bool) -> tuple[int, dict[int, int]]:
+        """The row that is read, and the position of the state that each row gets."""
+        context = self.rows.context([Chunk(2, first, count, [], samples)], [self.state])
+        saves = {row: first + token + 1 for token, row in context.saves[0]}
+        assert len(saves) == len(context.saves[0]) and context.sources[0] not in saves, "what is read stays"
+        return context.sources[0], saves
+
+    def own(self, saves: dict[int, int]) -> dict[int, int]:
+        """Of ``saves`` position -> row, pages left out."""
+        return {position: row for row, position in saves.items() if row >= self.first_row}
+
+
+def test_chunks_read_what_those_before_them_wrote():
+    running = Running()
+    source, saves = running.chunk(0, 6, samples=False)
+    assert source == 0 and saves == {5: 4, running.own(saves)[6]: 6}, "the page that was filled"
+    at_6 = running.own(saves)[6]
+    source, saves = running.chunk(6, 7, samples=True)
+    own = running.own(saves)
+    assert source == at_6 and saves == {6: 8, 7: 12, own[12]: 12, own[13]: 13}
+    # The token sampled from it was not valid, after the next step was submitted.
+    source, later = running.chunk(13, 1, samples=True)
+    assert source == own[13] and own[12] not in later
+    source, again = running.chunk(12, 1, samples=True)
+    assert source == own[12] and running.own(again)[13] != source
+    # A step that did not fit into memory runs again.
+    assert running.chunk(13, 1, samples=True)[0] == running.own(again)[13]
+    assert running.chunk(13, 1, samples=True)[0] == running.own(again)[13]
+
+
+def test_sequences_start_after_pages_that_others_filled():
+    assert Running().chunk(8, 3, samples=True)[0] == 6
+    with pytest.raises(AssertionError, match="was not kept"):
+        Running().chunk(9, 1, samples=True)
+    with pytest.raises(AssertionError, match="was not kept"):
+        Running(caching=False).chunk(8, 1, samples=True)
+    source, saves = Running(caching=False).chunk(0, 8, samples=False)
+    assert source == 0 and list(saves.values()) == [8], "nobody starts after a page"
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_answers_do_not_depend_on_what_happens_to_a_sequence(ahead, tiny_model, monkeypatch):
+    """Preemption, cached prefixes, slots used again, steps that do not fit into memory and tokens sampled again."""
+    monkeypatch.setenv("AIAKQ_KERNELS", "cpu,sampling=torch")
+    folder = str(tiny_model("Lfm2ForCausalLM"))
+    draw = random.Random(3)
+    shared = [draw.randrange(3, 320) for _ in range(10)]
+    prompts = [shared + [draw.randrange(3, 320) for _ in range(at % 5)] for at in range(9)]
+    given = [{"prompt_token_ids": [*prompt, at]} for at, prompt in enumerate(prompts, 3)]
+    params = [SamplingParams(temperature=0.9, top_p=0.9, seed=at, max_tokens=6 + at, logprobs=2) for at in range(9)]
+    common = {"dtype": "float32", "max_model_len": 64}
+    calm = LLM(folder, enable_prefix_caching=False, **common)
+    expected = [answer.outputs for answer in calm.generate(given, params, use_tqdm=False)]
+
+    monkeypatch.setattr(sampling, "CANDIDATES", 2)
+    llm = LLM(
+        folder,
+        block_size=4,
+        num_gpu_blocks_override=14,
+        max_num_seqs=5,
+        max_num_batched_tokens=24,
+        async_scheduling=ahead,
+        enforce_eager=True,
+        **common,
+    )
+    last = llm.engine.executor.runner.model.blocks[-1]
+    compute, calls, again = last.mlp.__call__, [], []
+
+    def sometimes(x):
+        calls.append(len(x))
+        if len(calls) % 7 == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return compute(x)
+
+    sometimes.input_layout = last.mlp.input_layout
+    last.mlp = sometimes
+    inner = Sequence.resample
+    monkeypatch.setattr(Sequence, "resample", lambda sequence: (again.append(sequence.id), inner(sequence))[1])
+    for _ in range(2):
+        assert [answer.outputs for answer in llm.generate(given, params, use_tqdm=False)] == expected
+        llm.engine.check()
+    stats = llm.engine.stats
+    assert stats.preemptions and stats.prefix_hits and again and len(calls) > 14
+    caches = llm.engine.executor.runner.caches
+    taken = sum(tensor.numel() * tensor.element_size() for cache in caches for tensor in cache)
+    model = llm.engine.executor.runner.model
+    assert {type(cache) for cache in caches} == {States, tuple}
+    # The row of page 0 is the one of zeros.
+    counted = 14 * kv_bytes_per_page(model, llm.config.cache) + state_bytes(model, 5) - model.state_bytes()
+    assert taken == counted
