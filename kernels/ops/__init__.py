@@ -19,31 +19,25 @@ from aiakq.kernels.ops import (
     activation,
     attention,
     batched,
-    convolution,
     dense,
     embedding,
     experts,
-    gated_norm,
     linear,
     norm,
-    recurrence,
     sampling,
     scaling,
 )
 from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.ops.attention import PagedAttention
 from aiakq.kernels.ops.batched import BatchedLinear
-from aiakq.kernels.ops.convolution import Convolution
 from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer, RowSelection
 from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts
-from aiakq.kernels.ops.gated_norm import GatedNorm
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.norm import Norm
-from aiakq.kernels.ops.recurrence import Recurrence
+from aiakq.kernels.ops.recurrent import RECURRENT, RecurrentOps
 from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.ops.scaling import Scaling
-from aiakq.kernels.recurrent_types import ConvolutionSpec, GatedNormProblem, RecurrenceSpec
 from aiakq.kernels.registry import Registry
 from aiakq.kernels.selection import Selection, select
 from aiakq.kernels.types import (
@@ -67,9 +61,7 @@ REGISTRIES: dict[str, Registry] = {
     "batched": batched.IMPLEMENTATIONS,
     "experts": experts.IMPLEMENTATIONS,
     "attention": attention.IMPLEMENTATIONS,
-    "convolution": convolution.IMPLEMENTATIONS,
-    "recurrence": recurrence.IMPLEMENTATIONS,
-    "gated_norm": gated_norm.IMPLEMENTATIONS,
+    **RECURRENT,
     "norm": norm.IMPLEMENTATIONS,
     "activation": activation.IMPLEMENTATIONS,
     "embedding": embedding.IMPLEMENTATIONS,
@@ -88,7 +80,7 @@ class Bound:
 
 
 @dataclass
-class Ops:
+class Ops(RecurrentOps):
     """The operations of one device.
 
     dtype     of the activations.
@@ -200,24 +192,6 @@ class Ops:
         _, module = self.select("attention", problem)
         cache: LayerCache = module.new_cache(problem, pages, page_size, self.device)
         return cache
-
-    def convolution(self, spec: ConvolutionSpec) -> Convolution:
-        """The causal convolution of one layer."""
-        problem = spec.problem(self.dtype, self.device_type)
-        layer: Convolution = self._bind("convolution", problem).prepare(spec, problem)
-        return layer
-
-    def recurrence(self, spec: RecurrenceSpec) -> Recurrence:
-        """The linear recurrence of one layer."""
-        problem = spec.problem(self.dtype, self.device_type)
-        layer: Recurrence = self._bind("recurrence", problem).prepare(spec, problem)
-        return layer
-
-    def gated_norm(self, weight: Tensor, group: int, epsilon: float, *, gate_first: bool) -> GatedNorm:
-        """RMS norm of every ``group`` columns with ``weight`` [D], times the silu of a gate, before it or after."""
-        problem = GatedNormProblem(weight.shape[0], group, gate_first, self.dtype, self.device_type)
-        layer: GatedNorm = self._bind("gated_norm", problem).prepare(weight, epsilon, problem)
-        return layer
 
     def sampler(self) -> Sampler:
         """Tokens from float32 logits."""

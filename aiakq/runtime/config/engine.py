@@ -95,7 +95,7 @@ def _max_model_len(args: Mapping[str, Any], model: ModelConfig) -> int:
     max_model_len = args["max_model_len"]
     if max_model_len in (None, "auto"):
         return limit
-    if max_model_len > limit:
+    if max_model_len > limit and model.has_positions:
         expected = f"at most {limit}, {whose}"
         raise error("bad_option", option="--max-model-len", value=max_model_len, expected=expected, hint=hint)
     return max_model_len

@@ -110,6 +110,11 @@ class ModelConfig:
         """Whether a layer has a state instead of keys and values."""
         return not _RECURRENT.isdisjoint(self.layer_kinds)
 
+    @property
+    def has_positions(self) -> bool:
+        """Whether a layer reads tokens at positions; where all are recurrent, sequences may have any length."""
+        return not _RECURRENT.issuperset(self.layer_kinds)
+
     def rope_of(self, layer: int) -> tuple[str, Mapping[str, Any]]:
         """The rotary parameters of a layer, and the kind of layers that share them. Raises ``model_malformed``."""
         if not is_nested(self.rope):

@@ -67,8 +67,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     tokens = pool.num_usable * config.cache.block_size
     longest = min(config.max_model_len, tokens)
     bounds = Bounds(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs, longest)
-    # One slot more than sequences may run: the engine's own.
-    num_slots = bounds.rows + 1
+    num_slots = bounds.rows + 1  # one is the engine's own
     states = _state_rows(config, model, num_pages, num_slots)
     runner = Runner(model, num_pages, config.cache.block_size, config.device.device, states)
     how = runner.capture(bounds, config.compilation)

@@ -288,3 +288,14 @@ def test_a_limit_in_the_generation_config_holds_for_every_answer(tiny_model):
 def test_floats_that_json_has_no_word_for_are_read(edited):
     folder = edited("limits", time_step_limit=[0.0, {"__float__": "Infinity"}])
     assert config(folder).model.raw["time_step_limit"] == [0.0, float("inf")]
+
+
+def test_recurrent_models_have_larger_pages_fewer_sequences_and_no_limit(tiny_model):
+    """Their states are as large as many tokens; where no layer has positions, the context is what is asked for."""
+    mamba, lfm2 = tiny_model("Mamba2ForCausalLM"), tiny_model("Lfm2ForCausalLM")
+    for folder, length in ((mamba, 2048), (lfm2, 512)):
+        found = config(folder)
+        assert (found.cache.block_size, found.scheduler.max_num_seqs, found.max_model_len) == (256, 32, length)
+    found = config(mamba, max_model_len=100_000, block_size=16, max_num_seqs=3)
+    assert (found.cache.block_size, found.scheduler.max_num_seqs, found.max_model_len) == (16, 3, 100_000)
+    assert "at most 512" in str(refusal(lfm2, max_model_len=513))

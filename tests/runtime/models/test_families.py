@@ -194,6 +194,30 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "lfm2 in the old spelling, with biases": (
+        "Lfm2ForCausalLM",
+        {"conv_bias": True, "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3},
+        {"layer_types": None, "full_attn_idxs": [1], "intermediate_size": None, "block_ff_dim": 384},
+    ),
+    "lfm2 with the width it states": ("Lfm2ForCausalLM", {"block_auto_adjust_ff_dim": False}, {}),
+    "mamba2 with biases and limits": (
+        "Mamba2ForCausalLM",
+        {"use_bias": True, "use_conv_bias": False, "time_step_limit": [0.05, 0.4], "tie_word_embeddings": True},
+        {},
+    ),
+    "qwen3_next with biases and a pattern": (
+        "Qwen3NextForCausalLM",
+        {
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "num_hidden_layers": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 4,
+            "mlp_only_layers": [],
+            "decoder_sparse_step": 2,
+        },
+        {"layer_types": None, "full_attention_interval": 2},
+    ),
     "exaone4 without windows": (
         "Exaone4ForCausalLM",
         {"sliding_window": None, "layer_types": ["full_attention"] * 4},
