@@ -47,6 +47,8 @@ ARCHITECTURES = Registry(
         "GPT2LMHeadModel": "aiakq.runtime.models.gpt2",
         "GPTBigCodeForCausalLM": "aiakq.runtime.models.gpt2",
         "Glm4MoeForCausalLM": "aiakq.runtime.models.glm4_moe",
+        "BambaForCausalLM": "aiakq.runtime.models.bamba",
+        "GraniteMoeHybridForCausalLM": "aiakq.runtime.models.granitemoehybrid",
         "Lfm2ForCausalLM": "aiakq.runtime.models.lfm2",
         "Mamba2ForCausalLM": "aiakq.runtime.models.mamba2",
         "Qwen3NextForCausalLM": "aiakq.runtime.models.qwen3_next",
