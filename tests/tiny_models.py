@@ -15,6 +15,7 @@ _LLAMA_LIKE = {
     "eos_token_id": 1,
 }
 _PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_QUARTER = {"partial_rotary_factor": 0.25}
 _PAD = {"pad_token_id": 2}
 _GRANITE = {
     "embedding_multiplier": 3.0,
@@ -37,6 +38,7 @@ _LATENT = {
     "routed_scaling_factor": 1.5,
     "first_k_dense_replace": 1,
 }
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 24, "mamba_n_groups": 2, "mamba_chunk_size": 16}
 _GPT2 = {
     "vocab_size": 320,
     "n_embd": 128,
@@ -268,44 +270,34 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "Lfm2ForCausalLM": (
         "lfm2",
         {
-            **_LLAMA_LIKE,
-            "num_hidden_layers": 4,
-            "intermediate_size": 384,
-            "block_multiple_of": 128,
+            **_LLAMA_LIKE, "num_hidden_layers": 4, "intermediate_size": 384, "block_multiple_of": 128,
             "layer_types": ["conv", "full_attention", "conv", "conv"],
         },
     ),
     "Mamba2ForCausalLM": (
         "mamba2",
         {
-            **_COMMON,
-            **_PAD,
-            "num_heads": 8,
-            "head_dim": 32,
-            "state_size": 24,
-            "n_groups": 2,
-            "chunk_size": 16,
-            "bos_token_id": 0,
-            "eos_token_id": 1,
+            **_COMMON, **_PAD, "num_heads": 8, "head_dim": 32, "state_size": 24, "n_groups": 2, "chunk_size": 16,
+            "bos_token_id": 0, "eos_token_id": 1,
+        },
+    ),
+    "BambaForCausalLM": ("bamba", {**_LLAMA_LIKE, **_PAD, **_MAMBA, "attn_layer_indices": [1]}),
+    "GraniteMoeHybridForCausalLM": (
+        "granitemoehybrid",
+        {
+            **_LLAMA_LIKE, **_PAD, **_GRANITE, **_MAMBA, "num_hidden_layers": 3, "shared_intermediate_size": 128,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 6, "num_experts_per_tok": 2,
         },
     ),
     "Qwen3NextForCausalLM": (
         "qwen3_next",
         {
-            **_LLAMA_LIKE,
-            "num_hidden_layers": 3,
+            **_LLAMA_LIKE, "num_hidden_layers": 3, "head_dim": 48, "rope_parameters": {**_PARTIAL, **_QUARTER},
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "head_dim": 48,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 24,
-            "linear_value_head_dim": 32,
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 128,
-            "shared_expert_intermediate_size": 256,
-            "mlp_only_layers": [2],
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 24,
+            "linear_value_head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+            "shared_expert_intermediate_size": 256, "mlp_only_layers": [2],
         },
     ),
     # The family that the example plugin adds (tests/plugins).
@@ -321,4 +313,4 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "eos_token_id": 1,
         },
     ),
-}
+}  # fmt: skip

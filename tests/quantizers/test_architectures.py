@@ -59,7 +59,10 @@ SERVED: dict[str, dict[str, Any]] = {
     "glm4_moe": {**EXPERTS, **HEADS}, "dots1": {**EXPERTS, **HEADS}, "hunyuan_v1_moe": HUNYUAN,
     "minimax_m2": {**HEADS, **LOCAL, "rotary_dim": 8}, "granitemoe": LOCAL,
     "granitemoeshared": {**LOCAL, "shared_intermediate_size": 32}, "phimoe": LOCAL, "ernie4_5_moe": ERNIE,
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "bamba": {**MAMBA, "attn_layer_indices": [1]}, "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "granitemoehybrid": {
+        **MAMBA, **LOCAL, "layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 32,
+    },
     "qwen3_next": {
         **EXPERTS, **HEADS, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
         "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
@@ -70,7 +73,7 @@ SERVED: dict[str, dict[str, Any]] = {
 #: What is written is for other programs, and the report says so.
 ELSEWHERE: dict[str, dict[str, Any]] = {
     "stablelm": {},
-    "bamba": {**MAMBA, "attn_layer_indices": [1]}, "falcon_h1": {**MAMBA, **HEADS, "mamba_d_ssm": 128},
+    "falcon_h1": {**MAMBA, **HEADS, "mamba_d_ssm": 128},
 }  # fmt: skip
 #: Nothing would run what would be written.
 REFUSED: dict[str, dict[str, Any]] = {
@@ -80,7 +83,7 @@ METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 #: Run always: each method, separate and fused experts, renamed tensors, weights [K, N], ALiBi, latent attention.
 SHARE = {
     ("olmoe", "awq"), ("phimoe", "awq"), ("granitemoe", "gptq"), ("glm4_moe", "smooth_quant"),
-    ("gpt2", "gptq"), ("bloom", "awq"), ("deepseek_v3", "gptq"), ("bamba", "weight_only_int8"),
+    ("gpt2", "gptq"), ("bloom", "awq"), ("deepseek_v3", "gptq"), ("falcon_h1", "weight_only_int8"),
     ("mamba", "weight_only_int8"), ("mamba2", "awq"),
 }  # fmt: skip
 

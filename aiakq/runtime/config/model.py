@@ -20,6 +20,8 @@ _TIED = frozenset(
     {"bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "mpt", "opt"}
     | {"lfm2", "smollm3", "starcoder2"}
 )
+#: Other names of kinds of layers.
+_RENAMED = {"mamba": "linear_attention", "attention": "full_attention"}
 #: Kinds of layers that have a state instead of keys and values.
 _RECURRENT = frozenset({"conv", "linear_attention"})
 #: Families whose layers have a window but for every n-th, unless config.json says otherwise.
@@ -243,7 +245,7 @@ def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     if first is not None and (type(first) is not int or first < 0):
         raise _malformed("max_window_layers", first)
     if kinds:
-        return tuple(kinds[:layers])
+        return tuple(_RENAMED.get(str(kind), str(kind)) for kind in kinds[:layers])
     recurrent = _recurrent_kinds(raw, layers)
     if recurrent:
         return recurrent
@@ -263,8 +265,11 @@ def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
 def _recurrent_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     """The kinds that a config of a recurrent family implies where it does not list them; none for other families."""
     kind = raw.get("model_type")
-    if kind == "mamba2":
+    if kind in ("mamba2", "granitemoehybrid"):
         return ("linear_attention",) * layers
+    if kind == "bamba":
+        attention = raw.get("attn_layer_indices") or ()
+        return tuple("full_attention" if layer in attention else "linear_attention" for layer in range(layers))
     if kind == "qwen3_next":
         every = raw.get("full_attention_interval") or 4
         return tuple("linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers))

@@ -49,6 +49,8 @@ ARCHITECTURES = Registry(
         "Glm4MoeForCausalLM": "aiakq.runtime.models.glm4_moe",
         "DeepseekV2ForCausalLM": "aiakq.runtime.models.deepseek",
         "DeepseekV3ForCausalLM": "aiakq.runtime.models.deepseek",
+        "BambaForCausalLM": "aiakq.runtime.models.bamba",
+        "GraniteMoeHybridForCausalLM": "aiakq.runtime.models.granitemoehybrid",
         "Lfm2ForCausalLM": "aiakq.runtime.models.lfm2",
         "Mamba2ForCausalLM": "aiakq.runtime.models.mamba2",
         "Qwen3NextForCausalLM": "aiakq.runtime.models.qwen3_next",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.experts import SoftmaxRouting, SparseMLP
-from aiakq.runtime.models.decoder import Decoder, Weights
+from aiakq.runtime.models.decoder import MLP, Decoder, Weights
 from aiakq.runtime.models.granite import GraniteBuilder
 from aiakq.runtime.models.mixture import Mixture, check_routing, size
 
@@ -13,7 +13,7 @@ from aiakq.runtime.models.mixture import Mixture, check_routing, size
 class GraniteMoeBuilder(GraniteBuilder):
     """Granite with experts; the softmax over the chosen experts is that over all, scaled to add up to one."""
 
-    def mlp(self, layer: int) -> SparseMLP:
+    def mlp(self, layer: int) -> MLP:
         """The experts of a layer."""
         config, weights, at = self.config, self.weights, self.at(layer, "block_sparse_moe")
         D, F = config.hidden_size, config.intermediate_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,74 @@ from aiakq.runtime.layers.recurrent import GatedRecurrence
 from aiakq.runtime.models.builder import DecoderBuilder, Names, unsupported
 from aiakq.runtime.models.decoder import Decoder, MixerBlock, Weights
 from aiakq.runtime.models.mixture import size
+
+
+@dataclass(frozen=True)
+class StateSpace:
+    """The sizes of a family's state spaces; head_dim is that of values, ``state`` that of keys.
+
+    bias, convolution_bias  whether the projections and the convolution have biases.
+    """
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    taps: int
+    bias: bool
+    convolution_bias: bool
+
+    @staticmethod
+    def of_hybrid(raw: Mapping[str, Any]) -> StateSpace:
+        """From the config.json of a family that has attention too."""
+        heads, wide = size(raw, "mamba_n_heads"), size(raw, "mamba_expand") * size(raw, "hidden_size")
+        return StateSpace(
+            heads=heads,
+            head_dim=wide // heads if raw.get("mamba_d_head") in (None, "auto") else size(raw, "mamba_d_head"),
+            state=size(raw, "mamba_d_state"),
+            groups=size(raw, "mamba_n_groups"),
+            taps=size(raw, "mamba_d_conv"),
+            bias=bool(raw.get("mamba_proj_bias", False)),
+            convolution_bias=bool(raw.get("mamba_conv_bias", True)),
+        )
+
+    def build(self, config: ModelConfig, weights: Weights, at: str, expand: int) -> GatedRecurrence:
+        """The layer at ``at`` with its projections, ``expand`` times as wide as the model. Raises ``model_malformed``
+        and ``unsupported``.
+        """
+        D, H, width = config.hidden_size, self.heads, self.heads * self.head_dim
+        channels = width + 2 * self.groups * self.state
+        if width != expand * D or H % self.groups:
+            reason = f"{H} heads of {self.head_dim} in {self.groups} groups do not make {expand} times {D}"
+            raise error("model_malformed", file="config.json", reason=reason)
+        if config.activation not in ("silu", "swish"):
+            raise unsupported(config, f"its activation function is {config.activation}")
+        # Stored as gate, values with keys and queries, steps.
+        rows = torch.arange(width + channels + H)
+        rows = torch.cat([rows[width : width + channels], rows[:width], rows[width + channels :]])
+        weight = weights.tensor(f"{at}.conv1d.weight", channels, 1, self.taps).squeeze(1)
+        bias = weights.tensor(f"{at}.conv1d.bias", channels) if self.convolution_bias else None
+        return GatedRecurrence(
+            weights.linear(f"{at}.in_proj", len(rows), D, bias=self.bias, rows=rows),
+            None,
+            ConvolutionSpec(weight, bias, silu=True),
+            RecurrenceSpec(
+                "state_space",
+                num_heads=H,
+                num_key_heads=self.groups,
+                key_dim=self.state,
+                value_dim=self.head_dim,
+                a_log=weights.tensor(f"{at}.A_log", H),
+                step_bias=weights.tensor(f"{at}.dt_bias", H),
+                step_limits=step_limits(config.raw),
+                skip=weights.tensor(f"{at}.D", H),
+            ),
+            weights.ops.gated_norm(
+                weights.tensor(f"{at}.norm.weight", width), width // self.groups, config.norm_eps, gate_first=True
+            ),
+            weights.linear(f"{at}.out_proj", D, width, bias=self.bias),
+            weights.ops,
+        )
 
 
 class Mamba2Builder(DecoderBuilder):
@@ -28,47 +97,18 @@ class Mamba2Builder(DecoderBuilder):
         return MixerBlock(self.norm(self.at(layer, self.names.attention_norm)), self.attention(layer))
 
     def attention(self, layer: int) -> GatedRecurrence:
-        """The state space of a layer with its projections."""
-        config, weights, at = self.config, self.weights, self.at(layer, "mixer")
-        raw, D, H = config.raw, config.hidden_size, size(config.raw, "num_heads")
-        groups, bias = size(raw, "n_groups"), bool(raw.get("use_bias", False))
-        width, channels = H * size(raw, "head_dim"), H * size(raw, "head_dim") + 2 * groups * size(raw, "state_size")
-        if width != int(D * (raw.get("expand") or 2)) or H % groups:
-            reason = f"{H} heads of {width // H} in {groups} groups do not make {raw.get('expand')} times {D}"
-            raise error("model_malformed", file="config.json", reason=reason)
-        # Stored as gate, values with keys and queries, steps.
-        rows = torch.arange(width + channels + H)
-        rows = torch.cat([rows[width : width + channels], rows[:width], rows[width + channels :]])
-        return GatedRecurrence(
-            weights.linear(f"{at}.in_proj", len(rows), D, bias=bias, rows=rows),
-            None,
-            self.convolution(at, channels),
-            RecurrenceSpec(
-                "state_space",
-                num_heads=H,
-                num_key_heads=groups,
-                key_dim=size(raw, "state_size"),
-                value_dim=width // H,
-                a_log=weights.tensor(f"{at}.A_log", H),
-                step_bias=weights.tensor(f"{at}.dt_bias", H),
-                step_limits=step_limits(raw),
-                skip=weights.tensor(f"{at}.D", H),
-            ),
-            self.ops.gated_norm(
-                weights.tensor(f"{at}.norm.weight", width), width // groups, config.norm_eps, gate_first=True
-            ),
-            weights.linear(f"{at}.out_proj", D, width, bias=bias),
-            self.ops,
+        """The state space of a layer."""
+        raw = self.config.raw
+        sizes = StateSpace(
+            heads=size(raw, "num_heads"),
+            head_dim=size(raw, "head_dim"),
+            state=size(raw, "state_size"),
+            groups=size(raw, "n_groups"),
+            taps=size(raw, "conv_kernel"),
+            bias=bool(raw.get("use_bias", False)),
+            convolution_bias=bool(raw.get("use_conv_bias", True)),
         )
-
-    def convolution(self, at: str, channels: int) -> ConvolutionSpec:
-        """The convolution before the state space, with its activation function."""
-        raw, taps = self.config.raw, size(self.config.raw, "conv_kernel")
-        if self.config.activation not in ("silu", "swish"):
-            raise unsupported(self.config, f"its activation function is {self.config.activation}")
-        weight = self.weights.tensor(f"{at}.conv1d.weight", channels, 1, taps).squeeze(1)
-        bias = self.weights.tensor(f"{at}.conv1d.bias", channels) if raw.get("use_conv_bias", True) else None
-        return ConvolutionSpec(weight, bias, silu=True)
+        return sizes.build(self.config, self.weights, self.at(layer, "mixer"), size(raw, "expand"))
 
 
 def step_limits(raw: Mapping[str, Any]) -> tuple[float, float]:

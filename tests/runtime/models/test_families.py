@@ -218,6 +218,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"layer_types": None, "full_attention_interval": 2},
     ),
+    "granite 4 without experts, with positions": (
+        "GraniteMoeHybridForCausalLM",
+        {"num_local_experts": 0, "position_embedding_type": "rope"},
+        {"layer_types": ["mamba", "attention", "mamba"]},
+    ),
     "exaone4 without windows": (
         "Exaone4ForCausalLM",
         {"sliding_window": None, "layer_types": ["full_attention"] * 4},

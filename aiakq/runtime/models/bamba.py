@@ -1,0 +1,48 @@
+"""Bamba: Mamba 2's state spaces in most layers, attention in some, an MLP in all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiakq.kernels.types import RotaryTables
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.models.builder import DecoderBuilder, Names
+from aiakq.runtime.models.decoder import Decoder, Mixer, Weights
+from aiakq.runtime.models.mamba2 import StateSpace
+from aiakq.runtime.models.mixture import size
+
+
+class BambaBuilder(DecoderBuilder):
+    """Llama with state spaces in some layers; half of each head is rotated."""
+
+    names = Names(
+        norm="model.final_layernorm",
+        mlp_norm="pre_ff_layernorm",
+        gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+        down="feed_forward.down_proj",
+    )
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        self.qkv_bias = self.output_bias = bool(config.raw.get("attention_bias", False))
+        self.mlp_bias = bool(config.raw.get("mlp_bias", False))
+
+    def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
+        """Half of each head, unless the config says otherwise."""
+        return super().rotary_tables({"partial_rotary_factor": 0.5, **rope})
+
+    def attention(self, layer: int) -> Mixer:
+        """Attention, or a state space."""
+        return super().attention(layer) if self.config.layer_kinds[layer] != "linear_attention" else self.mamba(layer)
+
+    def mamba(self, layer: int) -> Mixer:
+        """The state space of a layer."""
+        raw = self.config.raw
+        sizes = StateSpace.of_hybrid(raw)
+        return sizes.build(self.config, self.weights, self.at(layer, "mamba"), size(raw, "mamba_expand"))
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    """BambaForCausalLM from ``weights``."""
+    return BambaBuilder(config, weights).build()
