@@ -121,8 +121,8 @@ def _page(rows: list[str]) -> str:
     columns = """
         methods: the mean KL divergence of the quantized model from its source, in nats, once served; random weights
         suffer more than trained ones, and where a router decides otherwise about a token, all of its numbers change.
-        page: bytes of 16 tokens in a cache of 16-bit floats, of models with 2 or 4 layers, 4 heads (2 for keys and
-        values, where the architecture shares them) of 32 elements."""
+        page: bytes of 16 tokens in a cache of 16-bit floats, states of recurrent layers included, of models with 2 or 4
+        layers, 4 heads (2 for keys and values, where the architecture shares them) of 32 elements."""
     head = ["| architecture | runs | largest difference, or why not | methods | page |", "|---|---|---|---|---|"]
     texts = [textwrap.fill(" ".join(text.split()), 130) for text in (intro, columns)]
     return "\n".join(["# Models", "", texts[0], "", texts[1], "", *head, *rows, ""])

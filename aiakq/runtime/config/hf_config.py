@@ -30,15 +30,6 @@ def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, An
     return read_json(path / name, name)
 
 
-def _with_floats(value: Any) -> Any:
-    """``value`` with the floats that JSON has no word for: transformers writes {"__float__": "Infinity"}."""
-    if isinstance(value, dict):
-        if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
-            return float(value["__float__"])
-        return {name: _with_floats(entry) for name, entry in value.items()}
-    return [_with_floats(entry) for entry in value] if isinstance(value, list) else value
-
-
 def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     """config.json of the model in ``folder`` or of --hf-config-path, changed by --hf-overrides and --rope-*.
 
@@ -48,7 +39,7 @@ def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
         folder = resolve_model(
             args["hf_config_path"], None, args["download_dir"], weights="none", token=args["hf_token"]
         )
-    raw: dict[str, Any] = _with_floats(read_config(folder, "config.json"))
+    raw = read_config(folder, "config.json")
     replaced = dict(args["hf_overrides"] or {})
     # Configs of transformers 5 keep these two inside rope_parameters.
     scaling = args["rope_scaling"] or replaced.pop("rope_scaling", None)

@@ -93,7 +93,7 @@ class ModelConfig:
         ones.
         """
         try:
-            return _model_config(text_part(raw))
+            return _model_config(_with_floats(text_part(raw)))
         except (
             TypeError,
             ValueError,
@@ -125,6 +125,15 @@ class ModelConfig:
         if kind not in self.rope:
             raise error("model_malformed", file="config.json", reason=f"rope_parameters has no {kind}")
         return kind, self.rope[kind]
+
+
+def _with_floats(value: Any) -> Any:
+    """``value`` with the floats that JSON has no word for: transformers writes {"__float__": "Infinity"}."""
+    if isinstance(value, dict):
+        if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+            return float(value["__float__"])
+        return {name: _with_floats(entry) for name, entry in value.items()}
+    return [_with_floats(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _model_config(raw: Mapping[str, Any]) -> ModelConfig:

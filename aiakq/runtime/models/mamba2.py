@@ -113,10 +113,7 @@ class Mamba2Builder(DecoderBuilder):
 
 def step_limits(raw: Mapping[str, Any]) -> tuple[float, float]:
     """Between which steps are clamped; transformers does so in prompts, and we do everywhere."""
-    low, high = (
-        float(limit["__float__"] if isinstance(limit, Mapping) else limit)
-        for limit in raw.get("time_step_limit") or (0.0, "inf")
-    )
+    low, high = (float(limit) for limit in raw.get("time_step_limit") or (0.0, "inf"))
     return low, high
 
 

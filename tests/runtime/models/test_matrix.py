@@ -197,7 +197,7 @@ class Outcome:
     difference  the largest one between log-probabilities of ours and of transformers, in nats.
     same        whether the same tokens follow when prefixes are cached and sequences are preempted.
     same_bits   whether log-probabilities do not change in the last bit then.
-    page_bytes  of 16 tokens in a cache of 16 bits.
+    page_bytes  of 16 tokens in a cache of 16 bits, with the states of recurrent layers at their end.
     """
 
     runs: str
@@ -285,7 +285,7 @@ def examine(folder: Path) -> Outcome:
         difference=max(float((a - b).abs().max()) for mode in found for a, b in zip(mode, expected, strict=True)),
         same=all(tokens == alone[0] for tokens, _ in again),
         same_bits=all(logprobs == alone[1] for _, logprobs in again),
-        page_bytes=16 * model.kv_bytes_per_token(torch.float16),
+        page_bytes=16 * model.kv_bytes_per_token(torch.float16) + model.state_bytes(),
     )
 
 
