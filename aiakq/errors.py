@@ -249,7 +249,7 @@ REGISTRY: dict[str, ErrorKind] = {
     "no_memory": ErrorKind(
         "There is no memory for the KV cache: {available} free, {needed} needed for one request of "
         "{max_model_len} tokens.",
-        "Lower --max-model-len (at most {fits} fits) or free memory.",
+        "Lower --max-model-len (at most {fits} fits){also} or free memory.",
         RESOURCES,
     ),
     "out_of_memory": ErrorKind(

@@ -74,5 +74,6 @@ def count_pages(config: EngineConfig, model: Model) -> int:
             needed=f"{((per_sequence + 1) * page_bytes + states) / 2**30:.1f} GiB",
             max_model_len=config.max_model_len,
             fits=max(0, (fitting - 1) * cache.block_size),
+            also=f", or --max-num-seqs, whose states take {states / 2**30:.1f} GiB," if states else "",
         )
     return min(most, fitting)

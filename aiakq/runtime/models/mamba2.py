@@ -14,7 +14,7 @@ from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.recurrent import GatedRecurrence
 from aiakq.runtime.models.builder import DecoderBuilder, Names, unsupported
 from aiakq.runtime.models.decoder import Decoder, MixerBlock, Weights
-from aiakq.runtime.models.mixture import size
+from aiakq.runtime.models.mixture import in_order, size
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class StateSpace:
         if config.activation not in ("silu", "swish"):
             raise unsupported(config, f"its activation function is {config.activation}")
         # Stored as gate, values with keys and queries, steps.
-        rows = torch.arange(width + channels + H)
+        rows = in_order(width + channels + H)
         rows = torch.cat([rows[width : width + channels], rows[:width], rows[width + channels :]])
         weight = weights.tensor(f"{at}.conv1d.weight", channels, 1, self.taps).squeeze(1)
         bias = weights.tensor(f"{at}.conv1d.bias", channels) if self.convolution_bias else None

@@ -17,7 +17,7 @@ from aiakq.runtime.layers.attention import GatedAttention
 from aiakq.runtime.layers.recurrent import GatedRecurrence
 from aiakq.runtime.models.builder import DecoderBuilder, unsupported
 from aiakq.runtime.models.decoder import Decoder, Mixer, Weights
-from aiakq.runtime.models.mixture import size
+from aiakq.runtime.models.mixture import in_order, size
 from aiakq.runtime.models.qwen2_moe import Qwen2MoeBuilder
 
 
@@ -54,7 +54,7 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
         config, weights, bias = self.config, self.weights, self.qkv_bias
         D, (queries, keys, values) = config.hidden_size, self.qkv_widths()
         q, k, v = (self.at(layer, name) for name in self.names.qkv)
-        rows = torch.arange(2 * queries).view(config.num_heads, 2, config.head_dim).transpose(0, 1).flatten()
+        rows = in_order(2 * queries).view(config.num_heads, 2, config.head_dim).transpose(0, 1).flatten()
         return GatedAttention(
             weights.linear(q, 2 * queries, D, bias=bias, rows=rows),
             weights.stacked([(k, keys), (v, values)], D, bias=bias),
@@ -104,7 +104,7 @@ def _by_part(heads: int, widths: list[int]) -> Tensor:
     """[N] the rows of a projection whose outputs are stored head by head, the parts of ``widths`` together in each, in
     an order in which every part has those of all heads.
     """
-    rows = torch.arange(heads * sum(widths)).view(heads, -1)
+    rows = in_order(heads * sum(widths)).view(heads, -1)
     return torch.cat([part.flatten() for part in rows.split(widths, dim=1)])
 
 

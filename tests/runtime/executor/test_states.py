@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from aiakq import LLM, SamplingParams
+from aiakq.errors import AiakqError
 from aiakq.kernels.ops import sampling
 from aiakq.kernels.recurrent_types import States
 from aiakq.runtime.engine.messages import RequestSpec
 from aiakq.runtime.engine.records import Chunk, NewSequence
 from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.executor import kv_cache
 from aiakq.runtime.executor.kv_cache import kv_bytes_per_page, state_bytes
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.executor.states import RING, StateRows
@@ -121,3 +123,9 @@ def test_answers_do_not_depend_on_what_happens_to_a_sequence(ahead, tiny_model, 
     # The row of page 0 is the one of zeros.
     counted = 14 * kv_bytes_per_page(model, llm.config.cache) + state_bytes(model, 5) - model.state_bytes()
     assert taken == counted
+
+
+def test_states_that_do_not_fit_into_memory_are_said(tiny_model, monkeypatch):
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 200 * 2**20)
+    with pytest.raises(AiakqError, match=r"or --max-num-seqs, whose states take 0\.3 GiB"):
+        LLM(str(tiny_model("Mamba2ForCausalLM")), dtype="float32", max_num_seqs=2000)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aiakq import LLM, SamplingParams
+from aiakq.errors import AiakqError
 from aiakq.runtime.models import ARCHITECTURES
 
 VOCABULARY = 320
@@ -239,6 +240,13 @@ def test_variants_of_families(name, tiny_model, tmp_path):
     if written:
         folder = rewritten(folder, tmp_path / "model", written)
     assert largest_difference(ours(folder), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize(("architecture", "name"), [("Mamba2", "expand"), ("Qwen3Next", "linear_num_value_heads")])
+def test_sizes_that_no_model_has_are_refused(architecture, name, tiny_model, tmp_path):
+    folder = rewritten(tiny_model(f"{architecture}ForCausalLM"), tmp_path / "model", {name: 2**26})
+    with pytest.raises(AiakqError, match="linear_num_value_heads|outputs|do not make"):
+        ours(folder)
 
 
 def rewritten(folder: Path, target: Path, values: dict[str, Any]) -> Path:

@@ -122,6 +122,6 @@ def test_receive_blocks_only_with_wait():
 
 
 def test_errors_keep_id_text_and_exit_code():
-    failure = error("no_memory", available="1 GiB", needed="2 GiB", max_model_len=9, fits=4)
+    failure = error("no_memory", available="1 GiB", needed="2 GiB", max_model_len=9, fits=4, also="")
     decoded = ipc.decode_error(ipc.encode_error(failure))
     assert (decoded.id, str(decoded), decoded.exit_code) == (failure.id, str(failure), failure.exit_code)
