@@ -8,7 +8,10 @@ from typing import Any
 #: Other names of a scaling.
 _RENAMED = {"su": "longrope"}
 #: Rotary bases of families where it is not 10000 unless config.json says otherwise.
-_BASES = {"lfm2": 1e6}
+_BASES = {
+    "cohere": 5e5, "gemma3_text": 1e6, "gpt_oss": 1.5e5, "lfm2": 1e6, "llama4_text": 5e5, "mixtral": 1e6, "olmo3": 5e5,
+    "phimoe": 1e6, "smollm3": 2e6,
+}  # fmt: skip
 #: Scalings that need to know for how many positions a model was trained.
 _FROM_ORIGINAL = frozenset({"llama3", "yarn", "longrope"})
 
@@ -24,12 +27,13 @@ def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
             return {kind: _complete(raw, part or {}) for kind, part in given.items() if isinstance(part, dict)}
         return _complete(raw, given)
     scaling = raw.get("rope_scaling") or {}
-    local = raw.get("rope_local_base_freq")
-    kinds = raw.get("model_type") == "olmo3" and scaling
+    family = raw.get("model_type")
+    local = raw.get("rope_local_base_freq", 10000.0 if family == "gemma3_text" else None)
+    kinds = family == "olmo3" and scaling
     if local is None and not kinds:
         return _complete(raw, scaling)
     # Gemma 3 and OLMo 3 scale the layers without a window only.
-    plain = {"rope_theta": raw.get("rope_theta", 10000.0) if local is None else local}
+    plain = {} if local is None else {"rope_theta": local}
     return {"full_attention": _complete(raw, scaling), "sliding_attention": _complete(raw, plain)}
 
 
