@@ -77,7 +77,8 @@ def _windows(options: EvalArguments, model: ScoringModel) -> tuple[Tensor, str]:
     if options.text is not None and not options.text.is_file():
         raise error("evaluation_text", reason=f"there is no file {options.text}")
     tokenizer = model.config.tokenizer.load().hf
-    windows, name = load_windows(options.text, tokenizer, options.seqlen or min(WINDOW, longest), options.limit)
+    length, vocab_size = options.seqlen or min(WINDOW, longest), model.model.vocab_size
+    windows, name = load_windows(options.text, tokenizer, length, vocab_size, options.limit)
     return windows, name if options.text is None else str(options.text)
 
 

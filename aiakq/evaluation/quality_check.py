@@ -30,6 +30,7 @@ class QualityCheck:
 
     text            text to predict, as ``load_windows`` reads it; None for the bundled held-out text.
     tokenizer       the source's transformers tokenizer, or None if it has none.
+    vocab_size      how many token ids the source has.
     max_positions   the longest sequence the model takes, if there is a limit.
     open_blockwise  opens a folder to be run block by block, where the two models do not fit into memory.
     load            loads a folder; the runtime's own loader if None.
@@ -38,6 +39,7 @@ class QualityCheck:
     source: Path
     text: Path | None
     tokenizer: Any
+    vocab_size: int
     max_positions: int | None
     device: torch.device
     open_blockwise: OpenBlockwise
@@ -50,7 +52,8 @@ class QualityCheck:
         """
         if self.tokenizer is None:
             raise error("evaluation_text", reason="the model folder has no tokenizer")
-        windows, name = load_windows(self.text, self.tokenizer, min(WINDOW, self.max_positions or WINDOW))
+        length = min(WINDOW, self.max_positions or WINDOW)
+        windows, name = load_windows(self.text, self.tokenizer, length, self.vocab_size)
         if self.load is not None:
             scorers: list[Scorer] = [self.load(folder), self.load(self.source)]
         elif self._fits():

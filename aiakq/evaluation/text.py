@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiakq.data
 from aiakq.data.tokens import read_documents, tokenize
+from aiakq.errors import error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,12 +18,14 @@ WINDOW = 512
 LIMIT = 64 * WINDOW
 
 
-def load_windows(path: Path | None, tokenizer: Any, length: int, limit: int = LIMIT) -> tuple[Tensor, str]:
+def load_windows(
+    path: Path | None, tokenizer: Any, length: int, vocab_size: int, limit: int = LIMIT
+) -> tuple[Tensor, str]:
     """Windows [W, length] int64 of the text at ``path`` or of the bundled held-out text, and the name of the text.
 
     At most ``limit`` tokens are used, but at least one window. Documents follow each other without special tokens.
     ``tokenizer`` is one of transformers. Raises ``calibration`` for a file that cannot be read and
-    ``evaluation_text`` for one of less than two tokens.
+    ``evaluation_text`` for one of less than two tokens, or with ids that a model of ``vocab_size`` does not have.
     """
     from aiakq.evaluation.metrics import windows
 
@@ -31,4 +34,7 @@ def load_windows(path: Path | None, tokenizer: Any, length: int, limit: int = LI
     else:
         documents, name = read_documents(path, tokenizer), path.name
     ids = [token for document in tokenize(documents, tokenizer) for token in document]
+    if (highest := max(ids, default=0)) >= vocab_size:
+        reason = f"the tokenizer made the id {highest}, outside 0..{vocab_size - 1}: it does not belong to this model"
+        raise error("evaluation_text", reason=reason)
     return windows(ids, length, max(1, limit // length)), name

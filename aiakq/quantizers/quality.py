@@ -28,6 +28,7 @@ def quality_check(prepared: Prepared, load_scorer: LoadScorer | None) -> Quality
         prepared.source,
         None if options.eval_text is None else Path(options.eval_text),
         prepared.tokenizer,
+        prepared.model.config.vocab_size,
         prepared.max_positions,
         prepared.device,
         open_blockwise,

@@ -1,12 +1,14 @@
 """Perplexity and comparison against sums written out by hand."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from aiakq.errors import AiakqError
 from aiakq.evaluation.metrics import compare, perplexity, windows
+from aiakq.evaluation.text import load_windows
 
 
 class Table:
@@ -31,6 +33,13 @@ def test_windows() -> None:
     assert windows([1, 2, 3], 100).tolist() == [[1, 2, 3]]
     with pytest.raises(AiakqError) as caught:
         windows([1], 4)
+    assert caught.value.id == "evaluation_text"
+
+
+def test_a_tokenizer_of_another_model_is_refused(byte_tokenizer: Any) -> None:
+    assert int(load_windows(None, byte_tokenizer, 64, len(byte_tokenizer), 640)[0].max()) < len(byte_tokenizer)
+    with pytest.raises(AiakqError, match="does not belong to this model") as caught:
+        load_windows(None, byte_tokenizer, 64, 50, 640)
     assert caught.value.id == "evaluation_text"
 
 

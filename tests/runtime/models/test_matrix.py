@@ -6,6 +6,7 @@ A share runs always; all of it with ``AIAKQ_EVERY_ARCHITECTURE=1 pytest tests/ru
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from dataclasses import dataclass
@@ -296,5 +297,5 @@ def test_it_is_exact_or_refused_in_one_sentence(name: str, byte_tokenizer: Any, 
     outcome = examine(tmp_path)
     assert outcome.exact or outcome.runs == "refused", outcome
     assert "\n" not in outcome.reason and len(outcome.reason) < 400
-    if CASES[name][0] in ARCHITECTURES:
-        assert outcome.runs == "native"
+    if json.loads((tmp_path / "config.json").read_text())["architectures"][0] in ARCHITECTURES:
+        assert outcome.runs != "transformers"
