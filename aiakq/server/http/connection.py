@@ -26,8 +26,8 @@ from aiakq.errors import AiakqError, error
 
 #: Seconds a refused client gets to read the response before the connection is closed.
 LINGER_SECONDS = 2.0
-#: Bytes that are still read from it meanwhile.
-MAX_DISCARDED = 64 << 10
+#: Bytes that are still read from it meanwhile: many clients send a whole body before they look for a response.
+MAX_DISCARDED = 8 << 20
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 #: A bare line feed, or a header continued on the next line: servers differ in how they read these.
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
@@ -139,6 +139,14 @@ class StrictParser(h11.Connection):
             if self._num_chunks > self.limits.chunks:
                 self._refuse(_invalid(f"its body is cut into more than {self.limits.chunks} chunks"))
         return event
+
+    def send(self, event: Any) -> bytes | None:
+        head = super().send(event)
+        if head is not None and isinstance(event, h11.Response) and self.their_state is h11.SEND_BODY:
+            # The rest of the body will not be read, and no request after it. Had h11 been told so, uvicorn would close
+            # the connection before the client has read this.
+            return head.removesuffix(b"\r\n") + b"connection: close\r\n\r\n"
+        return head
 
     def _check_head(self, request: h11.Request) -> None:
         end = _END_OF_HEAD.search(self._head)

@@ -146,7 +146,7 @@ def test_bodies_over_the_limit_are_refused_early(dial):
     connection = dial()
     began = time.monotonic()
     answer = send(connection, HEAD + b"content-length: 1000000000\r\n\r\n{")
-    assert b"HTTP/1.1 413 " in answer and b"request_too_large" in answer
+    assert b"HTTP/1.1 413 " in answer and b"request_too_large" in answer and b"\r\nconnection: close\r\n" in answer
     assert time.monotonic() - began < 10  # nobody waits for the rest
     connection = dial()
     sent, chunk = 0, b"1000\r\n" + b" " * 4096 + b"\r\n"
