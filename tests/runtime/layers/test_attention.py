@@ -67,7 +67,7 @@ class Case:
     def run(self, steps: list[int]) -> Tensor:
         """The output [T, hidden] of the layer, computed in steps of so many tokens, in a cache of shuffled pages."""
         pages = torch.tensor([5, 2, 7, 1, 6, 3])
-        cache = self.layer.new_cache(9, PAGE_SIZE)
+        cache = self.layer.new_cache(9, PAGE_SIZE, 0)
         found, start = [], 0
         for count in steps:
             found.append(self.step(cache, pages, start, count))
@@ -130,7 +130,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
 
 
 def test_a_new_cache_is_zero_and_holds_all_heads() -> None:
-    cache = Case(6, 2, 20).layer.new_cache(3, PAGE_SIZE)
+    cache = Case(6, 2, 20).layer.new_cache(3, PAGE_SIZE, 0)
     assert [int(part.count_nonzero()) for part in cache] == [0] * len(cache)
     assert sum(part.numel() for part in cache) >= 2 * 3 * PAGE_SIZE * 2 * 20
 
