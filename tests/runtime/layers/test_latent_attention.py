@@ -86,7 +86,7 @@ def test_latents_give_what_expanded_keys_and_values_give(steps, kernels, monkeyp
     if kernels:
         monkeypatch.setenv("AIAKQ_KERNELS", kernels)
     attention, numbers = layer(), torch.arange(TOKENS)
-    cache = attention.new_cache(8, PAGE_SIZE)
+    cache = attention.new_cache(8, PAGE_SIZE, 0)
     assert sum(part[0, 0].numel() for part in cache) == SIZES.cached, "elements of a token in the cache"
     found, start = [], 0
     for count in steps:
