@@ -148,6 +148,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.model = PagedExecutor(14, 4)
         scheduler = Scheduler(PagePool(14, 4), SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16))
         self.engine = Engine(self.model, scheduler, self.limits, {}, 2 if ahead else 1)
+        self.engine.on_start = self.manager.on_start
         self.inbox = []
         self.manager.on_engine_ready(self.hear, self.limits)
 
