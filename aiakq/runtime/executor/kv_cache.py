@@ -44,6 +44,7 @@ def fit_positions(config: EngineConfig) -> EngineConfig:
             needed=f"more than {positions * row_bytes / 2**30:.1f} GiB",
             max_model_len=config.max_model_len,
             fits=int(free / 8 // row_bytes),
+            also="",
         )
     return replace(config, model=replace(model, num_positions=max(1, positions)))
 
