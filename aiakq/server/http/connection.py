@@ -140,7 +140,7 @@ class StrictParser(h11.Connection):
                 self._refuse(_invalid(f"its body is cut into more than {self.limits.chunks} chunks"))
         return event
 
-    def send(self, event: Any) -> bytes | None:
+    def send(self, event: Any) -> Any:  # h11 has an overload for each kind of event
         head = super().send(event)
         if head is not None and isinstance(event, h11.Response) and self.their_state is h11.SEND_BODY:
             # The rest of the body will not be read, and no request after it. Had h11 been told so, uvicorn would close
