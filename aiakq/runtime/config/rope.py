@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+from aiakq.errors import error
 
 #: Other names of a scaling.
 _RENAMED = {"su": "longrope"}
@@ -63,6 +66,8 @@ def _complete(raw: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
     rope["rope_type"] = _RENAMED.get(rope["rope_type"], rope["rope_type"])
     base = _BASES.get(str(raw.get("model_type")), 10000.0)
     rope.setdefault("rope_theta", raw.get("rope_theta", raw.get("rotary_emb_base")) or base)
+    if not 0 < rope["rope_theta"] < math.inf:
+        raise error("model_malformed", file="config.json", reason=f"rope_theta is {rope['rope_theta']!r:.64}")
     part = raw.get("partial_rotary_factor", raw.get("rotary_pct"))
     if part is not None:
         rope.setdefault("partial_rotary_factor", part)

@@ -112,8 +112,12 @@ class Mamba2Builder(DecoderBuilder):
 
 
 def step_limits(raw: Mapping[str, Any]) -> tuple[float, float]:
-    """Between which steps are clamped; transformers does so in prompts, and we do everywhere."""
+    """Between which steps are clamped; transformers does so in prompts, and we do everywhere. Raises
+    ``model_malformed``.
+    """
     low, high = (float(limit) for limit in raw.get("time_step_limit") or (0.0, "inf"))
+    if not 0 <= low <= high:  # nor are they in order where one is not a number
+        raise error("model_malformed", file="config.json", reason=f"time_step_limit is [{low}, {high}]")
     return low, high
 
 
