@@ -66,12 +66,14 @@ class DecoderBuilder:
 
     qkv_bias, output_bias, mlp_bias, head_bias  whether these linear layers have biases.
     gated                                       whether the MLP is gated.
+    has_head_norms                              whether every head of queries and of keys has an RMS norm.
     scale                                       factor of the attention scores; None: head_dim ** -0.5.
     """
 
     names: ClassVar[Names] = Names()
     qkv_bias = output_bias = mlp_bias = head_bias = False
     gated = True
+    has_head_norms = False
     scale: float | None = None
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
@@ -139,8 +141,11 @@ class DecoderBuilder:
 
     def norm(self, name: str, width: int | None = None) -> Norm:
         """A norm of ``width`` elements, of all that a token has if None."""
-        weight = self.weights.tensor(f"{name}.weight", width or self.config.hidden_size)
-        return self.ops.rms_norm(weight, self.config.norm_eps)
+        return self.ops.rms_norm(self.norm_weight(name, width or self.config.hidden_size), self.config.norm_eps)
+
+    def norm_weight(self, name: str, width: int) -> Tensor:
+        """What an RMS norm multiplies by, [width]."""
+        return self.weights.tensor(f"{name}.weight", width)
 
     def attention(self, layer: int) -> Mixer:
         """The attention of a layer with its projections, or what it has instead."""
@@ -190,7 +195,11 @@ class DecoderBuilder:
 
     def head_norms(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         """Weights [D] of the RMS norms of every head of queries and of keys."""
-        return None, None
+        if not self.has_head_norms:
+            return None, None
+        D = self.config.head_dim
+        q_norm, k_norm = (self.norm_weight(self.at(layer, name), D) for name in (self.names.q_norm, self.names.k_norm))
+        return q_norm, k_norm
 
     def rotary(self, layer: int) -> RotaryTables | None:
         """The rotary tables of a layer, shared by all layers of its kind; None: no rotary positions."""

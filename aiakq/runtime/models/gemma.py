@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from aiakq.kernels.ops.norm import Norm
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import Decoder, Rescale, Weights
@@ -22,10 +22,9 @@ class GemmaBuilder(DecoderBuilder):
         bias = bool(config.raw.get("attention_bias", False))
         self.qkv_bias = self.output_bias = bias
 
-    def norm(self, name: str, width: int | None = None) -> Norm:
-        """RMS norm, times one plus the weight."""
-        weight = self.weights.tensor(f"{name}.weight", width or self.config.hidden_size)
-        return self.ops.rms_norm(weight.float() + 1, self.config.norm_eps)
+    def norm_weight(self, name: str, width: int) -> Tensor:
+        """One plus the stored weight, [width]."""
+        return super().norm_weight(name, width).float() + 1
 
     def after_embedding(self) -> Rescale:
         """Times the root of the width, rounded as the activations are."""

@@ -4,8 +4,6 @@ base is another (arXiv:2503.19786).
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from aiakq.kernels.types import AttentionSpec
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models.builder import unsupported
@@ -41,13 +39,7 @@ class PostNormGemmaBuilder(GemmaBuilder):
 class Gemma3Builder(PostNormGemmaBuilder):
     """Gemma 3."""
 
-    def head_norms(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Weights [D] of the norms of every head, one added."""
-        q_norm, k_norm = (
-            self.weights.tensor(f"{self.at(layer, name)}.weight", self.config.head_dim).float() + 1
-            for name in (self.names.q_norm, self.names.k_norm)
-        )
-        return q_norm, k_norm
+    has_head_norms = True
 
     def attention_spec(self, layer: int) -> AttentionSpec:
         """What attention computes. Raises ``unsupported`` for attention to later tokens."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models.decoder import Decoder, Weights
 from aiakq.runtime.models.shared_experts import SharedExpertsBuilder
@@ -15,16 +13,7 @@ class Glm4MoeBuilder(SharedExpertsBuilder):
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
         self.qkv_bias = bool(config.raw.get("attention_bias", False))
-
-    def head_norms(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
-        """Weights [D] of the norms of every head, where ``use_qk_norm`` says so."""
-        if not self.config.raw.get("use_qk_norm", False):
-            return None, None
-        q_norm, k_norm = (
-            self.weights.tensor(f"{self.at(layer, name)}.weight", self.config.head_dim)
-            for name in (self.names.q_norm, self.names.k_norm)
-        )
-        return q_norm, k_norm
+        self.has_head_norms = bool(config.raw.get("use_qk_norm", False))
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

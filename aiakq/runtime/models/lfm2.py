@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from aiakq.kernels.recurrent_types import ConvolutionSpec
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.recurrent import GatedConvolution
@@ -18,8 +16,11 @@ from aiakq.runtime.models.mixture import size
 class Lfm2Builder(WholeHeadsBuilder):
     """Llama with convolutions in some layers."""
 
+    has_head_norms = True
     names = Names(
         norm="model.embedding_norm",
+        q_norm="self_attn.q_layernorm",
+        k_norm="self_attn.k_layernorm",
         attention_norm="operator_norm",
         mlp_norm="ffn_norm",
         output="self_attn.out_proj",
@@ -47,13 +48,6 @@ class Lfm2Builder(WholeHeadsBuilder):
             weights.linear(f"{at}.out_proj", D, D, bias=bias),
             self.ops,
         )
-
-    def head_norms(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Weights [D] of the RMS norms of every head."""
-        D = self.config.head_dim
-        names = ("q_layernorm", "k_layernorm")
-        query, key = (self.weights.tensor(self.at(layer, f"self_attn.{name}.weight"), D) for name in names)
-        return query, key
 
 
 def mlp_width(config: ModelConfig) -> int:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import error
-from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.recurrent_types import ConvolutionSpec, RecurrenceSpec
 from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
@@ -24,20 +23,15 @@ from aiakq.runtime.models.qwen2_moe import Qwen2MoeBuilder
 class Qwen3NextBuilder(Qwen2MoeBuilder):
     """Qwen2-MoE with other layers in place of its attention."""
 
+    has_head_norms = True
+
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(replace(config, raw={"norm_topk_prob": True, **config.raw}), weights)
         self.qkv_bias = self.output_bias = bool(config.raw.get("attention_bias", False))
 
-    def norm(self, name: str, width: int | None = None) -> Norm:
-        """RMS norm, times one plus the weight."""
-        weight = self.weights.tensor(f"{name}.weight", width or self.config.hidden_size)
-        return self.ops.rms_norm(weight.float() + 1, self.config.norm_eps)
-
-    def head_norms(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Weights [D] of the norms of every head, one added."""
-        at, D = self.at(layer, "self_attn"), self.config.head_dim
-        query, key = (self.weights.tensor(f"{at}.{name}.weight", D).float() + 1 for name in ("q_norm", "k_norm"))
-        return query, key
+    def norm_weight(self, name: str, width: int) -> Tensor:
+        """One plus the stored weight, [width]."""
+        return super().norm_weight(name, width).float() + 1
 
     def rotary_tables(self, rope: Any) -> RotaryTables:
         """A quarter of each head is rotated unless the config says otherwise."""
