@@ -205,6 +205,11 @@ REGISTRY: dict[str, ErrorKind] = {
         "Nothing was published; repeat when nothing else writes to that folder.",
         CONFLICT,
     ),
+    "served_model_changed": ErrorKind(
+        "The model '{path}' changed while it was served: {files}.",
+        "Start the server anew to serve what lies there now; better, write new models into new folders.",
+        CONFLICT,
+    ),
     "no_space": ErrorKind(
         "Writing '{path}' needs about {needed}, but {available} are free there.",
         "Free space, or choose a folder on another disk.",

@@ -149,6 +149,14 @@ def file_identity(path: Path | int) -> tuple[int, int, int, int] | None:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def folder_identity(folder: Path) -> dict[str, tuple[int, int, int, int]]:
+    """``file_identity`` of every file that decides what a model folder computes: configs, weights, tokenizer."""
+    patterns = (*_OPENED_FILES, "*.safetensors")
+    names = [name for name in _names(folder) if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    identities = {name: file_identity(folder / name) for name in names}
+    return {name: identity for name, identity in identities.items() if identity is not None}
+
+
 def read_json(path: Path, file: str) -> dict[str, Any]:
     """A JSON object from a file of a model folder. Raises as ``read_file``, naming ``file``."""
     content = read_file(path.parent, path.name, file)

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models.alibi import AlibiBuilder
-from aiakq.runtime.models.builder import Names, unsupported
+from aiakq.runtime.models.builder import Names, rows_by_part, unsupported
 from aiakq.runtime.models.decoder import Decoder, Rescale, Weights
 
 
@@ -32,7 +30,7 @@ class BloomBuilder(AlibiBuilder):
     def qkv(self, layer: int) -> LinearLayer:
         """A head's queries, keys and values lie together."""
         config = self.config
-        rows = torch.arange(3 * config.hidden_size).view(config.num_heads, 3, -1).transpose(0, 1).flatten()
+        rows = rows_by_part(config.num_heads, *[config.head_dim] * 3)
         name = self.at(layer, self.names.qkv[0])
         return self.weights.linear(name, len(rows), config.hidden_size, bias=True, rows=rows)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from aiakq.errors import AiakqError, error
@@ -32,11 +33,26 @@ from aiakq.runtime.models.decoder import (
     Weights,
 )
 
+#: Ten times more than any model has.
+_MAX_OUTPUTS = 2**21
+
 
 def unsupported(config: ModelConfig, reason: str) -> AiakqError:
     """The error for a setting of config.json that a family does not compute; ``reason`` says which."""
     hint = "--model-impl transformers runs such models if paged attention can compute them."
     return error("unsupported", what=f"A {config.architecture} of this kind ({reason})", hint=hint)
+
+
+def rows_by_part(groups: int, *widths: int) -> Tensor:
+    """[N] int64, the order in which each part has its rows of all groups together, for a projection whose N outputs are
+    stored group by group, ``widths`` rows of each part in a group. Raises ``model_malformed`` for more outputs than any
+    model has: sizes of a config must not exhaust memory.
+    """
+    count = groups * sum(widths)
+    if count > _MAX_OUTPUTS:
+        raise error("model_malformed", file="config.json", reason=f"a projection has {count} outputs")
+    rows = torch.arange(count).view(groups, -1)
+    return torch.cat([part.flatten() for part in rows.split(widths, dim=1)])
 
 
 @dataclass(frozen=True)

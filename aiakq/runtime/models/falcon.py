@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models.bloom import BloomBuilder
-from aiakq.runtime.models.builder import LayerNormBuilder, unsupported
+from aiakq.runtime.models.builder import LayerNormBuilder, rows_by_part, unsupported
 from aiakq.runtime.models.decoder import Block, Decoder, DecoderLayer, ParallelBlock, Weights
 
 
@@ -31,10 +29,9 @@ class FalconBuilder(LayerNormBuilder):
         if groups == 1:
             return super().qkv(layer)
         per_group = config.num_heads // groups
-        rows = torch.arange((config.num_heads + 2 * groups) * D).view(groups, per_group + 2, D)
-        order = torch.cat([rows[:, :-2].flatten(), rows[:, -2].flatten(), rows[:, -1].flatten()])
+        rows = rows_by_part(groups, per_group * D, D, D)
         name = self.at(layer, self.names.qkv[0])
-        return self.weights.linear(name, len(order), config.hidden_size, bias=self.qkv_bias, rows=order)
+        return self.weights.linear(name, len(rows), config.hidden_size, bias=self.qkv_bias, rows=rows)
 
     def block(self, layer: int) -> DecoderLayer:
         """One layer: of the newer ones with a norm for attention and one for the MLP."""

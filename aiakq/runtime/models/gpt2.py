@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.attention import Attention
-from aiakq.runtime.models.builder import LayerNormBuilder, Names, unsupported
+from aiakq.runtime.models.builder import LayerNormBuilder, Names, rows_by_part, unsupported
 from aiakq.runtime.models.decoder import Decoder, PlainMLP, Weights
 
 
@@ -50,7 +48,7 @@ class GPTBigCodeBuilder(LayerNormBuilder):
         config = self.config
         if config.num_kv_heads == 1:
             return super().qkv(layer)
-        rows = torch.arange(3 * config.hidden_size).view(config.num_heads, 3, -1).transpose(0, 1).flatten()
+        rows = rows_by_part(config.num_heads, *[config.head_dim] * 3)
         name = self.at(layer, self.names.qkv[0])
         return self.weights.linear(name, len(rows), config.hidden_size, bias=True, rows=rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,9 @@ from aiakq.errors import error
 from aiakq.kernels.recurrent_types import ConvolutionSpec, RecurrenceSpec
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.recurrent import GatedRecurrence
-from aiakq.runtime.models.builder import DecoderBuilder, Names, unsupported
+from aiakq.runtime.models.builder import DecoderBuilder, Names, rows_by_part, unsupported
 from aiakq.runtime.models.decoder import Decoder, MixerBlock, Weights
-from aiakq.runtime.models.mixture import in_order, size
+from aiakq.runtime.models.mixture import size
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class StateSpace:
         if config.activation not in ("silu", "swish"):
             raise unsupported(config, f"its activation function is {config.activation}")
         # Stored as gate, values with keys and queries, steps.
-        rows = in_order(width + channels + H)
+        rows = rows_by_part(1, width, channels, H)
         rows = torch.cat([rows[width : width + channels], rows[:width], rows[width + channels :]])
         weight = weights.tensor(f"{at}.conv1d.weight", channels, 1, self.taps).squeeze(1)
         bias = weights.tensor(f"{at}.conv1d.bias", channels) if self.convolution_bias else None
@@ -115,10 +116,11 @@ def step_limits(raw: Mapping[str, Any]) -> tuple[float, float]:
     """Between which steps are clamped; transformers does so in prompts, and we do everywhere. Raises
     ``model_malformed``.
     """
-    low, high = (float(limit) for limit in raw.get("time_step_limit") or (0.0, "inf"))
-    if not 0 <= low <= high:  # nor are they in order where one is not a number
-        raise error("model_malformed", file="config.json", reason=f"time_step_limit is [{low}, {high}]")
-    return low, high
+    limits = raw.get("time_step_limit") or (0.0, math.inf)
+    numbers = isinstance(limits, list | tuple) and all(type(limit) in (int, float) for limit in limits)
+    if not numbers or len(limits) != 2 or not 0 <= limits[0] <= limits[1]:  # NaN is not in order either
+        raise error("model_malformed", file="config.json", reason=f"time_step_limit is {limits!r:.64}")
+    return float(limits[0]), float(limits[1])
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

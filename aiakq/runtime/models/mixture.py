@@ -6,18 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from aiakq.errors import error
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.experts import Routing, SparseMLP
 from aiakq.runtime.models.decoder import Weights
-
-#: Ten times more than any model has.
-_MAX_OUTPUTS = 2**21
 
 
 def check_routing(top_k: int, count: int) -> None:
@@ -34,15 +28,6 @@ def size(raw: Mapping[str, Any], *names: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
         raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
     return value
-
-
-def in_order(count: int) -> Tensor:
-    """[count] int64, the numbers of a projection's outputs. Raises ``model_malformed`` for more than any model has:
-    sizes of a config must not exhaust memory.
-    """
-    if count > _MAX_OUTPUTS:
-        raise error("model_malformed", file="config.json", reason=f"a projection has {count} outputs")
-    return torch.arange(count)
 
 
 @dataclass(frozen=True)

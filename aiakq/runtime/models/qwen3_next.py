@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from aiakq.errors import error
@@ -14,9 +13,9 @@ from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.attention import GatedAttention
 from aiakq.runtime.layers.recurrent import GatedRecurrence
-from aiakq.runtime.models.builder import DecoderBuilder, unsupported
+from aiakq.runtime.models.builder import DecoderBuilder, rows_by_part, unsupported
 from aiakq.runtime.models.decoder import Decoder, Mixer, Weights
-from aiakq.runtime.models.mixture import in_order, size
+from aiakq.runtime.models.mixture import size
 from aiakq.runtime.models.qwen2_moe import Qwen2MoeBuilder
 
 
@@ -48,7 +47,7 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
         config, weights, bias = self.config, self.weights, self.qkv_bias
         D, (queries, keys, values) = config.hidden_size, self.qkv_widths()
         q, k, v = (self.at(layer, name) for name in self.names.qkv)
-        rows = in_order(2 * queries).view(config.num_heads, 2, config.head_dim).transpose(0, 1).flatten()
+        rows = rows_by_part(config.num_heads, config.head_dim, config.head_dim)
         return GatedAttention(
             weights.linear(q, 2 * queries, D, bias=bias, rows=rows),
             weights.stacked([(k, keys), (v, values)], D, bias=bias),
@@ -69,8 +68,8 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
         if config.activation not in ("silu", "swish"):
             raise unsupported(config, f"its activation function is {config.activation}")
         shared = heads // key_heads
-        mixed = _by_part(key_heads, [key_dim, key_dim, shared * value_dim, shared * value_dim])
-        gates = _by_part(key_heads, [shared, shared])
+        mixed = rows_by_part(key_heads, key_dim, key_dim, shared * value_dim, shared * value_dim)
+        gates = rows_by_part(key_heads, shared, shared)
         spec = RecurrenceSpec(
             "delta_rule",
             num_heads=heads,
@@ -92,14 +91,6 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
             weights.linear(f"{at}.out_proj", D, heads * value_dim),
             self.ops,
         )
-
-
-def _by_part(heads: int, widths: list[int]) -> Tensor:
-    """[N] the rows of a projection whose outputs are stored head by head, the parts of ``widths`` together in each, in
-    an order in which every part has those of all heads.
-    """
-    rows = in_order(heads * sum(widths)).view(heads, -1)
-    return torch.cat([part.flatten() for part in rows.split(widths, dim=1)])
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

@@ -102,6 +102,7 @@ def _run(link: EngineLink) -> int:
 def _load(link: EngineLink, start: Start) -> Engine:
     """Build the engine, reporting every phase to the HTTP process."""
     began = time.monotonic()
+    from aiakq.formats.model_folder import folder_identity
     from aiakq.runtime.config.engine import EngineConfig
     from aiakq.runtime.loader.loading import load_engine
 
@@ -113,6 +114,7 @@ def _load(link: EngineLink, start: Start) -> Engine:
             tokenizer=config.tokenizer,
             dtype=str(config.device.dtype).removeprefix("torch."),
             sampling=dict(config.generation.sampling),
+            files=folder_identity(config.load.path),
         )
     )
 

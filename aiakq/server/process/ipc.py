@@ -98,12 +98,14 @@ class Configured(msgspec.Struct, tag="configured"):
     """The arguments are valid. What the HTTP process needs to prepare itself while weights load.
 
     sampling  default sampling values of the model's generation_config.json.
+    files     of the model folder, as ``formats.model_folder.folder_identity`` tells them apart.
     """
 
     model: str
     tokenizer: TokenizerSource
     dtype: str
     sampling: dict[str, Any]
+    files: dict[str, tuple[int, int, int, int]]
 
 
 class Loading(msgspec.Struct, tag="loading"):

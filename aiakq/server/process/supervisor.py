@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiakq.errors import AiakqError, error
+from aiakq.formats.model_folder import some_of
 from aiakq.server.process.engine_client import EngineClient
 from aiakq.server.process.ipc import Configured, Loading, Ready, Started
 from aiakq.server.process.request_manager import RequestManager
@@ -52,6 +53,7 @@ class Supervisor:
         self._last_active = 0.0  # when a step ended, or there was no work
         self._has_stepped = False
         self._timeout_error: AiakqError | None = None
+        self._files: Mapping[str, tuple[int, ...]] | None = None  # of the model, when it was loaded first
 
     async def start(self) -> None:
         """Start a process. Raises ``engine_start`` if that fails."""
@@ -61,15 +63,30 @@ class Supervisor:
     async def load(
         self, on_configured: Callable[[Configured], None] = lambda configured: None, *, report: bool = True
     ) -> Ready:
-        """Wait until the process is ready. Raises the error that kept it from loading."""
+        """Wait until the process is ready. Raises the error that kept it from loading, ``served_model_changed`` for one
+        that another process before it did not load.
+        """
         progress = self.progress
+
+        def on_files(configured: Configured) -> None:
+            self._check_files(configured)
+            on_configured(configured)
 
         def on_phase(phase: Loading) -> None:
             progress.phases.append(phase.name)
             if report:
                 self._on_event(phase_event(phase.name, phase.seconds, phase.detail))
 
-        return await self.engine.load(on_configured, on_phase)
+        return await self.engine.load(on_files, on_phase)
+
+    def _check_files(self, configured: Configured) -> None:
+        """A restarted engine continues requests, whose tokens are those of the model that was loaded first."""
+        if self._files is None:
+            self._files = configured.files
+        names = sorted({*self._files, *configured.files})
+        changed = [name for name in names if self._files.get(name) != configured.files.get(name)]
+        if changed:
+            raise error("served_model_changed", path=configured.model, files=some_of(changed))
 
     async def run(self, manager: RequestManager, ready: Ready) -> AiakqError:
         """Serve ``manager`` with the loaded engine and its successors. Returns the error that ended the last one."""

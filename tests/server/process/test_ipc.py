@@ -55,7 +55,9 @@ def test_frames_to_the_engine_come_back_equal(record):
     "record",
     [
         ipc.Loading("weights", 0.5, "x"),
-        ipc.Configured("m", TokenizerSource("folder", mode="slow"), "float32", {"top_k": 5}),
+        ipc.Configured(
+            "m", TokenizerSource("folder", mode="slow"), "float32", {"top_k": 5}, {"config.json": (1, 2, 3, 4)}
+        ),
         ipc.Ready(ModelLimits(10, 20, 30, eos_token_ids=(1, 2)), {"a": "b"}, {}, 128),
         ipc.Failed("model_missing", {"path": "x"}),
         ipc.Started(["r/0", "r/1"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -105,6 +106,20 @@ def test_a_killed_engine_is_replaced(start_server, metrics_of, pool):
         assert after["vllm:kv_cache_usage_perc"] == after["vllm:num_requests_running"] == 0
         assert {event.kind for event in server.events} >= {"engine_dead", "engine_ready"}
         assert server.stop() == 0
+
+
+def test_an_engine_is_not_restarted_with_another_model(start_server, tmp_path, example_model):
+    """Its requests and its tokenizer belong to the model that the server was started with."""
+    folder = tmp_path / "model"
+    shutil.copytree(example_model, folder)
+    with start_server(model=str(folder), max_engine_restarts=1) as server:
+        assert post(server, SHORT).status_code == 200
+        shutil.copy(example_model / "config.json", folder / "new.json")
+        os.replace(folder / "new.json", folder / "config.json")
+        os.kill(engine_pid(server), signal.SIGKILL)
+        assert server.process.wait(60) == 9
+        told = [event.message for event in server.events if event.kind == "engine_dead"][-1]
+        assert f"The model '{folder}' changed while it was served: config.json." in told
 
 
 def test_waiting_requests_survive_any_number_of_engine_restarts(start_server, metrics_of, pool):
