@@ -89,7 +89,7 @@ class _Terminated(BaseException):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code (see the table in errors.py). Raises nothing."""
+    """Run the command line and return its exit code (see the table in aiakq.errors.kind). Raises nothing."""
     words = list(sys.argv[1:] if argv is None else argv)
     spin_briefly()
     debug = bool(os.environ.get("AIAKQ_DEBUG"))

@@ -146,11 +146,11 @@ def _default(argument: Argument) -> str:
 
 
 def errors_page() -> str:
-    """docs/errors.md from the registry in aiakq/errors.py."""
+    """docs/errors.md from the registry in aiakq/errors."""
     lines = [
         "# Errors",
         "",
-        "Written by `make docs` from `aiakq/errors.py`. On the command line an error is one line,",
+        "Written by `make docs` from `aiakq/errors`. On the command line an error is one line,",
         "`aiakq: error[id]: sentence remedy`, and the exit code below; from the server it is",
         '`{"error": {"message", "type", "param", "code"}}` with the id as `code` and the status below.',
         "",

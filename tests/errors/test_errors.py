@@ -10,7 +10,7 @@ import pytest
 
 from aiakq.errors import REGISTRY, AiakqError, error
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def raised() -> dict[str, list[tuple[str, set[str] | None]]]:

@@ -1,0 +1,113 @@
+"""Registry of all user-facing errors: code, exit code, HTTP status, message and remedy.
+
+Every failure a user can cause is an entry here, with the exit code of the command line and the HTTP status of
+the server. Raise one with ``raise error("model_missing", path=path)``; the fields fill the two templates.
+Anything else that escapes is a bug in aiakq (exit code 1, HTTP 500).
+
+Standard library only: the command line imports this module before anything heavy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiakq.errors.kind import (
+    BAD_INPUT,
+    BUG,
+    CONFLICT,
+    ENVIRONMENT,
+    GATE,
+    NUMERIC,
+    RESOURCES,
+    UNSAFE,
+    USAGE,
+    WORKER,
+    ErrorKind,
+)
+from aiakq.errors.model_errors import COMMAND_ERRORS, FOLDER_ERRORS, QUANTIZE_ERRORS
+from aiakq.errors.serving_errors import CONNECTION_ERRORS, REQUEST_ERRORS, RUNTIME_ERRORS
+
+__all__ = [
+    "BAD_INPUT",
+    "BUG",
+    "CONFLICT",
+    "ENVIRONMENT",
+    "GATE",
+    "NUMERIC",
+    "REGISTRY",
+    "RESOURCES",
+    "UNSAFE",
+    "USAGE",
+    "WORKER",
+    "AiakqError",
+    "AiakqValueError",
+    "ErrorKind",
+    "error",
+]
+
+#: Every error by its id.
+REGISTRY: dict[str, ErrorKind] = {
+    **COMMAND_ERRORS,
+    **FOLDER_ERRORS,
+    **QUANTIZE_ERRORS,
+    **RUNTIME_ERRORS,
+    **CONNECTION_ERRORS,
+    **REQUEST_ERRORS,
+}
+#: Errors of status 503 that pass within a second.
+_OVER_SOON = frozenset({"bodies_too_large", "overloaded", "queue_timeout", "too_many_connections"})
+
+
+class AiakqError(Exception):
+    """A failure with an entry in ``REGISTRY``. Its text is one line: the sentence, then the remedy; details follow."""
+
+    def __init__(self, id: str, **fields: Any) -> None:
+        kind = REGISTRY[id]
+        self.id = id
+        self.kind = kind
+        self.fields = fields
+        self.param: str | None = fields.get("param")
+        self.message = kind.message.format(**fields)
+        self.remedy = kind.remedy.format(**fields)
+        self.exit_code = kind.exit_code
+        self.http_status = kind.http_status
+        self.details = kind.details.format(**fields)
+        super().__init__(f"{self.message} {self.remedy}\n{self.details}".rstrip())
+
+    @property
+    def retry_after(self) -> int | None:
+        """Seconds for the header Retry-After; None if trying again does not help."""
+        if self.http_status != 503:
+            return None
+        return 1 if self.id in _OVER_SOON else 10
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body of an HTTP answer, in the shape OpenAI clients parse."""
+        return {
+            "error": {
+                "message": str(self),
+                "type": self.kind.type,
+                "param": self.param,
+                "code": self.id,
+            }
+        }
+
+
+class AiakqValueError(AiakqError, ValueError):
+    """A failure for which vLLM raises ValueError: an argument, a sampling parameter or a prompt that cannot be used."""
+
+
+_VALUE_ERRORS = frozenset(
+    {
+        *("usage", "bad_option", "option_refused", "option_conflict", "quantization_mismatch", "model_unsupported"),
+        *("remote_code", "no_memory", "value_out_of_range", "invalid_type", "unsupported_parameter", "empty_prompt"),
+        *("invalid_token_id", "too_many_prompts", "context_length_exceeded", "no_chat_template", "chat_template"),
+        "no_tokenizer",
+        "unsupported",
+    }
+)
+
+
+def error(id: str, **fields: Any) -> AiakqError:
+    """Build (not raise) the error ``id``. Raises KeyError for an id that is not in the registry."""
+    return (AiakqValueError if id in _VALUE_ERRORS else AiakqError)(id, **fields)

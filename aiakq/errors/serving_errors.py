@@ -1,0 +1,200 @@
+"""Errors of the runtime, of connections and of requests."""
+
+from __future__ import annotations
+
+from aiakq.errors.kind import BUG, ENVIRONMENT, NUMERIC, RESOURCES, UNSAFE, USAGE, WORKER, ErrorKind
+
+RUNTIME_ERRORS = {
+    "device": ErrorKind("The device {device} cannot be used: {reason}.", "{hint}", ENVIRONMENT),
+    "no_memory": ErrorKind(
+        "There is no memory for the KV cache: {available} free, {needed} needed for one request of "
+        "{max_model_len} tokens.",
+        "Lower --max-model-len (at most {fits} fits){also} or free memory.",
+        RESOURCES,
+    ),
+    "out_of_memory": ErrorKind(
+        "There is not enough memory: {reason}.",
+        "Use a smaller model or batch, or free memory; --debug shows where it happened.",
+        RESOURCES,
+        500,
+        "server_error",
+    ),
+    "open_files": ErrorKind("The system lets aiakq open no more files.", "Raise the limit: ulimit -n 4096.", RESOURCES),
+    "disk_failed": ErrorKind("'{path}' cannot be read or written: {reason}.", "Check the disk.", RESOURCES),
+    "port_in_use": ErrorKind(
+        "Port {port} on {host} is in use.", "Choose another with --port, or 0 for any free one.", ENVIRONMENT
+    ),
+    "engine_dead": ErrorKind(
+        "The engine process ended: {reason}.",
+        "Its last lines are above; start the server again.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+    "model_broken": ErrorKind(
+        "The model computes nothing finite, not even for a prompt of one token.",
+        "Load it again; if that happens at once, the weights are damaged or overflow in this --dtype.",
+        NUMERIC,
+        500,
+        "server_error",
+    ),
+    "no_key": ErrorKind(
+        "Anyone who can reach {host} could use this server, because no API key is set.",
+        "Set one with --api-key-file or AIAKQ_API_KEY; --allow-no-key if a gateway in front of it asks for keys.",
+        UNSAFE,
+    ),
+    "engine_start": ErrorKind("The engine process could not start: {reason}.", "{hint}", WORKER),
+}
+
+CONNECTION_ERRORS = {
+    "invalid_api_key": ErrorKind(
+        "The request has no valid API key.", "Send it as Authorization: Bearer KEY.", USAGE, 401, "authentication_error"
+    ),
+    "host_not_allowed": ErrorKind(
+        "This server does not answer to the name in the Host header.",
+        "The operator adds names with --allowed-hosts.",
+        USAGE,
+        421,
+    ),
+    "origin_not_allowed": ErrorKind(
+        "Web pages of this origin may not use the server.",
+        "The operator allows origins with --allowed-origins.",
+        USAGE,
+        403,
+        "permission_error",
+    ),
+    "invalid_http": ErrorKind("The request is not valid HTTP: {reason}.", "", USAGE),
+    "headers_too_large": ErrorKind(
+        "The request has more than {count} headers, or more than {limit} bytes of them.", "Send fewer.", USAGE, 431
+    ),
+    "unsupported_encoding": ErrorKind(
+        "Request bodies are read as they are, not compressed.", "Leave out Content-Encoding.", USAGE, 415
+    ),
+    "unsupported_media_type": ErrorKind("Request bodies are JSON.", "Send Content-Type: application/json.", USAGE, 415),
+    "read_timeout": ErrorKind("The request's {part} did not arrive within {limit:g} s.", "Send it faster.", USAGE, 408),
+    "too_many_connections": ErrorKind(
+        "There are too many connections: at most {limit} {scope}.",
+        "Use fewer at a time, or try again in a moment.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+}
+
+REQUEST_ERRORS = {
+    "value_out_of_range": ErrorKind("{param} is {value!r}; allowed is {allowed}.", "", USAGE),
+    "invalid_type": ErrorKind("{param} has the wrong type: {reason}.", "", USAGE),
+    "invalid_json": ErrorKind("The request body is not valid JSON: {reason}.", "", USAGE),
+    "duplicate_key": ErrorKind("The request body names {param} twice in one object.", "Name it once.", USAGE),
+    "missing_field": ErrorKind("The request field {param} is missing.", "", USAGE),
+    "unknown_field": ErrorKind("The request field {param} is not known.", "Remove it, or check its spelling.", USAGE),
+    "unsupported_parameter": ErrorKind("{param} is not supported: {reason}.", "", USAGE),
+    "invalid_token_id": ErrorKind(
+        "{param} holds the token id {value}, outside 0..{last}.", "Use ids of this model's vocabulary.", USAGE
+    ),
+    "empty_prompt": ErrorKind("The prompt is empty.", "Send at least one token.", USAGE),
+    "too_many_prompts": ErrorKind(
+        "The request asks for {value} sequences; at most {limit} are allowed.", "Split it.", USAGE
+    ),
+    "context_length_exceeded": ErrorKind(
+        "The prompt has {prompt} tokens and asks for {wanted} more; the context holds {limit}.",
+        "Shorten the prompt or lower max_tokens.",
+        USAGE,
+    ),
+    "unknown_model": ErrorKind(
+        "The model {name!r} is not served here.", "Served: {known}.", USAGE, 404, "invalid_request_error"
+    ),
+    "not_found": ErrorKind("There is no route {path}.", "See /docs.", USAGE, 404),
+    "method_not_allowed": ErrorKind("{path} does not take {method}.", "See /docs.", USAGE, 405),
+    "no_chat_template": ErrorKind(
+        "The model has no chat template.", "Start the server with --chat-template FILE, or use /v1/completions."
+    ),
+    "no_tokenizer": ErrorKind(
+        "There is no tokenizer: --skip-tokenizer-init was given.", "Send token ids; answers are token ids too.", USAGE
+    ),
+    "chat_template": ErrorKind("The chat template refused the messages: {reason}.", ""),
+    "tokenization": ErrorKind("The text could not be tokenized: {reason}.", "Send another text.", USAGE),
+    "tokenizer_stuck": ErrorKind(
+        "A text has waited {limit:g} s to be tokenized.",
+        "Wait for the tokenizer's processes to be restarted.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+    "request_too_large": ErrorKind("The request body is larger than {limit} bytes.", "Split it.", USAGE, 413),
+    "bodies_too_large": ErrorKind(
+        "The bodies of all requests together, or those of one client, are too large: at most {limit} bytes, half of "
+        "them from one client.",
+        "Try again in a moment, or raise --max-total-body-bytes.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+    "overloaded": ErrorKind(
+        "{waiting} {what} are waiting already; at most {limit} are allowed.",
+        "Try again in a moment, or raise {flag}.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+    "queue_timeout": ErrorKind(
+        "The request waited {limit:g} s without being started.",
+        "Try again in a moment; --max-queue-seconds sets the time.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+    "time_limit": ErrorKind(
+        "The request was not finished after {limit:g} s.",
+        "Ask for fewer tokens; --max-request-seconds sets the time.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+    "slow_reader": ErrorKind(
+        "More than {limit} bytes of the answer were not read in time.", "Read faster.", USAGE, 408
+    ),
+    "numerical_error": ErrorKind("The request failed: {reason}.", "", NUMERIC, 500, "server_error"),
+    "request_memory": ErrorKind(
+        "The request does not fit into the server's memory, even alone.",
+        "Ask for fewer prompt_logprobs, or try again; the operator can lower --max-num-batched-tokens.",
+        RESOURCES,
+        503,
+        "service_unavailable_error",
+    ),
+    "engine_restarting": ErrorKind(
+        "The engine is restarting: {reason}.", "Try again in a moment.", WORKER, 503, "service_unavailable_error"
+    ),
+    "engine_restarted": ErrorKind(
+        "The engine ended before the answer was complete: {reason}.",
+        "The engine is restarting; repeat the request.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+    "engine_timeout": ErrorKind(
+        "The engine took longer than {limit:g} s for a step.",
+        "The engine is restarting; repeat the request.",
+        WORKER,
+        500,
+        "server_error",
+    ),
+    "request_quarantined": ErrorKind(
+        "The engine ended twice while this request ran, so it is not tried again.",
+        "The request may be the cause; the server's log says how the engine ended.",
+        WORKER,
+        500,
+        "server_error",
+    ),
+    "aborted": ErrorKind("The operator of the server stopped the request.", "", WORKER, 410, "request_aborted"),
+    "nothing_left": ErrorKind(
+        "The request cannot continue: {reason}.", "Allow more token ids, or fewer min_tokens or bad_words.", USAGE
+    ),
+    "request_failed": ErrorKind("The request failed: {reason}.", "", BUG, 500, "server_error"),
+    "loading": ErrorKind(
+        "The model is still loading.", "Try again in a moment.", WORKER, 503, "service_unavailable_error"
+    ),
+    "shutting_down": ErrorKind(
+        "The server is shutting down.", "Send the request to another server.", WORKER, 503, "service_unavailable_error"
+    ),
+}
