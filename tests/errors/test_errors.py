@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import string
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from aiakq.errors import REGISTRY, AiakqError, error
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@functools.cache
 def raised() -> dict[str, list[tuple[str, set[str] | None]]]:
     """id -> places that build it, with the fields they give (None where they are passed through)."""
     found: dict[str, list[tuple[str, set[str] | None]]] = {}

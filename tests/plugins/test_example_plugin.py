@@ -49,10 +49,12 @@ def test_a_kernel_of_linear_layers_gives_the_products_of_the_table(run_tests):
 
 
 @pytest.fixture(scope="module")
-def quantized(run, example_model, tmp_path_factory) -> Path:
+def quantized(run, example_model, heldout_text, tmp_path_factory) -> Path:
     """The example model, quantized by the plugin's method into the plugin's format."""
-    output = tmp_path_factory.mktemp("quantized") / "out"
-    options = ["-quant_type", "trimmed_rtn", "--format", "unpacked", "-tp", "1", "-t", "fp16"]
+    folder = tmp_path_factory.mktemp("quantized")
+    output, text = folder / "out", folder / "text.txt"
+    text.write_text(heldout_text[:20_000])
+    options = ["-quant_type", "trimmed_rtn", "--format", "unpacked", "-tp", "1", "-t", "fp16", "--eval-text", text]
     run("-m", "aiakq", "quantize", "-i", example_model, "-o", output, *options)
     return output
 
