@@ -1,15 +1,19 @@
 """Write docs/models.md: tiny random models of many architectures, beside transformers and quantized, or refused.
 
-``make models`` runs this; it takes half an hour. Every row is measured: see tests/runtime/models/test_matrix.py.
+``make models`` runs this, half an hour on two cores. Every row is measured: see tests/runtime/models/test_matrix.py.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import multiprocessing
+import os
 import sys
 import tempfile
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,16 +31,20 @@ _QUICK: dict[str, Any] = {"samples": 8, "seqlen": 64, "evaluate": False, "device
 
 def main() -> None:
     """Write the page; to see some rows only, name their cases as arguments."""
-    shared, matrix = _module("conftest.py"), _module("runtime/models/test_matrix.py")
-    tokenizer, rows = shared._byte_tokenizer(), []
-    for name in matrix.CASES:
-        if len(sys.argv) < 2 or name in sys.argv[1:]:
-            rows.append(_row(name, matrix, tokenizer))
-            print(rows[-1], flush=True)
+    names = sys.argv[1:] or list(_module("runtime/models/test_matrix.py").CASES)
+    rows = []
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        os.cpu_count(), mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        for row in pool.map(_row, names):
+            rows.append(row)
+            print(row, flush=True)
     if len(sys.argv) < 2:
         (DOCS / "models.md").write_text(_page(rows), encoding="utf-8")
 
 
+@functools.cache
 def _module(path: str) -> ModuleType:
     """A file of the tests."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, DOCS.parent / "tests" / path)
@@ -47,8 +55,9 @@ def _module(path: str) -> ModuleType:
     return module
 
 
-def _row(name: str, matrix: ModuleType, tokenizer: Any) -> str:
+def _row(name: str) -> str:
     """One row of the table."""
+    matrix, tokenizer = _module("runtime/models/test_matrix.py"), _module("conftest.py")._byte_tokenizer()
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "model"
         matrix.save(name, source, tokenizer)
