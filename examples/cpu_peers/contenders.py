@@ -95,7 +95,7 @@ def words(row: Row, install: bool) -> tuple[list[str], dict[str, Any]] | str:
             return found
         request |= found
     elif row.tool in ("vllm", "openvino"):
-        place = _python(row.tool, install)
+        place = python_of(row.tool, install)
         if isinstance(place, str):
             return place
         python = place
@@ -114,7 +114,7 @@ def words(row: Row, install: bool) -> tuple[list[str], dict[str, Any]] | str:
     return [str(python), str(script)], request
 
 
-def _python(tool: str, install: bool) -> Path | str:
+def python_of(tool: str, install: bool) -> Path | str:
     """The Python of a tool's environment."""
     environments.ENVIRONMENTS.setdefault("openvino", OPENVINO)
     made = (VENVS / f"{tool}-venv" / "installed.json").is_file()
@@ -138,10 +138,10 @@ def _llama(row: Row, install: bool) -> dict[str, Any] | str:
     if not all((programs / name).is_file() for name in PROGRAMS):
         if not install:
             return "not built; --install does that"
-        failed = _build_llama()
+        failed = build_llama()
         if failed:
             return failed
-    source = _llama_source()
+    source = llama_source()
     if source is None:
         return "its sources are gone; --install fetches them"
     file = OUT / row.weights
@@ -163,17 +163,17 @@ def _llama(row: Row, install: bool) -> dict[str, Any] | str:
     return {"model": str(file), "programs": str(programs), "version": version}
 
 
-def _llama_source() -> Path | None:
+def llama_source() -> Path | None:
     """llama.cpp as the llama-cpp-python package carries it."""
     found = sorted(LLAMA.glob("llama_cpp_python-*/vendor/llama.cpp"))
     return found[-1] if found else None
 
 
-def _build_llama() -> str | None:
+def build_llama() -> str | None:
     """Fetch the package's sources and build the three programs for this machine."""
     LLAMA.mkdir(parents=True, exist_ok=True)
     log = LLAMA / "build.log"
-    if _llama_source() is None:
+    if llama_source() is None:
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python"]
         failed = logged([*pip, "--dest", str(LLAMA), "llama-cpp-python"], log)
         for archive in LLAMA.glob("*.tar.gz"):
@@ -181,7 +181,7 @@ def _build_llama() -> str | None:
         if failed:
             return failed
     off = [f"-D{name}=OFF" for name in ("BUILD_SHARED_LIBS", "LLAMA_CURL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES")]
-    configure = ["cmake", "-S", str(_llama_source()), "-B", str(LLAMA / "build"), "-DCMAKE_BUILD_TYPE=Release"]
+    configure = ["cmake", "-S", str(llama_source()), "-B", str(LLAMA / "build"), "-DCMAKE_BUILD_TYPE=Release"]
     build = ["cmake", "--build", str(LLAMA / "build"), "-j", str(os.cpu_count()), "--target", *PROGRAMS]
     print(f"building llama.cpp (log: {log})", file=sys.stderr)
     return logged([*configure, "-DGGML_NATIVE=ON", *off], log) or logged(build, log)
