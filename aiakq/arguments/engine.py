@@ -78,10 +78,15 @@ class ModelArguments:
     )
     tensor_parallel_size: int = argument(
         1,
-        "GPUs that share each layer. Only 1 is supported so far.",
+        "Processes that share each layer, with the same results as one; on a CPU, one for each NUMA node pays.",
         flags=("--tensor-parallel-size", "-tp"),
         low=1,
-        high=1,
+        high=64,
+    )
+    distributed_timeout_seconds: float = argument(
+        30.0,
+        "Seconds that a rank waits for another within a step before the engine ends with an error that names it.",
+        above=0,
     )
     pipeline_parallel_size: int = argument(
         1,

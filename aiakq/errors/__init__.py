@@ -25,7 +25,7 @@ from aiakq.errors.kind import (
     ErrorKind,
 )
 from aiakq.errors.model_errors import COMMAND_ERRORS, FOLDER_ERRORS, QUANTIZE_ERRORS
-from aiakq.errors.serving_errors import CONNECTION_ERRORS, REQUEST_ERRORS, RUNTIME_ERRORS
+from aiakq.errors.serving_errors import CONNECTION_ERRORS, RANK_ERRORS, REQUEST_ERRORS, RUNTIME_ERRORS
 
 __all__ = [
     "BAD_INPUT",
@@ -51,6 +51,7 @@ REGISTRY: dict[str, ErrorKind] = {
     **FOLDER_ERRORS,
     **QUANTIZE_ERRORS,
     **RUNTIME_ERRORS,
+    **RANK_ERRORS,
     **CONNECTION_ERRORS,
     **REQUEST_ERRORS,
 }

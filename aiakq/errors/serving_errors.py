@@ -46,6 +46,18 @@ RUNTIME_ERRORS = {
     "engine_start": ErrorKind("The engine process could not start: {reason}.", "{hint}", WORKER),
 }
 
+RANK_ERRORS = {
+    "ranks_unavailable": ErrorKind("Several ranks cannot be used here: {reason}.", "Set -tp to 1.", USAGE),
+    "rank_failed": ErrorKind(
+        "Rank {rank} failed: {reason}.", "Its own last lines are above; often it is too little memory.", WORKER, 503
+    ),
+    "rank_late": ErrorKind(
+        "Rank {rank} did not come to {place} within {limit:g} s.",
+        "It hangs, or its processors are busy with something else; --distributed-timeout-seconds allows more time.",
+        WORKER,
+        503,
+    ),
+}
 CONNECTION_ERRORS = {
     "invalid_api_key": ErrorKind(
         "The request has no valid API key.", "Send it as Authorization: Bearer KEY.", USAGE, 401, "authentication_error"

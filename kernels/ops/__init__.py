@@ -193,6 +193,10 @@ class Ops(RecurrentOps):
         cache: LayerCache = module.new_cache(problem, pages, page_size, self.device)
         return cache
 
+    def cache_bytes(self, spec: AttentionSpec, dtype: torch.dtype) -> int:
+        """Bytes of one token's keys and values of one layer in a cache of ``dtype``."""
+        return spec.cache_bytes(dtype)
+
     def sampler(self) -> Sampler:
         """Tokens from float32 logits."""
         problem = SamplingProblem(torch.float32, self.device_type)

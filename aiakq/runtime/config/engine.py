@@ -19,6 +19,7 @@ from aiakq.runtime.config.device import DeviceConfig
 from aiakq.runtime.config.hf_config import GenerationConfig, model_config
 from aiakq.runtime.config.load import LoadConfig
 from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.spec import QuantSpec, canonical_method
@@ -42,6 +43,7 @@ class EngineConfig:
     device: DeviceConfig
     cache: CacheConfig
     scheduler: SchedulerConfig
+    parallel: ParallelConfig
     compilation: CompilationConfig
     generation: GenerationConfig
     max_model_len: int
@@ -76,6 +78,7 @@ class EngineConfig:
             device=device,
             cache=CacheConfig.from_args(args, device, model.is_recurrent),
             scheduler=SchedulerConfig.from_args(args, max_model_len, device.device.type == "cpu", model.is_recurrent),
+            parallel=ParallelConfig.from_args(args, given),
             compilation=CompilationConfig.from_args(args),
             generation=GenerationConfig.from_args(load.path, args, raw),
             max_model_len=max_model_len,

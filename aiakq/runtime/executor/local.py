@@ -44,12 +44,15 @@ class LocalPendingStep:
         """See ``PendingStep``."""
         return self._executor.collect(self)
 
-    def launch_model(self, runner: Runner, step: StepInput, previous: LocalPendingStep | None) -> None:
-        """Launch the model over ``step``; tokens that the host does not know are those that ``previous`` samples."""
+    def fill_unknown(self, step: StepInput, previous: LocalPendingStep | None) -> None:
+        """Complete ``step``, on the device: tokens that the host does not know are those that ``previous`` samples."""
         self._logit_rows = step.logit_rows
         if step.unknown:
             assert previous is not None
             previous.copy_tokens(step.unknown, step.model_input.token_ids)
+
+    def launch_model(self, runner: Runner, step: StepInput) -> None:
+        """Launch the model over ``step``."""
         self._logits = runner.forward(step.model_input)
 
     def copy_tokens(self, places: list[tuple[int, SequenceState]], token_ids: Tensor) -> None:
@@ -126,14 +129,25 @@ class LocalExecutor:
             return step
         assert previous is None or previous.is_sampled, "two steps at most may be pending"
 
-        def compute() -> None:
-            model_input = self.runner.prepare(batch.chunks, sequences, self._sequences)
-            step.launch_model(self.runner, model_input, previous)
-            if previous is None:
-                step.launch_sampler(self._sampler)
-
-        step.out_of_memory = not _fits(compute)
+        step.out_of_memory = not _fits(lambda: self._launch(step, batch.chunks, sequences, previous))
         return step
+
+    def _launch(
+        self,
+        step: LocalPendingStep,
+        chunks: list[Chunk],
+        sequences: list[SequenceState],
+        previous: LocalPendingStep | None,
+    ) -> None:
+        """Launch the model over ``chunks`` and, behind no other step, the sampler."""
+        step_input = self.runner.prepare(chunks, sequences, self._sequences)
+        step.fill_unknown(step_input, previous)
+        self._launch_model(step, step_input)
+        if previous is None:
+            step.launch_sampler(self._sampler)
+
+    def _launch_model(self, step: LocalPendingStep, step_input: StepInput) -> None:
+        step.launch_model(self.runner, step_input)
 
     @torch.inference_mode()
     def collect(self, step: LocalPendingStep) -> StepResult:

@@ -91,7 +91,7 @@ class Attention:
 
     def cache_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of one token's keys and values in a cache of ``dtype``."""
-        return self.spec.cache_bytes(dtype)
+        return self._ops.cache_bytes(self.spec, dtype)
 
     def state_bytes(self) -> int:
         """0: it has no state."""

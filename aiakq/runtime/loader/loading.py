@@ -11,15 +11,16 @@ import torch
 from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import is_out_of_memory, release_memory
+from aiakq.runtime.distributed.rank_group import start_ranks
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.kv_cache import count_pages, fit_positions, kv_bytes_per_page, state_bytes
-from aiakq.runtime.executor.local import LocalExecutor
+from aiakq.runtime.executor.multiprocess import new_executor
 from aiakq.runtime.executor.runner import Runner
-from aiakq.runtime.executor.states import RING, StateRows
+from aiakq.runtime.executor.states import RING, StateRows, state_rows
 from aiakq.runtime.loader.model_loader import load_model
 from aiakq.runtime.models.decoder import Model
 from aiakq.system.memory import gc_frozen
@@ -45,9 +46,10 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     """
     started = time.monotonic()
     config = fit_positions(config)
+    group = start_ranks(config)
     with gc_frozen():
         try:
-            model, operations = load_model(config)
+            model, operations = load_model(config, None if group is None else group.collective)
         except Exception as failure:
             if not is_out_of_memory(failure):
                 raise
@@ -68,7 +70,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     longest = min(config.max_model_len, tokens)
     bounds = Bounds(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs, longest)
     num_slots = bounds.rows + 1  # one is the engine's own
-    states = _state_rows(config, model, num_pages, num_slots)
+    states = state_rows(config, model, num_pages, num_slots)
     runner = Runner(model, num_pages, config.cache.block_size, config.device.device, states)
     how = runner.capture(bounds, config.compilation)
     scheduler = FairScheduler(pool, config.scheduler)
@@ -96,15 +98,8 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     }
     if states is not None:
         facts["recurrent states"] = _described(states, config, model)
-    executor = LocalExecutor(runner, num_slots, -(-bounds.length // config.cache.block_size))
+    executor = new_executor(runner, group, config, num_pages, num_slots, bounds)
     return Engine(executor, scheduler, limits, facts, max_pending_steps=2 if config.scheduler.async_scheduling else 1)
-
-
-def _state_rows(config: EngineConfig, model: Model, num_pages: int, num_slots: int) -> StateRows | None:
-    """The rows of the states of a model with recurrent layers."""
-    if not model.state_bytes():
-        return None
-    return StateRows(num_pages, config.cache.block_size, num_slots, config.cache.enable_prefix_caching)
 
 
 def _described(states: StateRows, config: EngineConfig, model: Model) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from aiakq.errors import error
+from aiakq.kernels.ops.sharded import Collective, ShardedOps
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.loader.description import describe_operations
 from aiakq.runtime.loader.weights import CheckpointWeights, weights_for
@@ -12,9 +13,10 @@ from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 from aiakq.runtime.models.decoder import Model
 
 
-def load_model(config: EngineConfig) -> tuple[Model, dict[str, str]]:
+def load_model(config: EngineConfig, collective: Collective | None = None) -> tuple[Model, dict[str, str]]:
     """Build the model of ``config``; returns it and rows of the start-up table: what its operations run in.
 
+    collective  of the ranks that share the model; this process then loads its rank's share.
     Raises AiakqError: model_unsupported, tensor_inventory, tensor_mismatch, not_finite, model_*.
     """
     architecture = config.model.architecture
@@ -29,9 +31,14 @@ def load_model(config: EngineConfig) -> tuple[Model, dict[str, str]]:
     if not native or config.load.model_impl == "transformers":
         from aiakq.runtime.loader.transformers_fallback import load_transformers_model
 
+        if collective is not None:
+            reason = "models that run through transformers are not distributed over ranks"
+            raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
         return load_transformers_model(config)
-    weights = weights_for(config)
+    weights = weights_for(config, collective)
     model = ARCHITECTURES.load(architecture).build(config.model, weights)
+    if isinstance(weights.ops, ShardedOps):
+        weights.ops.finish()
     facts = describe_operations(weights.ops)
     facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks])
     if isinstance(weights, CheckpointWeights) and weights.checkpoint.beside_text:

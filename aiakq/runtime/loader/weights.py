@@ -14,6 +14,7 @@ from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.linear_reference import dequantize
+from aiakq.kernels.ops.sharded import Collective, ShardedOps
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.config.device import DTYPES
 from aiakq.runtime.config.engine import EngineConfig
@@ -125,8 +126,8 @@ class DummyWeights(LinearBuilder):
     The same for the same seed and device.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(operations(config, False))
+    def __init__(self, config: EngineConfig, collective: Collective | None = None) -> None:
+        super().__init__(operations(config, False, collective))
         self.remarks: list[str] = []
         self.spec = config.spec
         self.stored = DTYPES.get(
@@ -206,30 +207,37 @@ def _one(tensors: list[Tensor]) -> Tensor:
 QUANTIZED = frozenset({"cpu", "triton", "triton-w8a8"})
 
 
-def weights_for(config: EngineConfig) -> CheckpointWeights | DummyWeights:
-    """The weights that ``config`` asks for: random ones, or the checkpoint's. Raises ``tensor_inventory``."""
+def weights_for(config: EngineConfig, collective: Collective | None = None) -> CheckpointWeights | DummyWeights:
+    """The weights that ``config`` asks for: random ones, or the checkpoint's. Raises ``tensor_inventory``.
+
+    collective  of the ranks over which the model is distributed.
+    """
     if config.load.load_format == "dummy":
-        return DummyWeights(config)
-    weights = open_weights(config)
+        return DummyWeights(config, collective)
+    weights = open_weights(config, collective)
     check_inventory(config.model, weights.checkpoint)
     return weights
 
 
-def open_weights(config: EngineConfig) -> CheckpointWeights:
+def open_weights(config: EngineConfig, collective: Collective | None = None) -> CheckpointWeights:
     """The checkpoint of ``config`` as a source of weights, with the implementations that memory allows."""
     load = config.load
     checkpoint = Checkpoint.open(load.path, load.load_format, load.ignore_patterns, config.model.raw)
     checkpoint.mapped = True
-    return CheckpointWeights(checkpoint, operations(config, _may_dequantize(config, checkpoint)))
+    return CheckpointWeights(checkpoint, operations(config, _may_dequantize(config, checkpoint), collective))
 
 
-def operations(config: EngineConfig, may_dequantize: bool = False) -> Ops:
-    """The operations of the device of ``config``. may_dequantize: whether the memory is there for it."""
+def operations(config: EngineConfig, may_dequantize: bool = False, collective: Collective | None = None) -> Ops:
+    """The operations of the device of ``config``, those of one rank with a ``collective``.
+
+    may_dequantize  whether the memory is there for it.
+    """
     excluded = frozenset() if may_dequantize else frozenset({"dequantized"})
     if config.load.dequantize == "always":
         excluded = QUANTIZED
     device = config.device
-    return Ops(device.device, device.dtype, config.cache.dtype, excluded, config.load.cpu_math == "exact")
+    ops = Ops(device.device, device.dtype, config.cache.dtype, excluded, config.load.cpu_math == "exact")
+    return ops if collective is None else ShardedOps(ops, collective)
 
 
 def _may_dequantize(config: EngineConfig, checkpoint: Checkpoint) -> bool:

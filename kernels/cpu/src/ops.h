@@ -6,6 +6,7 @@
 
 namespace aiakq {
 
+struct RankGroup;
 struct SampleRow;
 struct Step;
 

@@ -1,0 +1,26 @@
+"""ParallelConfig: over how many processes a model is distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """Ranks that compute one model together.
+
+    tensor_parallel_size  processes that share each layer.
+    timeout               seconds that a rank waits for another within a step.
+    arguments             the engine's, as they were given: every rank makes its own configuration of them.
+    """
+
+    tensor_parallel_size: int
+    timeout: float
+    arguments: Mapping[str, Any]
+
+    @staticmethod
+    def from_args(args: Mapping[str, Any], given: Mapping[str, Any]) -> ParallelConfig:
+        """args: checked ones; given: those that were."""
+        return ParallelConfig(args["tensor_parallel_size"], args["distributed_timeout_seconds"], dict(given))

@@ -1,0 +1,1 @@
+"""Ranks: processes that compute one model together."""

@@ -1,0 +1,155 @@
+"""Messages between rank 0 and the other ranks, and the channel they pass through.
+
+Rank 0 holds the engine and decides everything; the others carry out what it sends. Nothing is pickled: decoding can
+only produce one of the records below, whatever bytes arrive. A frame is a 4-byte big-endian length and one record in
+MessagePack.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+from aiakq.runtime.engine.records import StepBatch
+
+_LENGTH = struct.Struct(">I")
+
+
+class Load(msgspec.Struct, tag="load"):
+    """The first message: what to load, and with whom.
+
+    arguments  the engine's, as they were given.
+    memory     number of the inherited descriptor of the memory that all ranks share.
+    threads    of this rank.
+    cpus       that this rank may use; empty: all.
+    """
+
+    arguments: dict[str, Any]
+    rank: int
+    size: int
+    memory: int
+    threads: int
+    cpus: list[int]
+    time_limit: float
+
+
+class Loaded(msgspec.Struct, tag="loaded"):
+    """The model is loaded. ``checkpoint`` and ``version`` must be those of rank 0."""
+
+    version: str
+    checkpoint: str
+
+
+class Configure(msgspec.Struct, tag="configure"):
+    """The sizes that rank 0 has settled on: of the cache, and of the largest step."""
+
+    num_pages: int
+    num_slots: int
+    tokens: int
+    rows: int
+    length: int
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """The rank takes steps."""
+
+
+class Batch(msgspec.Struct, tag="batch"):
+    """The next step; ``Launch`` or ``Abandon`` follows."""
+
+    batch: StepBatch
+
+
+class Launch(msgspec.Struct, tag="launch"):
+    """Compute the step.
+
+    unknown_tokens  those that the step before sampled, in the order in which this one needs them.
+    digest          of the step's input on rank 0.
+    """
+
+    unknown_tokens: list[int]
+    digest: int
+
+
+class Abandon(msgspec.Struct, tag="abandon"):
+    """Do not compute the step, or forget that it was begun; answered with ``Abandoned``."""
+
+
+class Abandoned(msgspec.Struct, tag="abandoned"):
+    """The rank waits for the next step."""
+
+
+class Sampled(msgspec.Struct, tag="sampled"):
+    """What the oldest step sampled: for each of its chunks a token, or None if it continues no sequence."""
+
+    tokens: list[int | None]
+
+
+class Reset(msgspec.Struct, tag="reset"):
+    """Drop all sequences."""
+
+
+class OutOfMemory(msgspec.Struct, tag="out_of_memory"):
+    """The step does not fit into this rank's memory; rank 0 abandons it."""
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    """The error this rank ends with: an entry of the error registry and its fields."""
+
+    id: str
+    fields: dict[str, Any]
+
+
+ToRank = Load | Configure | Batch | Launch | Abandon | Sampled | Reset
+FromRank = Loaded | Ready | Abandoned | OutOfMemory | Failed
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=str)
+_decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
+_decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
+
+
+def frame(record: ToRank | FromRank) -> bytes:
+    """One record as bytes, length first."""
+    body = _encoder.encode(record)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Channel:
+    """One end of a socket pair. Sends and receives block."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame. Raises OSError if the other end is gone."""
+        self.socket.sendall(frame)
+
+    def receive(self) -> bytes | None:
+        """The next record's bytes; None if the other end is gone."""
+        head = self._read(_LENGTH.size)
+        return None if head is None else self._read(_LENGTH.unpack(head)[0])
+
+    def receive_at_rank(self) -> ToRank | None:
+        """The next message from rank 0; None if it is gone."""
+        body = self.receive()
+        return None if body is None else _decode_to_rank(body)
+
+    def receive_from_rank(self) -> FromRank | None:
+        """The next message of a rank; None if it is gone."""
+        body = self.receive()
+        return None if body is None else _decode_from_rank(body)
+
+    def _read(self, count: int) -> bytes | None:
+        parts = bytearray()
+        while len(parts) < count:
+            try:
+                data = self.socket.recv(count - len(parts))
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            parts += data
+        return bytes(parts)

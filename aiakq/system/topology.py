@@ -1,0 +1,54 @@
+"""Which processors belong together: the NUMA nodes of this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_NODES = Path("/sys/devices/system/node")
+
+
+def cpu_nodes(root: Path = _NODES) -> list[list[int]]:
+    """The processors of every NUMA node that this process may use, nodes without any left out; one node where the
+    system does not tell.
+    """
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    nodes = []
+    for folder in sorted(root.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node"))):
+        try:
+            cpus = _numbers((folder / "cpulist").read_text())
+        except (OSError, ValueError):
+            continue
+        nodes.append([cpu for cpu in cpus if cpu in allowed])
+    return [node for node in nodes if node] or [sorted(allowed)]
+
+
+def cpu_shares(size: int, root: Path = _NODES) -> list[list[int]]:
+    """For each of ``size`` ranks the processors it is bound to, so that its memory is near them: those of one node
+    where the nodes can be shared out evenly. Empty lists, which bind nothing, on a machine with one node.
+    """
+    nodes = cpu_nodes(root)
+    if len(nodes) < 2 or size % len(nodes):
+        return [[] for _ in range(size)]
+    per_node = size // len(nodes)
+    shares = []
+    for node in nodes:
+        if len(node) < per_node:
+            return [[] for _ in range(size)]
+        step, more = divmod(len(node), per_node)
+        start = 0
+        for rank in range(per_node):
+            end = start + step + (rank < more)
+            shares.append(node[start:end])
+            start = end
+    return shares
+
+
+def _numbers(text: str) -> list[int]:
+    """The numbers of a list like 0-3,8,10-11."""
+    found: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            found += range(int(first), int(last or first) + 1)
+    return found

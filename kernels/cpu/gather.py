@@ -1,0 +1,100 @@
+"""Gathering of activations from the ranks of one machine, through memory that they share."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.cpu import library
+from aiakq.kernels.cpu.library import TYPES
+from aiakq.kernels.cpu.rows import threads_for
+
+#: Why a group was given up, besides for a rank that is late.
+_GIVEN_UP, _INTERRUPTED = 1, 2
+#: Bytes of each of the two buffers; what is larger goes through them in parts.
+BUFFER_BYTES = 4 << 20
+
+
+def memory_bytes(size: int) -> int:
+    """Bytes of the memory that ``size`` ranks share, all zeros at first."""
+    return _control_bytes(size) + 2 * BUFFER_BYTES
+
+
+def _control_bytes(size: int) -> int:
+    line = library.load_library().constants["CONTROL_LINE"] * 4
+    return -(-(1 + size) * line // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class NativeCollective:
+    """A rank's part in a group; the interface is Collective in ops/sharded.py.
+
+    memory      of ``memory_bytes(size)``, the same for all ranks.
+    time_limit  seconds that a rank waits for another before it gives the group up.
+    """
+
+    def __init__(self, memory: mmap.mmap, rank: int, size: int, time_limit: float) -> None:
+        self.rank, self.size = rank, size
+        native = library.load_library()
+        self._memory = memory  # the operations point into it
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        line = native.constants["CONTROL_LINE"] * 4
+        self._own = ctypes.c_int32.from_address(start + (1 + rank) * line)
+        self.time_limit = time_limit
+        self._late = native.constants["LATE"]
+        self._reason = ctypes.c_int32.from_address(start)
+        self._group = group = native.structs["RankGroup"]()
+        group.rank, group.size, group.time_limit = rank, size, round(time_limit * 1000)
+        group.control, group.buffers, group.buffer_bytes = start, start + _control_bytes(size), BUFFER_BYTES
+        self.op = op = library.new_op("gather")
+        op.group = ctypes.addressof(group)
+        self.ops = library.OpList(op)
+
+    @property
+    def num_meetings(self) -> int:
+        """How often this rank has met the others: it counts gathers, and in parts those of large ones."""
+        meetings: int = self._group.meetings
+        return meetings
+
+    @property
+    def late_rank(self) -> int | None:
+        """The rank that did not come in time, if the group was given up for that."""
+        reason = self._reason.value
+        return reason - self._late if reason >= self._late else None
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether what gathers return is of no use any more."""
+        return self._reason.value != 0
+
+    def give_up(self) -> None:
+        """End all waiting, of all ranks and for good."""
+        if not self.is_given_up:
+            self._reason.value = _GIVEN_UP
+
+    def interrupt(self) -> None:
+        """End all waiting, of all ranks, until they start over."""
+        if not self.is_given_up:
+            self._reason.value = _INTERRUPTED
+
+    def start_over(self) -> None:
+        """Forget all meetings. Every rank does this while none gathers, rank 0 as the last one."""
+        self._group.meetings = self._own.value = 0
+        if self.rank == 0 and self._reason.value == _INTERRUPTED:
+            self._reason.value = 0
+
+    def gather(self, x: Tensor, bounds: Sequence[int]) -> Tensor:
+        """x [M, own columns] -> [M, N]; see Collective."""
+        first, n = bounds[self.rank], bounds[-1]
+        if x.dim() != 2 or x.shape[1] != bounds[self.rank + 1] - first or (x.numel() and x.stride(1) != 1):
+            raise ValueError(f"rows {list(x.shape)} for columns {first} to {bounds[self.rank + 1]}")
+        op = self.op
+        y = torch.empty(len(x), n, dtype=x.dtype)
+        with self.ops.lock:
+            op.m, op.type, op.columns, op.n, op.first = len(x), TYPES[x.dtype], x.shape[1], n, first
+            op.x, op.x_stride, op.y, op.y_stride = x.data_ptr(), x.stride(0), y.data_ptr(), n
+            self.ops(threads_for(y.numel()))
+        return y

@@ -1,0 +1,134 @@
+// Shares of an activation, one from each rank of a group, put together in memory that the ranks share.
+//
+// Every rank writes its columns into a buffer, waits until all have, and reads the whole. There are two buffers, used in
+// turns: a rank may write into one while others still read the other, and no rank is ever two meetings ahead.
+// What does not fit into a buffer goes through it in parts.
+//
+// Ranks meet without a lock: each publishes how many meetings it has come to, and waits for the numbers of the others,
+// first spinning, then sleeping until it changes. Waiting ends early when the group is given up, which is for good; a
+// rank that waits longer than the time limit gives the group up itself, naming the rank that is late. The operations
+// after that compute nothing of use, quickly; the caller looks at the first number of ``control``.
+
+#include <cstring>
+#include <ctime>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "kernels.h"
+#include "parallel.h"
+
+namespace aiakq {
+namespace ISA {
+namespace {
+
+// Bytes that one item of work copies.
+constexpr int64_t COPIED = 1 << 16;
+constexpr int SPINS = 2000, YIELDS = 50;
+
+int64_t milliseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+// Sleeps while *number is ``seen``, for a few milliseconds at most.
+void sleep_while(int32_t* number, int32_t seen) {
+  timespec limit = {0, 5000000};
+#if defined(__linux__)
+  syscall(SYS_futex, number, FUTEX_WAIT, seen, &limit, nullptr, 0);
+#else
+  limit.tv_nsec = 50000;
+  nanosleep(&limit, nullptr);
+#endif
+}
+
+void wake(int32_t* number) {
+#if defined(__linux__)
+  syscall(SYS_futex, number, FUTEX_WAKE, 1 << 30, nullptr, nullptr, 0);
+#endif
+}
+
+bool given_up(const RankGroup& group) { return __atomic_load_n(group.control, __ATOMIC_ACQUIRE) != 0; }
+
+void give_up(const RankGroup& group, int32_t reason) {
+  int32_t none = 0;
+  __atomic_compare_exchange_n(group.control, &none, reason, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
+
+void wait_for(RankGroup& group, int32_t rank, int32_t meeting) {
+  int32_t* line = group.control + (1 + rank) * CONTROL_LINE;
+  int64_t until = 0;
+  for (int turn = 0;; turn++) {
+    const int32_t seen = __atomic_load_n(line, __ATOMIC_ACQUIRE);
+    // Numbers may wrap around.
+    if ((int32_t)((uint32_t)seen - (uint32_t)meeting) >= 0 || given_up(group)) return;
+    if (turn < SPINS) {
+      spin_pause();
+    } else if (turn < SPINS + YIELDS) {
+      yield_thread();
+    } else {
+      const int64_t now = milliseconds();
+      if (!until) until = now + group.time_limit;
+      if (now > until) return give_up(group, LATE + rank);
+      // The other rank looks at this number after it has published its own: one of the two sees the other's.
+      __atomic_add_fetch(line + 1, 1, __ATOMIC_SEQ_CST);
+      sleep_while(line, seen);
+      __atomic_sub_fetch(line + 1, 1, __ATOMIC_SEQ_CST);
+    }
+  }
+}
+
+void meet(RankGroup& group) {
+  const int32_t meeting = (int32_t)(uint32_t)++group.meetings;
+  int32_t* own = group.control + (1 + group.rank) * CONTROL_LINE;
+  __atomic_store_n(own, meeting, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(own + 1, __ATOMIC_SEQ_CST)) wake(own);
+  for (int32_t rank = 0; rank < group.size; rank++)
+    if (rank != group.rank) wait_for(group, rank, meeting);
+}
+
+// Copies ``rows`` rows of ``bytes`` bytes, from(row) to to(row).
+template <class From, class To> void copy_rows(Worker& worker, int64_t rows, int64_t bytes, From from, To to) {
+  const int64_t across = ceil_div(bytes, COPIED), together = max(1, COPIED / max(1, bytes));
+  parallel_for(worker, ceil_div(rows, together) * across, 1, [&](int64_t item) {
+    const int64_t begin = item % across * COPIED, size = min(COPIED, bytes - begin);
+    const int64_t first = item / across * together;
+    for (int64_t row = first; row < min(first + together, rows); row++) memcpy(to(row) + begin, from(row) + begin, size);
+  });
+}
+
+}  // namespace
+
+void gather(const Gather& op, Worker& worker) {
+  RankGroup& group = *op.group;
+  const int64_t size = op.type == FLOAT32 ? 4 : 2;
+  const int64_t wide = min(op.n, group.buffer_bytes / size), high = max(1, group.buffer_bytes / (wide * size));
+  const uint8_t* x = (const uint8_t*)op.x;
+  uint8_t* y = (uint8_t*)op.y;
+  for (int64_t top = 0; top < op.m; top += high) {
+    for (int64_t left = 0; left < op.n; left += wide) {
+      const int64_t rows = min(high, op.m - top), columns = min(wide, op.n - left);
+      // This rank's columns of the part.
+      const int64_t first = max(op.first, left), end = min(op.first + op.columns, left + columns);
+      // Asked for while copying: in between, ranks meet.
+      auto line = [&](int64_t meetings, int64_t row) {
+        return group.buffers + meetings % 2 * group.buffer_bytes + row * columns * size;
+      };
+      copy_rows(
+          worker, rows, max(0, end - first) * size,
+          [&](int64_t row) { return x + ((top + row) * op.x_stride + first - op.first) * size; },
+          [&](int64_t row) { return line(group.meetings, row) + (first - left) * size; });
+      parallel_for(worker, 1, 1, [&](int64_t) { meet(group); });
+      copy_rows(
+          worker, rows, columns * size, [&](int64_t row) { return line(group.meetings - 1, row); },
+          [&](int64_t row) { return y + ((top + row) * op.y_stride + left) * size; });
+    }
+  }
+}
+
+}  // namespace ISA
+}  // namespace aiakq
