@@ -278,7 +278,9 @@ class ShardedOps(Ops):
     def new_cache(self, spec: AttentionSpec, pages: int, page_size: int) -> LayerCache:
         """See Ops: the cache of this rank's heads."""
         local = self._local(spec)
-        return [] if local is None else super().new_cache(local, pages, page_size)
+        if local is None:
+            return [torch.empty(pages, 0, dtype=self.dtype, device=self.device)]
+        return super().new_cache(local, pages, page_size)
 
     def cache_bytes(self, spec: AttentionSpec, dtype: torch.dtype) -> int:
         """See Ops: of this rank's heads."""

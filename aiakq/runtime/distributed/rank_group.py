@@ -133,7 +133,7 @@ class RankGroup:
         return found
 
     def check(self, gone: int | None = None) -> None:
-        """Raise ``rank_failed`` or ``rank_late`` if the ranks cannot go on.
+        """End the ranks and raise ``rank_failed`` or ``rank_late`` if they cannot go on.
 
         gone  a rank that cannot be reached.
         """
@@ -146,6 +146,8 @@ class RankGroup:
             limit = self.collective.time_limit
             self._failure = error("rank_late", rank=rank, limit=limit, place=f"gather {meeting}")
         if self._failure is not None:
+            for rank in self._ranks:  # they are of no use any more, and one that hangs ends in no other way
+                rank.process.kill()
             raise self._failure
 
     def close(self) -> None:

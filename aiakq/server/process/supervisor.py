@@ -168,7 +168,9 @@ class Supervisor:
 
 def _notify(manager: RequestManager, failure: AiakqError, restart: bool) -> None:
     """Tell ``manager`` that the engine has ended with ``failure``."""
-    reason = failure.fields.get("reason") or str(failure.message).rstrip(".")
+    reason = failure.message.rstrip(".")
+    if failure.id in ("engine_dead", "engine_start"):
+        reason = failure.fields["reason"]
     if restart:
         running_error = failure if failure.id == "engine_timeout" else error("engine_restarted", reason=reason)
         manager.on_engine_end(running_error, error("engine_restarting", reason=reason), replay=True)

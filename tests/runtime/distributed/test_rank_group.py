@@ -1,0 +1,202 @@
+"""Ranks that are lost, hang, disagree or run out of memory: the rank is named, soon, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from aiakq import LLM, SamplingParams
+from aiakq.errors import AiakqError
+from aiakq.runtime.distributed import rank_group
+
+PROMPTS = [{"prompt_token_ids": [5 + number, 17, 300, 41]} for number in range(4)]
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
+SMALL = {"max_model_len": 128, "num_gpu_blocks_override": 65, "dtype": "float32"}
+
+
+def generate(llm: LLM) -> list[tuple[list[int], list]]:
+    results = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    return [(result.outputs[0].token_ids, result.outputs[0].logprobs) for result in results]
+
+
+def ranks_of(llm: LLM) -> list[int]:
+    """Process ids of ranks 1 and up."""
+    return [rank.process.pid for rank in llm.engine.executor._group._ranks]
+
+
+@pytest.fixture
+def two_ranks(example_model) -> Callable[..., LLM]:
+    return lambda **arguments: LLM(str(example_model), **{**SMALL, "tensor_parallel_size": 2, **arguments})
+
+
+@pytest.fixture(scope="module")
+def alone(example_model) -> list[tuple[list[int], list]]:
+    return generate(LLM(str(example_model), **SMALL))
+
+
+@pytest.fixture
+def patched(monkeypatch) -> Iterator[Callable[[str], None]]:
+    """``patched(code)`` runs ``code`` in the process of every other rank before it does anything."""
+
+    def patch(code: str) -> None:
+        start = "from aiakq.runtime.distributed.rank_process import main; main()"
+        monkeypatch.setattr(rank_group, "_COMMAND", ("-P", "-c", f"{code}\n{start}"))
+
+    yield patch
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_any_number_of_ranks_gives_the_tokens_of_one_process(two_ranks, alone, size):
+    """Four heads, two of keys: with five ranks one has no head."""
+    assert generate(two_ranks(tensor_parallel_size=size)) == alone
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_rank_that_is_killed_is_named_at_once(two_ranks, how):
+    llm = two_ranks()
+    generate(llm)
+    os.kill(ranks_of(llm)[0], how)
+    began = time.monotonic()
+    with pytest.raises(AiakqError, match=f"Rank 1 failed: it was ended by {how.name}") as failure:
+        generate(llm)
+    assert time.monotonic() - began < 2 and failure.value.id == "rank_failed"
+
+
+def test_a_rank_that_hangs_is_named_after_the_time_limit(two_ranks):
+    llm = two_ranks(distributed_timeout_seconds=0.5)
+    generate(llm)
+    (pid,) = ranks_of(llm)
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(AiakqError, match=r"Rank 1 did not come to gather \d+ within 0.5 s") as failure:
+        generate(llm)
+    assert time.monotonic() - began < 3 and failure.value.id == "rank_late"
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < deadline, "a stopped rank is killed too"
+        time.sleep(0.05)
+
+
+def test_a_rank_that_fails_says_why(two_ranks, patched):
+    patched("""
+from aiakq.runtime.executor.runner import Runner
+def forward(self, step): raise ArithmeticError("the cause")
+Runner.forward = forward""")
+    llm = two_ranks()
+    with pytest.raises(AiakqError, match="Rank 1 failed: ArithmeticError: the cause"):
+        generate(llm)
+
+
+def test_a_rank_that_does_not_load_is_named(two_ranks, patched, monkeypatch):
+    monkeypatch.setattr(rank_group, "LOAD_SECONDS", 1.0)
+    patched("import time; time.sleep(60)")
+    with pytest.raises(AiakqError, match="Rank 1 did not come to the end of its work to load the model within 1 s"):
+        two_ranks()
+
+
+def test_a_rank_with_other_files_is_refused(two_ranks, patched):
+    patched("""
+from aiakq.runtime.distributed import rank_group
+rank_group.checkpoint_digest = lambda config: "another"
+""")
+    with pytest.raises(AiakqError, match="Rank 1 failed: it has loaded other files, or is another version"):
+        two_ranks()
+
+
+def test_ranks_that_diverge_are_stopped(two_ranks, patched):
+    patched("""
+from aiakq.runtime.executor.runner import Runner
+original = Runner.prepare
+def prepare(self, *args):
+    found = original(self, *args)
+    found.model_input.positions += 1
+    return found
+Runner.prepare = prepare""")
+    llm = two_ranks()
+    with pytest.raises(AiakqError, match="its step is not that of rank 0"):
+        generate(llm)
+
+
+def test_a_step_that_one_rank_has_no_memory_for_runs_in_parts(two_ranks, patched, alone):
+    """Every third step fails on rank 1; the engine splits it, or runs it again, and the answers are the same."""
+    patched("""
+from aiakq.runtime.executor.runner import Runner
+original, count = Runner.forward, [0]
+def forward(self, step):
+    count[0] += 1
+    if count[0] % 3 == 0 and len(step.token_ids) > 1: raise MemoryError
+    return original(self, step)
+Runner.forward = forward""")
+    llm = two_ranks()
+    assert generate(llm) == alone
+    assert generate(llm) == alone
+
+
+def test_a_step_that_rank_0_has_no_memory_for_runs_in_parts(two_ranks, alone, monkeypatch):
+    llm = two_ranks()
+    original, count = type(llm.engine.executor.runner).forward, [0]
+
+    def forward(self, step):
+        count[0] += 1
+        if count[0] % 3 == 0 and len(step.token_ids) > 1:
+            raise MemoryError
+        return original(self, step)
+
+    monkeypatch.setattr(type(llm.engine.executor.runner), "forward", forward)
+    assert generate(llm) == alone
+
+
+def test_no_rank_outlives_the_process_that_started_it(example_model):
+    code = f"""
+import sys
+from aiakq import LLM
+llm = LLM({str(example_model)!r}, max_model_len=128, num_gpu_blocks_override=65, tensor_parallel_size=3)
+print(*[rank.process.pid for rank in llm.engine.executor._group._ranks], flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        pids = [int(word) for word in process.stdout.readline().split()]
+        assert len(pids) == 2 and all(psutil.pid_exists(pid) for pid in pids)
+        process.kill()
+    deadline = time.monotonic() + 5
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_groups_do_not_meet_and_leave_no_names(two_ranks, alone):
+    before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+    first, second = two_ranks(), two_ranks()
+    assert generate(first) == generate(second) == alone
+    if before:
+        assert set(os.listdir("/dev/shm")) == before
+    pids = [*ranks_of(first), *ranks_of(second)]
+    del first, second
+    deadline = time.monotonic() + 10
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_interrupting_a_terminal_does_not_reach_the_ranks(two_ranks, alone):
+    llm = two_ranks()
+    (pid,) = ranks_of(llm)
+    assert os.getpgid(pid) != os.getpgid(0)
+    os.kill(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGTERM)
+    assert generate(llm) == alone
+
+
+def test_models_that_run_through_transformers_are_refused_by_name(tiny_model):
+    with pytest.raises(AiakqError, match="models that run through transformers are not distributed over ranks"):
+        LLM(str(tiny_model("GPTNeoXForCausalLM")), tensor_parallel_size=2, max_model_len=64)
