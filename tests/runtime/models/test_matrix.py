@@ -170,7 +170,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2, scaled by layer": ("gpt2", {**GPT2, "scale_attn_by_inverse_layer_idx": True}),
     "gpt_bigcode, every head its key": ("gpt_bigcode", {**GPT2, "multi_query": False}),
     "falcon, new architecture": ("falcon", {**FALCON, "new_decoder_architecture": True, "bias": True}),
-    "falcon, in sequence": ("falcon", {**FALCON, "multi_query": False, "parallel_attn": False}),
+    "falcon, in sequence": ("falcon", {**FALCON, "num_kv_heads": 4, "multi_query": False, "parallel_attn": False}),
     "falcon, ALiBi": ("falcon", {**FALCON, "alibi": True}),
     "stablelm, norms of heads": ("stablelm", {"qk_layernorm": True}),
     "stablelm, parallel": ("stablelm", {"use_parallel_residual": True}),
