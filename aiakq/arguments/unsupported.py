@@ -74,15 +74,15 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("image_feature_size", _NO_IMAGES),
     # --- several devices -----------------------------------------------------------------------------------------
     Unsupported(
-        "distributed_executor_backend", "a model runs on one device, in one process", ("mp", "uni"), refused=True
+        "distributed_executor_backend", "ranks are processes of one machine", ("mp", "uni"), refused=True
     ),
     Unsupported("api_server_count", "one process answers HTTP; the engine has another", (1,), short="-asc"),
     Unsupported("disable_frontend_multiprocessing", "the engine has a process of its own, always", switch=True),
-    Unsupported("worker_use_ray", "a model runs on one device, without Ray", refused=True, switch=True),
+    Unsupported("worker_use_ray", "ranks are processes of one machine, started without Ray", refused=True, switch=True),
     Unsupported("engine_use_ray", "the engine has a process of its own without Ray", switch=True),
-    Unsupported("ray_workers_use_nsight", "a model runs without Ray", switch=True),
-    Unsupported("enable_expert_parallel", "a model runs on one device", refused=True, switch=True),
-    Unsupported("disable_custom_all_reduce", "a model runs on one device, which has nothing to reduce", switch=True),
+    Unsupported("ray_workers_use_nsight", "ranks are started without Ray", switch=True),
+    Unsupported("enable_expert_parallel", "with -tp, experts are always distributed whole", switch=True),
+    Unsupported("disable_custom_all_reduce", "ranks gather and never reduce", switch=True),
     Unsupported("worker_cls", "there are no plug-ins for workers", ("auto",), refused=True),
     Unsupported("worker_extension_cls", "there are no plug-ins for workers", refused=True),
     Unsupported("kv_transfer_config", "prompts and answers are computed in one place", refused=True),
