@@ -30,6 +30,14 @@ class ServerArguments:
         "Path of a Unix domain socket to listen on instead of --host and --port. Who may connect is decided by the "
         "permissions of the socket and its folder; no key is required.",
     )
+    data_parallel_size: int = argument(
+        1,
+        "Engines of the same model behind one address, each with weights and KV pages of its own. A request goes to "
+        "the one that has computed its beginning, unless that has much more to do. On a CPU, one per NUMA node pays.",
+        flags=("--data-parallel-size", "-dp"),
+        low=1,
+        high=64,
+    )
     served_model_name: list[str] | None = argument(
         None,
         "Names of the model in requests; the value of --model if not given.",

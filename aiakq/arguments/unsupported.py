@@ -73,9 +73,7 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("image_input_shape", _NO_IMAGES),
     Unsupported("image_feature_size", _NO_IMAGES),
     # --- several devices -----------------------------------------------------------------------------------------
-    Unsupported(
-        "distributed_executor_backend", "ranks are processes of one machine", ("mp", "uni"), refused=True
-    ),
+    Unsupported("distributed_executor_backend", "ranks are processes of one machine", ("mp", "uni"), refused=True),
     Unsupported("api_server_count", "one process answers HTTP; the engine has another", (1,), short="-asc"),
     Unsupported("disable_frontend_multiprocessing", "the engine has a process of its own, always", switch=True),
     Unsupported("worker_use_ray", "ranks are processes of one machine, started without Ray", refused=True, switch=True),

@@ -32,7 +32,7 @@ from aiakq.server.http.listener import (
 )
 from aiakq.server.loading import load_service, startup_facts
 from aiakq.server.periodic import expire_requests, release_memory, report_stats
-from aiakq.server.process.supervisor import Supervisor
+from aiakq.server.process.replicas import Supervisors
 from aiakq.server.shutdown import Signals, drain
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
 from aiakq.server.telemetry.logs import logging_as_events
@@ -73,16 +73,16 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     gateway = Gateway()
     with Signals() as signals:
         server, server_task = start_http(gateway, listener, args, keys, open_paths)
-        supervisor = Supervisor(args, on_event)
-        await supervisor.start()
-        gateway.progress = lambda: supervisor.progress.as_dict()
+        supervisors = Supervisors(args, on_event)
+        await supervisors.start()
+        gateway.progress = lambda: supervisors.progress.as_dict()
         try:
-            loading = asyncio.create_task(load_service(supervisor, args, on_event))
+            loading = asyncio.create_task(load_service(supervisors, args, on_event))
             if not await signals.wait_or(loading):
-                supervisor.engine.kill()
+                supervisors.kill()
                 return 128 + signals.received[0]
-            service, ready = _result_or_kill(loading, supervisor)
-            engine = asyncio.create_task(supervisor.run(service.manager, ready))
+            service, ready = _result_or_kill(loading, supervisors)
+            engine = asyncio.create_task(supervisors.run(service.manager, ready))
             await asyncio.sleep(0)  # until the manager has the engine
             gateway.on_refusal = count_refusals(service, routes, args["root_path"])
             app = create_app(
@@ -96,11 +96,11 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
             _freeze_garbage_collector()
             seconds = time.monotonic() - start_time
             facts = startup_facts(service, ready)
-            on_event(_ready_event(service, facts, url, bool(keys), seconds, supervisor.engine.pid))
-            return await _serve_until_end(service, supervisor, engine, args, signals, server_task, on_event, budget)
+            on_event(_ready_event(service, facts, url, bool(keys), seconds, supervisors.all[0].engine.pid))
+            return await _serve_until_end(service, supervisors, engine, args, signals, server_task, on_event, budget)
         finally:
             server.should_exit = True
-            await asyncio.gather(supervisor.engine.stop(), server_task, return_exceptions=True)
+            await asyncio.gather(supervisors.stop(), server_task, return_exceptions=True)
             if args["uds"] is not None:
                 Path(args["uds"]).unlink(missing_ok=True)
 
@@ -114,12 +114,12 @@ def _checked_connections(asked: int, on_event: OnEvent) -> int:
     return fitting
 
 
-def _result_or_kill(loading: asyncio.Task[Any], supervisor: Supervisor) -> Any:
-    """The result of ``loading``. If it failed, the engine is killed, which may still be reading weights."""
+def _result_or_kill(loading: asyncio.Task[Any], supervisors: Supervisors) -> Any:
+    """The result of ``loading``. If it failed, the engines are killed, which may still be reading weights."""
     try:
         return loading.result()
     except BaseException:
-        supervisor.engine.kill()
+        supervisors.kill()
         raise
 
 
@@ -132,7 +132,7 @@ def _freeze_garbage_collector() -> None:
 
 async def _serve_until_end(
     service: Service,
-    supervisor: Supervisor,
+    supervisors: Supervisors,
     engine: asyncio.Task[AiakqError],
     args: Mapping[str, Any],
     signals: Signals,
@@ -151,7 +151,7 @@ async def _serve_until_end(
         await signals.wait_or(server_task, engine)
         if server_task.done():  # only a failure ends it; raise it
             server_task.result()
-        supervisor.closing = True
+        supervisors.closing = True
         timeout = 0 if engine.done() else args["shutdown_timeout"]
         interrupted = await drain(service, timeout, signals, on_event)
         if engine.done():

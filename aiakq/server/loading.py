@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from aiakq.errors import error
 from aiakq.runtime.text.output_processor import OutputProcessor
 from aiakq.server.api.service import ModelInfo, ResponseOptions, Service
 from aiakq.server.process.ipc import Configured, Ready
+from aiakq.server.process.replicas import Replicas, Supervisors
 from aiakq.server.process.request_manager import QueueLimits, RequestManager
-from aiakq.server.process.supervisor import Supervisor
 from aiakq.server.process.text_client import TextClient
 from aiakq.server.telemetry.events import OnEvent, ServerEvent, phase_event
 from aiakq.server.telemetry.logs import request_logger
@@ -25,9 +25,12 @@ from aiakq.server.telemetry.metrics import Metrics
 MIN_BODY_BYTES = 4 << 20
 
 
-async def load_service(supervisor: Supervisor, args: Mapping[str, Any], on_event: OnEvent) -> tuple[Service, Ready]:
-    """Wait until the engine is ready and build the service. Also returns the engine's own report."""
-    ready, configured, text = await _load_engine_and_tokenizer(supervisor, args, on_event)
+async def load_service(
+    supervisors: Supervisors, args: Mapping[str, Any], on_event: OnEvent
+) -> tuple[Service, list[Ready]]:
+    """Wait until the engines are ready and build the service. Also returns the engines' own reports."""
+    reports, configured, text = await _load_engines_and_tokenizer(supervisors, args, on_event)
+    ready = reports[0]
     names = args["served_model_name"] or [args["model"]]
     metrics = Metrics(names[0], ready.limits.max_model_len, ready.settings)
     queue = QueueLimits(
@@ -47,10 +50,10 @@ async def load_service(supervisor: Supervisor, args: Mapping[str, Any], on_event
             response_role=args["response_role"],
         ),
         text,
-        RequestManager(OutputProcessor(text.tokenizer, ready.limits), ready.limits, metrics, queue),
+        _manager(reports, text, metrics, queue),
         metrics,
         max_body_bytes=args["max_body_bytes"] or max(MIN_BODY_BYTES, 8 * ready.limits.max_model_len),
-        progress=lambda: supervisor.progress.as_dict(),
+        progress=lambda: supervisors.progress.as_dict(),
         log_prompts=_enable_request_log(args),
         accept_unknown_fields=args["unknown_fields"] == "warn",
         options=ResponseOptions(
@@ -63,13 +66,24 @@ async def load_service(supervisor: Supervisor, args: Mapping[str, Any], on_event
     if text.tokenizer.has_text and not text.has_template:
         warning = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
         on_event(ServerEvent("warning", warning))
-    return service, ready
+    return service, reports
 
 
-async def _load_engine_and_tokenizer(
-    supervisor: Supervisor, args: Mapping[str, Any], on_event: OnEvent
-) -> tuple[Ready, Configured, TextClient]:
-    """Load the tokenizer in its own process while the engine loads weights. Raises the first failure of either."""
+def _manager(
+    reports: Sequence[Ready], text: TextClient, metrics: Metrics, queue: QueueLimits
+) -> RequestManager | Replicas:
+    """The requests of the one engine, or of several."""
+    managers = [
+        RequestManager(OutputProcessor(text.tokenizer, each.limits), each.limits, metrics.of_engine(number), queue)
+        for number, each in enumerate(reports)
+    ]
+    return managers[0] if len(managers) == 1 else Replicas(managers, int(reports[0].settings["block_size"]))
+
+
+async def _load_engines_and_tokenizer(
+    supervisors: Supervisors, args: Mapping[str, Any], on_event: OnEvent
+) -> tuple[list[Ready], Configured, TextClient]:
+    """Load the tokenizer in its own process while the engines load weights. Raises the first failure of any."""
     chat_template = read_chat_template(args["chat_template"])
     configured: asyncio.Future[Configured] = asyncio.get_running_loop().create_future()
 
@@ -83,7 +97,7 @@ async def _load_engine_and_tokenizer(
         await text.load(source)
         on_event(phase_event("tokenizer", time.monotonic() - start_time, text.describe()))
 
-    engine_task = asyncio.create_task(supervisor.load(configured.set_result))
+    engine_task = asyncio.create_task(supervisors.load(configured.set_result))
     tokenizer_task = asyncio.create_task(load_tokenizer())
     tasks: tuple[asyncio.Task[Any], ...] = (engine_task, tokenizer_task)
     try:
@@ -112,12 +126,14 @@ def read_chat_template(value: str | None) -> str | None:
         raise error("bad_option", option="--chat-template", value=value, expected=expected, hint=hint) from None
 
 
-def startup_facts(service: Service, ready: Ready) -> dict[str, str]:
+def startup_facts(service: Service, reports: Sequence[Ready]) -> dict[str, str]:
     """What the start-up table shows beside the phases."""
-    sampling = service.model.default_sampling
+    sampling, facts = service.model.default_sampling, dict(reports[0].facts)
+    if len(reports) > 1:
+        facts["replicas"] = f"{len(reports)} engines like this one"
     if not sampling:
-        return dict(ready.facts)
-    return {**ready.facts, "default sampling": ", ".join(f"{name} {value}" for name, value in sampling.items())}
+        return facts
+    return {**facts, "default sampling": ", ".join(f"{name} {value}" for name, value in sampling.items())}
 
 
 def _enable_request_log(args: Mapping[str, Any]) -> float | None:

@@ -16,6 +16,14 @@ from collections.abc import MutableMapping
 SPIN_COUNT = "2000"
 
 
+def available_threads() -> int:
+    """Threads that compute in a process by default: OMP_NUM_THREADS, or the processors that this process may use."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdigit() and int(given):
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def spin_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set GOMP_SPINCOUNT in ``environment``, unless the user has set it or OMP_WAIT_POLICY."""
     if "OMP_WAIT_POLICY" not in environment:

@@ -117,6 +117,7 @@ SHOWN_BY = {
     "metrics_without_key": "test_allowed_hosts_and_metrics_without_key",
     "allowed_hosts": "test_allowed_hosts_and_metrics_without_key",
     "allowed_origins": "test_an_allowed_origin_gets_cors_headers",
+    "data_parallel_size": "test_one_dead_replica_does_not_stop_the_others",
     "allowed_methods": "test_an_allowed_origin_gets_cors_headers",
     "allowed_headers": "test_an_allowed_origin_gets_cors_headers",
     "allow_credentials": "test_an_allowed_origin_gets_cors_headers",

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
@@ -53,11 +53,19 @@ class EngineClient:
         self._buffer = bytearray()
 
     @classmethod
-    async def start(cls, arguments: Mapping[str, Any]) -> EngineClient:
-        """Start the process and send it the engine's arguments. Raises ``engine_start`` if that fails."""
+    async def start(
+        cls, arguments: Mapping[str, Any], cpus: Sequence[int] = (), threads: int | None = None
+    ) -> EngineClient:
+        """Start the process and send it the engine's arguments. Raises ``engine_start`` if that fails.
+
+        cpus     processors that it may use; none: all.
+        threads  that compute, unless OMP_NUM_THREADS says so; None: as many as there are processors.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
         spin_briefly(environment)
+        if threads is not None and not cpus:
+            environment.setdefault("OMP_NUM_THREADS", str(threads))
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -76,7 +84,7 @@ class EngineClient:
             theirs.close()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         client = cls(process, reader, writer)
-        client.send(Start({row.name: arguments[row.name] for row in ENGINE_ARGUMENTS}))
+        client.send(Start({row.name: arguments[row.name] for row in ENGINE_ARGUMENTS}, list(cpus)))
         return client
 
     @property

@@ -76,6 +76,8 @@ def _run(link: EngineLink) -> int:
     if first is None:
         return 0
     assert isinstance(first[0], Start), "the first frame holds the arguments"
+    if first[0].cpus:
+        os.sched_setaffinity(0, first[0].cpus)  # before torch counts them
     try:
         engine = _load(link, first[0])
     except AiakqError as failure:

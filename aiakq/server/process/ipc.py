@@ -26,9 +26,13 @@ MAX_FRAME = 1 << 30
 
 
 class Start(msgspec.Struct, tag="start"):
-    """The first frame to the engine: its arguments, as ``aiakq.arguments.server.checked`` made them."""
+    """The first frame to the engine: its arguments, as ``aiakq.arguments.server.checked`` made them.
+
+    cpus  processors that it may use; empty: all.
+    """
 
     arguments: dict[str, Any]
+    cpus: list[int] = []
 
 
 class SequenceFrame(msgspec.Struct):

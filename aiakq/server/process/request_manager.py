@@ -86,6 +86,11 @@ class RequestManager:
         self._num_waiting_tokens = 0
         self._had_engine = False
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of sequences that wait for their first step."""
+        return self._num_waiting_tokens
+
     # --- requests
 
     def start(

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiakq.errors import AiakqError, error
@@ -40,12 +40,24 @@ class Supervisor:
     engine    the current process.
     progress  of loading it.
     closing   set at shutdown: an engine that ends is not restarted.
+    on_engine_end  called when an engine has ended.
     """
 
     engine: EngineClient
 
-    def __init__(self, args: Mapping[str, Any], on_event: OnEvent) -> None:
+    def __init__(
+        self,
+        args: Mapping[str, Any],
+        on_event: OnEvent,
+        replica: int | None = None,
+        cpus: Sequence[int] = (),
+        threads: int | None = None,
+    ) -> None:
+        """replica: its number, where there are several. cpus, threads: see EngineClient.start."""
         self.progress = LoadingProgress()
+        self.on_engine_end: Callable[[], None] = lambda: None
+        self._replica = replica
+        self._placement: tuple[Sequence[int], int | None] = (cpus, threads)
         self.closing = False
         self._args = args
         self._on_event = on_event
@@ -58,7 +70,7 @@ class Supervisor:
     async def start(self) -> None:
         """Start a process. Raises ``engine_start`` if that fails."""
         self.progress = LoadingProgress()
-        self.engine = await EngineClient.start(self._args)
+        self.engine = await EngineClient.start(self._args, *self._placement)
 
     async def load(
         self, on_configured: Callable[[Configured], None] = lambda configured: None, *, report: bool = True
@@ -94,7 +106,8 @@ class Supervisor:
             manager.on_engine_ready(self.engine.send, ready.limits)
             failure = await self._follow(manager)
             end_time = time.monotonic()
-            self._on_event(ServerEvent("engine_dead", str(failure)))
+            self.on_engine_end()
+            self._on_event(ServerEvent("engine_dead", self._named(str(failure))))
             while True:
                 restart = self._may_restart(end_time)
                 _notify(manager, failure, restart)
@@ -106,12 +119,16 @@ class Supervisor:
                 except AiakqError as load_failure:
                     failure = load_failure
                     self.engine.kill()
-                    self._on_event(ServerEvent("engine_dead", str(failure)))
+                    self._on_event(ServerEvent("engine_dead", self._named(str(failure))))
                 else:
                     break
             seconds = time.monotonic() - end_time
-            text = f"The engine is ready again after {seconds:.1f} s."
+            text = self._named(f"The engine is ready again after {seconds:.1f} s.")
             self._on_event(ServerEvent("engine_ready", text, seconds=seconds, engine_pid=self.engine.pid))
+
+    def _named(self, text: str) -> str:
+        """A message that says which engine it is about."""
+        return text if self._replica is None else f"Replica {self._replica}: {text}"
 
     def _may_restart(self, now: float) -> bool:
         while self._restart_times and now - self._restart_times[0] > RESTART_WINDOW_SECONDS:

@@ -14,6 +14,7 @@ the HTTP side's clock; times of phases (queue, prefill, decode, inference) on th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -53,12 +54,26 @@ class Metrics:
 
     def __init__(self, model_name: str, max_model_len: int, settings: Mapping[str, str]) -> None:
         self.registry = CollectorRegistry()
-        self._labels = {"model_name": model_name, "engine": "0"}
+        self._families: dict[str, Any] = {}
+        self._given = model_name, max_model_len, settings
+        self._add(0)
+
+    def of_engine(self, number: int) -> Metrics:
+        """The metrics of another engine of the server, in the same registry. Engine 0's are also the server's."""
+        if number == 0:
+            return self
+        other = Metrics.__new__(Metrics)
+        other.registry, other._families, other._given = self.registry, self._families, self._given
+        other._add(number)
+        return other
+
+    def _add(self, engine: int) -> None:
+        model_name, max_model_len, settings = self._given
+        self._labels = {"model_name": model_name, "engine": str(engine)}
         self._stats = EngineStats()
-        token_counts = _one_two_five(max_model_len)
         self._add_engine_metrics(settings)
         self._add_request_metrics()
-        self._add_sequence_metrics(token_counts)
+        self._add_sequence_metrics(_one_two_five(max_model_len))
 
     def _add_engine_metrics(self, settings: Mapping[str, str]) -> None:
         """Gauges and counters taken from the engine's statistics after each step."""
@@ -79,9 +94,7 @@ class Metrics:
         self.step_tokens = self._histogram(
             "iteration_tokens_total", "Tokens generated in a step, and those of prompts completed in it.", _STEP_TOKENS
         )
-        info = Gauge(
-            "vllm:cache_config_info", "Settings of the cache, as labels.", list(settings), registry=self.registry
-        )
+        info = self._family(Gauge, "vllm:cache_config_info", "Settings of the cache, as labels.", list(settings))
         info.labels(**settings).set(1)
         self.engine_restarts = self._counter(
             "engine_restarts_total", "Engines started again after they ended or hung.", prefix="aiakq"
@@ -99,7 +112,7 @@ class Metrics:
         self.params_n = self._histogram("request_params_n", "The parameter n of requests.", _SMALL_COUNTS)
         for name, text in (("lora_count", "Requests to an adapter."), ("lora_time_e2e_requests", "Seconds they took.")):
             # Gauges, because a counter's name would end in _total. Without adapters there is one, of no name.
-            gauge = Gauge(f"vllm:{name}", text, [*self._labels, "lora_name"], registry=self.registry)
+            gauge = self._family(Gauge, f"vllm:{name}", text, [*self._labels, "lora_name"])
             gauge.labels(**self._labels, lora_name="").set(0)
         self.rejections = self._counters(
             "admission_rejections_total",
@@ -205,16 +218,22 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _gauge(self, name: str, text: str, prefix: str = "vllm") -> Gauge:
-        return Gauge(f"{prefix}:{name}", text, list(self._labels), registry=self.registry).labels(**self._labels)
+        return self._family(Gauge, f"{prefix}:{name}", text, list(self._labels)).labels(**self._labels)
 
     def _counter(self, name: str, text: str, prefix: str = "vllm") -> Counter:
-        return Counter(f"{prefix}:{name}", text, list(self._labels), registry=self.registry).labels(**self._labels)
+        return self._family(Counter, f"{prefix}:{name}", text, list(self._labels)).labels(**self._labels)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        metric = Histogram(f"vllm:{name}", text, list(self._labels), buckets=buckets, registry=self.registry)
+        metric = self._family(Histogram, f"vllm:{name}", text, list(self._labels), buckets=buckets)
         return metric.labels(**self._labels)
+
+    def _family(self, kind: Any, name: str, text: str, labels: list[str], **options: Any) -> Any:
+        """A metric with its labels, made once for all engines."""
+        if name not in self._families:
+            self._families[name] = kind(name, text, labels, registry=self.registry, **options)
+        return self._families[name]
 
     def _counters(self, name: str, text: str, label: str, values: tuple[str, ...]) -> dict[str, Counter]:
         """One counter per value of ``label``."""
-        counter = Counter(f"vllm:{name}", text, [*self._labels, label], registry=self.registry)
+        counter = self._family(Counter, f"vllm:{name}", text, [*self._labels, label])
         return {value: counter.labels(**self._labels, **{label: value}) for value in values}

@@ -1,4 +1,4 @@
-"""A server whose model is distributed over ranks: a lost rank fails open requests soon, and the group is started anew."""
+"""A server whose model is distributed over ranks: a lost one fails open requests soon, and all are started anew."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def test_a_lost_rank_is_named_and_the_group_is_started_anew(start_server, how):
 
         def read() -> None:
             body = LONG | {"stream": True}
-            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120, trust_env=False) as answer:
+            with httpx.stream(
+                "POST", f"{server.url}/v1/completions", json=body, timeout=120, trust_env=False
+            ) as answer:
                 events.extend(line[6:] for line in answer.iter_lines() if line.startswith("data: "))
 
         ended = pool.submit(read)

@@ -1,0 +1,230 @@
+"""Replicas: several engines of one model behind one HTTP process, each with a process, weights and pages of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from aiakq.errors import AiakqError
+from aiakq.runtime.engine.messages import EngineStats
+from aiakq.server.errors import copy_error
+from aiakq.server.process.ipc import Configured, Ready
+from aiakq.server.process.request_manager import RequestManager
+from aiakq.server.process.request_stream import Prompt, RequestStream
+from aiakq.server.process.supervisor import LoadingProgress, Supervisor
+from aiakq.server.telemetry.events import OnEvent
+from aiakq.system.threads import available_threads
+from aiakq.system.topology import cpu_shares
+
+#: Prefixes whose replica is remembered, and pages at the beginning of a prompt that are looked up.
+MAX_PREFIXES, MAX_PAGES = 1 << 16, 256
+#: A sequence that is not finished weighs as much as so many prompt tokens.
+SEQUENCE_TOKENS = 64
+
+
+class PrefixMap:
+    """Which replica computed which beginnings of prompts; the least recently used are forgotten first."""
+
+    def __init__(self, page_size: int, max_prefixes: int = MAX_PREFIXES) -> None:
+        self._page_size, self._max_prefixes = page_size, max_prefixes
+        self._replica_of: OrderedDict[bytes, int] = OrderedDict()
+
+    def hashes(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
+        """One for every full page at the beginning of a prompt."""
+        found, parent = [], salt.encode()
+        for end in range(self._page_size, min(len(token_ids), MAX_PAGES * self._page_size) + 1, self._page_size):
+            page = array("q", token_ids[end - self._page_size : end])
+            parent = hashlib.blake2b(parent + page.tobytes(), digest_size=16).digest()
+            found.append(parent)
+        return found
+
+    def num_cached(self, hashes: Sequence[bytes], replica: int) -> int:
+        """Tokens at the beginning that ``replica`` has computed."""
+        pages = 0
+        while pages < len(hashes) and self._replica_of.get(hashes[pages]) == replica:
+            pages += 1
+        return pages * self._page_size
+
+    def insert(self, hashes: Sequence[bytes], replica: int) -> None:
+        """``replica`` computes these pages."""
+        for page in hashes:
+            self._replica_of[page] = replica
+            self._replica_of.move_to_end(page)
+        while len(self._replica_of) > self._max_prefixes:
+            self._replica_of.popitem(last=False)
+
+    def forget(self, replica: int | None = None) -> None:
+        """``replica``, or every one, has lost its pages."""
+        kept = {} if replica is None else {page: one for page, one in self._replica_of.items() if one != replica}
+        self._replica_of = OrderedDict(kept)
+
+
+class Replicas:
+    """The requests of all replicas. To its users it is one ``RequestManager``.
+
+    A request goes to the replica that has least to do until its first token: prompt tokens that it has not computed
+    before, those that wait before them, and the sequences it runs.
+    """
+
+    def __init__(self, managers: Sequence[RequestManager], page_size: int) -> None:
+        self.managers = managers
+        self._prefixes = PrefixMap(page_size)
+
+    def start(
+        self, request_id: str, prompts: Sequence[Prompt], *arguments: Any, cache_salt: str = "", **named: Any
+    ) -> RequestStream:
+        """See RequestManager. Raises the error of the replica that would be best, if all refuse the request."""
+        hashes = [self._prefixes.hashes(prompt.token_ids, cache_salt) for prompt in prompts]
+        first: AiakqError | None = None
+        for replica in self._order(prompts, hashes):
+            manager = self.managers[replica]
+            try:
+                stream = manager.start(request_id, prompts, *arguments, cache_salt=cache_salt, **named)
+            except AiakqError as failure:
+                if failure.http_status != 503:
+                    raise
+                first = first or failure
+            else:
+                for pages in hashes:
+                    self._prefixes.insert(pages, replica)
+                return stream
+        assert first is not None
+        raise copy_error(first)
+
+    def _order(self, prompts: Sequence[Prompt], hashes: Sequence[Sequence[bytes]]) -> list[int]:
+        """The replicas, best first; those without an engine come last."""
+
+        def cost(replica: int) -> tuple[bool, int, int]:
+            manager = self.managers[replica]
+            tokens = manager.num_waiting_tokens + SEQUENCE_TOKENS * manager.num_unfinished
+            for prompt, pages in zip(prompts, hashes, strict=True):
+                tokens += len(prompt.token_ids) - self._prefixes.num_cached(pages, replica)
+            return manager.failure is not None, tokens, replica
+
+        return sorted(range(len(self.managers)), key=cost)
+
+    def forget_pages(self, replica: int) -> None:
+        """The engine of ``replica`` has ended."""
+        self._prefixes.forget(replica)
+
+    def reset_prefix_cache(self) -> None:
+        """See RequestManager."""
+        self._prefixes.forget()
+        for manager in self.managers:
+            manager.reset_prefix_cache()
+
+    def expire(self, now: float) -> None:
+        """See RequestManager."""
+        for manager in self.managers:
+            manager.expire(now)
+
+    def fail_all(self, failure: AiakqError) -> None:
+        """See RequestManager."""
+        for manager in self.managers:
+            manager.fail_all(failure)
+
+    def abort(self, ids: Sequence[str] | None, failure: AiakqError) -> int:
+        """See RequestManager."""
+        return sum(manager.abort(ids, failure) for manager in self.managers)
+
+    @property
+    def failure(self) -> AiakqError | None:
+        """Why no replica can generate; None while one can."""
+        failures = [manager.failure for manager in self.managers]
+        return None if None in failures else failures[0]
+
+    @property
+    def num_unfinished(self) -> int:
+        """See RequestManager."""
+        return sum(manager.num_unfinished for manager in self.managers)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """See RequestManager."""
+        return sum(manager.num_prompt_tokens for manager in self.managers)
+
+    @property
+    def num_generation_tokens(self) -> int:
+        """See RequestManager."""
+        return sum(manager.num_generation_tokens for manager in self.managers)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Those of all engines together."""
+        names = [field.name for field in dataclasses.fields(EngineStats)]
+        return EngineStats(**{name: sum(getattr(manager.stats, name) for manager in self.managers) for name in names})
+
+
+class Supervisors:
+    """The engine processes of a server, one for each replica.
+
+    all      one for each.
+    closing  set at shutdown: engines that end are not restarted.
+    """
+
+    def __init__(self, args: Mapping[str, Any], on_event: OnEvent) -> None:
+        count = args["data_parallel_size"]
+        threads = None if count == 1 else max(1, available_threads() // count)
+        self.all = [
+            Supervisor(args, on_event, number if count > 1 else None, cpus, threads)
+            for number, cpus in enumerate(cpu_shares(count))
+        ]
+
+    @property
+    def closing(self) -> bool:
+        """Whether engines that end are left alone."""
+        return self.all[0].closing
+
+    @closing.setter
+    def closing(self, value: bool) -> None:
+        for supervisor in self.all:
+            supervisor.closing = value
+
+    @property
+    def progress(self) -> LoadingProgress:
+        """How far the first engine's loading is."""
+        return self.all[0].progress
+
+    async def start(self) -> None:
+        """Start the processes. Raises ``engine_start`` if that fails."""
+        for supervisor in self.all:
+            await supervisor.start()
+
+    async def load(self, on_configured: Callable[[Configured], None]) -> list[Ready]:
+        """Wait until all engines are ready. Raises the first error that kept one from loading."""
+        first, *others = self.all
+        loading = [asyncio.create_task(first.load(on_configured))]
+        loading += [asyncio.create_task(supervisor.load(report=False)) for supervisor in others]
+        try:
+            return list(await asyncio.gather(*loading))
+        finally:
+            for task in loading:
+                task.cancel()
+
+    async def run(self, manager: RequestManager | Replicas, ready: Sequence[Ready]) -> AiakqError:
+        """Serve ``manager`` until no engine is left; returns the error that ended the last one."""
+        if isinstance(manager, RequestManager):
+            return await self.all[0].run(manager, ready[0])
+        running = []
+        for number, (supervisor, one) in enumerate(zip(self.all, manager.managers, strict=True)):
+            supervisor.on_engine_end = lambda number=number: manager.forget_pages(number)
+            running.append(asyncio.create_task(supervisor.run(one, ready[number])))
+        try:
+            return (await asyncio.gather(*running))[-1]
+        finally:
+            for task in running:
+                task.cancel()
+
+    def kill(self) -> None:
+        """Kill every engine."""
+        for supervisor in self.all:
+            supervisor.engine.kill()
+
+    async def stop(self) -> None:
+        """End every engine."""
+        await asyncio.gather(*(supervisor.engine.stop() for supervisor in self.all))
