@@ -72,8 +72,9 @@ SHOWN_BY = {
     "enforce_eager": "test_facts_report_the_choices",
     "compilation_config": "test_the_compilation_config",
     "max_seq_len_to_capture": "test_options_that_ask_for_no_graphs",
-    "tensor_parallel_size": "test_wrong_arguments_are_refused",
-    "pipeline_parallel_size": "test_more_than_one_device_is_refused",
+    "tensor_parallel_size": "test_any_number_of_ranks_gives_the_tokens_of_one_process",
+    "distributed_timeout_seconds": "test_a_rank_that_hangs_is_named_after_the_time_limit",
+    "pipeline_parallel_size": "test_more_than_one_stage_is_refused",
     "tokenizer": "test_a_tokenizer_may_be_of_another_revision_or_another_model",
     "tokenizer_revision": "test_a_tokenizer_may_be_of_another_revision_or_another_model",
     "tokenizer_mode": "test_the_slow_way_gives_the_same_text",
@@ -239,10 +240,9 @@ def test_facts_report_the_choices(tiny_model):
     assert eager.config.load.cpu_math == "exact"
 
 
-def test_more_than_one_device_is_refused(tiny_model):
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        with pytest.raises(AiakqError, match="at most 1"):
-            LLM(str(tiny_model("LlamaForCausalLM")), **{name: 2})
+def test_more_than_one_stage_is_refused(tiny_model):
+    with pytest.raises(AiakqError, match="at most 1"):
+        LLM(str(tiny_model("LlamaForCausalLM")), pipeline_parallel_size=2)
 
 
 def test_block_size_and_number_of_blocks_are_as_given(tiny_model):

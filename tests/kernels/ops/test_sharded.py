@@ -1,0 +1,79 @@
+"""How layers are shared out, and that an expert is loaded by one rank."""
+
+import pytest
+import torch
+
+from aiakq.kernels.ops import Ops
+from aiakq.kernels.ops.sharded import ShardedExperts, ShardedOps, head_shares, shares
+
+
+@pytest.mark.parametrize(
+    "count, size, multiple, bounds",
+    [
+        (10, 3, 1, [0, 4, 7, 10]),
+        (1001, 2, 32, [0, 512, 1001]),
+        (40, 3, 32, [0, 32, 40, 40]),
+        (5, 4, 32, [0, 5, 5, 5, 5]),
+    ],
+)
+def test_shares_are_even_and_whole_tiles(count, size, multiple, bounds):
+    assert shares(count, size, multiple) == bounds
+
+
+@pytest.mark.parametrize(
+    "heads, kv_heads, size, bounds",
+    [
+        (8, 4, 2, [0, 4, 8]),
+        (6, 6, 4, [0, 2, 4, 5, 6]),
+        (8, 2, 4, [0, 2, 4, 6, 8]),  # two ranks hold one key head
+        (6, 2, 4, [0, 2, 3, 5, 6]),
+        (4, 1, 3, [0, 2, 3, 4]),
+        (2, 2, 5, [0, 1, 1, 1, 2, 2]),  # three ranks have no head
+    ],
+)
+def test_heads_of_a_rank_share_keys_evenly(heads, kv_heads, size, bounds):
+    found = head_shares(heads, kv_heads, size)
+    assert found == bounds
+    group = heads // kv_heads
+    for first, end in zip(found, found[1:], strict=False):
+        whole_groups = first % group == 0 and end % group == 0
+        assert first == end or whole_groups or first // group == (end - 1) // group
+
+
+class OneOfTwo:
+    """Rank 0 of two, alone: what the other would give is zeros."""
+
+    rank, size = 0, 2
+
+    def gather(self, x, bounds):
+        whole = torch.zeros(len(x), bounds[-1], dtype=x.dtype)
+        whole[:, bounds[0] : bounds[1]] = x
+        return whole
+
+
+@pytest.fixture
+def ops() -> ShardedOps:
+    return ShardedOps(Ops(torch.device("cpu"), torch.float32), OneOfTwo())
+
+
+def test_a_linear_layer_computes_its_share(ops):
+    weight, x = torch.randn(96, 64), torch.randn(3, 64)
+    y = ops.dense(weight)(x)
+    assert torch.allclose(y[:, :64], x @ weight[:64].T, atol=1e-4) and not y[:, 64:].any()
+
+
+def test_experts_are_whole_on_their_rank_and_not_loaded_on_others(ops):
+    pairs = [(ops.dense(torch.randn(64, 32)), ops.dense(torch.randn(32, 32))) for _ in range(4)]
+    layer = ops.experts(pairs, ops.activation("silu"))
+    assert isinstance(layer, ShardedExperts)
+    x = torch.randn(6, 32)
+    y = layer(x, [1, 2, 0, 3])
+    plain = Ops(torch.device("cpu"), torch.float32)
+    own = plain.experts([(one.whole(), two.whole()) for one, two in pairs[:2]], plain.activation("silu"))
+    assert torch.equal(y[:3], own(x[:3], [1, 2])) and not y[3:].any()
+
+
+def test_experts_that_were_cut_before_are_shared_by_their_rows(ops):
+    pairs = [(ops.dense(torch.randn(64, 32)), ops.dense(torch.randn(32, 32))) for _ in range(2)]
+    ops.finish()
+    assert not isinstance(ops.experts(pairs, ops.activation("silu")), ShardedExperts)
