@@ -146,7 +146,7 @@ def _product(problem: Problem, product: Product, rows: Sequence[int]) -> list[di
     import torch
 
     from aiakq.bench import timing
-    from aiakq.runtime.loader.weights import random_weight
+    from aiakq.runtime.loader.dummy_weights import random_weight
 
     device, dtype, n, k, spec = problem.device, problem.dtype, product.n, product.k, product.spec
     draw = torch.Generator(device).manual_seed(0)

@@ -15,7 +15,7 @@ from aiakq.kernels.ops import Ops
 from aiakq.kernels.triton import DTYPES, attention, configs, linear, linear_int8, tuning
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.loader.weights import random_weight
+from aiakq.runtime.loader.dummy_weights import random_weight
 from aiakq.spec import LayerSpec, QuantSpec
 
 #: Kernel and bits.

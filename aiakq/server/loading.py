@@ -14,7 +14,7 @@ from aiakq.errors import error
 from aiakq.runtime.text.output_processor import OutputProcessor
 from aiakq.server.api.service import ModelInfo, ResponseOptions, Service
 from aiakq.server.process.ipc import Configured, Ready
-from aiakq.server.process.replicas import Replicas, Supervisors
+from aiakq.server.process.replicas import Replicas, Requests, Supervisors
 from aiakq.server.process.request_manager import QueueLimits, RequestManager
 from aiakq.server.process.text_client import TextClient
 from aiakq.server.telemetry.events import OnEvent, ServerEvent, phase_event
@@ -69,9 +69,7 @@ async def load_service(
     return service, reports
 
 
-def _manager(
-    reports: Sequence[Ready], text: TextClient, metrics: Metrics, queue: QueueLimits
-) -> RequestManager | Replicas:
+def _manager(reports: Sequence[Ready], text: TextClient, metrics: Metrics, queue: QueueLimits) -> Requests:
     """The requests of the one engine, or of several."""
     managers = [
         RequestManager(OutputProcessor(text.tokenizer, each.limits), each.limits, metrics.of_engine(number), queue)

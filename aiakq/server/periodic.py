@@ -7,8 +7,7 @@ import time
 
 from aiakq.server.api.service import Service
 from aiakq.server.http.body_budget import BodyBudget
-from aiakq.server.process.replicas import Replicas
-from aiakq.server.process.request_manager import RequestManager
+from aiakq.server.process.replicas import Requests
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
 from aiakq.system.memory import release_host_memory
 
@@ -17,7 +16,7 @@ STATS_SECONDS = 10.0
 RELEASE_SECONDS, RELEASE_ABOVE_BYTES = 2.0, 8 << 20
 
 
-async def expire_requests(manager: RequestManager | Replicas) -> None:
+async def expire_requests(manager: Requests) -> None:
     """Twice per second, fail requests that have waited or run for too long."""
     while True:
         await asyncio.sleep(0.5)
@@ -50,7 +49,7 @@ async def report_stats(service: Service, on_event: OnEvent) -> None:
         on_event(ServerEvent("stats", text))
 
 
-def _counters(manager: RequestManager | Replicas) -> tuple[int, int, int, int]:
+def _counters(manager: Requests) -> tuple[int, int, int, int]:
     """Prompt tokens, generated tokens, prefix cache queries and hits since the start."""
     stats = manager.stats
     return manager.num_prompt_tokens, manager.num_generation_tokens, stats.prefix_queries, stats.prefix_hits

@@ -9,10 +9,8 @@ from typing import Any
 
 from aiakq.arguments.server import checked
 from aiakq.errors import error
-from aiakq.formats import records_method
 from aiakq.formats.hub import resolve_model
-from aiakq.formats.quantization_config import read, read_spec
-from aiakq.registry import Registry
+from aiakq.formats.quantization_config import read_spec
 from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.device import DeviceConfig
@@ -20,9 +18,10 @@ from aiakq.runtime.config.hf_config import GenerationConfig, model_config
 from aiakq.runtime.config.load import LoadConfig
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.config.parallel import ParallelConfig
+from aiakq.runtime.config.quantization import check_quantization
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.text.tokenizer import TokenizerSource
-from aiakq.spec import QuantSpec, canonical_method
+from aiakq.spec import QuantSpec
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class EngineConfig:
         load = LoadConfig.from_args(args)
         raw = model_config(load.path, args)
         spec = read_spec(load.path, raw)
-        _check_quantization(args["quantization"], spec, raw)
+        check_quantization(args["quantization"], spec, raw)
         model = ModelConfig.from_hf(raw)
         raw = dict(model.raw)
         max_model_len = _max_model_len(args, model)
@@ -126,30 +125,3 @@ def _tokenizer_source(args: Mapping[str, Any], model: Path) -> TokenizerSource:
     return TokenizerSource(
         str(folder), args["trust_remote_code"], args["tokenizer_mode"], extension, args["skip_tokenizer_init"]
     )
-
-
-def _check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mapping[str, Any]) -> None:
-    if expected is None or expected.lower() == "none":
-        return
-    method = canonical_method(expected)
-    found = spec.method if spec else "unquantized weights"
-    # The method that the quantization_config implies is accepted too, as other tools know no more. Some formats do not
-    # record the method; awq and gptq both mean their 4-bit weights.
-    stated = read(raw["quantization_config"]).method if spec and raw.get("quantization_config") else found
-    same_weights = spec is not None and not records_method(spec.format) and {stated, method} <= _INT4
-    if method in (found, stated) or same_weights:
-        return
-    if method not in _METHODS:
-        raise error(
-            "bad_option",
-            option="The quantization method",
-            value=expected,
-            expected="one of " + ", ".join(_METHODS),
-            hint="weight_only_int8 is the safest, awq and gptq the smallest, smooth_quant the fastest in batches.",
-        )
-    raise error("quantization_mismatch", wanted=expected, found=found)
-
-
-_INT4 = {"awq", "gptq"}
-#: Names of methods, those of plugins included, to tell a misspelt one from one that the checkpoint does not have.
-_METHODS = Registry("aiakq.methods", dict.fromkeys(("weight_only_int8", "smooth_quant", "awq", "gptq"), ""))

@@ -36,7 +36,7 @@ class Load(msgspec.Struct, tag="load"):
     time_limit: float
 
 
-class Loaded(msgspec.Struct, tag="loaded"):
+class RankLoaded(msgspec.Struct, tag="loaded"):
     """The model is loaded. ``checkpoint`` and ``version`` must be those of rank 0."""
 
     version: str
@@ -53,7 +53,7 @@ class Configure(msgspec.Struct, tag="configure"):
     length: int
 
 
-class Ready(msgspec.Struct, tag="ready"):
+class RankReady(msgspec.Struct, tag="ready"):
     """The rank takes steps."""
 
 
@@ -88,7 +88,7 @@ class Sampled(msgspec.Struct, tag="sampled"):
     tokens: list[int | None]
 
 
-class Reset(msgspec.Struct, tag="reset"):
+class ResetSequences(msgspec.Struct, tag="reset"):
     """Drop all sequences."""
 
 
@@ -96,15 +96,15 @@ class OutOfMemory(msgspec.Struct, tag="out_of_memory"):
     """The step does not fit into this rank's memory; rank 0 abandons it."""
 
 
-class Failed(msgspec.Struct, tag="failed"):
+class RankFailed(msgspec.Struct, tag="failed"):
     """The error this rank ends with: an entry of the error registry and its fields."""
 
     id: str
     fields: dict[str, Any]
 
 
-ToRank = Load | Configure | Batch | Launch | Abandon | Sampled | Reset
-FromRank = Loaded | Ready | Abandoned | OutOfMemory | Failed
+ToRank = Load | Configure | Batch | Launch | Abandon | Sampled | ResetSequences
+FromRank = RankLoaded | RankReady | Abandoned | OutOfMemory | RankFailed
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)
 _decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode

@@ -15,11 +15,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any
 
 import torch
 
-from aiakq import __version__
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import folder_identity
 from aiakq.kernels.cpu import library
@@ -30,12 +30,12 @@ from aiakq.runtime.distributed.messages import (
     Abandoned,
     Channel,
     Configure,
-    Failed,
     FromRank,
     Load,
-    Loaded,
     OutOfMemory,
-    Ready,
+    RankFailed,
+    RankLoaded,
+    RankReady,
     ToRank,
     frame,
 )
@@ -46,7 +46,7 @@ _STDERR = 2
 #: Seconds that a rank may take to load the model, or to set up its cache.
 LOAD_SECONDS = 1800.0
 #: ``-P`` keeps the current folder off the child's import path, so that no file there can shadow a library.
-_COMMAND = ("-P", "-c", "from aiakq.runtime.distributed.rank_process import main; main()")
+_COMMAND = ("-P", "-c", "from aiakq.runtime.loader.rank_process import main; main()")
 
 
 def start_ranks(config: EngineConfig) -> RankGroup | None:
@@ -98,15 +98,15 @@ class RankGroup:
 
     def wait_loaded(self, checkpoint: str) -> None:
         """Wait until every rank has loaded the same ``checkpoint``. Raises the error that kept one from it."""
-        for rank, message in self._answers(Loaded, LOAD_SECONDS, "load the model"):
-            assert isinstance(message, Loaded)
-            if (message.version, message.checkpoint) != (__version__, checkpoint):
+        for rank, message in self._answers(RankLoaded, LOAD_SECONDS, "load the model"):
+            assert isinstance(message, RankLoaded)
+            if (message.version, message.checkpoint) != (version("aiakq"), checkpoint):
                 raise error("rank_failed", rank=rank, reason="it has loaded other files, or is another version")
 
     def configure(self, record: Configure) -> None:
         """Have the ranks set up their caches, and wait until they have."""
         self.send(record)
-        self._answers(Ready, LOAD_SECONDS, "set up its cache")
+        self._answers(RankReady, LOAD_SECONDS, "set up its cache")
 
     def send(self, record: ToRank) -> None:
         """Send a record to every rank."""
@@ -219,7 +219,7 @@ class _Rank:
     def _read(self) -> None:
         failure: AiakqError | None = None
         while (message := self.channel.receive_from_rank()) is not None:
-            if isinstance(message, Failed):
+            if isinstance(message, RankFailed):
                 failure = error(message.id, **message.fields)
             else:
                 self._arrived.put((self.number, message))

@@ -16,7 +16,7 @@ from aiakq.runtime.distributed.messages import (
     Batch,
     Launch,
     OutOfMemory,
-    Reset,
+    ResetSequences,
     Sampled,
     ToRank,
 )
@@ -34,7 +34,7 @@ class Follower:
         self._sequences = RunningSequences(num_slots, max_pages)
         self._batch: StepBatch | None = None
         self._own: list[SequenceState] = []  # of the last batch
-        self._launched: deque[list[SequenceState]] = deque()  # of steps that were not collected
+        self._computed: deque[list[SequenceState]] = deque()  # of steps that were not collected
 
     @torch.inference_mode()
     def apply(self, message: ToRank) -> Abandoned | OutOfMemory | None:
@@ -47,24 +47,24 @@ class Follower:
             if message.batch.cleared_pages:
                 self._runner.clear(message.batch.cleared_pages)
         elif isinstance(message, Launch):
-            return self._launch(message)
+            return self._compute(message)
         elif isinstance(message, Abandon):
-            if self._launched and self._launched[-1] is self._own:
-                self._launched.pop()
+            if self._computed and self._computed[-1] is self._own:
+                self._computed.pop()
             self._collective.start_over()
             return Abandoned()
         elif isinstance(message, Sampled):
-            for sequence, token in zip(self._launched.popleft(), message.tokens, strict=True):
+            for sequence, token in zip(self._computed.popleft(), message.tokens, strict=True):
                 if token is not None:
                     sequence.token_ids.append(token)
-        elif isinstance(message, Reset):
-            self._launched.clear()
+        elif isinstance(message, ResetSequences):
+            self._computed.clear()
             self._sequences.clear()
         return None
 
-    def _launch(self, message: Launch) -> OutOfMemory | None:
+    def _compute(self, message: Launch) -> OutOfMemory | None:
         assert self._batch is not None
-        self._launched.append(self._own)
+        self._computed.append(self._own)
         try:
             step = self._runner.prepare(self._batch.chunks, self._own, self._sequences)
             token_ids = step.model_input.token_ids
@@ -89,5 +89,5 @@ def digest(step: ModelInput) -> int:
     context = step.context
     value = 0
     for part in (step.token_ids, step.positions, step.logit_rows, context.slots, context.kv_len, context.page_table):
-        value = zlib.crc32(part.contiguous().numpy(), value)
+        value = zlib.crc32(part.numpy().tobytes(), value)
     return value

@@ -8,7 +8,7 @@ from aiakq.errors import error
 from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import free_memory
-from aiakq.runtime.executor.states import RING
+from aiakq.runtime.executor.states import RING, StateRows
 from aiakq.runtime.models.decoder import Model
 
 
@@ -22,6 +22,20 @@ def kv_bytes_per_page(model: Model, cache: CacheConfig) -> int:
 def state_bytes(model: Model, max_num_seqs: int) -> int:
     """Bytes of the states of running sequences, of the engine's own one, and of the one of zeros."""
     return (1 + RING * (max_num_seqs + 1)) * model.state_bytes()
+
+
+def state_rows(config: EngineConfig, model: Model, num_pages: int, num_slots: int) -> StateRows | None:
+    """The rows of the states of a model with recurrent layers; None for any other."""
+    if not model.state_bytes():
+        return None
+    return StateRows(num_pages, config.cache.block_size, num_slots, config.cache.enable_prefix_caching)
+
+
+def describe_states(config: EngineConfig, model: Model) -> str:
+    """The states of recurrent layers, for the start-up table."""
+    size = state_bytes(model, config.scheduler.max_num_seqs) / 2**20
+    kept = "one at the end of every page, " if config.cache.enable_prefix_caching else ""
+    return f"{model.state_bytes() / 2**20:.1f} MiB each: {kept}{RING} of every sequence that may run = {size:.0f} MiB"
 
 
 def fit_positions(config: EngineConfig) -> EngineConfig:

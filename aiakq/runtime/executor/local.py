@@ -129,10 +129,10 @@ class LocalExecutor:
             return step
         assert previous is None or previous.is_sampled, "two steps at most may be pending"
 
-        step.out_of_memory = not _fits(lambda: self._launch(step, batch.chunks, sequences, previous))
+        step.out_of_memory = not _fits(lambda: self._compute(step, batch.chunks, sequences, previous))
         return step
 
-    def _launch(
+    def _compute(
         self,
         step: LocalPendingStep,
         chunks: list[Chunk],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.distributed.messages import Batch, Configure, Launch, Reset, Sampled
+from aiakq.runtime.distributed.messages import Batch, Configure, Launch, ResetSequences, Sampled
 from aiakq.runtime.distributed.rank_group import RankGroup, checkpoint_digest
 from aiakq.runtime.engine.records import StepBatch, StepResult
 from aiakq.runtime.executor.cpu_program import Bounds
@@ -60,7 +60,7 @@ class MultiprocessExecutor(LocalExecutor):
     def reset(self) -> None:
         """See ``Executor``."""
         super().reset()
-        self._group.send(Reset())
+        self._group.send(ResetSequences())
 
     def _launch_model(self, step: LocalPendingStep, step_input: StepInput) -> None:
         token_ids = step_input.model_input.token_ids

@@ -8,10 +8,8 @@ before may start, and at the last tokens of a running sequence.
 from __future__ import annotations
 
 from aiakq.kernels.recurrent_types import StateContext
-from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.records import Chunk
 from aiakq.runtime.executor.sequences import SequenceState
-from aiakq.runtime.models.decoder import Model
 
 #: States of a running sequence. A chunk reads one, and writes the state after its last token; if it samples, also the
 #: one before that token, which is computed again if the sample was not valid. It leaves the one it read: it may have to
@@ -66,10 +64,3 @@ class StateRows:
 
     def _row(self, sequence: SequenceState, place: int) -> int:
         return self._first + RING * sequence.slot + place
-
-
-def state_rows(config: EngineConfig, model: Model, num_pages: int, num_slots: int) -> StateRows | None:
-    """The rows of the states of a model with recurrent layers; None for any other."""
-    if not model.state_bytes():
-        return None
-    return StateRows(num_pages, config.cache.block_size, num_slots, config.cache.enable_prefix_caching)

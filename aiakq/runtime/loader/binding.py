@@ -13,6 +13,9 @@ from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.layers.linear import ConcatLinear
 
+#: A layer's name, and how many outputs it has.
+Part = tuple[str, int]
+
 
 class LinearBuilder:
     """The part of ``Weights`` that does not depend on where tensors come from: layers bound to ``ops``."""
@@ -75,3 +78,8 @@ def concatenate(weights: Sequence[QWeight]) -> QWeight | None:
         group_size=first.group_size,
         input_scale=first.input_scale,
     )
+
+
+def joined_rows(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors [N_i, ...] one after the other: [sum of N_i, ...]."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

@@ -11,18 +11,22 @@ import torch
 from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import is_out_of_memory, release_memory
-from aiakq.runtime.distributed.rank_group import start_ranks
+from aiakq.runtime.distributed.rank_group import RankGroup, start_ranks
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.executor.cpu_program import Bounds
-from aiakq.runtime.executor.kv_cache import count_pages, fit_positions, kv_bytes_per_page, state_bytes
+from aiakq.runtime.executor.kv_cache import (
+    count_pages,
+    describe_states,
+    fit_positions,
+    kv_bytes_per_page,
+    state_rows,
+)
 from aiakq.runtime.executor.multiprocess import new_executor
 from aiakq.runtime.executor.runner import Runner
-from aiakq.runtime.executor.states import RING, StateRows, state_rows
 from aiakq.runtime.loader.model_loader import load_model
-from aiakq.runtime.models.decoder import Model
 from aiakq.system.memory import gc_frozen
 
 
@@ -44,9 +48,18 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
 
     Raises what ``load_model`` raises, and ``out_of_memory``.
     """
-    started = time.monotonic()
     config = fit_positions(config)
     group = start_ranks(config)
+    try:
+        return _load_engine(config, on_phase, group)
+    except BaseException:
+        if group is not None:
+            group.close()
+        raise
+
+
+def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group: RankGroup | None) -> Engine:
+    started = time.monotonic()
     with gc_frozen():
         try:
             model, operations = load_model(config, None if group is None else group.collective)
@@ -96,17 +109,12 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
         "KV pages": f"{pages}, {str(config.cache.dtype).removeprefix('torch.')}",
         "batch": f"up to {bounds.rows} sequences, {bounds.tokens} tokens a step",
     }
+    if group is not None:
+        facts["ranks"] = f"{group.size} processes of {group.threads} threads that share each layer"
     if states is not None:
-        facts["recurrent states"] = _described(states, config, model)
+        facts["recurrent states"] = describe_states(config, model)
     executor = new_executor(runner, group, config, num_pages, num_slots, bounds)
     return Engine(executor, scheduler, limits, facts, max_pending_steps=2 if config.scheduler.async_scheduling else 1)
-
-
-def _described(states: StateRows, config: EngineConfig, model: Model) -> str:
-    """The states in words."""
-    size = state_bytes(model, config.scheduler.max_num_seqs) / 2**20
-    kept = "one at the end of every page, " if config.cache.enable_prefix_caching else ""
-    return f"{model.state_bytes() / 2**20:.1f} MiB each: {kept}{RING} of every sequence that may run = {size:.0f} MiB"
 
 
 def device_name(device: torch.device) -> str:

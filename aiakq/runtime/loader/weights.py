@@ -1,4 +1,4 @@
-"""Weight sources of a model: a checkpoint, or random numbers (``--load-format dummy``)."""
+"""Where the weights of a model come from: a checkpoint, or random numbers; and which operations they are bound to."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.sharded import Collective, ShardedOps
 from aiakq.kernels.types import QWeight
-from aiakq.runtime.config.device import DTYPES
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import free_memory, release_memory
 from aiakq.runtime.layers.linear import ConcatLinear
-from aiakq.runtime.loader.binding import LinearBuilder
+from aiakq.runtime.loader.binding import LinearBuilder, Part, joined_rows
+from aiakq.runtime.loader.dummy_weights import DummyWeights
 from aiakq.runtime.loader.required import check_inventory
-from aiakq.spec import LayerSpec, QuantSpec
 
-#: A layer's name, and how many outputs it has.
-Part = tuple[str, int]
 #: Weights that are prepared before the memory this took is released; more often costs time.
 _RELEASE_EVERY = 30_000_000
 
@@ -91,8 +88,8 @@ class CheckpointWeights(LinearBuilder):
     def _read(self, parts: Sequence[Part], k: int, bias: bool, rows: Tensor | None = None) -> LinearLayer:
         sources = [self.checkpoint.locate_linear(name) for name, _ in parts]
         if all(source is None for source in sources):
-            weight = _one([self._stored(f"{name}.weight", n, k) for name, n in parts])
-            biases = _one([self._stored(f"{name}.bias", n) for name, n in parts]) if bias else None
+            weight = joined_rows([self._stored(f"{name}.weight", n, k) for name, n in parts])
+            biases = joined_rows([self._stored(f"{name}.bias", n) for name, n in parts]) if bias else None
             if rows is not None:
                 weight, biases = weight[rows], None if biases is None else biases[rows]
             return self.dense(weight, biases, len(parts))
@@ -120,89 +117,6 @@ class CheckpointWeights(LinearBuilder):
         return weight
 
 
-class DummyWeights(LinearBuilder):
-    """Random ``Weights`` of the right shapes, quantized where the config says so; for benchmarks of shapes.
-
-    The same for the same seed and device.
-    """
-
-    def __init__(self, config: EngineConfig, collective: Collective | None = None) -> None:
-        super().__init__(operations(config, False, collective))
-        self.remarks: list[str] = []
-        self.spec = config.spec
-        self.stored = DTYPES.get(
-            str(config.model.raw.get("dtype") or config.model.raw.get("torch_dtype")), config.device.dtype
-        )
-        # Drawn on the device: the CPU would take half a minute for a model of 8 B.
-        self.generator = torch.Generator(config.device.device).manual_seed(config.load.seed)
-        self._codes = torch.Generator(config.device.device).manual_seed(config.load.seed)
-
-    def has(self, name: str) -> bool:
-        return False  # families then ask for the usual names
-
-    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """[*shape] in ``dtype`` or the activation dtype, on the device: ones for norms, else N(0, 1 / shape[-1])."""
-        return self._random(name, *shape).to(device=self.ops.device, dtype=dtype or self.ops.dtype)
-
-    def weight(self, name: str, n: int, k: int) -> Tensor:
-        """[N, K] in the dtype that config.json says, or in the activation dtype where the layer is quantized."""
-        spec = None if self.spec is None else self.spec.for_layer(name)
-        if spec is None:
-            return self._random(f"{name}.weight", n, k)
-        return dequantize(random_weight(spec, n, k, None, self.ops.device, self._codes), self.ops.dtype)
-
-    def _random(self, name: str, *shape: int) -> Tensor:
-        if name.endswith("norm.weight"):
-            return torch.ones(shape)
-        return (
-            torch.randn(shape, generator=self.generator, device=self.generator.device)
-            .mul_(shape[-1] ** -0.5)
-            .to(self.stored)
-        )
-
-    def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
-        """A layer [N, K]; ``rows`` [N] do not matter to random ones."""
-        return self.stacked([(name, n)], k, bias=bias)
-
-    def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> LinearLayer:
-        specs = [None if self.spec is None else self.spec.for_layer(name) for name, _ in parts]
-        if any(spec != specs[0] for spec in specs):
-            return ConcatLinear([self.linear(name, n, k, bias=bias) for name, n in parts])
-        biases = [self._random(f"{name}.bias", n) for name, n in parts] if bias else None
-        joined = None if biases is None else _one(biases)
-        if specs[0] is not None:
-            n = sum(n for _, n in parts)
-            return self.ops.linear(random_weight(specs[0], n, k, joined, self.ops.device, self._codes), len(parts))
-        return self.dense(_one([self._random(f"{name}.weight", n, k) for name, n in parts]), joined, len(parts))
-
-    def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
-        return self.embedding_of(self._random(name, vocab, width), tied)
-
-
-def random_weight(
-    spec: QuantSpec | LayerSpec, n: int, k: int, bias: Tensor | None, device: torch.device, generator: torch.Generator
-) -> QWeight:
-    """A weight [N, K] of uniformly random codes, with scales such that outputs are as large as inputs.
-
-    bias  [N] float or None. ``generator`` is on ``device``.
-    """
-    size = k if spec.group_size == -1 else spec.group_size
-    levels, groups = 2**spec.bits, -(-k // size)
-    codes = torch.randint(0, levels, (n, k), dtype=torch.uint8, device=device, generator=generator)
-    return QWeight(
-        scheme="w8a8" if spec.activation_bits else f"w{spec.bits}a16",
-        codes=codes,
-        scales=torch.full((n, groups), (12 / k) ** 0.5 / levels, dtype=torch.float16, device=device),
-        zeros=None if spec.symmetric else torch.full_like(codes[:, :groups], levels // 2),
-        bias=bias,
-        group_size=size,
-    )
-
-
-def _one(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-
 #: Implementations that compute on quantized weights: not with ``--dequantize always``.
 QUANTIZED = frozenset({"cpu", "triton", "triton-w8a8"})
 
@@ -213,7 +127,7 @@ def weights_for(config: EngineConfig, collective: Collective | None = None) -> C
     collective  of the ranks over which the model is distributed.
     """
     if config.load.load_format == "dummy":
-        return DummyWeights(config, collective)
+        return DummyWeights(config, operations(config, False, collective))
     weights = open_weights(config, collective)
     check_inventory(config.model, weights.checkpoint)
     return weights

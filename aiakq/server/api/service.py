@@ -19,8 +19,7 @@ from aiakq.runtime.text.output_processor import bad_word_texts, distinct_lists, 
 from aiakq.server.api.unsupported_fields import UnknownFieldLog
 from aiakq.server.errors import copy_error
 from aiakq.server.http.body import MAX_VALUES
-from aiakq.server.process.replicas import Replicas
-from aiakq.server.process.request_manager import RequestManager
+from aiakq.server.process.replicas import Requests
 from aiakq.server.process.request_stream import Prompt
 from aiakq.server.process.text_client import TextClient
 from aiakq.server.process.text_process import TextReply, TextRequest
@@ -90,7 +89,7 @@ class Service:
         self,
         model: ModelInfo,
         text: TextClient,
-        manager: RequestManager | Replicas,
+        manager: Requests,
         metrics: Metrics,
         *,
         max_body_bytes: int,

@@ -8,6 +8,7 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aiakq.errors import AiakqError
@@ -160,6 +161,10 @@ class Replicas:
         return EngineStats(**{name: sum(getattr(manager.stats, name) for manager in self.managers) for name in names})
 
 
+#: The requests of a server, of one engine or of several.
+Requests = RequestManager | Replicas
+
+
 class Supervisors:
     """The engine processes of a server, one for each replica.
 
@@ -206,13 +211,13 @@ class Supervisors:
             for task in loading:
                 task.cancel()
 
-    async def run(self, manager: RequestManager | Replicas, ready: Sequence[Ready]) -> AiakqError:
+    async def run(self, manager: Requests, ready: Sequence[Ready]) -> AiakqError:
         """Serve ``manager`` until no engine is left; returns the error that ended the last one."""
         if isinstance(manager, RequestManager):
             return await self.all[0].run(manager, ready[0])
         running = []
         for number, (supervisor, one) in enumerate(zip(self.all, manager.managers, strict=True)):
-            supervisor.on_engine_end = lambda number=number: manager.forget_pages(number)
+            supervisor.on_engine_end = partial(manager.forget_pages, number)
             running.append(asyncio.create_task(supervisor.run(one, ready[number])))
         try:
             return (await asyncio.gather(*running))[-1]

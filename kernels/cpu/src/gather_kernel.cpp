@@ -1,4 +1,4 @@
-// Shares of an activation, one from each rank of a group, put together in memory that the ranks share.
+// Shares of an activation, one from each rank of a group, put side by side in memory that the ranks share.
 //
 // Every rank writes its columns into a buffer, waits until all have, and reads the whole. There are two buffers, used in
 // turns: a rank may write into one while others still read the other, and no rank is ever two meetings ahead.
@@ -93,11 +93,11 @@ void meet(RankGroup& group) {
 
 // Copies ``rows`` rows of ``bytes`` bytes, from(row) to to(row).
 template <class From, class To> void copy_rows(Worker& worker, int64_t rows, int64_t bytes, From from, To to) {
-  const int64_t across = ceil_div(bytes, COPIED), together = max(1, COPIED / max(1, bytes));
-  parallel_for(worker, ceil_div(rows, together) * across, 1, [&](int64_t item) {
+  const int64_t across = ceil_div(bytes, COPIED), rows_per_item = max(1, COPIED / max(1, bytes));
+  parallel_for(worker, ceil_div(rows, rows_per_item) * across, 1, [&](int64_t item) {
     const int64_t begin = item % across * COPIED, size = min(COPIED, bytes - begin);
-    const int64_t first = item / across * together;
-    for (int64_t row = first; row < min(first + together, rows); row++) memcpy(to(row) + begin, from(row) + begin, size);
+    const int64_t first = item / across * rows_per_item;
+    for (int64_t row = first; row < min(first + rows_per_item, rows); row++) memcpy(to(row) + begin, from(row) + begin, size);
   });
 }
 

@@ -47,7 +47,7 @@ def patched(monkeypatch) -> Iterator[Callable[[str], None]]:
     """``patched(code)`` runs ``code`` in the process of every other rank before it does anything."""
 
     def patch(code: str) -> None:
-        start = "from aiakq.runtime.distributed.rank_process import main; main()"
+        start = "from aiakq.runtime.loader.rank_process import main; main()"
         monkeypatch.setattr(rank_group, "_COMMAND", ("-P", "-c", f"{code}\n{start}"))
 
     yield patch

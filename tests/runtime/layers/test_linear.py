@@ -8,7 +8,7 @@ import torch
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.runtime.layers.linear import ConcatLinear
-from aiakq.runtime.loader.weights import random_weight
+from aiakq.runtime.loader.dummy_weights import random_weight
 from aiakq.spec import LayerSpec
 
 CPU = torch.device("cpu")

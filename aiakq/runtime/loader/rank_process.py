@@ -13,10 +13,10 @@ import signal
 import socket
 import sys
 import traceback
+from importlib.metadata import version
 
-from aiakq import __version__
 from aiakq.errors import WORKER, AiakqError, error
-from aiakq.runtime.distributed.messages import Channel, Configure, Failed, Load, Loaded, Ready, frame
+from aiakq.runtime.distributed.messages import Channel, Configure, Load, RankFailed, RankLoaded, RankReady, frame
 from aiakq.system.processes import end_with_parent
 
 
@@ -48,7 +48,7 @@ def _run(channel: Channel) -> int:
     except AiakqError as failure:
         plain = (str, int, float, bool, type(None))
         fields = {name: value if isinstance(value, plain) else str(value) for name, value in failure.fields.items()}
-        channel.send(frame(Failed(failure.id, fields)))
+        channel.send(frame(RankFailed(failure.id, fields)))
         return failure.exit_code
     except OSError:
         raise
@@ -56,7 +56,7 @@ def _run(channel: Channel) -> int:
         traceback.print_exc()
         text = " ".join(str(failure).split()) or "no message"
         reason = f"{type(failure).__name__}: {text[:400]}"
-        channel.send(frame(Failed("rank_failed", {"rank": first.rank, "reason": reason})))
+        channel.send(frame(RankFailed("rank_failed", {"rank": first.rank, "reason": reason})))
         return WORKER
     return 0
 
@@ -72,9 +72,8 @@ def _follow(channel: Channel, load: Load) -> None:
     from aiakq.runtime.distributed.rank_group import checkpoint_digest
     from aiakq.runtime.executor.cpu_program import Bounds
     from aiakq.runtime.executor.follower import Follower
-    from aiakq.runtime.executor.kv_cache import fit_positions
+    from aiakq.runtime.executor.kv_cache import fit_positions, state_rows
     from aiakq.runtime.executor.runner import Runner
-    from aiakq.runtime.executor.states import state_rows
     from aiakq.runtime.loader.model_loader import load_model
 
     torch.set_num_threads(load.threads)
@@ -83,7 +82,7 @@ def _follow(channel: Channel, load: Load) -> None:
     collective = NativeCollective(memory, load.rank, load.size, load.time_limit)
     config = fit_positions(EngineConfig.from_args(load.arguments))
     model, _ = load_model(config, collective)
-    channel.send(frame(Loaded(__version__, checkpoint_digest(config))))
+    channel.send(frame(RankLoaded(version("aiakq"), checkpoint_digest(config))))
     sizes = channel.receive_at_rank()
     if sizes is None:
         return
@@ -92,7 +91,7 @@ def _follow(channel: Channel, load: Load) -> None:
     runner = Runner(model, sizes.num_pages, config.cache.block_size, config.device.device, states)
     runner.capture(Bounds(sizes.tokens, sizes.rows, sizes.length), config.compilation)
     follower = Follower(runner, collective, sizes.num_slots, -(-sizes.length // config.cache.block_size))
-    channel.send(frame(Ready()))
+    channel.send(frame(RankReady()))
     while (message := channel.receive_at_rank()) is not None:
         answer = follower.apply(message)
         if answer is not None:

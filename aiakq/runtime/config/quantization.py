@@ -1,0 +1,41 @@
+"""--quantization: the method that a checkpoint is expected to be quantized with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiakq.errors import error
+from aiakq.formats import records_method
+from aiakq.formats.quantization_config import read
+from aiakq.registry import Registry
+from aiakq.spec import QuantSpec, canonical_method
+
+_INT4 = {"awq", "gptq"}
+#: Names of methods, those of plugins included, to tell a misspelt one from one that the checkpoint does not have.
+_METHODS = Registry("aiakq.methods", dict.fromkeys(("weight_only_int8", "smooth_quant", "awq", "gptq"), ""))
+
+
+def check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mapping[str, Any]) -> None:
+    """Refuse a model whose weights are quantized otherwise than ``expected``. Raises ``quantization_mismatch``, and
+    ``bad_option`` for a method that does not exist.
+    """
+    if expected is None or expected.lower() == "none":
+        return
+    method = canonical_method(expected)
+    found = spec.method if spec else "unquantized weights"
+    # The method that the quantization_config implies is accepted too, as other tools know no more. Some formats do not
+    # record the method; awq and gptq both mean their 4-bit weights.
+    stated = read(raw["quantization_config"]).method if spec and raw.get("quantization_config") else found
+    same_weights = spec is not None and not records_method(spec.format) and {stated, method} <= _INT4
+    if method in (found, stated) or same_weights:
+        return
+    if method not in _METHODS:
+        raise error(
+            "bad_option",
+            option="The quantization method",
+            value=expected,
+            expected="one of " + ", ".join(_METHODS),
+            hint="weight_only_int8 is the safest, awq and gptq the smallest, smooth_quant the fastest in batches.",
+        )
+    raise error("quantization_mismatch", wanted=expected, found=found)
