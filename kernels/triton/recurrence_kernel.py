@@ -81,7 +81,7 @@ def recurrence_kernel(
     for number in range(first, last + 1):
         keeps = number < last
         end = tl.load(saves_ptr + 3 * number + 1, mask=keeps, other=count - 1) + 1
-        for token in range(begin, end):
+        for token in tl.range(begin, end, num_stages=3):
             line = tl.cast(token, tl.int64)
             query = tl.load(query_ptr + line * x_stride, mask=key_there, other=0.0).to(tl.float32)
             key = tl.load(key_ptr + line * x_stride, mask=key_there, other=0.0).to(tl.float32)

@@ -169,7 +169,7 @@ def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
         cache = [MockTensor(dtype)] * 2 + [scales] * 2
         yield row(
             f"rotary into {name}", rotary_kernel, x, x, x, x, x, scales, scales, positions, positions, *cache,
-            6144, 6144, 6144, 0.0, H=32, HKV=8, D=128, DV=128, WIDTH=128, ROTATED=128, INTERLEAVED=False, NORM=False,
+            6144, 6144, 6144, 0.0, H=32, HKV=8, D=128, DV=128, WIDTH=128, WIDTH_Q=128, ROTATED=128, INTERLEAVED=False, NORM=False,
             SCALED=scaled, elements=128, warps=1,
         )  # fmt: skip
     yield row(
