@@ -218,7 +218,10 @@ def _check(function: Callable[[Machine], dict]) -> Callable[[Measurement], dict]
 
 
 #: Families of self_test.FAMILIES, which this process does not import.
-FAMILIES = ("weight-only linear", "w8a8 linear", "norm", "activation", "attention")
+FAMILIES = (
+    "weight-only linear", "w8a8 linear", "norm", "activation", "attention", "latent attention", "convolution",
+    "recurrence", "gated norm",
+)  # fmt: skip
 STEPS: dict[str, Step] = {
     "describe": Step(_check(gpu_checks.describe), 60),
     **{f"kernels: {name}": Step(_check(partial(gpu_checks.family, name)), 90) for name in FAMILIES},

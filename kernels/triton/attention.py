@@ -21,7 +21,9 @@ def supports(problem: AttentionProblem) -> str | None:
     """None, or why not."""
     if not problem.latent:
         return triton.unsupported("attention", problem.device, problem.dtype)
-    return triton.unsupported("latent attention", problem.device, problem.dtype) or latent_attention.unsupported(problem)
+    return triton.unsupported("latent attention", problem.device, problem.dtype) or latent_attention.unsupported(
+        problem
+    )
 
 
 def prepare(spec: AttentionSpec, problem: AttentionProblem) -> TritonAttention:
@@ -152,4 +154,3 @@ def prefill(
 def prefill_warps(generation: int) -> int:
     """Before Hopper, products are held in registers only, of which four warps have too few."""
     return 4 if generation >= 9 else 8
-

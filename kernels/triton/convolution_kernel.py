@@ -43,19 +43,10 @@ def convolution_kernel(
     blocks_ptr,
     saves_ptr,
     y_ptr,  # [T, C]
-    x_stride,
-    before_stride,
-    after_stride,
-    blocks,
-    C: tl.constexpr,
-    TAPS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BIAS: tl.constexpr,
-    SILU: tl.constexpr,
-    BEFORE: tl.constexpr,
-    AFTER: tl.constexpr,
-):
+    x_stride, before_stride, after_stride, blocks,
+    C: tl.constexpr, TAPS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,
+    SILU: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
+):  # fmt: skip
     """TOKENS tokens of a sequence, or from program ``blocks`` on a state to keep; BLOCK channels of either."""
     number = tl.program_id(0)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -51,8 +51,8 @@ def config_of(generation: int, num_heads: int, decoding: bool, bits: int) -> Lat
     most = 64 if generation == 9 else 32
     if decoding:
         heads = min(most, power_of_two(num_heads))
-        if heads == 64:
-            return LatentConfig(heads, 1, 64 if bits == 16 else 32, 8)
+        if generation == 9 and bits == 16:
+            return LatentConfig(heads, 1, 64, 8)
         return LatentConfig(heads, 1, 32, 4 if heads == 16 else 8)
     heads = min(most, 1 << (num_heads - 1).bit_length())
     return LatentConfig(heads, most // heads, 32, 8)
@@ -64,12 +64,11 @@ def _config(query: Tensor, cache: LayerCache, decoding: bool) -> LatentConfig:
 
 
 def constants(spec: AttentionSpec, cache: LayerCache, config: LatentConfig) -> dict[str, Any]:
-    """What the kernel is compiled for, but for the parts of a sequence."""
+    """What both kernels are compiled for."""
     rotated = spec.head_dim - spec.value_dim
     return {
         "H": spec.num_heads,
         "HEADS": config.heads,
-        "TOKENS": config.tokens,
         "R": rotated,
         "WIDTH_R": power_of_two(max(1, rotated)),
         "L": spec.value_dim,
@@ -96,7 +95,7 @@ def decode(
     [T, H, value_dim].
     """
     from aiakq.kernels.triton.attention_kernel import combine_kernel
-    from aiakq.kernels.triton.latent_attention_kernel import latent_kernel
+    from aiakq.kernels.triton.latent_attention_kernel import latent_decode_kernel
 
     S, H, L = context.num_decodes, spec.num_heads, spec.value_dim
     chosen = config or _config(query, cache, decoding=True)
@@ -105,10 +104,9 @@ def decode(
     parts = torch.empty(S, H, split, L, dtype=torch.float32, device=query.device)
     peaks = torch.empty(S, H, split, 2, dtype=torch.float32, device=query.device)
     made = constants(spec, cache, chosen)
-    latent_kernel[(S, blocks, split)](
-        query, cache[0], cache[0], cache[-1], context.page_table, context.kv_len, context.kv_len, context.kv_len, out,
-        parts, peaks, query.stride(0), out.stride(0), context.page_table.stride(0), spec.scale * _LOG2E,
-        **made, SPLIT=split, DECODING=True,
+    latent_decode_kernel[(S, blocks, split)](
+        query, cache[0], cache[0], cache[-1], context.page_table, context.kv_len, parts, peaks, query.stride(0),
+        context.page_table.stride(0), spec.scale * _LOG2E, **made, SPLIT=split,
     )  # fmt: skip
     combine_kernel[(S, H)](
         parts, peaks, peaks, out, out.stride(0),
@@ -127,12 +125,12 @@ def prefill(
     """Attention of the sequences of several tokens each: query [T, H, D] -> the same rows of ``out``
     [T, H, value_dim].
     """
-    from aiakq.kernels.triton.latent_attention_kernel import latent_kernel
+    from aiakq.kernels.triton.latent_attention_kernel import latent_prefill_kernel
 
     chosen = config or _config(query, cache, decoding=False)
     blocks = query_blocks(context, chosen.tokens, query.device)
-    latent_kernel[(len(blocks), -(-spec.num_heads // chosen.heads))](
+    latent_prefill_kernel[(len(blocks), -(-spec.num_heads // chosen.heads))](
         query, cache[0], cache[0], cache[-1], context.page_table, context.kv_len, context.query_start, blocks, out,
-        out, out, query.stride(0), out.stride(0), context.page_table.stride(0), spec.scale * _LOG2E,
-        **constants(spec, cache, chosen), SPLIT=1, DECODING=False,
+        query.stride(0), out.stride(0), context.page_table.stride(0), spec.scale * _LOG2E,
+        **constants(spec, cache, chosen), TOKENS=chosen.tokens,
     )  # fmt: skip

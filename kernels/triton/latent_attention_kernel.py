@@ -29,69 +29,30 @@ def _columns(rows_ptr, first, SIZE: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def latent_kernel(
-    q_ptr,  # [T, H * (R + L)], rows q_stride apart
-    cache_ptr,
-    again_ptr,  # the cache once more, if SCALED: two loads of one address would become one
-    scales_ptr,  # [pages * P] float32, if SCALED
-    table_ptr,  # [S, most pages] int32
-    lengths_ptr,  # [S] int32
-    starts_ptr,  # [S + 1] int32: where a sequence's tokens begin; like blocks_ptr not read if DECODING
-    blocks_ptr,  # [blocks, 2] int32: sequence, first of its tokens
-    out_ptr,  # [T, H * L]
-    parts_ptr,  # [S, H, SPLIT, L] float32; like peaks_ptr only written if DECODING
-    peaks_ptr,  # [S, H, SPLIT, 2] float32: the highest score and the sum
-    q_stride, out_stride, table_stride, scale,
-    H: tl.constexpr,
-    HEADS: tl.constexpr,  # of a program, a power of two
-    TOKENS: tl.constexpr,  # of a program, a power of two
+def latent_loop(
+    q_ptr,  # [ROWS] of the queries
+    own,  # [ROWS] the position of each row's token
+    pages_ptr,  # of the sequence
+    cache_ptr, again_ptr, scales_ptr, begin, end, scale,
     R: tl.constexpr, WIDTH_R: tl.constexpr, L: tl.constexpr, WIDTH_L: tl.constexpr, PAGE: tl.constexpr,
-    TILE: tl.constexpr, SPLIT: tl.constexpr, DECODING: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
+    TILE: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """HEADS heads of up to TOKENS tokens of a sequence, over the positions up to their own; if DECODING one part of
-    the positions of a sequence of one token. ``scale`` includes log2(e).
-    """
-    ROWS: tl.constexpr = HEADS * TOKENS
-    D: tl.constexpr = R + L
+    """``highest``, ``total`` and ``sums`` of the online softmax over positions ``begin`` to ``end``."""
     FLOAT: tl.constexpr = q_ptr.dtype.element_ty
-    row = tl.arange(0, ROWS)
-    head = tl.program_id(1) * HEADS + row % HEADS
-    if DECODING:
-        sequence = tl.program_id(0).to(tl.int64)
-        length = tl.load(lengths_ptr + sequence)
-        own = tl.zeros((ROWS,), tl.int32) + (length - 1)
-        line = tl.zeros((ROWS,), tl.int64) + sequence
-        valid = head < H
-        tiles = tl.cdiv(length, TILE)
-        part = tl.program_id(2)
-        begin = tiles * part // SPLIT * TILE
-        end = tl.minimum(tiles * (part + 1) // SPLIT * TILE, length)
-    else:
-        sequence, offset, start, count, length = tokens_of(tl.program_id(0), blocks_ptr, starts_ptr, lengths_ptr)
-        token = offset + row // HEADS
-        valid = (head < H) & (token < count)
-        own = length - count + tl.minimum(token, count - 1)
-        line = (start + tl.minimum(token, count - 1)).to(tl.int64)
-        begin = 0
-        end = length - count + tl.minimum(offset + TOKENS, count)
-    # Rows beyond the heads and the tokens are those of the last ones, and are not stored.
-    q_ptr += line * q_stride + tl.minimum(head, H - 1) * D
     q, turned = _columns(q_ptr, R, L, WIDTH_L), _columns(q_ptr, 0, R, WIDTH_R)
-    highest, total, sums = no_positions(ROWS, WIDTH_L)
-    inside = tl.arange(0, TILE)
-    pages_ptr = table_ptr + sequence * table_stride
+    highest, total, sums = no_positions(own.shape[0], WIDTH_L)
     for first in tl.range(begin, end, TILE, num_stages=STAGES):
-        position = first + inside
+        position = first + tl.arange(0, TILE)
         # What is beyond the end is the last one again, with no weight: see attention_loop.
         place = tl.minimum(position, end - 1).to(tl.uint32)
         slot = tl.load(pages_ptr + place // PAGE).to(tl.int64) * PAGE + place % PAGE
-        latents = as_float(_columns(cache_ptr + slot * D, R, L, WIDTH_L), FLOAT)
+        latents = as_float(_columns(cache_ptr + slot * (R + L), R, L, WIDTH_L), FLOAT)
         if SCALED:
-            scores = product(q, tl.trans(as_float(_columns(again_ptr + slot * D, R, L, WIDTH_L), FLOAT)))
+            scores = product(q, tl.trans(as_float(_columns(again_ptr + slot * (R + L), R, L, WIDTH_L), FLOAT)))
         else:
             scores = product(q, tl.trans(latents))
         if R > 0:
-            scores += product(turned, tl.trans(as_float(_columns(cache_ptr + slot * D, 0, R, WIDTH_R), FLOAT)))
+            scores += product(turned, tl.trans(as_float(_columns(cache_ptr + slot * (R + L), 0, R, WIDTH_R), FLOAT)))
         scores *= scale
         if SCALED:
             scores *= tl.load(scales_ptr + slot)[None, :]
@@ -106,11 +67,78 @@ def latent_kernel(
             weights *= tl.load(scales_ptr + slot)[None, :]
         sums = sums * decay[:, None] + product(weights.to(FLOAT), latents)
         highest = now
-    if DECODING:
-        row_part = (sequence * H + head) * SPLIT + part
-        store_values(parts_ptr + row_part * L, sums, valid, L, WIDTH_L)
-        tl.store(peaks_ptr + row_part * 2, highest, mask=valid)
-        tl.store(peaks_ptr + row_part * 2 + 1, total, mask=valid)
-    else:
-        out = (sums / total[:, None]).to(out_ptr.dtype.element_ty)
-        store_values(out_ptr + line * out_stride + head * L, out, valid, L, WIDTH_L)
+    return highest, total, sums
+
+
+@triton.jit
+def latent_decode_kernel(
+    q_ptr,  # [S, H * (R + L)], rows q_stride apart
+    cache_ptr,
+    again_ptr,  # the cache once more, if SCALED: two loads of one address would become one
+    scales_ptr,  # [pages * P] float32, if SCALED
+    table_ptr,  # [S, most pages] int32
+    lengths_ptr,  # [S] int32
+    parts_ptr,  # [S, H, SPLIT, L] float32
+    peaks_ptr,  # [S, H, SPLIT, 2] float32: the highest score and the sum
+    q_stride, table_stride,
+    scale,  # times log2(e)
+    H: tl.constexpr,
+    HEADS: tl.constexpr,  # of a program, a power of two
+    R: tl.constexpr, WIDTH_R: tl.constexpr, L: tl.constexpr, WIDTH_L: tl.constexpr, PAGE: tl.constexpr,
+    TILE: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One part of one sequence's positions for HEADS heads; parts that have nothing to do say so."""
+    sequence = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(2)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    length = tl.load(lengths_ptr + sequence)
+    tiles = tl.cdiv(length, TILE)
+    begin = tiles * part // SPLIT * TILE
+    end = tl.minimum(tiles * (part + 1) // SPLIT * TILE, length)
+    # Rows beyond the heads are those of the last one, and are not stored.
+    rows_ptr = q_ptr + sequence * q_stride + tl.minimum(head, H - 1) * (R + L)
+    own = tl.zeros((HEADS,), tl.int32) + (length - 1)
+    highest, total, sums = latent_loop(
+        rows_ptr, own, table_ptr + sequence * table_stride, cache_ptr, again_ptr, scales_ptr, begin, end, scale,
+        R, WIDTH_R, L, WIDTH_L, PAGE, TILE, SCALED, STAGES,
+    )  # fmt: skip
+    row = (sequence * H + head) * SPLIT + part
+    store_values(parts_ptr + row * L, sums, head < H, L, WIDTH_L)
+    tl.store(peaks_ptr + row * 2, highest, mask=head < H)
+    tl.store(peaks_ptr + row * 2 + 1, total, mask=head < H)
+
+
+@triton.jit
+def latent_prefill_kernel(
+    q_ptr,  # [T, H * (R + L)], rows q_stride apart
+    cache_ptr,
+    again_ptr,
+    scales_ptr,
+    table_ptr,
+    lengths_ptr,
+    starts_ptr,  # [S + 1] int32: where a sequence's tokens begin
+    blocks_ptr,  # [blocks, 2] int32: sequence, first of its tokens
+    out_ptr,  # [T, H * L]
+    q_stride, out_stride, table_stride, scale,
+    H: tl.constexpr,
+    HEADS: tl.constexpr,
+    TOKENS: tl.constexpr,  # of a program, a power of two
+    R: tl.constexpr, WIDTH_R: tl.constexpr, L: tl.constexpr, WIDTH_L: tl.constexpr, PAGE: tl.constexpr,
+    TILE: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """HEADS heads of up to TOKENS tokens of a sequence, over the positions up to their own."""
+    sequence, offset, start, count, length = tokens_of(tl.program_id(0), blocks_ptr, starts_ptr, lengths_ptr)
+    row = tl.arange(0, HEADS * TOKENS)
+    head = tl.program_id(1) * HEADS + row % HEADS
+    # Rows beyond the heads and the tokens are those of the last ones, and are not stored.
+    token = tl.minimum(offset + row // HEADS, count - 1)
+    valid = (head < H) & (offset + row // HEADS < count)
+    line = (start + token).to(tl.int64)
+    end = length - count + tl.minimum(offset + TOKENS, count)
+    rows_ptr = q_ptr + line * q_stride + tl.minimum(head, H - 1) * (R + L)
+    highest, total, sums = latent_loop(
+        rows_ptr, length - count + token, table_ptr + sequence * table_stride, cache_ptr, again_ptr, scales_ptr, 0, end,
+        scale, R, WIDTH_R, L, WIDTH_L, PAGE, TILE, SCALED, STAGES,
+    )  # fmt: skip
+    out = (sums / total[:, None]).to(out_ptr.dtype.element_ty)
+    store_values(out_ptr + line * out_stride + head * L, out, valid, L, WIDTH_L)

@@ -22,6 +22,34 @@ def _softplus(x):
 
 
 @triton.jit
+def _advance(
+    state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA: tl.constexpr, SKIP: tl.constexpr
+):  # fmt: skip
+    """The state [WIDTH, BLOCK] after a token, and what its query [WIDTH] makes of it; ``mix`` is what b is made of."""
+    state *= tl.exp(rate * step)
+    if DELTA:
+        query *= tl.rsqrt(tl.sum(query * query, 0) + epsilon) * factor
+        key *= tl.rsqrt(tl.sum(key * key, 0) + epsilon)
+        change = (value - tl.sum(state * key[:, None], 0)) / (1.0 + tl.exp(-mix))
+    else:
+        change = step * value
+    state += key[:, None] * change[None, :]
+    y = tl.sum(state * query[:, None], 0)
+    return state, y + skip * value if SKIP else y
+
+
+@triton.jit
+def _places(
+    x_ptr, key_at, value_at, H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DELTA: tl.constexpr
+):
+    """Addresses of a head's query, key and value in the row at ``x_ptr``."""
+    if DELTA:
+        return x_ptr + key_at, x_ptr + HK * DK + key_at, x_ptr + 2 * HK * DK + value_at
+    else:
+        return x_ptr + H * DV + HK * DK + key_at, x_ptr + H * DV + key_at, x_ptr + value_at
+
+
+@triton.jit
 def recurrence_kernel(
     x_ptr,  # [T, width]: queries, keys and values if DELTA, else values, keys and queries
     gates_ptr,  # [T, H], or if DELTA [T, 2 H]
@@ -34,21 +62,12 @@ def recurrence_kernel(
     firsts_ptr,
     saves_ptr,
     y_ptr,  # [T, H * DV]
-    x_stride,
-    gates_stride,
-    low,
-    high,
+    x_stride, gates_stride, low, high,
     factor,  # of the delta rule's queries
     epsilon,
-    H: tl.constexpr,
-    HK: tl.constexpr,
-    DK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DELTA: tl.constexpr,
-    SKIP: tl.constexpr,
-):
+    H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr,
+    DELTA: tl.constexpr, SKIP: tl.constexpr,
+):  # fmt: skip
     """All tokens of a sequence, BLOCK columns of one head."""
     head = tl.program_id(1)
     sequence = tl.program_id(2)
@@ -65,15 +84,11 @@ def recurrence_kernel(
     rate = tl.load(rate_ptr + head)
     bias = tl.load(bias_ptr + head)
     skip = tl.load(skip_ptr + head) if SKIP else 0.0
-    key_at = head // (H // HK) * DK + k
     value_at = head * DV + v
     x_ptr += start * x_stride
     gates_ptr += start * gates_stride + head
     y_ptr += start * (H * DV) + value_at
-    if DELTA:
-        query_ptr, key_ptr, value_ptr = x_ptr + key_at, x_ptr + HK * DK + key_at, x_ptr + 2 * HK * DK + value_at
-    else:
-        query_ptr, key_ptr, value_ptr = x_ptr + H * DV + HK * DK + key_at, x_ptr + H * DV + key_at, x_ptr + value_at
+    query_ptr, key_ptr, value_ptr = _places(x_ptr, head // (H // HK) * DK + k, value_at, H, HK, DK, DV, DELTA)
     begin = 0
     first = tl.load(firsts_ptr + sequence)
     last = tl.load(firsts_ptr + sequence + 1)
@@ -89,20 +104,8 @@ def recurrence_kernel(
             own = gates_ptr + line * gates_stride
             step = _softplus(tl.load(own + H if DELTA else own).to(tl.float32) + bias)
             step = tl.minimum(tl.maximum(step, low), high)
-            state *= tl.exp(rate * step)
-            if DELTA:
-                query *= tl.rsqrt(tl.sum(query * query, 0) + epsilon)
-                key *= tl.rsqrt(tl.sum(key * key, 0) + epsilon)
-                beta = 1.0 / (1.0 + tl.exp(-tl.load(own).to(tl.float32)))
-                change = beta * (value - tl.sum(state * key[:, None], 0))
-            else:
-                change = step * value
-            state += key[:, None] * change[None, :]
-            y = tl.sum(state * query[:, None], 0)
-            if DELTA:
-                y *= factor
-            if SKIP:
-                y += skip * value
+            mix = tl.load(own).to(tl.float32) if DELTA else 0.0
+            state, y = _advance(state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA, SKIP)
             tl.store(y_ptr + line * (H * DV), y.to(y_ptr.dtype.element_ty), mask=value_there)
         row = tl.load(saves_ptr + 3 * number + 2, mask=keeps, other=0).to(tl.int64)
         tl.store(states_ptr + (row * H + head) * (DK * DV) + inside, state, mask=there & keeps)

@@ -148,7 +148,8 @@ def test_what_fits_into_a_gpu():
     assert config_of(9, 128, True, 16) == LatentConfig(64, 1, 64, 8)
     assert config_of(9, 128, True, 8) == LatentConfig(64, 1, 32, 8)
     assert config_of(8, 128, True, 16) == LatentConfig(32, 1, 32, 8)
-    assert config_of(9, 16, True, 16) == LatentConfig(16, 1, 32, 4)
+    assert config_of(9, 16, True, 16) == LatentConfig(16, 1, 64, 8)
+    assert config_of(8, 16, True, 16) == LatentConfig(16, 1, 32, 4)
     assert config_of(9, 16, False, 16) == LatentConfig(16, 4, 32, 8)
     assert config_of(8, 3, False, 8) == LatentConfig(4, 8, 32, 8)
 

@@ -8,8 +8,13 @@ from torch.nn import functional as F
 
 from aiakq.kernels import triton
 from aiakq.kernels.ops import convolution, gated_norm, recurrence
-from aiakq.kernels.recurrent_types import ConvolutionSpec, GatedNormProblem, RecurrenceProblem, RecurrenceSpec
-from aiakq.kernels.recurrent_types import StateContext
+from aiakq.kernels.recurrent_types import (
+    ConvolutionSpec,
+    GatedNormProblem,
+    RecurrenceProblem,
+    RecurrenceSpec,
+    StateContext,
+)
 from aiakq.kernels.triton.recurrence import MAX_KEY_SIZE, columns
 from aiakq.kernels.types import AttentionContext
 
