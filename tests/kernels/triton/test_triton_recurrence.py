@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from aiakq.kernels import triton
-from aiakq.kernels.ops import convolution, gated_norm, recurrence
+from aiakq.kernels.ops import Ops, convolution, gated_norm, recurrence
 from aiakq.kernels.recurrent_types import (
     ConvolutionSpec,
     GatedNormProblem,
@@ -162,3 +162,15 @@ def test_what_it_does_not_compute_is_refused_by_name(monkeypatch):
     assert module.supports(wide) == "keys have at most 1024 elements"
     single = RecurrenceProblem("delta_rule", 4, 2, 64, 64, torch.float32, "cuda")
     assert module.supports(single) == "activations are float16 or bfloat16, not torch.float32"
+
+
+def test_a_gpu_takes_them_for_activations_of_16_bits():
+    specs = {
+        "convolution": ConvolutionSpec(torch.empty(64, 4)),
+        "recurrence": RecurrenceSpec("delta_rule", 4, 2, 64, 64, torch.empty(4), torch.empty(4)),
+    }
+    for dtype, name in ((torch.bfloat16, "triton"), (torch.float32, "torch")):
+        ops = Ops(torch.device("cuda"), dtype)
+        problems = {operation: spec.problem(dtype, "cuda") for operation, spec in specs.items()}
+        problems["gated_norm"] = GatedNormProblem(64, 64, False, dtype, "cuda")
+        assert {ops.select(operation, problem)[0].name for operation, problem in problems.items()} == {name}
