@@ -48,7 +48,8 @@ class TritonAttention:
 
     def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
         """Attention of query [T, H, D] -> [T, H, value_dim]; see PagedAttention."""
-        out = query.new_zeros(*query.shape[:2], self.spec.value_dim)
+        out = query.new_empty(*query.shape[:2], self.spec.value_dim)
+        out[context.query_start_list[-1] :] = 0
         latent = self.spec.latent
         if context.num_decodes:
             (latent_attention.decode if latent else decode)(query, out, cache, context, self.spec)

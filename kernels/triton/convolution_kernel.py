@@ -30,7 +30,7 @@ def _inputs(
     return tl.where(old, tl.load(states_ptr + line[:, None] * C + c[None, :], mask=old, other=0.0), x)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def convolution_kernel(
     x_ptr,  # [T, C]
     before_ptr,  # [T, C]

@@ -80,9 +80,9 @@ LAYERS = {
     "convolution": of_convolution(150, 4),
     "plain convolution": of_convolution(20, 3, bias=False, silu=False, factors=False),
     "convolution of many taps": of_convolution(20, 12),
-    "state_space": of_recurrence("state_space", 6, 2, 24, 40),
-    "delta_rule": of_recurrence("delta_rule", 4, 2, 33, 72),
-    "wide heads": of_recurrence("delta_rule", 2, 2, 200, 20),
+    "state_space": of_recurrence("state_space", 4, 2, 24, 40),
+    "delta_rule": of_recurrence("delta_rule", 2, 1, 33, 40),
+    "wide heads": of_recurrence("delta_rule", 1, 1, 200, 20),
 }
 
 
