@@ -135,6 +135,24 @@ def attention_speed(given: Measurement) -> dict:
     return gpu_speed.attention_speed(given.ceilings, given.left, save=given.save)
 
 
+def layer_speed(name: str, given: Measurement) -> dict:
+    """Attention over latents, or recurrent layers, of the sizes of models."""
+    import gpu_layers
+    import torch
+
+    from aiakq.kernels.types import AttentionSpec
+
+    table = gpu_layers.Table(given.ceilings, torch.device(given.machine.device), given.save, [], {})
+    small: dict = {}
+    if given.machine.rehearsed:
+        small = {"dtype": torch.float32, "prompts": (20,)}
+        if name == "latents":
+            small |= {"decoding": ((2, 48),), "spec": AttentionSpec(4, 1, 48, 0.1, value_dim=32, latent=True)}
+        else:
+            small |= {"batches": (2,), "models": {"small": ("delta_rule", 4, 2, 24, 32)}}
+    return getattr(gpu_layers, name)(table, given.left, **small)
+
+
 def engine_speed(given: Measurement) -> dict:
     """Steps of the whole engine at Llama 3 8B's shape, random weights."""
     import gpu_speed
@@ -218,7 +236,10 @@ def _check(function: Callable[[Machine], dict]) -> Callable[[Measurement], dict]
 
 
 #: Families of self_test.FAMILIES, which this process does not import.
-FAMILIES = ("weight-only linear", "w8a8 linear", "norm", "activation", "attention")
+FAMILIES = (
+    "weight-only linear", "w8a8 linear", "norm", "activation", "attention", "latent attention", "convolution",
+    "recurrence", "gated norm",
+)  # fmt: skip
 STEPS: dict[str, Step] = {
     "describe": Step(_check(gpu_checks.describe), 60),
     **{f"kernels: {name}": Step(_check(partial(gpu_checks.family, name)), 90) for name in FAMILIES},
@@ -232,6 +253,8 @@ STEPS: dict[str, Step] = {
     "ceilings": Step(ceilings, 60),
     "product_speed": Step(product_speed, 150, 30),
     "attention_speed": Step(attention_speed, 90, 20),
+    "latent_speed": Step(partial(layer_speed, "latents"), 60, 20),
+    "recurrent_speed": Step(partial(layer_speed, "recurrent"), 60, 20),
     "engine_speed": Step(engine_speed, 200, 60),
     "example_model_speed": Step(example_model_speed, 60, 20),
     "sanitized": Step(sanitized, 120, 60),

@@ -114,7 +114,7 @@ def reference_matches_the_cpu(machine: Machine) -> dict:
 
 
 def graphs_replay(machine: Machine) -> dict:
-    """Products and decoding attention, captured once and replayed on other inputs."""
+    """Products and decoding attention, also over latents, captured once and replayed on other inputs."""
     import torch
 
     from aiakq.kernels.triton import linear
@@ -127,6 +127,8 @@ def graphs_replay(machine: Machine) -> dict:
     weight.group_size = 128
     state = linear.prepare(weight.to(device), weight.problem(torch.bfloat16, device.type))
     attention = TritonAttention(AttentionSpec(8, 2, 128, 0.1))
+    latent = TritonAttention(AttentionSpec(8, 1, 128, 0.1, value_dim=96, latent=True))
+    latents = [torch.randn(64, 16, 1, 128, dtype=torch.bfloat16, device=device)]
     cache = [torch.randn(64, 16, 2, 128, dtype=torch.bfloat16, device=device) for _ in range(2)]
     table = torch.arange(1, 33, dtype=torch.int32, device=device).view(4, 8)
     lengths = torch.tensor([5, 60, 100, 128], dtype=torch.int32, device=device)
@@ -135,7 +137,9 @@ def graphs_replay(machine: Machine) -> dict:
     x = torch.randn(4, 1024, dtype=torch.bfloat16, device=device)
 
     def compute() -> torch.Tensor:
-        return attention.attend(state(x).view(4, 8, 128), cache, context)
+        query = state(x).view(4, 8, 128)
+        found = attention.attend(query, cache, context), latent.attend(query, latents, context)
+        return torch.cat(found, dim=-1)
 
     compute()
     graph = torch.cuda.CUDAGraph()

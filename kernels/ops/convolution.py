@@ -22,7 +22,11 @@ from aiakq.kernels.types import AttentionContext
 
 IMPLEMENTATIONS = Registry(
     "aiakq.implementations.convolution",
-    {"cpu": "aiakq.kernels.cpu.convolution", "torch": "aiakq.kernels.ops.convolution"},
+    {
+        "cpu": "aiakq.kernels.cpu.convolution",
+        "triton": "aiakq.kernels.triton.convolution",
+        "torch": "aiakq.kernels.ops.convolution",
+    },
     plugins_first=True,
 )
 

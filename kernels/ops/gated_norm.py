@@ -19,7 +19,11 @@ from aiakq.kernels.registry import Registry
 
 IMPLEMENTATIONS = Registry(
     "aiakq.implementations.gated_norm",
-    {"cpu": "aiakq.kernels.cpu.gated_norm", "torch": "aiakq.kernels.ops.gated_norm"},
+    {
+        "cpu": "aiakq.kernels.cpu.gated_norm",
+        "triton": "aiakq.kernels.triton.gated_norm",
+        "torch": "aiakq.kernels.ops.gated_norm",
+    },
     plugins_first=True,
 )
 

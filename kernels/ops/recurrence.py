@@ -30,7 +30,11 @@ from aiakq.kernels.types import AttentionContext
 
 IMPLEMENTATIONS = Registry(
     "aiakq.implementations.recurrence",
-    {"cpu": "aiakq.kernels.cpu.recurrence", "torch": "aiakq.kernels.ops.recurrence"},
+    {
+        "cpu": "aiakq.kernels.cpu.recurrence",
+        "triton": "aiakq.kernels.triton.recurrence",
+        "torch": "aiakq.kernels.ops.recurrence",
+    },
     plugins_first=True,
 )
 #: Added to the squared lengths by which the delta rule divides.

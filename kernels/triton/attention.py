@@ -1,4 +1,4 @@
-"""Launcher of attention_kernel.py: paged attention."""
+"""Launcher of attention_kernel.py: paged attention; over latents that of latent_attention.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from aiakq.kernels import triton
 from aiakq.kernels.ops.attention import new_cache as new_cache
-from aiakq.kernels.triton import rotary
+from aiakq.kernels.triton import latent_attention, rotary
+from aiakq.kernels.triton.attention_blocks import power_of_two, query_blocks, splits
 from aiakq.kernels.types import AttentionContext, AttentionProblem, AttentionSpec, LayerCache
 
 if TYPE_CHECKING:
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
 
 def supports(problem: AttentionProblem) -> str | None:
     """None, or why not."""
-    if problem.latent:
-        return "it has no cache of latents"
-    return triton.unsupported("attention", problem.device, problem.dtype)
+    if not problem.latent:
+        return triton.unsupported("attention", problem.device, problem.dtype)
+    return triton.unsupported("latent attention", problem.device, problem.dtype) or latent_attention.unsupported(
+        problem
+    )
 
 
 def prepare(spec: AttentionSpec, problem: AttentionProblem) -> TritonAttention:
@@ -45,11 +48,13 @@ class TritonAttention:
 
     def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
         """Attention of query [T, H, D] -> [T, H, value_dim]; see PagedAttention."""
-        out = query.new_zeros(*query.shape[:2], self.spec.value_dim)
+        out = query.new_empty(*query.shape[:2], self.spec.value_dim)
+        out[context.query_start_list[-1] :] = 0
+        latent = self.spec.latent
         if context.num_decodes:
-            decode(query, out, cache, context, self.spec)
+            (latent_attention.decode if latent else decode)(query, out, cache, context, self.spec)
         if context.num_decodes < len(context.kv_len_list):
-            prefill(query, out, cache, context, self.spec)
+            (latent_attention.prefill if latent else prefill)(query, out, cache, context, self.spec)
         return out
 
 
@@ -59,9 +64,9 @@ def _constants(spec: AttentionSpec, cache: LayerCache) -> dict[str, int]:
         "HKV": spec.num_kv_heads,
         "GROUP": spec.num_heads // spec.num_kv_heads,
         "D": spec.head_dim,
-        "WIDTH": _power_of_two(spec.head_dim),
+        "WIDTH": power_of_two(spec.head_dim),
         "DV": spec.value_dim,
-        "WIDTH_V": _power_of_two(spec.value_dim),
+        "WIDTH_V": power_of_two(spec.value_dim),
         "PAGE": cache[0].shape[1],
         "WINDOW": spec.sliding_window or 0,
         "CHUNK": spec.chunk_size or 0,
@@ -73,11 +78,6 @@ def _constants(spec: AttentionSpec, cache: LayerCache) -> dict[str, int]:
 
 def _scale(spec: AttentionSpec) -> float:
     return spec.scale / spec.softcap if spec.softcap else spec.scale
-
-
-def _power_of_two(size: int) -> int:
-    """The next power of two, of at least 16 elements."""
-    return max(16, 1 << (size - 1).bit_length())
 
 
 def decode(
@@ -107,7 +107,7 @@ def decode(
     decode_kernel[(S, spec.num_kv_heads, split)](
         query, cache[0], cache[1], *scales, context.page_table, context.kv_len, parts, peaks,
         _given(spec.alibi, peaks), query.stride(0), context.page_table.stride(0), _scale(spec), spec.softcap,
-        **constants, ROWS=_power_of_two(constants["GROUP"]), TILE=chosen.tile, SPLIT=split,
+        **constants, ROWS=power_of_two(constants["GROUP"]), TILE=chosen.tile, SPLIT=split,
         STAGES=chosen.stages, num_warps=chosen.warps,
     )  # fmt: skip
     combine_kernel[(S, H)](
@@ -120,16 +120,6 @@ def decode(
 def _given(of_heads: Tensor | None, other: Tensor) -> Tensor:
     """Values [H] float32, or any tensor where the kernel reads none."""
     return other if of_heads is None else of_heads.float()
-
-
-def splits(device: torch.device, programs: int, share: int) -> int:
-    """Parts of a sequence, such that there are about ``share`` programs for each processor."""
-    from aiakq.kernels.triton import configs
-
-    if device.type != "cuda":
-        return 2
-    _, processors = configs.gpu(device)
-    return max(1, min(64, -(-share * processors // programs)))
 
 
 def prefill(
@@ -150,14 +140,14 @@ def prefill(
     width, group = max(constants["WIDTH"], constants["WIDTH_V"]), constants["GROUP"]
     chosen = config or configs.attention_config("prefill", query.device, cache[0].itemsize, width, len(query))
     tokens = max(1, chosen.share // group)
-    blocks = _blocks(context, tokens, query.device)
+    blocks = query_blocks(context, tokens, query.device)
     scales = tuple(cache[2:]) or (out, out)
     warps = chosen.warps or prefill_warps(torch.cuda.get_device_capability(query.device)[0] if query.is_cuda else 9)
     prefill_kernel[(len(blocks), spec.num_kv_heads)](
         query, cache[0], cache[1], *scales, context.page_table, context.kv_len, context.query_start, blocks, out,
         _given(spec.alibi, out), _given(spec.sinks, out),
         query.stride(0), out.stride(0), context.page_table.stride(0), _scale(spec), spec.softcap,
-        **constants, TOKENS=tokens, ROWS=_power_of_two(tokens * group), TILE=chosen.tile,
+        **constants, TOKENS=tokens, ROWS=power_of_two(tokens * group), TILE=chosen.tile,
         SINKS=spec.sinks is not None, STAGES=chosen.stages, num_warps=warps,
     )  # fmt: skip
 
@@ -165,17 +155,3 @@ def prefill(
 def prefill_warps(generation: int) -> int:
     """Before Hopper, products are held in registers only, of which four warps have too few."""
     return 4 if generation >= 9 else 8
-
-
-def _blocks(context: AttentionContext, tokens: int, device: torch.device) -> Tensor:
-    """Which sequence and which of its tokens each program takes, [blocks, 2] int32; the same for all layers."""
-    known = context.plans.get(("triton", tokens))
-    if known is None:
-        starts = context.query_start_list
-        pairs = [
-            (sequence, first)
-            for sequence in range(context.num_decodes, len(starts) - 1)
-            for first in range(0, starts[sequence + 1] - starts[sequence], tokens)
-        ]
-        known = context.plans["triton", tokens] = torch.tensor(pairs, dtype=torch.int32).to(device, non_blocking=True)
-    return known

@@ -29,7 +29,7 @@ def product(a, b):
 
 
 @triton.jit
-def _as(stored, FLOAT: tl.constexpr):
+def as_float(stored, FLOAT: tl.constexpr):
     """What is stored as floats; the interpreter has no cast to bfloat16 but from float32."""
     if stored.dtype == FLOAT:
         return stored
@@ -60,14 +60,14 @@ def _values(v_ptr, slot, DV: tl.constexpr, WIDTH_V: tl.constexpr):
 
 
 @triton.jit
-def _no_positions(ROWS: tl.constexpr, WIDTH_V: tl.constexpr):
+def no_positions(ROWS: tl.constexpr, WIDTH_V: tl.constexpr):
     """``highest``, ``total`` and ``sums`` of attention_loop before the first position."""
     highest = tl.full((ROWS,), float("-inf"), tl.float32)
     return highest, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, WIDTH_V), tl.float32)
 
 
 @triton.jit
-def _store_values(rows_ptr, values, valid, DV: tl.constexpr, WIDTH_V: tl.constexpr):
+def store_values(rows_ptr, values, valid, DV: tl.constexpr, WIDTH_V: tl.constexpr):
     """values [ROWS, WIDTH_V] to the addresses of the ``valid`` rows [ROWS]."""
     d = tl.arange(0, WIDTH_V)
     tl.store(rows_ptr[:, None] + d[None, :], values, mask=valid[:, None] & (d < DV)[None, :])
@@ -110,7 +110,7 @@ def attention_loop(
         page = tl.load(pages_ptr + at // PAGE).to(tl.int64)
         slot = (page * PAGE + at % PAGE) * HKV + head
         k, v = _keys(k_ptr, slot, D, WIDTH), _values(v_ptr, slot, DV, WIDTH_V)
-        scores = product(q, _as(k, FLOAT)) * scale
+        scores = product(q, as_float(k, FLOAT)) * scale
         if SCALED:
             scores *= tl.load(k_scales_ptr + slot)[None, :]
         if CAPPED:
@@ -131,7 +131,7 @@ def attention_loop(
         total = total * decay + tl.sum(weights, 1)
         if SCALED:
             weights *= tl.load(v_scales_ptr + slot)[None, :]
-        sums = sums * decay[:, None] + product(weights.to(FLOAT), _as(v, FLOAT))
+        sums = sums * decay[:, None] + product(weights.to(FLOAT), as_float(v, FLOAT))
         highest = now
     return highest, total, sums
 
@@ -169,7 +169,7 @@ def decode_kernel(
     at = (head * GROUP + row).to(tl.int64)
     q = tl.load(q_ptr + sequence * q_stride + at[:, None] * D + d[None, :], mask=there, other=0.0)
     own = tl.full((ROWS,), 0, tl.int32) + (length - 1)
-    highest, total, sums = _no_positions(ROWS, WIDTH_V)
+    highest, total, sums = no_positions(ROWS, WIDTH_V)
     slopes = tl.load(slopes_ptr + at, mask=row < GROUP, other=0.0) * LOG2E if ALIBI else total
     highest, total, sums = attention_loop(
         q, own, table_ptr + sequence * table_stride, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, slopes, head, begin, end,
@@ -177,7 +177,7 @@ def decode_kernel(
         CAPPED, ALIBI, SCALED, True, STAGES, highest, total, sums,
     )  # fmt: skip
     place = (sequence * (HKV * GROUP) + at) * SPLIT + part
-    _store_values(parts_ptr + place * DV, sums, row < GROUP, DV, WIDTH_V)
+    store_values(parts_ptr + place * DV, sums, row < GROUP, DV, WIDTH_V)
     tl.store(peaks_ptr + place * 2, highest, mask=row < GROUP)
     tl.store(peaks_ptr + place * 2 + 1, total, mask=row < GROUP)
 
@@ -224,7 +224,7 @@ def combine_kernel(
 
 
 @triton.jit
-def _tokens_of(block, blocks_ptr, starts_ptr, lengths_ptr):
+def tokens_of(block, blocks_ptr, starts_ptr, lengths_ptr):
     """A block's sequence, its first token, and of the sequence the start and number of its tokens, and its length."""
     sequence = tl.load(blocks_ptr + 2 * block).to(tl.int64)
     offset = tl.load(blocks_ptr + 2 * block + 1)
@@ -257,7 +257,7 @@ def prefill_kernel(
     """Up to TOKENS tokens of a sequence, all heads of one group, over the positions up to their own."""
     block = tl.program_id(0)
     head = tl.program_id(1)
-    sequence, offset, start, count, length = _tokens_of(block, blocks_ptr, starts_ptr, lengths_ptr)
+    sequence, offset, start, count, length = tokens_of(block, blocks_ptr, starts_ptr, lengths_ptr)
     row = tl.arange(0, ROWS)
     token = offset + row // GROUP
     valid = (row < TOKENS * GROUP) & (token < count)
@@ -269,7 +269,7 @@ def prefill_kernel(
     at = head * GROUP + row % GROUP
     line = (start + tl.minimum(token, count - 1)).to(tl.int64)
     q = tl.load(q_ptr + line[:, None] * q_stride + at[:, None] * D + d[None, :], mask=there, other=0.0)
-    highest, total, sums = _no_positions(ROWS, WIDTH_V)
+    highest, total, sums = no_positions(ROWS, WIDTH_V)
     if SINKS:
         # As if it were the first position: a score without a value.
         highest, total = tl.load(sinks_ptr + at) * LOG2E, total + 1.0
@@ -292,4 +292,4 @@ def prefill_kernel(
         highest, total, sums,
     )  # fmt: skip
     out = (sums / total[:, None]).to(out_ptr.dtype.element_ty)
-    _store_values(out_ptr + line * out_stride + at * DV, out, valid, DV, WIDTH_V)
+    store_values(out_ptr + line * out_stride + at * DV, out, valid, DV, WIDTH_V)

@@ -41,17 +41,20 @@ def _launch(
 
     if key.shape[0] == 0:
         return
-    keys, values, *scales = cache
-    # Any tensor may stand where the kernel reads nothing.
+    # Any tensor may stand where the kernel reads and writes nothing, as for the values of latents.
+    keys, values, *scales = (cache[0], cache[0], *cache[1:], *cache[1:]) if spec.latent else cache
     norms = (keys if norm is None else norm for norm in (spec.q_norm, spec.k_norm))
     rotated, factors, at = 0, (keys, keys), slots
     if spec.rotary is not None and positions is not None:
         rotated, factors, at = spec.rotary.rotated, (spec.rotary.cosines, spec.rotary.sines), positions
+    # Of queries only what changes is read and written.
+    changed = spec.head_dim if spec.q_norm is not None else rotated
+    heads = heads if changed else 0
     rotary_kernel[(key.shape[0], heads + spec.num_kv_heads)](
         query, key, value, *norms, *factors, at, slots, keys, values, *(scales or (keys, keys)),
         query.stride(0), key.stride(0), value.stride(0), spec.norm_eps,
-        H=heads, HKV=spec.num_kv_heads, D=spec.head_dim, DV=spec.value_dim,
-        WIDTH=block_for(max(spec.head_dim, spec.value_dim)), ROTATED=rotated,
+        H=heads, HKV=spec.num_kv_heads, D=spec.head_dim, DV=0 if spec.latent else spec.value_dim,
+        WIDTH=block_for(max(spec.head_dim, spec.value_dim)), WIDTH_Q=block_for(max(1, changed)), ROTATED=rotated,
         INTERLEAVED=spec.rotary is not None and spec.rotary.interleaved,
         NORM=spec.q_norm is not None, SCALED=bool(scales), num_warps=1,
     )  # fmt: skip

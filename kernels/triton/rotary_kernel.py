@@ -90,7 +90,7 @@ def rotary_kernel(
     positions_ptr,  # [T] int64
     slots_ptr,  # [T] int64; 0 is padding, which is not written
     k_cache_ptr,  # [pages * P, Hkv, D]
-    v_cache_ptr,  # [pages * P, Hkv, DV]
+    v_cache_ptr,  # [pages * P, Hkv, DV]; without values DV is 0
     k_scales_ptr,  # [pages * P, Hkv] float32
     v_scales_ptr,
     q_stride,
@@ -101,7 +101,8 @@ def rotary_kernel(
     HKV: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr,
-    WIDTH: tl.constexpr,
+    WIDTH: tl.constexpr,  # a power of two, at least D and DV
+    WIDTH_Q: tl.constexpr,  # a power of two, at least what changes of a head of queries: D if NORM, else ROTATED
     ROTATED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
@@ -114,11 +115,13 @@ def rotary_kernel(
     cosines_ptr += position * (ROTATED // 2)
     sines_ptr += position * (ROTATED // 2)
     if head < H:
+        CHANGED: tl.constexpr = D if NORM else ROTATED
         at = q_ptr + token * q_stride + head * D
-        q = _turned(at, q_norm_ptr, epsilon, cosines_ptr, sines_ptr, d, D, ROTATED, INTERLEAVED, NORM)
+        d_q = tl.arange(0, WIDTH_Q)
+        q = _turned(at, q_norm_ptr, epsilon, cosines_ptr, sines_ptr, d_q, CHANGED, ROTATED, INTERLEAVED, NORM)
         # Other lanes read what this one writes: all have it before it is overwritten.
         tl.debug_barrier()
-        tl.store(at + d, q.to(q_ptr.dtype.element_ty), mask=d < D)
+        tl.store(at + d_q, q.to(q_ptr.dtype.element_ty), mask=d_q < CHANGED)
     else:
         head -= H
         slot = tl.load(slots_ptr + token)
@@ -127,5 +130,6 @@ def rotary_kernel(
             at = k_ptr + token * k_stride + head * D
             k = _turned(at, k_norm_ptr, epsilon, cosines_ptr, sines_ptr, d, D, ROTATED, INTERLEAVED, NORM)
             _keep(k, k_cache_ptr, k_scales_ptr, place, d, D, SCALED)
-            v = tl.load(v_ptr + token * v_stride + head * DV + d, mask=d < DV, other=0.0).to(tl.float32)
-            _keep(v, v_cache_ptr, v_scales_ptr, place, d, DV, SCALED)
+            if DV > 0:
+                v = tl.load(v_ptr + token * v_stride + head * DV + d, mask=d < DV, other=0.0).to(tl.float32)
+                _keep(v, v_cache_ptr, v_scales_ptr, place, d, DV, SCALED)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.ops import REGISTRIES
+from aiakq.kernels.recurrent_types import ConvolutionSpec, GatedNormProblem, RecurrenceSpec, StateContext
 from aiakq.kernels.types import (
     ActivationProblem,
     AttentionContext,
@@ -133,43 +134,125 @@ def _attention(device: torch.device) -> float:
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * size, device=device, dtype=torch.float16)
     freqs = torch.rand(tokens, size // 2, device=device)
     tables = RotaryTables(freqs.cos(), freqs.sin())
+    spec = AttentionSpec(heads, kv_heads, size, size**-0.5, rotary=tables)
+    cache = [torch.zeros(6, 16, kv_heads, size, device=device, dtype=torch.float16) for _ in range(2)]
+    return _attended(spec, qkv, cache, _expected_attention(qkv, tables, heads, kv_heads, size))
+
+
+def _latent_attention(device: torch.device) -> float:
+    """The same over latents, by blocks of more heads than there are."""
+    heads, rotated, latent, tokens = 20, 16, 64, 70
+    qkv = torch.randn(tokens, (heads + 1) * (rotated + latent), device=device, dtype=torch.float16)
+    freqs = torch.rand(tokens, rotated // 2, device=device)
+    tables = RotaryTables(freqs.cos(), freqs.sin())
+    spec = AttentionSpec(heads, 1, rotated + latent, 0.1, value_dim=latent, latent=True, rotary=tables)
+    q, k = (part.unflatten(1, (-1, rotated + latent)).float() for part in qkv.split(spec.widths[:2], 1))
+    rows = [torch.cat((_rotated(x[..., :rotated], tables), x[..., rotated:]), -1).transpose(0, 1) for x in (q, k)]
+    keys = rows[1].expand(heads, -1, -1)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        rows[0], keys, keys[..., rotated:], is_causal=True, scale=0.1
+    )
+    cache = [torch.zeros(6, 16, 1, rotated + latent, device=device, dtype=torch.float16)]
+    return _attended(spec, qkv, cache, expected.transpose(0, 1).flatten(1))
+
+
+def _attended(spec: AttentionSpec, qkv: Tensor, cache: list[Tensor], expected: Tensor) -> float:
+    """The error of attention over the rows of qkv [70, ...], all but the last as a prompt, in an empty cache of six
+    pages of 16 tokens.
+    """
+    tokens, device = len(qkv), qkv.device
     pages = torch.tensor([3, 1, 5, 2, 4], dtype=torch.int32, device=device)
     position = torch.arange(tokens, device=device)
     slots = pages.long()[position // 16] * 16 + position % 16
-    cache = [torch.zeros(6, 16, kv_heads, size, device=device, dtype=torch.float16) for _ in range(2)]
-    spec = AttentionSpec(heads, kv_heads, size, size**-0.5, rotary=tables)
     layer = (
         REGISTRIES["attention"].load("triton").prepare(spec, spec.problem(torch.float16, torch.float16, device.type))
     )
-    expected = _expected_attention(qkv, tables, heads, kv_heads, size)
     worst = 0.0
     for begin, end in ((0, tokens - 1), (tokens - 1, tokens)):
-        starts, lengths = [0, end - begin], [end]
-        context = AttentionContext(
-            query_start=torch.tensor(starts, dtype=torch.int32, device=device),
-            kv_len=torch.tensor(lengths, dtype=torch.int32, device=device),
-            slots=slots[begin:end],
-            page_table=pages[None],
-            num_decodes=int(end - begin == 1),
-            query_start_list=starts,
-            kv_len_list=lengths,
-        )
+        context = _step(device, [end - begin], [end])
+        context.slots, context.page_table = slots[begin:end], pages[None]
         found = layer(qkv[begin:end], position[begin:end], cache, context)
         worst = max(worst, _error(found, expected[begin:end]))
     return worst
 
 
+def _step(device: torch.device, new: list[int], lengths: list[int]) -> AttentionContext:
+    """A step that computes ``new`` tokens of sequences of ``lengths``, those of one token first; it has no pages."""
+    starts = [0, *torch.tensor(new).cumsum(0).tolist()]
+    return AttentionContext(
+        query_start=torch.tensor(starts, dtype=torch.int32, device=device),
+        kv_len=torch.tensor(lengths, dtype=torch.int32, device=device),
+        slots=torch.zeros(starts[-1], dtype=torch.int64, device=device),
+        page_table=torch.zeros(len(new), 1, dtype=torch.int32, device=device),
+        num_decodes=new.count(1),
+        query_start_list=starts,
+        kv_len_list=lengths,
+    )
+
+
 def _expected_attention(qkv: Tensor, tables: RotaryTables, heads: int, kv_heads: int, size: int) -> Tensor:
     """qkv [T, (H + 2 Hkv) D] -> [T, H D] float32, by torch."""
     q, k, v = (part.unflatten(1, (-1, size)).float() for part in qkv.split([heads * size] + [kv_heads * size] * 2, 1))
-    rotated = []
-    for x in (q, k):
-        first, second = x.chunk(2, -1)
-        c, s = tables.cosines[:, None], tables.sines[:, None]
-        rotated.append(torch.cat((first * c - second * s, second * c + first * s), -1).transpose(0, 1))
+    rotated = [_rotated(x, tables).transpose(0, 1) for x in (q, k)]
     keys, values = (x.repeat_interleave(heads // kv_heads, 0) for x in (rotated[1], v.transpose(0, 1)))
     out = torch.nn.functional.scaled_dot_product_attention(rotated[0], keys, values, is_causal=True)
     return out.transpose(0, 1).flatten(1)
+
+
+def _rotated(x: Tensor, tables: RotaryTables) -> Tensor:
+    """x [T, H, R] float32 at positions 0 to T - 1, each half of a head with the other."""
+    first, second = x.chunk(2, -1)
+    c, s = tables.cosines[:, None], tables.sines[:, None]
+    return torch.cat((first * c - second * s, second * c + first * s), -1)
+
+
+def _convolution(device: torch.device) -> float:
+    """A convolution with all that may be around it."""
+    weight, bias = torch.randn(150, 4, device=device), torch.randn(150, device=device)
+    spec = ConvolutionSpec(weight, bias, silu=True)
+    x, before, after = (torch.randn(21, 150, device=device, dtype=torch.float16) for _ in range(3))
+    return _with_states("convolution", spec, (x,), {"before": before, "after": after})
+
+
+def _recurrence(device: torch.device) -> float:
+    """Both kinds of recurrence."""
+    worst = 0.0
+    for kind, gates in (("state_space", 4), ("delta_rule", 8)):
+        a_log, bias, skip = torch.randn(3, 4, device=device)
+        spec = RecurrenceSpec(kind, 4, 2, 64, 48, a_log - 2, bias - 2, skip=skip if kind == "state_space" else None)
+        rows = [torch.randn(21, n, device=device, dtype=torch.float16) for n in (spec.width, gates)]
+        worst = max(worst, _with_states("recurrence", spec, tuple(rows), {}))
+    return worst
+
+
+def _with_states(
+    operation: str, spec: ConvolutionSpec | RecurrenceSpec, rows: tuple[Tensor, ...], factors: dict[str, Tensor]
+) -> float:
+    """The error of what ``operation`` returns for 21 rows of two sequences, and of the states that it keeps."""
+    device, found = rows[0].device, []
+    states = torch.randn(5, *spec.state_shape, device=device)
+    for name, dtype in (("triton", torch.float16), ("torch", torch.float32)):
+        layer = REGISTRIES[operation].load(name).prepare(spec, spec.problem(dtype, device.type))
+        context, own = _step(device, [1, 20], [1, 30]), states.clone()
+        context.states = StateContext([0, 1], [[(0, 2)], [(6, 3), (19, 4)]])
+        y = layer(*(x.to(dtype) for x in rows), own, context, **{key: x.to(dtype) for key, x in factors.items()})
+        found.append((y, own[2:]))
+    return max(_error(ours, theirs) for ours, theirs in zip(*found, strict=True))
+
+
+def _gated_norm(device: torch.device) -> float:
+    """RMS norms of groups, with the gate before and after."""
+    x, gate = (torch.randn(5, 300, device=device, dtype=torch.float16) for _ in range(2))
+    weight, worst = torch.rand(300, device=device, dtype=torch.float16), 0.0
+    for first in (False, True):
+        ours, theirs = (
+            REGISTRIES["gated_norm"]
+            .load(name)
+            .prepare(weight, 1e-5, GatedNormProblem(300, 100, first, dtype, device.type))
+            for name, dtype in (("triton", torch.float16), ("torch", torch.float32))
+        )
+        worst = max(worst, _error(ours(x, gate), theirs(x.float(), gate.float())))
+    return worst
 
 
 #: Family -> its check: the largest error on a device.
@@ -179,4 +262,8 @@ FAMILIES: dict[str, Callable[[torch.device], float]] = {
     "norm": _norm,
     "activation": _activation,
     "attention": _attention,
+    "latent attention": _latent_attention,
+    "convolution": _convolution,
+    "recurrence": _recurrence,
+    "gated norm": _gated_norm,
 }

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from aiakq.kernels.triton import self_test
+
 HERE = Path(__file__).resolve().parents[2] / "examples" / "gpu"
 CEILINGS = {"gbps": 10.0, "float_tflops": 0.1, "int8_tops": 0.2}
 
@@ -42,8 +44,9 @@ def rehearse(tmp_path: Path, *names: str, **environment: str) -> tuple[int, dict
 
 def test_a_rehearsal_runs_everything_but_the_hardware(tmp_path):
     names = (
-        "describe", "kernels: norm", "kernels: activation", "graphs_replay", "tokens_match_the_cpu",
-        "asynchronous_scheduling", "ceilings", "attention_speed", "engine_speed", "tuning",
+        "describe", "kernels: norm", "kernels: activation", "kernels: gated norm", "graphs_replay",
+        "tokens_match_the_cpu", "asynchronous_scheduling", "ceilings", "attention_speed", "latent_speed",
+        "recurrent_speed", "engine_speed", "tuning",
     )  # fmt: skip
     code, results = rehearse(tmp_path, *names)
     assert code == 0 and list(results) == list(names)
@@ -51,10 +54,22 @@ def test_a_rehearsal_runs_everything_but_the_hardware(tmp_path):
     assert results["tokens_match_the_cpu"] == {"equal": 32, "near_ties": 0}
     assert results["asynchronous_scheduling"] == {"equal": 32}
     assert results["graphs_replay"] == results["tuning"] == {"not begun": "it needs a GPU"}
+    rows = results["latent_speed"]["rows"]
+    stored = [f"ours, {name}" for name in ("float32", "int8", "float8_e4m3fn")]
+    assert [row["case"] for row in rows] == ["decode 2 x 48"] * 3 + ["prompt 20"] * 3
+    assert [row["format"] for row in rows] == 2 * stored and all(row["reached"] > 0 for row in rows)
+    rows = results["recurrent_speed"]["rows"]
+    assert [row["case"] for row in rows] == ["small, decode 2"] * 3 + ["small, prompt 20"] * 3
+    assert [row["format"] for row in rows] == 2 * ["convolution", "recurrence", "gated norm"]
     rows = results["engine_speed"]["rows"]
     assert [(row["format"], row["batch"]) for row in rows] == [("w4a16", 1), ("w4a16", 3), ("w8a8", 1), ("w8a8", 3)]
     positive = ("tokens_per_s", "roofline_ms", "step_ms", "synchronous_ms")
     assert all(row[name] > 0 for row in rows for name in positive)
+
+
+def test_every_family_of_kernels_has_a_step(script):
+    gpu, _ = script
+    assert gpu.FAMILIES == tuple(self_test.FAMILIES)
 
 
 def test_a_step_that_crashes_or_hangs_costs_only_itself(tmp_path, script, monkeypatch):

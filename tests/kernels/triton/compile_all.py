@@ -23,14 +23,23 @@ from aiakq.kernels.triton import (
     attention,
     attention_kernel,
     configs,
+    latent_attention,
     layouts,
     linear,
     linear_int8_kernel,
     linear_kernel,
 )
 from aiakq.kernels.triton.activation_kernel import gate_kernel
+from aiakq.kernels.triton.convolution import CHANNELS
+from aiakq.kernels.triton.convolution_kernel import convolution_kernel
+from aiakq.kernels.triton.gated_norm_kernel import gated_norm_kernel
+from aiakq.kernels.triton.latent_attention_kernel import latent_decode_kernel, latent_prefill_kernel
 from aiakq.kernels.triton.norm_kernel import norm_kernel
+from aiakq.kernels.triton.recurrence import HELD
+from aiakq.kernels.triton.recurrence_kernel import recurrence_kernel
 from aiakq.kernels.triton.rotary_kernel import rotary_kernel
+from aiakq.kernels.triton.states import TOKENS
+from aiakq.kernels.types import AttentionSpec
 
 HERE = Path(__file__).resolve().parent
 K, N = 4096, 4096
@@ -125,6 +134,56 @@ def attention_kernels(arch: int) -> Iterator[dict[str, Any]]:
                 yield described(title, kernel, arch, rows, made, 2 * config.tile * 128 / (warps * 32), matrix)
 
 
+def latent_kernels(arch: int) -> Iterator[dict[str, Any]]:
+    """Of DeepSeek's latents and of the heads of V3 and V2 Lite; instructions are counted per element of a latent."""
+    x, floats, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
+    for name, dtype, scaled in caches(arch):
+        cache = torch.empty(1, 16, 1, 1, dtype=dtype, device="meta")
+        for heads, decoding in ((128, True), (128, False), (16, True), (16, False)):
+            spec = AttentionSpec(heads, 1, 576, 0.1, value_dim=512, latent=True)
+            config = latent_attention.config_of(arch // 10, heads, decoding, 8 * dtype.itemsize)
+            constants = latent_attention.constants(spec, [cache] * (1 + scaled), config)
+            first = [x, *[MockTensor(dtype)] * 2, floats, numbers, numbers]
+            if decoding:
+                made = compiled(
+                    latent_decode_kernel, arch, *first, floats, floats, (heads + 1) * 576, 64, 0.1, SPLIT=4, **constants
+                )  # fmt: skip
+            else:
+                made = compiled(
+                    latent_prefill_kernel, arch, *first, numbers, numbers, x, (heads + 1) * 576, heads * 512, 64, 0.1,
+                    TOKENS=config.tokens, **constants,
+                )  # fmt: skip
+            title = f"latent {'decode' if decoding else 'prefill'} {heads} heads {name}"
+            rows, threads = config.heads * config.tokens, config.warps * 32
+            matrix = "HGMMA" if arch == 90 and rows == 64 else "HMMA"
+            yield described(title, "latent", arch, rows, made, config.tile * 576 / threads, matrix)
+
+
+def recurrent_kernels(arch: int) -> Iterator[dict[str, Any]]:
+    """Of Qwen3-Next's and Mamba 2's sizes; instructions of all of it, per number of a state or of a row."""
+    x, floats, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
+
+    def row(name: str, made: Compiled, elements: int, warps: int) -> dict[str, Any]:
+        return described(name, "recurrent", arch, 1, made, elements / (warps * 32), None)
+
+    for name, delta, value_dim in (("delta rule", True, 128), ("state space", False, 64)):
+        made = compiled(
+            recurrence_kernel, arch, x, x, *[floats] * 4, *[numbers] * 4, x, 8192, 64, 0.0, 1.0, 0.1, 1e-6, H=32, HK=16,
+            DK=128, WIDTH=128, DV=value_dim, BLOCK=HELD // 128, DELTA=delta, SKIP=not delta, num_warps=1,
+        )  # fmt: skip
+        yield row(name, made, HELD, 1)
+    made = compiled(
+        convolution_kernel, arch, x, x, x, *[floats] * 3, *[numbers] * 4, x, 8192, 8192, 8192, 8, C=8192, TAPS=4,
+        TOKENS=TOKENS, BLOCK=CHANNELS, BIAS=True, SILU=True, BEFORE=True, AFTER=True, num_warps=4,
+    )  # fmt: skip
+    yield row("convolution", made, TOKENS * CHANNELS, 4)
+    made = compiled(
+        gated_norm_kernel, arch, x, x, floats, x, 4096, 12288, 4096, 1e-6, GROUP=128, BLOCK=128, GATE_FIRST=False,
+        num_warps=1,
+    )  # fmt: skip
+    yield row("gated norm", made, 128, 1)
+
+
 def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
     """What has no matrices to multiply; instructions of all of it, per element of a row or of a weight."""
     x, scales, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
@@ -169,8 +228,8 @@ def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
         cache = [MockTensor(dtype)] * 2 + [scales] * 2
         yield row(
             f"rotary into {name}", rotary_kernel, x, x, x, x, x, scales, scales, positions, positions, *cache,
-            6144, 6144, 6144, 0.0, H=32, HKV=8, D=128, DV=128, WIDTH=128, ROTATED=128, INTERLEAVED=False, NORM=False,
-            SCALED=scaled, elements=128, warps=1,
+            6144, 6144, 6144, 0.0, H=32, HKV=8, D=128, DV=128, WIDTH=128, WIDTH_Q=128, ROTATED=128, INTERLEAVED=False,
+            NORM=False, SCALED=scaled, elements=128, warps=1,
         )  # fmt: skip
     yield row(
         "combine", attention_kernel.combine_kernel, scales, scales, scales, x, 4096, H=32, D=128, WIDTH=128, SPLIT=8,
@@ -205,6 +264,7 @@ def described(
         "matrix": matrix,
         "double": sum(count for name, count in made.whole.items() if name in DOUBLE),
         "loop": dict(made.loop),
+        "copies": made.whole["LDGSTS"],
     }
 
 
@@ -221,8 +281,9 @@ instructions per 4-bit weight and seven per 8-bit weight before it becomes issue
 |---|---|---|---|---|---|
 {rows}
 
-For attention, instructions per element of a key and a value; for kernels without a matrix product, per element of a row
-or of a dequantized weight. Generated by `python tests/kernels/triton/compile_all.py --page`."""
+For attention, instructions per element of a key and a value, or of a latent; for kernels without a matrix product, per
+element of a row, of a state or of a dequantized weight. Generated by
+`python tests/kernels/triton/compile_all.py --page`."""
 
 
 def page(made: list[dict[str, Any]]) -> str:
@@ -238,7 +299,8 @@ def page(made: list[dict[str, Any]]) -> str:
 
 
 def made_for(arch: int) -> list[dict[str, Any]]:
-    return [*grouped_kernels(arch), *integer_kernels(arch), *attention_kernels(arch), *row_kernels(arch)]
+    kinds = (grouped_kernels, integer_kernels, attention_kernels, latent_kernels, row_kernels, recurrent_kernels)
+    return [kernel for kind in kinds for kernel in kind(arch)]
 
 
 def main() -> None:

@@ -51,6 +51,12 @@ def test_loads_in_main_loops_run_ahead(made):
             assert "LDG" not in kernel["loop"] and kernel["loop"]["LDGSTS"], kernel
 
 
+def test_recurrences_load_tokens_ahead(made):
+    """Their loops have no matrices, but wait for no load either."""
+    recurrences = [kernel for kernel in made if kernel["name"].split(" sm")[0] in ("delta rule", "state space")]
+    assert len(recurrences) == 6 and all(kernel["copies"] >= 9 for kernel in recurrences)
+
+
 def test_the_tensor_core_that_is_meant_multiplies(made):
     for kernel in made:
         assert not kernel["matrix"] or kernel["loop"].get(kernel["matrix"]), kernel

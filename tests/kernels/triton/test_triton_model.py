@@ -26,9 +26,8 @@ def on_triton(device, monkeypatch):
     return begin
 
 
-def answers(folder, device, **arguments):
+def answers(folder, device, lengths=((3, 1), (10, 9), (40, 20)), **arguments):
     llm = LLM(str(folder), dtype="float16", device=device.type, max_model_len=64, **arguments)
-    lengths = ((3, 1), (10, 9), (40, 20))
     prompts = [{"prompt_token_ids": list(range(start, start + length))} for start, length in lengths]
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=5)
     return llm, [result.outputs[0] for result in llm.generate(prompts, params, use_tqdm=False)]
@@ -49,6 +48,26 @@ def test_the_same_as_on_a_cpu(architecture, device, on_triton, tiny_model):
     on_triton()
     _, found = answers(folder, device)
     compare(found, wanted, 0.03)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "operations"),
+    [
+        ("DeepseekV3ForCausalLM", {"attention"}),
+        ("Qwen3NextForCausalLM", {"attention", "convolution", "recurrence", "gated_norm"}),
+        ("Mamba2ForCausalLM", {"convolution", "recurrence", "gated_norm"}),
+    ],
+)
+def test_latents_and_states_are_the_same_as_on_a_cpu(architecture, operations, device, on_triton, tiny_model):
+    """Prompts in chunks of 16 tokens, one of which begins where the other's first page ends."""
+    folder = tiny_model(architecture)
+    settings = {"lengths": ((3, 19), (3, 17)), "max_num_batched_tokens": 16, "block_size": 16}
+    _, wanted = answers(folder, CPU, **settings)
+    on_triton()
+    llm, found = answers(folder, device, **settings)
+    ops = llm.engine.executor.runner.model.ops
+    assert all(ops.selected(operation) == {"triton"} for operation in operations)
+    compare(found, wanted, 0.05)
 
 
 @pytest.mark.parametrize("stored", ["int8", "fp8"])

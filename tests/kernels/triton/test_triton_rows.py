@@ -132,10 +132,12 @@ def test_rotary_and_cache(rotated, norm, stored, interleaved, dtype, device, clo
     q_norm, k_norm = (normal(D, dtype=dtype, device=device, seed=n) for n in (4, 5))
     caches = [torch.zeros(12, kv, D, dtype=stored or dtype, device=device) for _ in range(2)]
     scales = [torch.zeros(12, kv, device=device) for _ in range(2)]
-    rotary_kernel[(T, H + kv)](
+    # Queries that stay as they are have no programs.
+    turning = H if rotated or norm else 0
+    rotary_kernel[(T, turning + kv)](
         qkv, qkv[:, H * D :], qkv[:, (H + kv) * D :], q_norm, k_norm, cosines.to(device), sines.to(device),
         positions.to(device), slots.to(device), *caches, *scales, *[qkv.stride(0)] * 3, 1e-6,
-        H=H, HKV=kv, D=D, DV=D, WIDTH=32, ROTATED=rotated, INTERLEAVED=interleaved, NORM=norm,
+        H=turning, HKV=kv, D=D, DV=D, WIDTH=32, WIDTH_Q=32, ROTATED=rotated, INTERLEAVED=interleaved, NORM=norm,
         SCALED=stored is not None,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ import torch
 from aiakq.kernels.triton import self_test
 from aiakq.kernels.triton.attention import TritonAttention
 from aiakq.kernels.triton.norm import TritonNorm
+from aiakq.kernels.triton.recurrence import TritonRecurrence
 
 
 @pytest.mark.parametrize("family", self_test.FAMILIES)
@@ -23,7 +24,9 @@ def test_a_wrong_result_is_seen(device, monkeypatch):
     norm, attend = TritonNorm.__call__, TritonAttention.attend
     monkeypatch.setattr(TritonNorm, "__call__", lambda self, x, *rest: norm(self, 2 * x, *rest))
     monkeypatch.setattr(TritonAttention, "attend", lambda self, query, *rest: attend(self, query * 1.5, *rest))
-    for family in ("norm", "attention"):
+    recur = TritonRecurrence.__call__
+    monkeypatch.setattr(TritonRecurrence, "__call__", lambda self, x, *rest: 1.1 * recur(self, x, *rest))
+    for family in ("norm", "attention", "latent attention", "recurrence"):
         assert "are off by" in self_test.examine(family, device).failure
     assert self_test.examine("activation", device).failure is None, "the verdict of a family is its own"
 

@@ -1,0 +1,36 @@
+"""How attention is divided among programs: parts of long sequences, and blocks of the tokens of prompts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.triton import configs
+from aiakq.kernels.types import AttentionContext
+
+
+def power_of_two(size: int) -> int:
+    """The next power of two, of at least 16 elements."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def splits(device: torch.device, programs: int, share: int) -> int:
+    """Parts of a sequence, such that there are about ``share`` programs for each processor."""
+    if device.type != "cuda":
+        return 2
+    _, processors = configs.gpu(device)
+    return max(1, min(64, -(-share * processors // programs)))
+
+
+def query_blocks(context: AttentionContext, tokens: int, device: torch.device) -> Tensor:
+    """Which sequence and which of its tokens each program takes, [blocks, 2] int32; the same for all layers."""
+    known: Tensor | None = context.plans.get(("triton", tokens))
+    if known is None:
+        starts = context.query_start_list
+        pairs = [
+            (sequence, first)
+            for sequence in range(context.num_decodes, len(starts) - 1)
+            for first in range(0, starts[sequence + 1] - starts[sequence], tokens)
+        ]
+        known = context.plans["triton", tokens] = torch.tensor(pairs, dtype=torch.int32).to(device, non_blocking=True)
+    return known

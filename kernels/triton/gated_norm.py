@@ -1,0 +1,43 @@
+"""Launcher of gated_norm_kernel.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels import triton
+from aiakq.kernels.recurrent_types import GatedNormProblem
+from aiakq.kernels.triton.layouts import block_for, warps_for
+
+
+def supports(problem: GatedNormProblem) -> str | None:
+    """None, or why not."""
+    return triton.unsupported("gated norm", problem.device, problem.dtype)
+
+
+def prepare(weight: Tensor, epsilon: float, problem: GatedNormProblem) -> TritonGatedNorm:
+    """weight [D]; kept as float32."""
+    return TritonGatedNorm(weight, epsilon, problem)
+
+
+class TritonGatedNorm:
+    """The interface is GatedNorm in ops/gated_norm.py."""
+
+    def __init__(self, weight: Tensor, epsilon: float, problem: GatedNormProblem) -> None:
+        assert problem.size % problem.group == 0, "whole groups"
+        self.weight, self.epsilon = weight.float().contiguous(), epsilon
+        self.group, self.gate_first = problem.group, problem.gate_first
+
+    def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x [M, D] and gate [M, D], of which rows may be further apart -> [M, D]; see GatedNorm."""
+        from aiakq.kernels.triton.gated_norm_kernel import gated_norm_kernel
+
+        m, d = x.shape
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        block = block_for(self.group)
+        if m:
+            gated_norm_kernel[(m, d // self.group)](
+                x, gate, self.weight, y, x.stride(0), gate.stride(0), y.stride(0), self.epsilon,
+                GROUP=self.group, BLOCK=block, GATE_FIRST=self.gate_first, num_warps=warps_for(block),
+            )  # fmt: skip
+        return y

@@ -1,0 +1,136 @@
+"""Launcher of latent_attention_kernel.py: attention over a paged cache of latents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.triton.attention_blocks import power_of_two, query_blocks, splits
+from aiakq.kernels.types import AttentionContext, AttentionProblem, AttentionSpec, LayerCache
+
+#: Elements of a latent, and rotated ones beside it, of which tiles fit into a GPU's memory (DeepSeek's sizes).
+MAX_LATENT, MAX_ROTATED = 512, 64
+#: Decoding programs for each processor, among which sequences are split.
+SHARE = 2
+_LOG2E = 1.4426950408889634
+
+
+def unsupported(problem: AttentionProblem) -> str | None:
+    """Why attention over latents does not compute ``problem``, or None."""
+    extras = {
+        "windows": problem.sliding_window is not None,
+        "chunks": problem.chunk_size is not None,
+        "soft caps": problem.softcap > 0,
+        "sinks": problem.sinks,
+        "ALiBi": problem.alibi,
+    }
+    if given := [name for name, there in extras.items() if there]:
+        return f"over latents it has no {', '.join(given)}"
+    if problem.num_kv_heads != 1:
+        return f"heads share one latent, not {problem.num_kv_heads}"
+    if problem.value_dim > MAX_LATENT or problem.head_dim - problem.value_dim > MAX_ROTATED:
+        return f"latents have at most {MAX_LATENT} elements and {MAX_ROTATED} rotated ones beside them"
+    return None
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """The configuration of one launch: heads and tokens of a program, both powers of two, and positions at a time."""
+
+    heads: int
+    tokens: int
+    tile: int
+    warps: int
+
+
+def config_of(generation: int, num_heads: int, decoding: bool, bits: int) -> LatentConfig:
+    """What fits into registers and shared memory: 64 rows for Hopper's matrix instructions, elsewhere 16 or 32."""
+    most = 64 if generation == 9 else 32
+    if decoding:
+        heads = min(most, power_of_two(num_heads))
+        if generation == 9 and bits == 16:
+            return LatentConfig(heads, 1, 64, 8)
+        return LatentConfig(heads, 1, 32, 4 if heads == 16 else 8)
+    heads = min(most, 1 << (num_heads - 1).bit_length())
+    return LatentConfig(heads, most // heads, 32, 8)
+
+
+def _config(query: Tensor, cache: LayerCache, decoding: bool) -> LatentConfig:
+    generation = torch.cuda.get_device_capability(query.device)[0] if query.is_cuda else 9
+    return config_of(generation, query.shape[1], decoding, 8 if cache[0].itemsize == 1 else 16)
+
+
+def constants(spec: AttentionSpec, cache: LayerCache, config: LatentConfig) -> dict[str, Any]:
+    """What both kernels are compiled for."""
+    rotated = spec.head_dim - spec.value_dim
+    return {
+        "H": spec.num_heads,
+        "HEADS": config.heads,
+        "R": rotated,
+        "WIDTH_R": power_of_two(max(1, rotated)),
+        "L": spec.value_dim,
+        "WIDTH_L": power_of_two(spec.value_dim),
+        "PAGE": cache[0].shape[1],
+        "TILE": config.tile,
+        "SCALED": len(cache) > 1,
+        # Tables of pages, tiles, products.
+        "STAGES": 3,
+        "num_warps": config.warps,
+    }
+
+
+def decode(
+    query: Tensor,
+    out: Tensor,
+    cache: LayerCache,
+    context: AttentionContext,
+    spec: AttentionSpec,
+    config: LatentConfig | None = None,
+    split: int = 0,
+) -> None:
+    """Attention of the sequences of one token each, which come first: query [T, H, D] -> the same rows of ``out``
+    [T, H, value_dim].
+    """
+    from aiakq.kernels.triton.attention_kernel import combine_kernel
+    from aiakq.kernels.triton.latent_attention_kernel import latent_decode_kernel
+
+    S, H, L = context.num_decodes, spec.num_heads, spec.value_dim
+    chosen = config or _config(query, cache, decoding=True)
+    blocks = -(-H // chosen.heads)
+    split = split or splits(query.device, S * blocks, SHARE)
+    parts = torch.empty(S, H, split, L, dtype=torch.float32, device=query.device)
+    peaks = torch.empty(S, H, split, 2, dtype=torch.float32, device=query.device)
+    made = constants(spec, cache, chosen)
+    latent_decode_kernel[(S, blocks, split)](
+        query, cache[0], cache[0], cache[-1], context.page_table, context.kv_len, parts, peaks, query.stride(0),
+        context.page_table.stride(0), spec.scale * _LOG2E, **made, SPLIT=split,
+    )  # fmt: skip
+    combine_kernel[(S, H)](
+        parts, peaks, peaks, out, out.stride(0),
+        H=H, D=L, WIDTH=made["WIDTH_L"], SPLIT=split, SPLITS=1 << (split - 1).bit_length(), SINKS=False, num_warps=4,
+    )  # fmt: skip
+
+
+def prefill(
+    query: Tensor,
+    out: Tensor,
+    cache: LayerCache,
+    context: AttentionContext,
+    spec: AttentionSpec,
+    config: LatentConfig | None = None,
+) -> None:
+    """Attention of the sequences of several tokens each: query [T, H, D] -> the same rows of ``out``
+    [T, H, value_dim].
+    """
+    from aiakq.kernels.triton.latent_attention_kernel import latent_prefill_kernel
+
+    chosen = config or _config(query, cache, decoding=False)
+    blocks = query_blocks(context, chosen.tokens, query.device)
+    latent_prefill_kernel[(len(blocks), -(-spec.num_heads // chosen.heads))](
+        query, cache[0], cache[0], cache[-1], context.page_table, context.kv_len, context.query_start, blocks, out,
+        query.stride(0), out.stride(0), context.page_table.stride(0), spec.scale * _LOG2E,
+        **constants(spec, cache, chosen), TOKENS=chosen.tokens,
+    )  # fmt: skip

@@ -1,0 +1,112 @@
+"""Linear recurrences, Mamba 2's state spaces and the gated delta rule, token by token.
+
+A program holds some columns of one head's state in registers and goes over the tokens of a sequence, so that states are
+read and written once per step, however many tokens it has. Columns do not depend on each other.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _softplus(x):
+    """log(1 + e^x), exact to float32 where it is small, too."""
+    small = tl.exp(-tl.abs(x))
+    whole = 1.0 + small
+    # What was lost in the sum is made up for (Kahan's log1p).
+    lost = whole - 1.0
+    log = tl.where(lost > 0, tl.log(whole) * (small / tl.where(lost > 0, lost, 1.0)), small)
+    return tl.maximum(x, 0.0) + log
+
+
+@triton.jit
+def _advance(
+    state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA: tl.constexpr, SKIP: tl.constexpr
+):  # fmt: skip
+    """The state [WIDTH, BLOCK] after a token, and what its query [WIDTH] makes of it; ``mix`` is what b is made of."""
+    state *= tl.exp(rate * step)
+    if DELTA:
+        query *= tl.rsqrt(tl.sum(query * query, 0) + epsilon) * factor
+        key *= tl.rsqrt(tl.sum(key * key, 0) + epsilon)
+        change = (value - tl.sum(state * key[:, None], 0)) / (1.0 + tl.exp(-mix))
+    else:
+        change = step * value
+    state += key[:, None] * change[None, :]
+    y = tl.sum(state * query[:, None], 0)
+    return state, y + skip * value if SKIP else y
+
+
+@triton.jit
+def _places(
+    x_ptr, key_at, value_at, H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DELTA: tl.constexpr
+):
+    """Addresses of a head's query, key and value in the row at ``x_ptr``."""
+    if DELTA:
+        return x_ptr + key_at, x_ptr + HK * DK + key_at, x_ptr + 2 * HK * DK + value_at
+    else:
+        return x_ptr + H * DV + HK * DK + key_at, x_ptr + H * DV + key_at, x_ptr + value_at
+
+
+@triton.jit
+def recurrence_kernel(
+    x_ptr,  # [T, width]: queries, keys and values if DELTA, else values, keys and queries
+    gates_ptr,  # [T, H], or if DELTA [T, 2 H]
+    rate_ptr,  # [H] float32
+    bias_ptr,  # [H] float32
+    skip_ptr,  # [H] float32
+    states_ptr,  # [rows, H, DK, DV] float32
+    sources_ptr,  # what StateTables has
+    starts_ptr,  # [S + 1] int32: where a sequence's tokens begin
+    firsts_ptr,
+    saves_ptr,
+    y_ptr,  # [T, H * DV]
+    x_stride, gates_stride, low, high,
+    factor,  # of the delta rule's queries
+    epsilon,
+    H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr,
+    DELTA: tl.constexpr, SKIP: tl.constexpr,
+):  # fmt: skip
+    """All tokens of a sequence, BLOCK columns of one head."""
+    head = tl.program_id(1)
+    sequence = tl.program_id(2)
+    k = tl.arange(0, WIDTH)
+    v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    key_there = k < DK
+    value_there = v < DV
+    there = key_there[:, None] & value_there[None, :]
+    inside = k[:, None] * DV + v[None, :]
+    start = tl.load(starts_ptr + sequence).to(tl.int64)
+    count = tl.load(starts_ptr + sequence + 1) - start.to(tl.int32)
+    source = tl.load(sources_ptr + sequence).to(tl.int64)
+    state = tl.load(states_ptr + (source * H + head) * (DK * DV) + inside, mask=there, other=0.0)
+    rate = tl.load(rate_ptr + head)
+    bias = tl.load(bias_ptr + head)
+    skip = tl.load(skip_ptr + head) if SKIP else 0.0
+    value_at = head * DV + v
+    x_ptr += start * x_stride
+    gates_ptr += start * gates_stride + head
+    y_ptr += start * (H * DV) + value_at
+    query_ptr, key_ptr, value_ptr = _places(x_ptr, head // (H // HK) * DK + k, value_at, H, HK, DK, DV, DELTA)
+    begin = 0
+    first = tl.load(firsts_ptr + sequence)
+    last = tl.load(firsts_ptr + sequence + 1)
+    # From each state that is kept to the next, and at last to the end.
+    for number in range(first, last + 1):
+        keeps = number < last
+        end = tl.load(saves_ptr + 3 * number + 1, mask=keeps, other=count - 1) + 1
+        for token in tl.range(begin, end, num_stages=3):
+            line = tl.cast(token, tl.int64)
+            query = tl.load(query_ptr + line * x_stride, mask=key_there, other=0.0).to(tl.float32)
+            key = tl.load(key_ptr + line * x_stride, mask=key_there, other=0.0).to(tl.float32)
+            value = tl.load(value_ptr + line * x_stride, mask=value_there, other=0.0).to(tl.float32)
+            own = gates_ptr + line * gates_stride
+            step = _softplus(tl.load(own + H if DELTA else own).to(tl.float32) + bias)
+            step = tl.minimum(tl.maximum(step, low), high)
+            mix = tl.load(own).to(tl.float32) if DELTA else 0.0
+            state, y = _advance(state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA, SKIP)
+            tl.store(y_ptr + line * (H * DV), y.to(y_ptr.dtype.element_ty), mask=value_there)
+        row = tl.load(saves_ptr + 3 * number + 2, mask=keeps, other=0).to(tl.int64)
+        tl.store(states_ptr + (row * H + head) * (DK * DV) + inside, state, mask=there & keeps)
+        begin = end

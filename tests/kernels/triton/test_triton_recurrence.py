@@ -1,0 +1,176 @@
+"""Convolutions, recurrences and gated norms in Triton: values, states, the same bits however tokens are cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from aiakq.kernels import triton
+from aiakq.kernels.ops import Ops, convolution, gated_norm, recurrence
+from aiakq.kernels.recurrent_types import (
+    ConvolutionSpec,
+    GatedNormProblem,
+    RecurrenceProblem,
+    RecurrenceSpec,
+    StateContext,
+)
+from aiakq.kernels.triton.recurrence import MAX_KEY_SIZE, columns
+from aiakq.kernels.types import AttentionContext
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+#: New tokens of three sequences, the rows of their states, and what is kept: the last token twice, as a page and as
+#: the state of a running sequence.
+LENGTHS, SOURCES = (1, 19, 6), [0, 6, 0]
+SAVES = [[(0, 1)], [(4, 2), (15, 3), (18, 4), (18, 8)], [(5, 5)]]
+CUTS = [(1,), (5, 16, 19), (6,)]
+NAN = float("nan")
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def context(lengths, states, device):
+    starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    starts_tensor, counts = (torch.tensor(x, dtype=torch.int32, device=device) for x in (starts, lengths))
+    slots = torch.zeros(starts[-1], dtype=torch.int64, device=device)
+    table = torch.zeros(len(lengths), 1, dtype=torch.int32, device=device)
+    return AttentionContext(starts_tensor, counts, slots, table, 0, starts, list(lengths), states=states)
+
+
+def of_convolution(channels, taps, *, bias=True, silu=True, factors=True):
+    spec = ConvolutionSpec(normal(channels, taps, seed=1), normal(channels, seed=2) if bias else None, silu)
+
+    def made(name, dtype, device):
+        layer = convolution.IMPLEMENTATIONS.load(name).prepare(
+            ConvolutionSpec(spec.weight.to(device), None if spec.bias is None else spec.bias.to(device), silu),
+            spec.problem(dtype, device.type),
+        )
+
+        def call(x, states, step):
+            before, values, after = x.split(channels, dim=-1)
+            return layer(values, states, step, before, after) if factors else layer(values, states, step)
+
+        return call
+
+    return made, spec.state_shape, 3 * channels
+
+
+def of_recurrence(kind, *sizes):
+    heads = sizes[0]
+
+    def spec_on(device):
+        a_log, step_bias, skip = (normal(heads, seed=n).to(device) for n in (3, 4, 5))
+        # Steps as small as those of models, and some that the limits cut.
+        step_bias, skip = 3 * step_bias - 3, skip if kind == "state_space" else None
+        return RecurrenceSpec(kind, *sizes, a_log - 2, step_bias, (0.001, 4.0), skip)
+
+    spec = spec_on(torch.device("cpu"))
+
+    def made(name, dtype, device):
+        module = recurrence.IMPLEMENTATIONS.load(name)
+        layer = module.prepare(spec_on(device), spec.problem(dtype, device.type))
+        return lambda x, states, step: layer(x[:, : spec.width], x[:, spec.width :], states, step)
+
+    return made, spec.state_shape, spec.width + heads * (2 if kind == "delta_rule" else 1)
+
+
+LAYERS = {
+    "convolution": of_convolution(150, 4),
+    "plain convolution": of_convolution(20, 3, bias=False, silu=False, factors=False),
+    "convolution of many taps": of_convolution(20, 12),
+    "state_space": of_recurrence("state_space", 4, 2, 24, 40),
+    "delta_rule": of_recurrence("delta_rule", 2, 1, 33, 40),
+    "wide heads": of_recurrence("delta_rule", 1, 1, 200, 20),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_token_is_that_of_the_reference_and_the_same_in_every_step(kind, dtype, device, close):
+    """Three sequences at once, in one piece; then one after the other, cut into chunks, from the states kept."""
+    made, shape, width = LAYERS[kind]
+    layer, total = made("triton", dtype, device), sum(LENGTHS)
+    x = torch.full((total + 2, width + 7), NAN, dtype=dtype, device=device)[:, :width]
+    x[:total] = normal(total, width).to(dtype)
+    states = torch.full((10, *shape), NAN, device=device)
+    states[0], states[6] = 0, normal(*shape, seed=8)
+    before = states.clone()
+    y = layer(x, states, context(LENGTHS, StateContext(SOURCES, SAVES), device))
+    assert not y[total:].any(), "padding"
+    kept = states.clone()
+    assert torch.equal(kept[4], kept[8]) and kept[[7, 9]].isnan().all() and not kept[0].any()
+
+    start = 0
+    for source, length, ends in zip(SOURCES, LENGTHS, CUTS, strict=True):
+        first = 0
+        for end in ends:
+            rows = slice(start + first, start + end)
+            step = context([end - first], StateContext([source], [[(end - first - 1, 7)]]), device)
+            assert torch.equal(layer(x[rows], states, step), y[rows])
+            states[6], source, first = states[7], 6, end
+        assert torch.equal(states[7], kept[{1: 1, 19: 4, 6: 5}[length]])
+        start, states[6] = start + length, kept[6]
+
+    cpu = torch.device("cpu")
+    exact, wanted_states = made("torch", torch.float32, cpu), before.cpu()
+    wanted = exact(x[:total].float().cpu(), wanted_states, context(LENGTHS, StateContext(SOURCES, SAVES), cpu))
+    close(y[:total].cpu(), wanted)
+    torch.testing.assert_close(kept[1:6].cpu(), wanted_states[1:6], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("gate_first", [False, True])
+def test_gated_norms(gate_first, dtype, device, close):
+    problem = GatedNormProblem(90, 30, gate_first, dtype, device.type)
+    weight = normal(90)
+    layer = gated_norm.IMPLEMENTATIONS.load("triton").prepare(weight.to(device), 1e-3, problem)
+    x = normal(5, 200, seed=6).to(dtype).to(device)
+    values, gate = x[:, :90], x[:, 100:190]
+    wide, factor = values.double().cpu(), F.silu(gate.double().cpu())
+    groups = (wide * factor if gate_first else wide).unflatten(1, (3, 30))
+    normed = (groups / (groups.square().mean(-1, keepdim=True) + 1e-3).sqrt()).flatten(1) * weight
+    close(layer(values, gate).cpu(), normed if gate_first else normed * factor)
+    assert layer(values[:0], gate[:0]).shape == (0, 90)
+
+
+def test_small_steps_keep_their_digits(device):
+    """softplus of -12 is 6e-6, of which 1 + e^-12 has lost half the digits."""
+    zero = torch.zeros(1, device=device)
+    spec = RecurrenceSpec("state_space", 1, 1, 1, 1, zero, zero)
+    layer = recurrence.IMPLEMENTATIONS.load("triton").prepare(spec, spec.problem(torch.float32, device.type))
+    gates = torch.tensor([-40.0, -12, -5, 0, 5, 25], device=device)[:, None]
+    x, states = torch.ones(6, 3, device=device), torch.zeros(2, 1, 1, 1, device=device)
+    sources = StateContext([0] * 6, [[]] * 6)
+    y = layer(x, gates, states, context([1] * 6, sources, device))
+    torch.testing.assert_close(y.double().cpu(), F.softplus(gates.double()).cpu(), rtol=1e-6, atol=0)
+
+
+def test_columns_of_a_program_fit_into_its_registers():
+    def of(key_dim, value_dim):
+        empty = torch.empty(0)
+        return columns(RecurrenceSpec("delta_rule", 4, 2, key_dim, value_dim, empty, empty))
+
+    assert [of(128, 128), of(128, 64), of(24, 40), of(MAX_KEY_SIZE, 128)] == [16, 16, 64, 2]
+
+
+def test_what_it_does_not_compute_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(triton, "other_device", lambda device: None)
+    module = recurrence.IMPLEMENTATIONS.load("triton")
+    wide = RecurrenceProblem("delta_rule", 4, 2, MAX_KEY_SIZE + 1, 64, torch.float16, "cuda")
+    assert module.supports(wide) == "keys have at most 1024 elements"
+    single = RecurrenceProblem("delta_rule", 4, 2, 64, 64, torch.float32, "cuda")
+    assert module.supports(single) == "activations are float16 or bfloat16, not torch.float32"
+
+
+def test_a_gpu_takes_them_for_activations_of_16_bits():
+    specs = {
+        "convolution": ConvolutionSpec(torch.empty(64, 4)),
+        "recurrence": RecurrenceSpec("delta_rule", 4, 2, 64, 64, torch.empty(4), torch.empty(4)),
+    }
+    for dtype, name in ((torch.bfloat16, "triton"), (torch.float32, "torch")):
+        ops = Ops(torch.device("cuda"), dtype)
+        problems = {operation: spec.problem(dtype, "cuda") for operation, spec in specs.items()}
+        problems["gated_norm"] = GatedNormProblem(64, 64, False, dtype, "cuda")
+        assert {ops.select(operation, problem)[0].name for operation, problem in problems.items()} == {name}
