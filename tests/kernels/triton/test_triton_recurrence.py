@@ -16,6 +16,7 @@ from aiakq.kernels.recurrent_types import (
     StateContext,
 )
 from aiakq.kernels.triton.recurrence import MAX_KEY_SIZE, columns
+from aiakq.kernels.triton.states import state_tables
 from aiakq.kernels.types import AttentionContext
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -145,6 +146,18 @@ def test_small_steps_keep_their_digits(device):
     sources = StateContext([0] * 6, [[]] * 6)
     y = layer(x, gates, states, context([1] * 6, sources, device))
     torch.testing.assert_close(y.double().cpu(), F.softplus(gates.double()).cpu(), rtol=1e-6, atol=0)
+
+
+def test_tables_of_states_are_made_once_a_step(device):
+    """And begin where Triton expects most pointers to, so that it compiles one kernel."""
+    step = context(LENGTHS, StateContext(SOURCES, SAVES), device)
+    tables = state_tables(step, device)
+    assert state_tables(step, device) is tables
+    assert tables.sources.tolist() == SOURCES and tables.firsts.tolist() == [0, 1, 5, 6]
+    assert tables.saves.tolist() == [[s, *save] for s, saves in enumerate(SAVES) for save in saves]
+    assert tables.blocks.tolist() == [[0, 0], [1, 0], [1, 8], [1, 16], [2, 0]]
+    parts = (tables.sources, tables.firsts, tables.saves, tables.blocks)
+    assert all(part.data_ptr() % 16 == 0 for part in parts)
 
 
 def test_columns_of_a_program_fit_into_its_registers():
