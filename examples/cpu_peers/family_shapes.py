@@ -33,7 +33,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
                 "sliding_window": 128,
                 "initial_context_length": 2048,
             },
-            "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+            "max_position_embeddings": 131072,
+            "rope_parameters": {
+                **{"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "truncate": False},
+                **{"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 4096},
+            },
         },
     ),
     "Qwen3-MoE": (
@@ -56,7 +60,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             },
             **{"n_routed_experts": 32, "n_shared_experts": 1, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2},
             **{"q_lora_rank": 512, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128},
-            **{"v_head_dim": 128, "tie_word_embeddings": False},
+            # The last two say to vLLM what transformers assumes.
+            **{"v_head_dim": 128, "tie_word_embeddings": False, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
         },
     ),
 }
@@ -107,9 +112,20 @@ def main() -> None:
     sys.path[:0] = [sources, f"{sources}/gguf-py"]
     import conversion
     import convert_hf_to_gguf
+    import gguf
 
-    architecture = json.loads((Path(model) / "config.json").read_text())["architectures"][0]
-    conversion.get_model_class(architecture).set_vocab = lambda self: self._set_vocab_none()
+    config = json.loads((Path(model) / "config.json").read_text())
+    conversion.get_model_class(config["architectures"][0]).set_vocab = lambda self: self._set_vocab_none()
+    finish = gguf.GGUFWriter.write_header_to_file
+
+    def write_header(writer: Any, **arguments: Any) -> None:
+        """With the size of the vocabulary, which some architectures have from their tokenizer alone."""
+        key = gguf.Keys.LLM.VOCAB_SIZE.format(arch=writer.arch)
+        if not any(key in part for part in writer.kv_data):
+            writer.add_vocab_size(config["vocab_size"])
+        finish(writer, **arguments)
+
+    gguf.GGUFWriter.write_header_to_file = write_header
     sys.argv[1:] = [model, "--outfile", file, "--outtype", "bf16"]
     convert_hf_to_gguf.main()
 
