@@ -7,8 +7,8 @@ tokens it was served, and the one with the least goes first. Differences to the 
   prompt. So a long prompt that was begun does not hold up another client's.
 - A client whose whole demand a step meets, or who waits for pages only, saves nothing up: its counter is lifted to the
   least of those that want more.
-- While answers run, a step has no more tokens than let it take ``STRETCH`` times as long as one with a token for every
-  client, as far as earlier steps tell. Without this, one client's prompts would slow another's answer however small
+- While answers run, a step has no more tokens than let it take ``STRETCH - 1`` times the step of one token longer than
+  one with a token for every client, as far as earlier steps tell. Without this, one client's prompts would slow another's answer however small
   their part of the tokens were, because a step takes as long as all of its tokens.
 - A client of whom nothing runs may take the place of the last sequence of another of whom several run.
 
@@ -167,7 +167,7 @@ class FairScheduler(Scheduler):
         if not self.config.enable_chunked_prefill or not any(turn.answers for turn in turns.values()):
             return self.budget
         most = self._step_times.most_tokens(len(turns), STRETCH)
-        return min(self.budget, max(FIRST_LIMIT if most is None else most, QUANTUM, 4 * len(turns)))
+        return min(self.budget, max(FIRST_LIMIT if most is None else most, 4 * len(turns)))
 
     def _rank(self, turn: _Turn) -> tuple[Any, ...]:
         """The least goes first; of equal ones that of whom less runs, then who came first."""

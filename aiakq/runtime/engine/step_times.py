@@ -24,8 +24,8 @@ class StepTimes:
         )
 
     def most_tokens(self, base: int, stretch: float) -> int | None:
-        """The most tokens of a step that takes ``stretch`` times as long as one of ``base`` tokens; None if nothing is
-        known.
+        """The most tokens of a step that takes as long as one of ``base`` tokens and ``stretch - 1`` of a single one;
+        None if nothing is known.
 
         At most twice as many tokens as any step had. Fewer than any step had, if none was nearly as small as ``base``.
         """
@@ -34,7 +34,7 @@ class StepTimes:
             return None
         if len(known) == 1 and known[0][0] > 2 * base:
             return int(known[0][0] / 4)
-        allowed = stretch * _interpolated(known, base)
+        allowed = _interpolated(known, base) + (stretch - 1) * _interpolated(known, 1)
         if known[0][1] > allowed:
             return int(known[0][0] * allowed / known[0][1])
         for (fewer, short), (more, long) in zip(known, known[1:], strict=False):
@@ -50,5 +50,7 @@ def _interpolated(known: list[tuple[float, float]], tokens: float) -> float:
     after = next((index for index, (size, _) in enumerate(known) if size >= tokens), len(known) - 1)
     (fewer, short), (more, long) = known[max(after, 1) - 1], known[max(after, 1)]
     found = short + (long - short) * (tokens - fewer) / (more - fewer)
+    # The larger step may have been one of the first, which are slow; the smaller one repeated is never faster.
+    found = min(found, short * max(1.0, tokens / fewer))
     # A line through two sizes that are both larger can say anything.
     return min(max(found, known[0][1] * min(1.0, tokens / known[0][0])), known[-1][1])
