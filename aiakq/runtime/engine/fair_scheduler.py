@@ -7,9 +7,10 @@ tokens it was served, and the one with the least goes first. Differences to the 
   prompt. So a long prompt that was begun does not hold up another client's.
 - A client whose whole demand a step meets, or who waits for pages only, saves nothing up: its counter is lifted to the
   least of those that want more.
-- While answers run, a step has no more tokens than let it take ``STRETCH - 1`` times the step of one token longer than
-  one with a token for every client, as far as earlier steps tell. Without this, one client's prompts would slow another's answer however small
-  their part of the tokens were, because a step takes as long as all of its tokens.
+- While answers run, a step has no more tokens than let it take as long as one with a token for every client and
+  ``STRETCH - 1`` times as long as one of a single token, as far as earlier steps tell. Without this, one client's
+  prompts would slow another's answer however small their part of the tokens were, because a step takes as long as all
+  of its tokens.
 - A client of whom nothing runs may take the place of the last sequence of another of whom several run.
 
 Among the sequences of one client the order is that of ``Scheduler``. A smaller ``priority`` goes first, whosever it is;
