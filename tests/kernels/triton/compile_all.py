@@ -56,24 +56,30 @@ def grouped_kernels(arch: int) -> Iterator[dict[str, Any]]:
     for scheme, bits, group in KINDS if arch == 90 else EVERYWHERE:
         plane = linear.inputs_per_plane(K, group, bits)
         step = plane * (16 // bits)
-        for most, entry in configs.table("default")["grouped"][str(bits)].items():
+        entries = [(most, entry) for most, entry in configs.table("default")["grouped"][str(bits)].items()]
+        wide = [most for most, entry in entries if entry != "dense"][-1]
+        for most, entry in entries:
             if entry == "dense":
                 continue
             bn, bm, warps, stages, *words = entry
             for name in DTYPES if arch == 90 else ("bf16",):
                 dtype = DTYPES[name]
                 halves = [MockTensor(dtype)] * 3
-                made = compiled(
-                    linear_kernel.grouped_kernel, arch, halves[0], MockTensor(torch.float32), MockTensor(torch.int16),
-                    MockTensor(torch.int32), MockTensor(torch.float32), *halves[:2], MockTensor(torch.float32),
-                    MockTensor(torch.int32), K, 1024, N, 7, N, N_PADDED=N, STEPS=K // step, GROUP=group, BITS=bits,
-                    BKP=plane, BN=bn, BM=bm, SPLIT=4 if int(most) <= 64 else 1, STAGES=stages, BIAS=False,
-                    SCALE_FIRST="scale_first" in words, PLAIN=False, num_warps=warps,
-                )  # fmt: skip
-                kind = f"{scheme} g{group}" if group < K else scheme
-                matrix = "HGMMA" if arch == 90 and warps >= 4 else "HMMA"
-                weights = bn * step / (warps * 32)
-                yield described(f"{kind} {name} m{most}", kind, arch, int(most), made, weights, matrix)
+                # Without inline assembly, which ``--tune`` tries too, the widest one needs most registers.
+                for plain in (False, True) if most == wide and (scheme, bits, group) in EVERYWHERE else (False,):
+                    made = compiled(
+                        linear_kernel.grouped_kernel, arch, halves[0], MockTensor(torch.float32),
+                        MockTensor(torch.int16), MockTensor(torch.int32), MockTensor(torch.float32), *halves[:2],
+                        MockTensor(torch.float32), MockTensor(torch.int32), K, 1024, N, 7, N, N_PADDED=N,
+                        STEPS=K // step, GROUP=group, BITS=bits, BKP=plane, BN=bn, BM=bm,
+                        SPLIT=4 if int(most) <= 64 else 1, STAGES=stages, BIAS=False,
+                        SCALE_FIRST="scale_first" in words, PLAIN=plain, num_warps=warps,
+                    )  # fmt: skip
+                    kind = f"{scheme} g{group}" if group < K else scheme
+                    matrix = "HGMMA" if arch == 90 and warps >= 4 else "HMMA"
+                    weights = bn * step / (warps * 32)
+                    label = f"{kind} {name} m{most}" + " plain" * plain
+                    yield described(label, kind, arch, int(most), made, weights, matrix)
 
 
 def integer_kernels(arch: int) -> Iterator[dict[str, Any]]:

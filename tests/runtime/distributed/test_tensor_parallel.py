@@ -1,0 +1,97 @@
+"""Any number of ranks gives the tokens and log-probabilities of one process, for every format and family."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiakq import LLM, SamplingParams
+from aiakq.quantizers import METHODS
+from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.runtime.models import ARCHITECTURES
+
+#: One for each way of computing; ``AIAKQ_EVERY_ARCHITECTURE=1`` takes all.
+FAMILIES = (
+    "LlamaForCausalLM", "OPTForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "Qwen2MoeForCausalLM",
+    "BloomForCausalLM", "DeepseekV3ForCausalLM", "Qwen3NextForCausalLM", "Mamba2ForCausalLM", "GPT2LMHeadModel",
+)  # fmt: skip
+if os.environ.get("AIAKQ_EVERY_ARCHITECTURE"):
+    FAMILIES = tuple(ARCHITECTURES)
+
+
+def answers(folder: Path, **arguments: Any) -> list[tuple[list[int], Any]]:
+    """Of prompts of several lengths that share a beginning, sampled and greedy, through few pages."""
+    llm = LLM(
+        str(folder), max_model_len=128, max_num_seqs=6, num_gpu_blocks_override=60, block_size=4,
+        max_num_batched_tokens=40, **arguments,
+    )  # fmt: skip
+    draw = random.Random(3)
+    shared = [draw.randrange(5, 250) for _ in range(24)]
+    prompts = [
+        {
+            "prompt_token_ids": [
+                *(shared if number % 2 else []),
+                *(draw.randrange(5, 250) for _ in range(1 + 7 * number)),
+            ]
+        }
+        for number in range(8)
+    ]
+    params = [
+        SamplingParams(
+            temperature=number % 2, seed=number, max_tokens=12, logprobs=3, prompt_logprobs=number % 3 or None
+        )
+        for number in range(8)
+    ]
+    results = llm.generate(prompts, params, use_tqdm=False)
+    llm.engine.check()
+    return [(one.outputs[0].token_ids, one.outputs[0].logprobs, one.prompt_logprobs) for one in results]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_format_gives_the_same_on_any_number_of_ranks(method, dtype, example_model, tmp_path):
+    folder = tmp_path / method
+    grouped: dict[str, Any] = {"act_order": "group"} if method == "gptq" else {}
+    quantize_checkpoint(
+        QuantizeOptions(
+            str(example_model), str(folder), method, dtype="bf16", samples=8, seqlen=64, evaluate=False, **grouped
+        )
+    )
+    alone = answers(folder, dtype=dtype)
+    for size in (2, 3, 4):
+        assert answers(folder, dtype=dtype, tensor_parallel_size=size) == alone, size
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_family_gives_the_same_on_two_ranks(architecture, tiny_model):
+    folder = tiny_model(architecture)
+    assert answers(folder, dtype="float32", tensor_parallel_size=2) == answers(folder, dtype="float32")
+
+
+def test_steps_that_are_submitted_ahead_give_the_same(tiny_model):
+    folder = tiny_model("LlamaForCausalLM")
+    ahead = {"dtype": "float32", "async_scheduling": True}
+    assert answers(folder, tensor_parallel_size=2, **ahead) == answers(folder, **ahead)
+
+
+def test_odd_vocabularies_and_one_head_of_keys(tiny_model):
+    folder = tiny_model("LlamaForCausalLM", vocab_size=331, num_key_value_heads=1, tie_word_embeddings=True)
+    alone = answers(folder, dtype="float32")
+    for size in (2, 3):
+        assert answers(folder, dtype="float32", tensor_parallel_size=size) == alone
+
+
+def test_made_up_weights_are_those_of_one_process(tiny_model):
+    folder = tiny_model("LlamaForCausalLM")
+    dummy = {"dtype": "float32", "load_format": "dummy"}
+    assert answers(folder, tensor_parallel_size=2, **dummy) == answers(folder, **dummy)
+
+
+def test_the_start_up_table_names_the_ranks(tiny_model):
+    llm = LLM(str(tiny_model("LlamaForCausalLM")), tensor_parallel_size=2, max_model_len=64)
+    assert llm.engine.facts["ranks"].startswith("2 processes of ")
