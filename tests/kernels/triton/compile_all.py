@@ -78,7 +78,7 @@ def grouped_kernels(arch: int) -> Iterator[dict[str, Any]]:
                     kind = f"{scheme} g{group}" if group < K else scheme
                     matrix = "HGMMA" if arch == 90 and warps >= 4 else "HMMA"
                     weights = bn * step / (warps * 32)
-                    label = f"{kind} {name} m{most}" + " plain" * plain
+                    label = f"{kind} {name}{' plain' * plain} m{most}"
                     yield described(label, kind, arch, int(most), made, weights, matrix)
 
 
