@@ -109,9 +109,14 @@ class Replicas:
 
         return sorted(range(len(self.managers)), key=cost)
 
-    def forget_pages(self, replica: int) -> None:
-        """The engine of ``replica`` has ended."""
+    def on_engine_end(self, replica: int) -> None:
+        """The engine of ``replica`` has ended: another takes over what can be started over, if there is one."""
         self._prefixes.forget(replica)
+        if self.failure is not None:
+            return
+        for stream in self.managers[replica].take_restarting():
+            hashes = [self._prefixes.hashes(prompt.token_ids, stream.cache_salt) for prompt in stream.prompts]
+            self.managers[self._order(stream.prompts, hashes)[0]].adopt(stream)
 
     def reset_prefix_cache(self) -> None:
         """See RequestManager."""
@@ -217,7 +222,7 @@ class Supervisors:
             return await self.all[0].run(manager, ready[0])
         running = []
         for number, (supervisor, one) in enumerate(zip(self.all, manager.managers, strict=True)):
-            supervisor.on_engine_end = partial(manager.forget_pages, number)
+            supervisor.on_engine_end = partial(manager.on_engine_end, number)
             running.append(asyncio.create_task(supervisor.run(one, ready[number])))
         try:
             return (await asyncio.gather(*running))[-1]

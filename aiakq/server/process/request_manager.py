@@ -247,14 +247,8 @@ class RequestManager:
         self._send = send
         self._limits = self._processor.limits = limits
         for stream in list(self._streams):
-            if stream.is_complete:
-                continue
-            try:
-                specs = self._add(stream)
-            except AiakqError as failure:  # a smaller page pool than before
-                stream.fail(failure)
-            else:
-                send(Submit.of(specs))
+            if not stream.is_complete:
+                self.adopt(stream)
 
     def on_engine_end(self, running_error: AiakqError, new_request_error: AiakqError, *, replay: bool) -> None:
         """The engine has ended.
@@ -278,6 +272,24 @@ class RequestManager:
             else:
                 quarantined = stream.num_engine_ends >= 2 and not stream.consumed
                 stream.fail(error("request_quarantined") if quarantined else running_error)
+
+    def take_restarting(self) -> list[RequestStream]:
+        """Remove the requests that wait for the next engine, so that another may adopt them."""
+        found = [stream for stream in self._streams if stream.restarting]
+        for stream in found:
+            del self._streams[stream]
+        return found
+
+    def adopt(self, stream: RequestStream) -> None:
+        """Start a request over that another engine has left unfinished."""
+        stream.move(self._on_close)
+        self._streams[stream] = None
+        try:
+            specs = self._add(stream)
+        except AiakqError as failure:  # a smaller page pool than there
+            stream.fail(failure)
+        else:
+            self._send(Submit.of(specs))
 
     def on_start(self, sequence_ids: list[str]) -> None:
         """The step that runs now is the first for these sequences."""

@@ -188,6 +188,10 @@ class RequestStream:
             for sequence in group:
                 sequence.reset()
 
+    def move(self, on_close: Callable[[RequestStream], None]) -> None:
+        """Another engine starts the request over, whose manager is told when it is closed."""
+        self._on_close = on_close
+
     def close(self) -> None:
         """Abort whatever is still running for this request. Later calls do nothing."""
         if not self._closed:

@@ -106,11 +106,11 @@ class Supervisor:
             manager.on_engine_ready(self.engine.send, ready.limits)
             failure = await self._follow(manager)
             end_time = time.monotonic()
-            self.on_engine_end()
             self._on_event(ServerEvent("engine_dead", self._named(str(failure))))
             while True:
                 restart = self._may_restart(end_time)
                 _notify(manager, failure, restart)
+                self.on_engine_end()
                 if not restart:
                     self.engine.kill()
                     return failure
