@@ -110,7 +110,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
         "batch": f"up to {bounds.rows} sequences, {bounds.tokens} tokens a step",
     }
     if group is not None:
-        facts["ranks"] = f"{group.size} processes of {group.threads} threads that share each layer"
+        facts["ranks"] = f"{group.size} processes share each layer; threads of each: {group.threads}"
     if states is not None:
         facts["recurrent states"] = describe_states(config, model)
     executor = new_executor(runner, group, config, num_pages, num_slots, bounds)

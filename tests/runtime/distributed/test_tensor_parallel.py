@@ -94,4 +94,4 @@ def test_made_up_weights_are_those_of_one_process(tiny_model):
 
 def test_the_start_up_table_names_the_ranks(tiny_model):
     llm = LLM(str(tiny_model("LlamaForCausalLM")), tensor_parallel_size=2, max_model_len=64)
-    assert llm.engine.facts["ranks"].startswith("2 processes of ")
+    assert llm.engine.facts["ranks"].startswith("2 processes share each layer")
