@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -18,7 +18,7 @@ class ParallelConfig:
 
     tensor_parallel_size: int
     timeout: float
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any] = field(repr=False)  # the token of the hub among them
 
     @staticmethod
     def from_args(args: Mapping[str, Any], given: Mapping[str, Any]) -> ParallelConfig:
