@@ -31,6 +31,11 @@ def release_host_memory() -> None:
     allocation sizes vary; ``malloc_trim`` returns them.
     """
     gc.collect()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Return freed memory to the system, without collecting reference cycles."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -29,9 +29,12 @@ import msgspec
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.text.tokenizer import Tokenizer, TokenizerSource
+from aiakq.system.memory import trim_heap
 from aiakq.system.processes import end_with_parent
 
 LENGTH = struct.Struct(">I")
+#: A worker returns what it freed to the system after a request and reply of more bytes.
+_TRIM_ABOVE_BYTES = 1 << 20
 #: Number of the current request, then whether its template has been rendered.
 _CURRENT = struct.Struct("=QQ")
 #: Processor time to render a conversation, and to tokenize; the latter grows with the text.
@@ -300,6 +303,10 @@ class _Worker:
             # From here on the request is not dropped, so that a frame is sent whole or not at all.
             set_current(0, False)
             sock.sendall(frame)
+            if len(body) + len(frame) > _TRIM_ABOVE_BYTES:
+                # A collection of reference cycles would write to memory that all workers share.
+                del body, request, frame
+                trim_heap()
         return 0
 
     def _render(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from aiakq.errors import AiakqError
@@ -315,5 +316,18 @@ def test_replies_name_what_failed(source_with):
         with pytest.raises(AiakqError) as caught:
             await client.run(TextRequest(0, messages=[{"role": "user"}], arguments={"nonsense": "x"}))
         assert caught.value.id == "chat_template"
+
+    run(source_with(), use)
+
+
+def test_workers_return_the_memory_of_large_texts(source_with):
+    async def use(client: TextClient) -> None:
+        encoded = await asyncio.gather(*(client.encode(["a story " * 125_000]) for _ in range(NUM_WORKERS)))
+        assert len(encoded[0].token_ids[0]) > 100_000
+        (process,) = psutil.Process().children()
+        began = time.monotonic()
+        while max(worker.memory_full_info().uss for worker in process.children()) > 64 << 20:
+            assert time.monotonic() - began < 5
+            await asyncio.sleep(0.05)
 
     run(source_with(), use)
