@@ -67,18 +67,19 @@ def test_a_rank_that_is_killed_is_named_at_once(two_ranks, how):
     began = time.monotonic()
     with pytest.raises(AiakqError, match=f"Rank 1 failed: it was ended by {how.name}") as failure:
         generate(llm)
-    assert time.monotonic() - began < 2 and failure.value.id == "rank_failed"
+    # Two seconds, and a slow machine.
+    assert time.monotonic() - began < 5 and failure.value.id == "rank_failed"
 
 
 def test_a_rank_that_hangs_is_named_after_the_time_limit(two_ranks):
-    llm = two_ranks(distributed_timeout_seconds=0.5)
+    llm = two_ranks(distributed_timeout_seconds=1.5)
     generate(llm)
     (pid,) = ranks_of(llm)
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
-    with pytest.raises(AiakqError, match=r"Rank 1 did not come to gather \d+ within 0.5 s") as failure:
+    with pytest.raises(AiakqError, match=r"Rank 1 did not come to gather \d+ within 1.5 s") as failure:
         generate(llm)
-    assert time.monotonic() - began < 3 and failure.value.id == "rank_late"
+    assert time.monotonic() - began < 8 and failure.value.id == "rank_late"
     deadline = time.monotonic() + 10
     while psutil.pid_exists(pid):
         assert time.monotonic() < deadline, "a stopped rank is killed too"

@@ -26,7 +26,11 @@ def rank_pids(server) -> list[int]:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_rank_is_named_and_the_group_is_started_anew(start_server, how):
-    with start_server(tensor_parallel_size=2, distributed_timeout_seconds=1.0) as server, ThreadPoolExecutor(2) as pool:
+    limit = 2.0 if how == signal.SIGSTOP else 30.0
+    with (
+        start_server(tensor_parallel_size=2, distributed_timeout_seconds=limit) as server,
+        ThreadPoolExecutor(2) as pool,
+    ):
         alone = post(server, LONG).json()["choices"][0]["text"]
         (pid,) = rank_pids(server)
         events: list[str] = []
@@ -45,7 +49,8 @@ def test_a_lost_rank_is_named_and_the_group_is_started_anew(start_server, how):
         lost = time.monotonic()
         os.kill(pid, how)
         ended.result()
-        assert time.monotonic() - lost < (2 if how == signal.SIGKILL else 4)
+        # Two seconds, the limit of one that hangs, and a slow machine.
+        assert time.monotonic() - lost < 5 + (limit if how == signal.SIGSTOP else 0)
         assert "engine_restarted" in events[-1] and "Rank 1" in events[-1]
         assert waiting.result().json()["choices"][0]["text"] == alone
         (new,) = rank_pids(server)
