@@ -13,6 +13,7 @@ import os
 import re
 import statistics
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,15 @@ def gguf(shape: str, model: Path, install: bool) -> dict[str, Any] | str:
 
 def page(found: dict[tuple[str, str], list[dict[str, Any]] | str]) -> str:
     """The section of docs/performance.md."""
+    intro = (
+        f"Written by `python examples/bench_families.py` at {bench_cpu.commit()} on {bench_cpu.machine()['cpu']}, "
+        f"{bench_cpu.threads()} threads: tokens per second, medians, bfloat16 weights of random numbers in each shape. "
+        "In brackets: how many times the best of the others."
+    )
     lines = [
         "## Other architectures",
         "",
-        f"Written by `python examples/bench_families.py` at {bench_cpu.commit()} on {bench_cpu.machine()['cpu']}, "
-        f"{bench_cpu.threads()} threads: tokens per second, medians, bfloat16 weights of random numbers in each shape. "
-        "In brackets: how many times the best of the others.",
+        textwrap.fill(intro, 130),
         "",
         f"| shape | engine | {' | '.join(CELLS.values())} |",
         f"|---|---|{'---|' * len(CELLS)}",

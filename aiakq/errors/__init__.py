@@ -43,6 +43,7 @@ __all__ = [
     "AiakqValueError",
     "ErrorKind",
     "error",
+    "one_line",
 ]
 
 #: Every error by its id.
@@ -82,6 +83,12 @@ class AiakqError(Exception):
             return None
         return 1 if self.id in _OVER_SOON else 10
 
+    @property
+    def plain_fields(self) -> dict[str, Any]:
+        """The fields for another process, which makes the error anew; those that MessagePack cannot hold as text."""
+        plain = (str, int, float, bool, type(None))
+        return {name: value if isinstance(value, plain) else str(value) for name, value in self.fields.items()}
+
     def body(self) -> dict[str, Any]:
         """The JSON body of an HTTP answer, in the shape OpenAI clients parse."""
         return {
@@ -112,3 +119,9 @@ _VALUE_ERRORS = frozenset(
 def error(id: str, **fields: Any) -> AiakqError:
     """Build (not raise) the error ``id``. Raises KeyError for an id that is not in the registry."""
     return (AiakqValueError if id in _VALUE_ERRORS else AiakqError)(id, **fields)
+
+
+def one_line(failure: BaseException) -> str:
+    """The type and message of an exception that is none of ours, as a reason."""
+    text = " ".join(str(failure).split()) or "no message"
+    return f"{type(failure).__name__}: {text[:400]}"

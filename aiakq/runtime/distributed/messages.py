@@ -8,14 +8,12 @@ MessagePack.
 from __future__ import annotations
 
 import socket
-import struct
 from typing import Any
 
 import msgspec
 
 from aiakq.runtime.engine.records import StepBatch
-
-_LENGTH = struct.Struct(">I")
+from aiakq.system.frames import framed, receive_frame
 
 
 class Load(msgspec.Struct, tag="load"):
@@ -113,8 +111,7 @@ _decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
 
 def frame(record: ToRank | FromRank) -> bytes:
     """One record as bytes, length first."""
-    body = _encoder.encode(record)
-    return _LENGTH.pack(len(body)) + body
+    return framed(_encoder.encode(record))
 
 
 class Channel:
@@ -127,29 +124,18 @@ class Channel:
         """Send a frame. Raises OSError if the other end is gone."""
         self.socket.sendall(frame)
 
-    def receive(self) -> bytes | None:
-        """The next record's bytes; None if the other end is gone."""
-        head = self._read(_LENGTH.size)
-        return None if head is None else self._read(_LENGTH.unpack(head)[0])
-
     def receive_at_rank(self) -> ToRank | None:
         """The next message from rank 0; None if it is gone."""
-        body = self.receive()
+        body = self._receive()
         return None if body is None else _decode_to_rank(body)
 
     def receive_from_rank(self) -> FromRank | None:
         """The next message of a rank; None if it is gone."""
-        body = self.receive()
+        body = self._receive()
         return None if body is None else _decode_from_rank(body)
 
-    def _read(self, count: int) -> bytes | None:
-        parts = bytearray()
-        while len(parts) < count:
-            try:
-                data = self.socket.recv(count - len(parts))
-            except ConnectionError:
-                return None
-            if not data:
-                return None
-            parts += data
-        return bytes(parts)
+    def _receive(self) -> bytes | None:
+        try:
+            return receive_frame(self.socket)
+        except ConnectionError:
+            return None

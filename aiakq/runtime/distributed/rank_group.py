@@ -11,6 +11,7 @@ import os
 import queue
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -32,7 +33,6 @@ from aiakq.runtime.distributed.messages import (
     Configure,
     FromRank,
     Load,
-    OutOfMemory,
     RankFailed,
     RankLoaded,
     RankReady,
@@ -56,9 +56,7 @@ def start_ranks(config: EngineConfig) -> RankGroup | None:
         return None
     if config.device.device.type != "cpu":
         raise error("ranks_unavailable", reason="they share the memory of a CPU, and the device is a GPU")
-    group = RankGroup(parallel.arguments, parallel.tensor_parallel_size, parallel.timeout)
-    torch.set_num_threads(group.threads)
-    return group
+    return RankGroup(parallel.arguments, parallel.tensor_parallel_size, parallel.timeout)
 
 
 def checkpoint_digest(config: EngineConfig) -> str:
@@ -68,33 +66,41 @@ def checkpoint_digest(config: EngineConfig) -> str:
 
 
 class RankGroup:
-    """Ranks 1 and up as child processes, seen from rank 0.
+    """Ranks 1 and up as child processes, seen from rank 0. Until it is closed, this process has a rank's share of the
+    threads, and the thread that makes it a rank's processors.
 
     collective  rank 0's part in what they compute together.
     """
 
     def __init__(self, arguments: Mapping[str, Any], size: int, time_limit: float) -> None:
-        """Start them loading. Raises ``ranks_unavailable``."""
+        """Start them loading. Raises ``ranks_unavailable`` and ``rank_failed``."""
         reason = library.unavailable()
         if reason is not None or not hasattr(os, "memfd_create"):
             raise error("ranks_unavailable", reason=reason or "they share memory in a way that only Linux has")
         self.size = size
-        self.threads = max(1, torch.get_num_threads() // size)
-        count = memory_bytes(size)
+        self._threads_before, self._cpus_before = torch.get_num_threads(), os.sched_getaffinity(0)
+        self._thread = threading.get_native_id()
+        self.threads = max(1, self._threads_before // size)
+        self._arrived: queue.SimpleQueue[tuple[int, FromRank | None]] = queue.SimpleQueue()
+        self._failure: AiakqError | None = None
+        self._closing = False
+        self._ranks: list[_Rank] = []
+        cpus, count = cpu_shares(size), memory_bytes(size)
         memory = os.memfd_create("aiakq-ranks")
         try:
             os.ftruncate(memory, count)
             self.collective = NativeCollective(mmap.mmap(memory, count), 0, size, time_limit)
-            self._arrived: queue.SimpleQueue[tuple[int, FromRank | None]] = queue.SimpleQueue()
-            self._failure: AiakqError | None = None
-            self._closing = False
-            self._ranks: list[_Rank] = []
-            cpus = cpu_shares(size)
             for rank in range(1, size):
                 load = Load(dict(arguments), rank, size, memory, self.threads, cpus[rank], time_limit)
                 self._ranks.append(_Rank(load, self._arrived, self._note_end))
+        except BaseException:
+            self.close()
+            raise
         finally:
             os.close(memory)
+        torch.set_num_threads(self.threads)
+        if cpus[0]:
+            os.sched_setaffinity(self._thread, cpus[0])
 
     def wait_loaded(self, checkpoint: str) -> None:
         """Wait until every rank has loaded the same ``checkpoint``. Raises the error that kept one from it."""
@@ -114,6 +120,9 @@ class RankGroup:
         for rank in self._ranks:
             try:
                 rank.channel.send(data)
+            except BlockingIOError:  # it has not read for so long
+                self._failure = self._failure or self._late(rank.number, "the next step")
+                self.check()
             except OSError:
                 self.check(gone=rank.number)
 
@@ -123,14 +132,6 @@ class RankGroup:
         self.send(Abandon())
         self._answers(Abandoned, LOAD_SECONDS, "abandon a step")
         self.collective.start_over()
-
-    def is_out_of_memory(self) -> bool:
-        """Whether a rank could not do its part of the step for want of memory."""
-        found = False
-        while not self._arrived.empty():
-            _, message = self._arrived.get()
-            found |= isinstance(message, OutOfMemory)
-        return found
 
     def check(self, gone: int | None = None) -> None:
         """End the ranks and raise ``rank_failed`` or ``rank_late`` if they cannot go on.
@@ -142,20 +143,26 @@ class RankGroup:
         if self._failure is None and gone is not None:
             self._failure = error("rank_failed", rank=gone, reason="it closed its socket")
         if self._failure is None and self.collective.late_rank is not None:
-            rank, meeting = self.collective.late_rank, self.collective.num_meetings
-            limit = self.collective.time_limit
-            self._failure = error("rank_late", rank=rank, limit=limit, place=f"gather {meeting}")
+            self._failure = self._late(self.collective.late_rank, f"gather {self.collective.num_meetings}")
         if self._failure is not None:
             for rank in self._ranks:  # they are of no use any more, and one that hangs ends in no other way
                 rank.process.kill()
             raise self._failure
 
     def close(self) -> None:
-        """End the other ranks."""
+        """End the other ranks. Later calls do nothing."""
+        if self._closing:
+            return
         self._closing = True
         self.collective.give_up()
         for rank in self._ranks:
             rank.end()
+        torch.set_num_threads(self._threads_before)
+        with contextlib.suppress(OSError):  # that thread has ended
+            os.sched_setaffinity(self._thread, self._cpus_before)
+
+    def _late(self, rank: int, place: str) -> AiakqError:
+        return error("rank_late", rank=rank, limit=self.collective.time_limit, place=place)
 
     def _answers(self, kind: type[FromRank], limit: float, what: str) -> list[tuple[int, FromRank]]:
         """One message of ``kind`` from every rank; others are dropped."""
@@ -211,6 +218,8 @@ class _Rank:
             raise error("rank_failed", rank=load.rank, reason=f"it could not be started: {failure}") from None
         finally:
             theirs.close()
+        seconds, rest = divmod(load.time_limit, 1.0)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
         self.channel = Channel(ours)
         self.channel.send(frame(load))
         self.reader = threading.Thread(target=self._read, name=f"rank-{load.rank}", daemon=True)

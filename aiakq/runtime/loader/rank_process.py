@@ -15,7 +15,7 @@ import sys
 import traceback
 from importlib.metadata import version
 
-from aiakq.errors import WORKER, AiakqError, error
+from aiakq.errors import WORKER, AiakqError, error, one_line
 from aiakq.runtime.distributed.messages import Channel, Configure, Load, RankFailed, RankLoaded, RankReady, frame
 from aiakq.system.processes import end_with_parent
 
@@ -46,17 +46,13 @@ def _run(channel: Channel) -> int:
     try:
         _follow(channel, first)
     except AiakqError as failure:
-        plain = (str, int, float, bool, type(None))
-        fields = {name: value if isinstance(value, plain) else str(value) for name, value in failure.fields.items()}
-        channel.send(frame(RankFailed(failure.id, fields)))
+        channel.send(frame(RankFailed(failure.id, failure.plain_fields)))
         return failure.exit_code
     except OSError:
         raise
     except BaseException as failure:
         traceback.print_exc()
-        text = " ".join(str(failure).split()) or "no message"
-        reason = f"{type(failure).__name__}: {text[:400]}"
-        channel.send(frame(RankFailed("rank_failed", {"rank": first.rank, "reason": reason})))
+        channel.send(frame(RankFailed("rank_failed", {"rank": first.rank, "reason": one_line(failure)})))
         return WORKER
     return 0
 

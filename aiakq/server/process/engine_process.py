@@ -16,7 +16,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
-from aiakq.errors import WORKER, AiakqError, error
+from aiakq.errors import WORKER, AiakqError, error, one_line
 from aiakq.runtime.engine.loop import run
 from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache
 from aiakq.server.process.ipc import (
@@ -85,7 +85,7 @@ def _run(link: EngineLink) -> int:
         return failure.exit_code
     except BaseException as failure:
         traceback.print_exc()
-        link.send(Failed("engine_start", {"reason": _one_line(failure), "hint": "The traceback is above."}))
+        link.send(Failed("engine_start", {"reason": one_line(failure), "hint": "The traceback is above."}))
         return WORKER
     try:
         _serve(link, engine)
@@ -96,7 +96,7 @@ def _run(link: EngineLink) -> int:
         return failure.exit_code
     except BaseException as failure:
         traceback.print_exc()
-        link.send(encode_error(error("engine_dead", reason=_one_line(failure))))
+        link.send(encode_error(error("engine_dead", reason=one_line(failure))))
         return WORKER
     return 0
 
@@ -161,8 +161,3 @@ def _settings(config: EngineConfig) -> dict[str, str]:
         "max_num_batched_tokens": str(config.scheduler.max_num_batched_tokens),
         "max_num_seqs": str(config.scheduler.max_num_seqs),
     }
-
-
-def _one_line(failure: BaseException) -> str:
-    text = " ".join(str(failure).split()) or "no message"
-    return f"{type(failure).__name__}: {text[:400]}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,8 +18,8 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, StepOutput
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.tokenizer import TokenizerSource
+from aiakq.system.frames import LENGTH, framed
 
-_LENGTH = struct.Struct(">I")
 #: Far above any real frame; a larger length means that the stream is out of step.
 MAX_FRAME = 1 << 30
 
@@ -160,20 +159,20 @@ def frame(record: ToEngine | FromEngine) -> bytes:
     """One record as bytes, length first."""
     body = _encoder.encode(record)
     assert len(body) <= MAX_FRAME, f"a frame of {len(body)} bytes"
-    return _LENGTH.pack(len(body)) + body
+    return framed(body)
 
 
 def split(buffer: bytearray) -> list[bytes]:
     """Cut every complete frame off the front of ``buffer``, which is modified; the bodies, in order."""
     bodies: list[bytes] = []
     start = 0
-    while len(buffer) - start >= _LENGTH.size:
-        (length,) = _LENGTH.unpack_from(buffer, start)
+    while len(buffer) - start >= LENGTH.size:
+        (length,) = LENGTH.unpack_from(buffer, start)
         assert length <= MAX_FRAME, f"a frame of {length} bytes"
-        end = start + _LENGTH.size + length
+        end = start + LENGTH.size + length
         if end > len(buffer):
             break
-        bodies.append(bytes(buffer[start + _LENGTH.size : end]))
+        bodies.append(bytes(buffer[start + LENGTH.size : end]))
         start = end
     if start:
         del buffer[:start]
@@ -182,9 +181,7 @@ def split(buffer: bytearray) -> list[bytes]:
 
 def encode_error(failure: AiakqError) -> Failed:
     """The record for an error. Fields that MessagePack cannot hold become text."""
-    plain = (str, int, float, bool, type(None))
-    fields = {name: value if isinstance(value, plain) else str(value) for name, value in failure.fields.items()}
-    return Failed(failure.id, fields)
+    return Failed(failure.id, failure.plain_fields)
 
 
 def decode_error(record: Failed) -> AiakqError:

@@ -22,7 +22,6 @@ from aiakq.arguments.server import API_KEY_VARIABLE
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
 from aiakq.server.process.text_process import (
-    LENGTH,
     MAX_SECONDS,
     MAX_SECONDS_PER_CHAR,
     Drop,
@@ -31,6 +30,7 @@ from aiakq.server.process.text_process import (
     TextReply,
     TextRequest,
 )
+from aiakq.system.frames import LENGTH, framed
 
 Result = TypeVar("Result")
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -402,8 +402,7 @@ def _size(request: TextRequest) -> int:
 
 
 def _write(writer: asyncio.StreamWriter, record: msgspec.Struct) -> None:
-    body = msgspec.msgpack.encode(record)
-    writer.write(LENGTH.pack(len(body)) + body)
+    writer.write(framed(msgspec.msgpack.encode(record)))
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:

@@ -29,10 +29,10 @@ import msgspec
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.text.tokenizer import Tokenizer, TokenizerSource
+from aiakq.system.frames import framed, receive_frame
 from aiakq.system.memory import trim_heap
 from aiakq.system.processes import end_with_parent
 
-LENGTH = struct.Struct(">I")
 #: A worker returns what it freed to the system after a request and reply of more bytes.
 _TRIM_ABOVE_BYTES = 1 << 20
 #: Number of the current request, then whether its template has been rendered.
@@ -132,7 +132,7 @@ def main() -> None:
     control, *sockets = [socket.socket(fileno=int(word)) for word in sys.argv[1:]]
     from transformers import AutoTokenizer  # noqa: F401  takes seconds, in which the server learns what to load
 
-    body = receive(control)
+    body = receive_frame(control)
     if body is None:  # the server has already ended
         return
     setup = msgspec.msgpack.decode(body, type=Setup)
@@ -203,7 +203,7 @@ class _WorkerPool:
                         break
                     self._on_exit(pid, status)
             if self._control.fileno() in ready:
-                body = receive(self._control)
+                body = receive_frame(self._control)
                 if body is None:
                     break
                 self._drop(msgspec.msgpack.decode(body, type=Drop))
@@ -279,7 +279,7 @@ class _Worker:
         """Work until the socket closes."""
         # Processor time, not wall-clock time: the machine may be busy, and neither part can sleep.
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        while (body := receive(sock)) is not None:
+        while (body := receive_frame(sock)) is not None:
             request = msgspec.msgpack.decode(body, type=TextRequest)
             part: Part = "tokenizer"
             try:
@@ -357,26 +357,9 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 def _frame(record: msgspec.Struct) -> bytes:
-    body = msgspec.msgpack.encode(record)
-    return LENGTH.pack(len(body)) + body
+    return framed(msgspec.msgpack.encode(record))
 
 
 def send(sock: socket.socket, record: msgspec.Struct) -> None:
     """Send one frame."""
     sock.sendall(_frame(record))
-
-
-def receive(sock: socket.socket) -> bytes | None:
-    """Receive the body of one frame; None if the peer is gone."""
-    head = _receive_exactly(sock, LENGTH.size)
-    return None if head is None else _receive_exactly(sock, LENGTH.unpack(head)[0])
-
-
-def _receive_exactly(sock: socket.socket, count: int) -> bytes | None:
-    received = bytearray()
-    while len(received) < count:
-        piece = sock.recv(min(1 << 20, count - len(received)))
-        if not piece:
-            return None
-        received += piece
-    return bytes(received)

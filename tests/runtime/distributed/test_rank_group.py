@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.runtime.distributed import rank_group
+from aiakq.runtime.distributed.messages import Sampled
 
 PROMPTS = [{"prompt_token_ids": [5 + number, 17, 300, 41]} for number in range(4)]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
@@ -187,6 +190,30 @@ def test_groups_do_not_meet_and_leave_no_names(two_ranks, alone):
     while any(psutil.pid_exists(pid) for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_rank_that_reads_no_messages_is_named(two_ranks):
+    """Its socket is full before a gather could wait for it."""
+    llm = two_ranks(distributed_timeout_seconds=0.7)
+    os.kill(ranks_of(llm)[0], signal.SIGSTOP)
+    group = llm.engine.executor._group
+    with pytest.raises(AiakqError, match="Rank 1 did not come to the next step within 0.7 s"):
+        for _ in range(100):
+            group.send(Sampled([None] * 100_000))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor cannot be shared out")
+def test_threads_and_processors_are_those_of_a_rank_until_the_group_ends(two_ranks, monkeypatch):
+    cpus, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    first, second = sorted(cpus)[:2]
+    monkeypatch.setattr(rank_group, "cpu_shares", lambda size: [[first], [second]])
+    llm = two_ranks()
+    (pid,) = ranks_of(llm)
+    assert os.sched_getaffinity(0) == {first} and os.sched_getaffinity(pid) == {second}
+    assert torch.get_num_threads() == max(1, threads // 2)
+    del llm
+    gc.collect()
+    assert os.sched_getaffinity(0) == cpus and torch.get_num_threads() == threads
 
 
 def test_interrupting_a_terminal_does_not_reach_the_ranks(two_ranks, alone):

@@ -1,0 +1,29 @@
+"""Frames over a stream socket: a 4-byte big-endian length, then a body."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+LENGTH = struct.Struct(">I")
+
+
+def framed(body: bytes) -> bytes:
+    """``body`` with its length before it."""
+    return LENGTH.pack(len(body)) + body
+
+
+def receive_frame(sock: socket.socket) -> bytes | None:
+    """Receive the body of one frame from a blocking socket; None if the peer is gone. Raises ConnectionError."""
+    head = _receive_exactly(sock, LENGTH.size)
+    return None if head is None else _receive_exactly(sock, LENGTH.unpack(head)[0])
+
+
+def _receive_exactly(sock: socket.socket, count: int) -> bytes | None:
+    received = bytearray()
+    while len(received) < count:
+        piece = sock.recv(min(1 << 20, count - len(received)))
+        if not piece:
+            return None
+        received += piece
+    return bytes(received)
