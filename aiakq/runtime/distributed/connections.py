@@ -175,7 +175,7 @@ def connect(address: Address, secret: bytes, own: Peer, other: int, time_limit: 
     reason = "there was no time"
     while (left := deadline - time.monotonic()) > 0:
         try:
-            return _connect_once(address, secret, own, min(left, 2 * PROOF_SECONDS))
+            return connect_once(address, secret, own, min(left, 2 * PROOF_SECONDS))
         except OSError as failure:
             reason = failure.strerror or str(failure) or type(failure).__name__
             if isinstance(failure, PermissionError):
@@ -192,7 +192,8 @@ def connect(address: Address, secret: bytes, own: Peer, other: int, time_limit: 
     )
 
 
-def _connect_once(address: Address, secret: bytes, own: Peer, limit: float) -> socket.socket:
+def connect_once(address: Address, secret: bytes, own: Peer, limit: float) -> socket.socket:
+    """As ``connect``, but with one attempt. Raises OSError."""
     if isinstance(address, str):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     else:
