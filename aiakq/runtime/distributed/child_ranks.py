@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -22,6 +21,7 @@ from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.distributed.links import LinkSender
 from aiakq.runtime.distributed.messages import Channel, Load, frame
 from aiakq.runtime.distributed.rank_group import RankGroup
+from aiakq.system.processes import describe_exit
 from aiakq.system.threads import spin_briefly
 from aiakq.system.topology import cpu_shares
 
@@ -41,7 +41,7 @@ def start_child_ranks(parallel: ParallelConfig) -> RankGroup:
         raise error("ranks_unavailable", reason=reason or "they share memory in a way that only Linux has")
     size, count = parallel.tensor_parallel_size, parallel.world_size
     cpus, threads = cpu_shares(count), max(1, torch.get_num_threads() // count)
-    restore = _Restore()
+    restore = RestoreThreads()
     ranks: list[ChildRank] = []
     with _Connections(size, count // size, parallel.timeout) as connections:
         try:
@@ -64,7 +64,7 @@ def start_child_ranks(parallel: ParallelConfig) -> RankGroup:
     return group
 
 
-class _Restore:
+class RestoreThreads:
     """Called, it gives this process the threads, and the thread that made it the processors, that they had then."""
 
     def __init__(self) -> None:
@@ -165,9 +165,6 @@ class ChildRank:
     def exit_reason(self) -> str:
         """See Rank."""
         try:
-            code = self.process.wait(5.0)
+            return describe_exit(self.process.wait(5.0))
         except subprocess.TimeoutExpired:
             return "it closed its socket"
-        if code >= 0:
-            return f"it ended with exit code {code}"
-        return f"it was ended by {signal.Signals(-code).name}"

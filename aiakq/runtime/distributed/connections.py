@@ -24,6 +24,9 @@ from aiakq.errors import error
 #: Host and port, or the name of a local socket that has no file (its first character is NUL).
 Address = tuple[str, int] | str
 
+#: What a connection is for: messages of rank 0; columns and alarms within a stage; hidden states; shared memory.
+CONTROL, DATA, ALARM, LINK, MEMORY = range(5)
+
 SECRET_BYTES = 32
 _NONCE_BYTES = _PROOF_BYTES = 32
 _PEER = struct.Struct(">II")
@@ -36,7 +39,7 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("
 
 
 class Peer(NamedTuple):
-    """Who connects, and to what end: a number that is up to the caller."""
+    """Who connects, and what for."""
 
     rank: int
     purpose: int

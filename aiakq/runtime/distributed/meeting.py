@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from aiakq.errors import error
 from aiakq.kernels.cpu.gather import NativeCollective, memory_bytes
 from aiakq.kernels.cpu.gather_sockets import SocketCollective, Stream
-from aiakq.runtime.distributed.connections import Listener, Peer, connect, connect_once
+from aiakq.runtime.distributed.connections import ALARM, DATA, LINK, MEMORY, Listener, Peer, connect, connect_once
 from aiakq.system.frames import receive_exactly
 
-#: What a connection is for: messages of rank 0; columns and alarms within a stage; hidden states; memory.
-CONTROL, DATA, ALARM, LINK, MEMORY = range(5)
 #: Seconds for all ranks to meet, once each has said where it listens.
 MEETING_SECONDS = 30.0
 #: Of the name of the socket over which memory is passed on.

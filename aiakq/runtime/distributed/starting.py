@@ -6,12 +6,18 @@ from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.distributed.child_ranks import start_child_ranks
 from aiakq.runtime.distributed.rank_group import RankGroup
+from aiakq.runtime.distributed.ray_ranks import start_ray_ranks
 
 
 def start_ranks(config: EngineConfig) -> RankGroup | None:
-    """The other ranks of ``config``, loading; None if there are none. Raises ``ranks_unavailable``, ``rank_failed``."""
+    """The other ranks of ``config``, loading; None if there are none.
+
+    Raises ``ranks_unavailable``, ``rank_failed``, and what ``start_ray_ranks`` raises.
+    """
     if config.parallel.world_size == 1:
         return None
     if config.device.device.type != "cpu":
-        raise error("ranks_unavailable", reason="they share the memory of a CPU, and the device is a GPU")
+        raise error("ranks_unavailable", reason="they compute on CPUs, and the device is a GPU")
+    if config.parallel.by_ray:
+        return start_ray_ranks(config)
     return start_child_ranks(config.parallel)

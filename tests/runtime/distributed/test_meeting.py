@@ -1,4 +1,4 @@
-"""Ranks meet: every stage gathers, through memory or sockets, links lead to the next stage, and who is missing is named."""
+"""Ranks meet: stages gather, through memory or sockets, links lead to the next stage, and who is missing is named."""
 
 from __future__ import annotations
 
