@@ -59,7 +59,7 @@ RANK_ERRORS = {
     ),
     "ray_missing": ErrorKind(
         "Ray is not installed.",
-        "Run pip install 'aiakq[ray]' on every node; ranks of one machine need no Ray: --distributed-executor-backend mp.",
+        "Run pip install 'aiakq[ray]' on every node; one machine needs none: --distributed-executor-backend mp.",
         ENVIRONMENT,
     ),
     "ray_unavailable": ErrorKind(

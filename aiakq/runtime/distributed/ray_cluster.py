@@ -53,16 +53,31 @@ def import_ray() -> Any:
     return ray
 
 
-def join_cluster(ray: Any) -> bool:
-    """Connect to the cluster of RAY_ADDRESS or of this machine, or else start one of this machine alone.
+class Session:
+    """This process's connection to a cluster, which lasts as long as the process.
 
-    False if the process is connected already. Raises ``ray_unavailable``.
+    ray  the module.
     """
+
+    def __init__(self) -> None:
+        """Use the connection that there is, or connect. Raises ``ray_missing`` and ``ray_unavailable``."""
+        self.ray = import_ray()
+        _join(self.ray)
+        self._job = self.ray.get_runtime_context().get_job_id()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the connection has not ended, nor been replaced; else Ray's functions would start another cluster."""
+        return self.ray.is_initialized() and self.ray.get_runtime_context().get_job_id() == self._job
+
+
+def _join(ray: Any) -> None:
+    """Connect to the cluster of RAY_ADDRESS or of this machine, or else start one of this machine alone."""
     if ray.is_initialized():
         if ray.util.client.ray.is_connected():
             reason = "this process uses it through Ray Client, and rank 0 has to run on a node of the cluster"
             raise error("ray_unavailable", reason=reason)
-        return False
+        return
     address = os.environ.get("RAY_ADDRESS") or "auto"
     if "://" in address:
         raise error(
@@ -80,7 +95,6 @@ def join_cluster(ray: Any) -> bool:
     except Exception as failure:
         reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0].rstrip(".")
         raise error("ray_unavailable", reason=f"{address}: {reason}") from failure
-    return True
 
 
 class Placement:
@@ -90,10 +104,10 @@ class Placement:
     group  the placement group.
     """
 
-    def __init__(self, ray: Any, count: int, size: int) -> None:
+    def __init__(self, session: Session, count: int, size: int) -> None:
         """Reserve them, or find those that this process was given. Raises ``ray_resources``, ``ray_unavailable``."""
-        self._ray = ray
-        given = _given_group(ray)
+        self._session, self._ray = session, session.ray
+        given = _given_group(self._ray)
         self._is_own = given is None
         self.group = given or self._reserve(count, size)
         try:
@@ -104,7 +118,7 @@ class Placement:
 
     def close(self) -> None:
         """Give the places back, unless they were given to this process."""
-        if self._is_own and self._ray.is_initialized():
+        if self._is_own and self._session.is_current:
             with contextlib.suppress(Exception):  # the cluster is gone
                 self._ray.util.remove_placement_group(self.group)
 

@@ -28,7 +28,7 @@ from aiakq.runtime.distributed.meeting import Connections, Meeting
 from aiakq.runtime.distributed.messages import Channel, Listening, Load, RankFailed, frame
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.distributed.ray_actor import RankActor
-from aiakq.runtime.distributed.ray_cluster import Placement, Slot, import_ray, join_cluster
+from aiakq.runtime.distributed.ray_cluster import Placement, Session, Slot
 
 logger = logging.getLogger("aiakq.runtime")
 
@@ -54,12 +54,10 @@ def start_ray_ranks(config: EngineConfig) -> RankGroup:
 
     Raises ``ray_missing``, ``ray_unavailable``, ``ray_resources``, ``ranks_unavailable`` and what ranks raise.
     """
-    ray = import_ray()
     reason = library.unavailable()
     if reason is not None:
         raise error("ranks_unavailable", reason=reason)
-    own_connection = join_cluster(ray)
-    started = _Started(ray, own_connection)
+    started = _Started(Session())
     try:
         return started.group(config)
     except BaseException:
@@ -70,8 +68,8 @@ def start_ray_ranks(config: EngineConfig) -> RankGroup:
 class _Started:
     """What has been started so far, and what ends it."""
 
-    def __init__(self, ray: Any, own_connection: bool) -> None:
-        self._ray, self._own_connection = ray, own_connection
+    def __init__(self, session: Session) -> None:
+        self._session, self._ray = session, session.ray
         self._restore: Callable[[], None] = RestoreThreads()
         self._placement: Placement | None = None
         self._actors: list[Any] = []
@@ -81,7 +79,7 @@ class _Started:
         """The ranks, having met."""
         parallel = config.parallel
         count, size = parallel.world_size, parallel.tensor_parallel_size
-        self._placement = placement = Placement(self._ray, count, size)
+        self._placement = placement = Placement(self._session, count, size)
         slots, secret = placement.slots, new_secret()
         local = all(slot.host == slots[0].host for slot in slots)
         listener = Listener(_LOOPBACK if local else slots[0].host, secret)
@@ -106,7 +104,9 @@ class _Started:
         finally:
             listener.close()
         ranks = [
-            RayRank(self._ray, rank, self._actors[rank - 1], self._channels[rank], slots[rank].host, parallel.timeout)
+            RayRank(
+                self._session, rank, self._actors[rank - 1], self._channels[rank], slots[rank].host, parallel.timeout
+            )
             for rank in range(1, count)
         ]
         torch.set_num_threads(threads[0])
@@ -120,15 +120,13 @@ class _Started:
         self._restore()
         for channel in self._channels.values():
             channel.socket.close()
-        if not self._ray.is_initialized():
+        if not self._session.is_current:
             return
         for actor in self._actors:
             with contextlib.suppress(Exception):
                 self._ray.kill(actor)
         if self._placement is not None:
             self._placement.close()
-        if self._own_connection:
-            self._ray.shutdown()
 
     def _start(
         self, slots: list[Slot], listener: Listener, secret: bytes, host: str, threads: list[int]
@@ -204,15 +202,17 @@ class _Started:
 class RayRank:
     """One rank that Ray has started; see Rank."""
 
-    def __init__(self, ray: Any, number: int, actor: Any, channel: Channel, host: str, time_limit: float) -> None:
+    def __init__(
+        self, session: Session, number: int, actor: Any, channel: Channel, host: str, time_limit: float
+    ) -> None:
         self.number, self.channel, self.actor = number, channel, actor
-        self._ray, self._host = ray, host
+        self._session, self._ray, self._host = session, session.ray, host
         self._reason: str | None = None
         seconds, rest = divmod(time_limit, 1.0)
         limit = struct.pack("ll", int(seconds), int(rest * 1e6))
         channel.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         #: Process ids of the actor and of the rank, on its node.
-        self.pids: tuple[int, int] = ray.get(actor.pids.remote())
+        self.pids: tuple[int, int] = self._ray.get(actor.pids.remote())
         logger.debug("rank %d: process %d of node %s", number, self.pids[1], host)
         self._ended = actor.wait.remote()
         self._watch = threading.Thread(target=self._wait, name=f"ray-rank-{number}", daemon=True)
@@ -229,8 +229,9 @@ class RayRank:
 
     def kill(self) -> None:
         """See Rank."""
-        with contextlib.suppress(Exception):
-            self._ray.kill(self.actor)
+        if self._session.is_current:
+            with contextlib.suppress(Exception):
+                self._ray.kill(self.actor)
 
     def end(self) -> None:
         """See Rank."""
