@@ -106,8 +106,9 @@ class Listener:
             if left <= 0:
                 raise TimeoutError
             for key, _ in self._selector.select(min(left, 0.5)):
-                found = self._accept_one() if key.data is None else self._read(key.data)
-                if found is not None:
+                if key.data is None:
+                    self._accept_one()
+                elif (found := self._read(key.data)) is not None:
                     return found
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.distributed.connections import CONTROL, Peer, connect
+from aiakq.runtime.distributed.connections import CONTROL, Address, Peer, connect
 from aiakq.system.processes import describe_exit
 from aiakq.system.threads import spin_briefly
 
@@ -30,7 +30,7 @@ class RankActor:
 
     def start(
         self,
-        address: tuple[str, int],
+        address: Address,
         time_limit: float,
         secret: bytes,
         host: str,

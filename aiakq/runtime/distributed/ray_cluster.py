@@ -116,6 +116,11 @@ class Placement:
             self.close()
             raise
 
+    def strategy(self, slot: Slot) -> Any:
+        """How Ray schedules what belongs into ``slot``."""
+        scheduling = self._ray.util.scheduling_strategies
+        return scheduling.PlacementGroupSchedulingStrategy(self.group, slot.bundle)
+
     def close(self) -> None:
         """Give the places back, unless they were given to this process."""
         if self._is_own and self._session.is_current:

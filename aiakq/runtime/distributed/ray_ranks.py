@@ -22,13 +22,13 @@ from aiakq.errors import AiakqError, error
 from aiakq.kernels.cpu import library
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.distributed.child_ranks import RestoreThreads
-from aiakq.runtime.distributed.connections import CONTROL, Listener, new_secret
+from aiakq.runtime.distributed.connections import CONTROL, Address, Listener, new_secret
 from aiakq.runtime.distributed.links import LinkSender
 from aiakq.runtime.distributed.meeting import Connections, Meeting
 from aiakq.runtime.distributed.messages import Channel, Listening, Load, RankFailed, frame
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.distributed.ray_actor import RankActor
-from aiakq.runtime.distributed.ray_cluster import Placement, Session, Slot
+from aiakq.runtime.distributed.ray_cluster import Placement, Session
 
 logger = logging.getLogger("aiakq.runtime")
 
@@ -81,39 +81,27 @@ class _Started:
         count, size = parallel.world_size, parallel.tensor_parallel_size
         self._placement = placement = Placement(self._session, count, size)
         slots, secret = placement.slots, new_secret()
-        local = all(slot.host == slots[0].host for slot in slots)
-        listener = Listener(_LOOPBACK if local else slots[0].host, secret)
+        is_local = all(slot.host == slots[0].host for slot in slots)
+        listener = Listener(_LOOPBACK if is_local else slots[0].host, secret)
         try:
-            threads = [
-                min(slot.threads, torch.get_num_threads()) if not rank else slot.threads
-                for rank, slot in enumerate(slots)
-            ]
-            refs = self._start(slots, listener, secret, _LOOPBACK if local else "", threads)
+            refs = self._start(placement, listener.address, secret, _LOOPBACK if is_local else "")
             self._accept(listener, refs, count)
+            assert isinstance(listener.address, tuple)
             addresses = [listener.address, *(self._address(rank) for rank in range(1, count))]
-            arguments = {
-                **parallel.arguments,
-                "device": "cpu",
-                "dtype": str(config.device.dtype).removeprefix("torch."),
-            }
-            for rank in range(1, count):
-                hosts = placement.ranks_on(slots[rank].host)
-                place = (rank, size, count // size, hosts, None, None, None, threads[rank], [], parallel.timeout)
-                self._channels[rank].send(frame(Load(arguments, *place, addresses)))
+            self._load(config, placement, addresses)
             connections = self._meet(Meeting(0, size, addresses, listener, secret), parallel.timeout)
         finally:
             listener.close()
-        ranks = [
-            RayRank(
-                self._session, rank, self._actors[rank - 1], self._channels[rank], slots[rank].host, parallel.timeout
-            )
-            for rank in range(1, count)
-        ]
-        torch.set_num_threads(threads[0])
+        ranks = []
+        for rank, channel in sorted(self._channels.items()):
+            actor = self._actors[rank - 1]
+            ranks.append(RayRank(self._session, rank, actor, channel, slots[rank].host, parallel.timeout))
+        threads = min(slots[0].threads, torch.get_num_threads())
+        torch.set_num_threads(threads)
         link = None if connections.link_out is None else LinkSender(connections.link_out)
         collectives = [] if connections.collective is None else [connections.collective]
-        hosts = placement.ranks_on(slots[0].host)
-        return RankGroup(ranks, size, threads[0], parallel.timeout, collectives, link, self.close, hosts)
+        host_ranks = placement.ranks_on(slots[0].host)
+        return RankGroup(ranks, size, threads, parallel.timeout, collectives, link, self.close, host_ranks)
 
     def close(self) -> None:
         """End everything that Ray has started, and give back what was reserved."""
@@ -128,20 +116,38 @@ class _Started:
         if self._placement is not None:
             self._placement.close()
 
-    def _start(
-        self, slots: list[Slot], listener: Listener, secret: bytes, host: str, threads: list[int]
-    ) -> dict[int, Any]:
-        """Have Ray start the other ranks; rank -> what its start returns."""
+    def _start(self, placement: Placement, address: Address, secret: bytes, host: str) -> dict[int, Any]:
+        """Have Ray start the other ranks, which connect to ``address``; rank -> what its start returns."""
         environment = {name: os.environ[name] for name in SHARED_VARIABLES if name in os.environ}
         remote, refs = self._ray.remote(RankActor), {}
-        for rank, slot in list(enumerate(slots))[1:]:
-            strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                self._placement.group, slot.bundle
-            )
-            actor = remote.options(num_cpus=slot.threads, scheduling_strategy=strategy, max_restarts=0).remote(rank)
+        for rank, slot in list(enumerate(placement.slots))[1:]:
+            options = {"num_cpus": slot.threads, "max_restarts": 0, "scheduling_strategy": placement.strategy(slot)}
+            actor = remote.options(**options).remote(rank)
             self._actors.append(actor)
-            refs[rank] = actor.start.remote(listener.address, CONNECT_SECONDS, secret, host, environment, threads[rank])
+            refs[rank] = actor.start.remote(address, CONNECT_SECONDS, secret, host, environment, slot.threads)
         return refs
+
+    def _load(self, config: EngineConfig, placement: Placement, addresses: list[tuple[str, int]]) -> None:
+        """Have the other ranks load. What rank 0 has found out about its device holds for all."""
+        parallel = config.parallel
+        dtype = str(config.device.dtype).removeprefix("torch.")
+        for rank, channel in self._channels.items():
+            slot = placement.slots[rank]
+            load = Load(
+                arguments={**parallel.arguments, "device": "cpu", "dtype": dtype},
+                rank=rank,
+                size=parallel.tensor_parallel_size,
+                num_stages=parallel.pipeline_parallel_size,
+                host_ranks=placement.ranks_on(slot.host),
+                memory=None,
+                link_in=None,
+                link_out=None,
+                threads=slot.threads,
+                cpus=[],
+                time_limit=parallel.timeout,
+                addresses=addresses,
+            )
+            channel.send(frame(load))
 
     def _accept(self, listener: Listener, refs: dict[int, Any], count: int) -> None:
         """Wait for the connections of all ranks."""
