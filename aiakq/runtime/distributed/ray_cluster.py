@@ -207,8 +207,10 @@ def _given_group(ray: Any) -> Any:
     name = os.environ.get(GROUP_VARIABLE)
     if group is not None or not name:
         return group
+    from ray.util.placement_group import PlacementGroup
+
     try:
-        found = ray.util.placement_group.PlacementGroup(ray.PlacementGroupID(bytes.fromhex(name)))
+        found = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(name)))
         if not found.wait(PATIENCE_SECONDS):
             raise ValueError("it is not ready")
     except Exception as failure:

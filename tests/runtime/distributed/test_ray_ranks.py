@@ -201,6 +201,53 @@ def test_a_rank_that_cannot_reach_rank_0_says_from_where_to_where(ranks, monkeyp
     assert re.search(expected, failure.value.message), failure.value.message
 
 
+def test_ranks_take_the_places_that_this_process_was_given(ranks, cluster, alone, monkeypatch):
+    """As in Ray Serve, where the engine is not in the placement group of the replica that has started it."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    ray.init(address=cluster.address, logging_level="ERROR")
+    group = ray.util.placement_group([{"CPU": 1}] * 2)
+    assert group.wait(30)
+    monkeypatch.setenv("AIAKQ_RAY_PLACEMENT_GROUP", group.id.hex())
+    llm = ranks()
+    assert generate(llm) == alone
+    ((_, pid),) = pids_of(llm)
+    assert psutil.Process(pid).environ()["HF_ENDPOINT"] == "http://127.0.0.1:9", "a setting of rank 0"
+    assert count_groups() == 1, "it takes no other"
+    del llm
+    gc.collect()
+    wait_for_end(pid)
+    assert ray.util.placement_group_table(group)["state"] == "CREATED", "it is not ours to remove"
+    with pytest.raises(AiakqError, match="needed are 3 bundles; free are 2 bundles of the placement group"):
+        ranks(tensor_parallel_size=3)
+    monkeypatch.setenv("AIAKQ_RAY_PLACEMENT_GROUP", "no group")
+    with pytest.raises(AiakqError, match="AIAKQ_RAY_PLACEMENT_GROUP=no group names no placement group"):
+        ranks()
+
+
+def test_an_actor_in_a_placement_group_leads_ranks_in_it(cluster, example_model, alone):
+    ray.init(address=cluster.address, logging_level="ERROR")
+    group = ray.util.placement_group([{"CPU": 1}] * 2)
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, 0)
+    task = ray.remote(answers_of_two_ranks).options(num_cpus=1, scheduling_strategy=strategy)
+    answers, groups = ray.get(task.remote(str(example_model), PROMPTS, SMALL), timeout=60)
+    ray.shutdown()
+    assert answers == [token_ids for token_ids, _ in alone] and groups == 1
+
+
+def answers_of_two_ranks(model: str, prompts: list, small: dict) -> tuple[list[list[int]], int]:
+    from aiakq import LLM, SamplingParams
+
+    llm = LLM(model, tensor_parallel_size=2, distributed_executor_backend="ray", **small)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    results = llm.generate(prompts, params, use_tqdm=False)
+    return [result.outputs[0].token_ids for result in results], count_groups()
+
+
+def count_groups() -> int:
+    """Placement groups of the cluster."""
+    return sum(one["state"] == "CREATED" for one in ray.util.placement_group_table().values())
+
+
 def test_ray_that_is_not_there_is_named(ranks, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     monkeypatch.setattr(ray, "init", refuse)
