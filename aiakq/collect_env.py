@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def _versions() -> dict[str, Any]:
         "commit": _found(lambda: records.environment()["commit"]),
         "python": sys.version.replace("\n", " "),
     }
-    return found | {name: _found(lambda name=name: _version(name)) for name in PACKAGES}
+    return found | {name: _found(partial(_version, name)) for name in PACKAGES}
 
 
 def _version(package: str) -> str:
@@ -245,7 +246,7 @@ def _caches(environment: Mapping[str, str]) -> dict[str, str]:
         "Triton": environment.get("TRITON_CACHE_DIR") or "~/.triton/cache",
         "temporary files": environment.get("TMPDIR") or "/tmp",
     }
-    return {name: _found(lambda place=place: _place(place)) for name, place in places.items()}
+    return {name: _found(partial(_place, place)) for name, place in places.items()}
 
 
 def _place(place: str) -> str:

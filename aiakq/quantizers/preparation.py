@@ -37,6 +37,14 @@ def prepare(options: QuantizeOptions) -> Prepared:
     check_output(options.output, [source], options.overwrite)
     _refuse_quantized(checkpoint)
     device, *others = _devices(options.device)
+    if options.workers > 1 and (others or device.type != "cpu"):
+        raise error(
+            "option_conflict",
+            option="--workers",
+            other=f"--device {options.device}",
+            reason="workers share the processors of a machine",
+            hint="Use --device cpu; several GPUs share the calibration without workers: --device cuda:0,cuda:1.",
+        )
     storage = _storage(options, checkpoint)
     model = SourceModel(checkpoint, storage, device, options.trust_remote_code, others=tuple(others))
     config = model.config

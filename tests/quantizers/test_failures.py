@@ -229,8 +229,8 @@ def test_a_failure_in_the_middle_leaves_nothing(
             raise KeyboardInterrupt
         return real(*args)
 
-    real = gptq.gptq
-    monkeypatch.setattr(gptq, "gptq", broken)
+    real = gptq.GptqSolver
+    monkeypatch.setattr(gptq, "GptqSolver", broken)
     with pytest.raises(KeyboardInterrupt):
         quantize(tiny_model("LlamaForCausalLM"), tmp_path / "out", "gptq")
     assert list(tmp_path.iterdir()) == []
