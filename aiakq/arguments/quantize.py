@@ -47,7 +47,7 @@ class QuantizeArguments:
     )
     tp: int = argument(
         1,
-        "Tensor-parallel size it will be served with; checks that the model can be split that way.",
+        "Tensor-parallel size it will be served with; groups and widths are chosen so that the model can be split.",
         flags=("-tp", "--tensor-parallel"),
         low=1,
         high=1024,

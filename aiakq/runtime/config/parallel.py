@@ -24,3 +24,10 @@ class ParallelConfig:
     def from_args(args: Mapping[str, Any], given: Mapping[str, Any]) -> ParallelConfig:
         """args: checked ones; given: those that were."""
         return ParallelConfig(args["tensor_parallel_size"], args["distributed_timeout_seconds"], dict(given))
+
+
+def planned_size(config_json: Mapping[str, Any]) -> int | None:
+    """The tensor-parallel size that ``aiakq quantize`` made a checkpoint for; None if its config.json does not say."""
+    record = config_json.get("aiakq")
+    size = record.get("tp") if isinstance(record, Mapping) else None
+    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None

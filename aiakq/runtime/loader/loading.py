@@ -10,6 +10,7 @@ import torch
 
 from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.config.parallel import planned_size
 from aiakq.runtime.device_memory import is_out_of_memory, release_memory
 from aiakq.runtime.distributed.rank_group import RankGroup, start_ranks
 from aiakq.runtime.engine.engine import Engine
@@ -109,12 +110,23 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
         "KV pages": f"{pages}, {str(config.cache.dtype).removeprefix('torch.')}",
         "batch": f"up to {bounds.rows} sequences, {bounds.tokens} tokens a step",
     }
-    if group is not None:
-        facts["ranks"] = f"{group.size} processes share each layer; threads of each: {group.threads}"
+    ranks = _describe_ranks(config, group)
+    if ranks:
+        facts["ranks"] = ranks
     if states is not None:
         facts["recurrent states"] = describe_states(config, model)
     executor = new_executor(runner, group, config, num_pages, num_slots, bounds)
     return Engine(executor, scheduler, limits, facts, max_pending_steps=2 if config.scheduler.async_scheduling else 1)
+
+
+def _describe_ranks(config: EngineConfig, group: RankGroup | None) -> str:
+    """How many processes share the model, and for how many it was quantized; empty if there is nothing to say."""
+    said = [] if group is None else [f"{group.size} processes share each layer; threads of each: {group.threads}"]
+    size, planned = config.parallel.tensor_parallel_size, planned_size(config.model.raw)
+    if planned not in (None, size):
+        same = "; every -tp gives the same tokens" if config.device.device.type == "cpu" else ""
+        said.append(f"served with -tp {size}, quantized for -tp {planned}{same}")
+    return "; ".join(said)
 
 
 def device_name(device: torch.device) -> str:
