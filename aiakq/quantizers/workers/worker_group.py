@@ -32,7 +32,7 @@ TIME_LIMIT = 60.0
 _WAITING = 2
 _STDERR = 2
 #: ``-P`` keeps the current folder off the child's import path, so that no file there can shadow a library.
-_COMMAND = ("-P", "-c", "from aiakq.quantizers.workers.worker_process import main; main()")
+_COMMAND = ("-P", "-c", "from aiakq.quantizers.worker_process import main; main()")
 
 
 class Link(Protocol):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from aiakq.quantizers.workers.messages import WorkerChannel
+from aiakq.quantizers.workers.worker import Worker
 from aiakq.quantizers.workers.worker_group import FirstWorker
-from aiakq.quantizers.workers.worker_process import Worker
 
 
 class SocketLink:

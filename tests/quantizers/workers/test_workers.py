@@ -21,7 +21,7 @@ from aiakq.quantizers.workers import worker_group
 
 #: 6144 tokens in eight batches, so that some of them are not in the sample that every worker has.
 MANY = {"samples": 96, "seqlen": 64}
-NAME = "aiakq.quantizers.workers.worker_process"
+NAME = "aiakq.quantizers.worker_process"
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 

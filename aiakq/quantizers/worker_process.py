@@ -14,13 +14,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from aiakq.errors import WORKER, AiakqError, one_line
 from aiakq.quantizers.workers.messages import Alive, Job, WorkerChannel, WorkerFailed
-from aiakq.quantizers.workers.protocol import Task, Value, owners
+from aiakq.quantizers.workers.protocol import Value
+from aiakq.quantizers.workers.worker import FirstWorkerGone, Worker
 from aiakq.system.processes import end_with_parent
 
 #: Seconds between two signs of life.
@@ -62,7 +62,7 @@ def _run(channel: WorkerChannel) -> int:
     assert isinstance(job, Job) and isinstance(samples, list), "the first messages say what to quantize"
     try:
         _quantize(Worker(channel, job.rank, job.size), job, samples)
-    except _Gone:
+    except FirstWorkerGone:
         return 0
     except AiakqError as failure:
         channel.send(WorkerFailed(failure.id, failure.plain_fields))
@@ -77,50 +77,6 @@ def _run(channel: WorkerChannel) -> int:
         channel.send(WorkerFailed("worker_failed", {"worker": job.rank, "reason": one_line(failure)}))
         return WORKER
     return 0
-
-
-class _Gone(Exception):
-    """Worker 0 has closed the socket."""
-
-
-class Worker:
-    """A worker other than 0."""
-
-    def __init__(self, channel: WorkerChannel, rank: int, size: int) -> None:
-        self._channel = channel
-        self.rank = rank
-        self.size = size
-
-    def combine(
-        self, count: int, own: Iterable[list[Value]], merge: Callable[[list[Value], list[Value]], None]
-    ) -> list[Value]:
-        for values in own:
-            self._channel.send_values(values)
-        return self._values()
-
-    def share(self, tasks: Sequence[Task]) -> list[list[Value]]:
-        who = owners(tasks, self.size)
-        found = {index: task.run() for index, task in enumerate(tasks) if who[index] == self.rank}
-        for values in found.values():  # not before: worker 0 reads them when it has run its own tasks
-            self._channel.send_values(values)
-        return [found[index] if index in found else self._values() for index in range(len(tasks))]
-
-    def broadcast(self, rank: int, make: Callable[[], list[Value]]) -> list[Value]:
-        if rank != self.rank:
-            return self._values()
-        values = make()
-        self._channel.send_values(values)
-        return values
-
-    def agree(self, digest: int) -> None:
-        self._channel.send_values([digest])
-
-    def _values(self) -> list[Value]:
-        message = self._channel.receive()
-        if message is None:
-            raise _Gone
-        assert isinstance(message, list), "worker 0 sends values"
-        return message
 
 
 def _quantize(worker: Worker, job: Job, samples: list[Value]) -> None:
