@@ -103,7 +103,8 @@ class BlockLoop:
                 block.inputs.activations.advance(block.module, block.index)
         else:
             quantize_block(self.calibration.recipe, block)
-            self.workers.agree(_digest(block))
+            if self.workers.size > 1:
+                self.workers.agree(_digest(block))
             block.advance(last)
             if self.writer is not None:
                 self.steps.append(write_block(self.writer, block, stored_name))

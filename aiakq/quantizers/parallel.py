@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from contextlib import AbstractContextManager
 
 import msgspec
@@ -34,6 +35,7 @@ def start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter)
         budget=prepared.activation_budget / size,
         scratch=str(writer.scratch.resolve()),
         finished=len(writer.steps),
+        quiet=logging.root.manager.disable >= logging.WARNING,
         size=size,
     )
     return WorkerGroup(job, samples)

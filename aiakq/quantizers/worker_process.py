@@ -7,6 +7,7 @@ ends when worker 0 closes the socket, or ends itself.
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,9 @@ def _run(channel: WorkerChannel) -> int:
 
 
 def _quantize(worker: Worker, job: Job, samples: list[Value]) -> None:
+    if job.quiet:
+        logging.disable(logging.WARNING)
+        warnings.simplefilter("ignore")
     if job.cpus:
         os.sched_setaffinity(0, job.cpus)
     import msgspec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -165,8 +166,9 @@ class BlockInputs:
             if not rows:
                 raise Seen.nothing(name, self._prefix)
 
-    @property
+    @cached_property
     def _measured(self) -> frozenset[int]:
+        """The batches of the sample that every worker has."""
         return frozenset(self.activations.first_batches(SAMPLE_TOKENS))
 
     def _observer(

@@ -36,6 +36,7 @@ class Job(msgspec.Struct, tag="job"):
     finished    blocks that an earlier run has written.
     threads     of this worker.
     cpus        that this worker may use; empty: all.
+    quiet       whether warnings of libraries are not shown, as in this process.
     """
 
     checkpoint: str
@@ -48,6 +49,7 @@ class Job(msgspec.Struct, tag="job"):
     budget: float
     scratch: str
     finished: int
+    quiet: bool
     size: int
     rank: int = 0
     threads: int = 1

@@ -23,7 +23,10 @@ from aiakq.quantizers.workers import worker_group
 MANY = {"samples": 96, "seqlen": 64}
 NAME = "aiakq.quantizers.worker_process"
 
-pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc"),
+]
 
 
 def worker_processes(parent: int) -> list[int]:
@@ -197,3 +200,13 @@ def test_workers_without_a_meaning_are_refused(tiny_model: Callable[..., Path], 
     with pytest.raises(AiakqError) as caught:
         quantize_checkpoint(QuantizeOptions(source, str(tmp_path / "out"), "gptq", workers=2, device="cpu,cpu"))
     assert caught.value.id == "option_conflict" and "--workers" in str(caught.value)
+
+
+def test_the_command_shows_nothing_of_its_workers(
+    tiny_model: Callable[..., Path], process: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = str(tiny_model("LlamaForCausalLM"))
+    words = ["-quant_type", "weight_only_int8", "--no-eval", "--device", "cpu", "--workers", "2"]
+    ended = process("quantize", "-i", source, "-o", str(tmp_path / "out"), *words)
+    assert ended.code == 0
+    assert "worker" not in ended.err.lower() and "torch" not in ended.err
