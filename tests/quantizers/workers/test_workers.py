@@ -108,9 +108,9 @@ def test_another_number_of_workers_resumes_a_run(
 
     quantize_checkpoint(options("whole", 1))
     with pytest.raises(KeyboardInterrupt):
-        quantize_checkpoint(options("out", 1), stop)
+        quantize_checkpoint(options("out", 2), stop)
     assert not worker_processes(os.getpid())
-    assert quantize_checkpoint(options("out", 2)).resumed_from == 1
+    assert quantize_checkpoint(options("out", 3)).resumed_from == 1
     assert digest(tmp_path / "whole") == digest(tmp_path / "out")
 
 
