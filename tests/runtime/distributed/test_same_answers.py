@@ -97,7 +97,7 @@ def test_groups_across_a_cut_and_heads_that_do_not_divide(tiny_model, tmp_path):
     """Half of 640 inputs are no whole groups of 128, and six heads are too many and too few for four ranks."""
     sizes = {"hidden_size": 384, "intermediate_size": 640, "num_attention_heads": 6, "num_key_value_heads": 2}
     source = tiny_model("LlamaForCausalLM", **sizes)
-    options = {"group_size": 128, "calibration": "random", "samples": 4, "seqlen": 32, "evaluate": False}
+    options = {"group_size": 128, "samples": 4, "seqlen": 32, "evaluate": False}
     quantize_checkpoint(QuantizeOptions(str(source), str(tmp_path / "out"), "gptq", **options))
     alone = answers(tmp_path / "out", dtype="float32")
     for size in (2, 4):
