@@ -97,7 +97,7 @@ def decode(
 
     constants = _constants(spec, cache)
     S, H, DV, WIDTH_V = context.num_decodes, spec.num_heads, spec.value_dim, constants["WIDTH_V"]
-    programs = S * spec.num_kv_heads
+    programs = S * spec.uncut_heads[1]
     width = max(constants["WIDTH"], WIDTH_V)
     chosen = config or configs.attention_config("decode", query.device, cache[0].itemsize, width, programs)
     split = split or splits(query.device, programs, chosen.share)
@@ -138,8 +138,9 @@ def prefill(
 
     constants = _constants(spec, cache)
     width, group = max(constants["WIDTH"], constants["WIDTH_V"]), constants["GROUP"]
+    uncut_group = spec.uncut_heads[0] // spec.uncut_heads[1]
     chosen = config or configs.attention_config("prefill", query.device, cache[0].itemsize, width, len(query))
-    tokens = max(1, chosen.share // group)
+    tokens = max(1, chosen.share // uncut_group)
     blocks = query_blocks(context, tokens, query.device)
     scales = tuple(cache[2:]) or (out, out)
     warps = chosen.warps or prefill_warps(torch.cuda.get_device_capability(query.device)[0] if query.is_cuda else 9)
