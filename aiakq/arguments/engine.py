@@ -16,6 +16,13 @@ GROUPS = ("model", "text", "memory", "scheduling")
 _DTYPES = ("auto", "half", "float16", "fp16", "bfloat16", "bf16", "float", "float32", "fp32")
 
 
+def _layer_counts(text: str) -> tuple[int, ...]:
+    numbers = [part.strip() for part in text.split(",")]
+    if not all(number.isdecimal() and 0 < int(number) < 10**6 for number in numbers):
+        raise ValueError(text)
+    return tuple(map(int, numbers))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelArguments:
     """Which model, and what of its configuration is replaced."""
@@ -90,10 +97,17 @@ class ModelArguments:
     )
     pipeline_parallel_size: int = argument(
         1,
-        "GPUs that the layers are distributed over. Only 1 is supported so far.",
+        "Groups of processes that the layers are distributed over, with the same results as one.",
         flags=("--pipeline-parallel-size", "-pp"),
         low=1,
-        high=1,
+        high=64,
+    )
+    pp_layer_partition: tuple[int, ...] | None = argument(
+        None,
+        "Layers of each of these groups, in order, like 12,12,8; if not given, so many that they take equally long.",
+        type=str,
+        convert=_layer_counts,
+        expected="whole numbers above 0, like 12,12,8",
     )
 
 

@@ -13,7 +13,7 @@ from aiakq.kernels.recurrent_types import StateContext
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.loader.model_loader import load_model
-from aiakq.runtime.models.decoder import Model, ModelInput
+from aiakq.runtime.models.decoder import Model, ModelInput, whole_logits
 
 
 @dataclass
@@ -51,7 +51,7 @@ class ScoringModel:
             context,
             torch.arange(B * T, device=device),
         )
-        return self.model.forward(step, caches).view(B, T, -1)
+        return whole_logits(self.model.forward(step, caches)).view(B, T, -1)
 
 
 def load_for_scoring(path: str | Path, dtype: str = "float32", device: str = "auto") -> ScoringModel:

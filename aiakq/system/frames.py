@@ -15,11 +15,12 @@ def framed(body: bytes) -> bytes:
 
 def receive_frame(sock: socket.socket) -> bytes | None:
     """Receive the body of one frame from a blocking socket; None if the peer is gone. Raises ConnectionError."""
-    head = _receive_exactly(sock, LENGTH.size)
-    return None if head is None else _receive_exactly(sock, LENGTH.unpack(head)[0])
+    head = receive_exactly(sock, LENGTH.size)
+    return None if head is None else receive_exactly(sock, LENGTH.unpack(head)[0])
 
 
-def _receive_exactly(sock: socket.socket, count: int) -> bytes | None:
+def receive_exactly(sock: socket.socket, count: int) -> bytes | None:
+    """Receive ``count`` bytes from a blocking socket; None if the peer is gone before. Raises ConnectionError."""
     received = bytearray()
     while len(received) < count:
         piece = sock.recv(min(1 << 20, count - len(received)))

@@ -74,7 +74,8 @@ SHOWN_BY = {
     "max_seq_len_to_capture": "test_options_that_ask_for_no_graphs",
     "tensor_parallel_size": "test_any_number_of_ranks_gives_the_tokens_of_one_process",
     "distributed_timeout_seconds": "test_a_rank_that_hangs_is_named_after_the_time_limit",
-    "pipeline_parallel_size": "test_more_than_one_stage_is_refused",
+    "pipeline_parallel_size": "test_any_number_of_stages_gives_the_tokens_of_one_process",
+    "pp_layer_partition": "test_layers_of_the_stages_are_as_given",
     "tokenizer": "test_a_tokenizer_may_be_of_another_revision_or_another_model",
     "tokenizer_revision": "test_a_tokenizer_may_be_of_another_revision_or_another_model",
     "tokenizer_mode": "test_the_slow_way_gives_the_same_text",
@@ -238,11 +239,6 @@ def test_facts_report_the_choices(tiny_model):
     assert eager.engine.facts["step"] == "operation by operation" != plain.engine.facts["step"]
     assert plain.engine.facts["dtype"].startswith("float32") and eager.engine.facts["dtype"].startswith("bfloat16")
     assert eager.config.load.cpu_math == "exact"
-
-
-def test_more_than_one_stage_is_refused(tiny_model):
-    with pytest.raises(AiakqError, match="at most 1"):
-        LLM(str(tiny_model("LlamaForCausalLM")), pipeline_parallel_size=2)
 
 
 def test_block_size_and_number_of_blocks_are_as_given(tiny_model):

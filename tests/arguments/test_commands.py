@@ -29,7 +29,7 @@ IDS = [f"{name} {row.key}" for name, row in ROWS]
 #: key is a setting of ``serve`` and an option of ``bench serve``.
 RESERVED = (SETTINGS.keys() - {"AIAKQ_API_KEY"}) | {"AIAKQ_ABI", "AIAKQ_INTEROP", "AIAKQ_KILLS", "AIAKQ_SOAK_SECONDS"}
 #: Values of rows that take only some strings.
-TEXTS = {"goodput": "ttft:200,tpot:50", "shapes": "64x32,128x64", "rows": "4,8"}
+TEXTS = {"pp_layer_partition": "3,1", "goodput": "ttft:200,tpot:50", "shapes": "64x32,128x64", "rows": "4,8"}
 
 
 def text_of(row: Argument) -> str:

@@ -197,8 +197,8 @@ class PagedExecutor:
         self.ran_out = False
         self.silent = False
 
-    def submit(self, batch: StepBatch) -> PagedStep:
-        """See ``Executor``."""
+    def apply(self, batch: StepBatch) -> PagedStep:
+        """What a batch changes before its step runs."""
         for slot in batch.freed_slots:
             del self._states[slot]
         for page in batch.cleared_pages:
@@ -208,11 +208,14 @@ class PagedExecutor:
             self._introduce(record)
         for chunk in batch.chunks:
             self._states[chunk.slot].pages += chunk.new_pages
-        states = [self._states[chunk.slot] for chunk in batch.chunks]
-        step = PagedStep(self, batch.chunks, states)
+        return PagedStep(self, batch.chunks, [self._states[chunk.slot] for chunk in batch.chunks])
+
+    def submit(self, batch: StepBatch) -> PagedStep:
+        """See ``Executor``."""
+        step = self.apply(batch)
         behind = self._pending[-1] if self._pending else None
         self._pending.append(step)
-        if states[0].spec.request_id == PROBE:
+        if step.states[0].spec.request_id == PROBE:
             self._probe(step)
         elif behind is not None and behind.out_of_memory:
             step.rows = [self._row(chunk, state) for chunk, state in zip(step.chunks, step.states, strict=True)]

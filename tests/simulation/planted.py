@@ -50,6 +50,11 @@ def page_inserted_before_it_is_full(patch: Patch) -> None:
     patch(Scheduler, "insert_pages", insert_pages)
 
 
+def answer_scheduled_before_its_token_is_known(patch: Patch) -> None:
+    """A stage would compute a token that the last stage has yet to sample."""
+    patch(Scheduler, "_wanted", lambda self, sequence: sequence.num_uncomputed_tokens)
+
+
 def last_token_taken_from_the_cache(patch: Patch) -> None:
     """A prompt that is cached to its end leaves nothing to compute, so there are no logits."""
 
@@ -378,6 +383,7 @@ UNFAIR: list[Callable[[Patch], None]] = [
 BUGS: list[Callable[[Patch], None]] = [
     decref_without_counting,
     page_inserted_before_it_is_full,
+    answer_scheduled_before_its_token_is_known,
     last_token_taken_from_the_cache,
     hash_without_the_one_before,
     salt_left_out_of_the_hash,

@@ -24,7 +24,7 @@ from aiakq.runtime.engine.messages import Abort, Inbox, RequestSpec, ResetPrefix
 from aiakq.runtime.sampling_params import SamplingParams
 
 #: What can be left out of a world.
-PARTS = ("aborts", "resets", "faults", "priorities", "children", "ends", "owners")
+PARTS = ("aborts", "resets", "faults", "priorities", "children", "ends", "owners", "stages")
 #: Steps of a world before its clients stop, in a long run.
 STEPS = 400
 #: Part of the steps with traffic that carry a fault; of all, with those that end a world, it is more than 5 %.
@@ -53,11 +53,18 @@ class SeededWorld(World):
     """A world in which everything is drawn."""
 
     def __init__(
-        self, seed: int, without: Iterable[str] = (), totals: Totals | None = None, owners: int | None = None
+        self,
+        seed: int,
+        without: Iterable[str] = (),
+        totals: Totals | None = None,
+        owners: int | None = None,
+        stages: int | None = None,
     ) -> None:
         if owners is None:
             owners = 1 if "owners" in without else random.Random(f"{seed} owners").choice([1, 1, 1, 2, 4])
-        super().__init__(Setup.drawn(random.Random(f"{seed} setup"), owners), totals)
+        if stages is None:
+            stages = 1 if "stages" in without else random.Random(f"{seed} stages").choice([1, 1, 1, 2, 3])
+        super().__init__(Setup.drawn(random.Random(f"{seed} setup"), owners, stages), totals)
         self.without = frozenset(without)
         self._draws = {
             name: random.Random(f"{seed} {name}")
@@ -128,15 +135,16 @@ class SeededWorld(World):
         return None
 
 
-def line(seed: int, steps: int, without: Iterable[str]) -> str:
+def line(seed: int, steps: int, without: Iterable[str], stages: int | None = None) -> str:
     """What repeats a world."""
     left_out = f" --without {','.join(sorted(without))}" if without else ""
-    return f"python tests/simulation/simulator.py --seed {seed} --steps {steps}{left_out}"
+    given = "" if stages is None else f" --stages {stages}"
+    return f"python tests/simulation/simulator.py --seed {seed} --steps {steps}{left_out}{given}"
 
 
-def violation(seed: int, steps: int, without: Iterable[str] = ()) -> tuple[int, str] | None:
+def violation(seed: int, steps: int, without: Iterable[str] = (), stages: int | None = None) -> tuple[int, str] | None:
     """The step in which a world fails, and how; None if it does not."""
-    world = SeededWorld(seed, without)
+    world = SeededWorld(seed, without, stages=stages)
     try:
         world.run(steps)
     except Violation as failure:
@@ -144,13 +152,13 @@ def violation(seed: int, steps: int, without: Iterable[str] = ()) -> tuple[int, 
     return None
 
 
-def smallest(seed: int, steps: int) -> tuple[int, list[str], str]:
+def smallest(seed: int, steps: int, stages: int | None = None) -> tuple[int, list[str], str]:
     """A world that fails, with as much left out as can be: its steps, what is left out, and how it fails."""
-    found = violation(seed, steps)
+    found = violation(seed, steps, stages=stages)
     assert found is not None, "the world does not fail"
     without: list[str] = []
     for part in PARTS:
-        shorter = violation(seed, found[0], [*without, part])
+        shorter = violation(seed, found[0], [*without, part], stages)
         if shorter is not None:
             found, without = shorter, [*without, part]
     return found[0], without, found[1]
@@ -162,6 +170,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="one world; without it, as many as --steps asks for")
     parser.add_argument("--first", type=int, default=0, help="the first seed of many")
     parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--stages", type=int, help="of a pipeline, in every world; drawn if not given")
     parser.add_argument("--without", default="", help=f"of {','.join(PARTS)}, for one world")
     asked = parser.parse_args()
     without = [part for part in asked.without.split(",") if part]
@@ -169,15 +178,15 @@ def main() -> int:
     began, told = time.process_time(), time.monotonic()
     seed = asked.first if asked.seed is None else asked.seed
     while True:
-        world = SeededWorld(seed, without, totals)
+        world = SeededWorld(seed, without, totals, stages=asked.stages)
         steps = STEPS if asked.seed is None else asked.steps
         try:
             world.run(steps)
         except Violation as failure:
             print(f"seed {seed}, step {world.steps}: {failure}", flush=True)
             if asked.seed is None:
-                at, left_out, how = smallest(seed, steps)
-                print(f"{line(seed, at, left_out)}   # {how}", flush=True)
+                at, left_out, how = smallest(seed, steps, asked.stages)
+                print(f"{line(seed, at, left_out, asked.stages)}   # {how}", flush=True)
             return 1
         seed += 1
         now = time.monotonic()

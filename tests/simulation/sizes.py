@@ -24,9 +24,11 @@ class Setup:
     resetting: float
     #: Clients of the server, to whom the requests belong.
     owners: int = 1
+    #: Of a pipeline.
+    stages: int = 1
 
     @staticmethod
-    def drawn(draw: random.Random, owners: int = 1) -> Setup:
+    def drawn(draw: random.Random, owners: int = 1, stages: int = 1) -> Setup:
         page_size = draw.choice([1, 2, 4, 4, 4, 8, 16])
         max_len = draw.choice([12, 24, 24, 40])
         pages = -(-max_len // page_size)
@@ -41,12 +43,13 @@ class Setup:
             num_pages=num_pages,
             max_len=max_len,
             caching=draw.random() < 0.75,
-            ahead=draw.random() < 0.5,
+            ahead=draw.random() < 0.5 and stages == 1,
             scheduler=SchedulerConfig(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=budget,
                 enable_chunked_prefill=chunked,
                 max_num_partial_prefills=partial_prefills,
+                num_stages=stages,
                 max_long_partial_prefills=draw.randint(1, partial_prefills),
                 long_prompt_tokens=draw.choice([0, 0, 6]),
                 long_prefill_token_threshold=draw.choice([0, 0, 5]),
@@ -57,6 +60,7 @@ class Setup:
             aborting=draw.choice([0.0, 0.02, 0.1]),
             resetting=draw.choice([0.0, 0.02, 0.2]),
             owners=owners,
+            stages=stages,
         )
 
     @property

@@ -10,6 +10,7 @@ from fairness_checks import FairnessChecks
 from model import VOCAB, Alone, Collected, Died, Fault, PagedExecutor, Refused, Row
 from page_checks import PageChecks
 from sizes import Setup
+from staged import StagedExecutor
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine.engine import Engine
@@ -57,7 +58,7 @@ class World:
 
     def _start_engine(self) -> None:
         setup = self.setup
-        self.model = PagedExecutor(setup.num_pages, setup.page_size)
+        self.model = (StagedExecutor if setup.stages > 1 else PagedExecutor)(setup.num_pages, setup.page_size)
         pool = PagePool(setup.num_pages, setup.page_size, setup.caching)
         limits = ModelLimits(
             VOCAB, setup.max_len, pool.num_usable * setup.page_size, eos_token_ids=(0,), by_priority=True
@@ -65,7 +66,7 @@ class World:
         scheduler = FairScheduler(pool, setup.scheduler)
         self.scheduled: list[ScheduledChunk] = []
         scheduler.schedule = self._recorded(scheduler.schedule)  # type: ignore[method-assign]
-        self.engine = Engine(self.model, scheduler, limits, {}, 2 if setup.ahead else 1)
+        self.engine = Engine(self.model, scheduler, limits, {}, max(setup.stages, 1 + setup.ahead))
         self.page_checks = PageChecks(self.engine, self.model, setup)
         self.fairness_checks = FairnessChecks(scheduler, setup)
         self._generated = self._prompted = self._preempted = self._queried = self._hit = self._worked = 0
@@ -125,7 +126,7 @@ class World:
             self.model.epoch += 1
         stopped = {message.request_id for message in inbox if isinstance(message, Abort)} & self.live.keys()
         before = [
-            (one, one.num_uncomputed_tokens, one.num_preemptions) for one in scheduler.running if one.id not in stopped
+            (one, scheduler._wanted(one), one.num_preemptions) for one in scheduler.running if one.id not in stopped
         ]
         self.model.begin(fault)
         self.scheduled = []
@@ -246,7 +247,7 @@ class World:
             self._count_preempted(sum(one.num_preemptions > times for one, _, times in before))
             return
         served = [one.id in ids for one in answering if one.id in ids or one.id not in self._told]
-        if sum(missing == 1 for _, missing, _ in before) <= setup.budget:
+        if setup.stages == 1 and sum(missing == 1 for _, missing, _ in before) <= setup.budget:
             must(all(served), "a running answer got no token")
         else:
             must(served == sorted(served, reverse=True), "a later answer got a token before an earlier one")

@@ -11,16 +11,31 @@ from typing import Any
 class ParallelConfig:
     """Ranks that compute one model together.
 
-    tensor_parallel_size  processes that share each layer.
-    timeout               seconds that a rank waits for another within a step.
-    arguments             the engine's, as they were given: every rank makes its own configuration of them.
+    tensor_parallel_size    processes that share each layer.
+    pipeline_parallel_size  groups of such processes, each with some of the layers.
+    layer_partition         layers of each group; None: so that they take equally long.
+    timeout                 seconds that a rank waits for another within a step.
+    arguments               the engine's, as they were given: every rank makes its own configuration of them.
     """
 
     tensor_parallel_size: int
+    pipeline_parallel_size: int
+    layer_partition: tuple[int, ...] | None
     timeout: float
     arguments: Mapping[str, Any] = field(repr=False)  # the token of the hub among them
+
+    @property
+    def world_size(self) -> int:
+        """Processes."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @staticmethod
     def from_args(args: Mapping[str, Any], given: Mapping[str, Any]) -> ParallelConfig:
         """args: checked ones; given: those that were."""
-        return ParallelConfig(args["tensor_parallel_size"], args["distributed_timeout_seconds"], dict(given))
+        return ParallelConfig(
+            args["tensor_parallel_size"],
+            args["pipeline_parallel_size"],
+            args["pp_layer_partition"],
+            args["distributed_timeout_seconds"],
+            dict(given),
+        )

@@ -19,12 +19,14 @@ class SchedulerConfig(SchedulerArguments):
 
     long_prompt_tokens  a prompt with more uncomputed tokens is long; 0: none is. The same as
                         ``long_prefill_token_threshold``, or a share of the context where several prompts run together.
+    num_stages          steps that run at a time, one on each stage of a pipeline.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     async_scheduling: bool = False
     long_prompt_tokens: int = 0
+    num_stages: int = 1
 
     @staticmethod
     def from_args(
@@ -40,9 +42,25 @@ class SchedulerConfig(SchedulerArguments):
             "max_num_seqs": args["max_num_seqs"] or (32 if is_recurrent else 128 if on_cpu else 256),
             "max_num_batched_tokens": _max_num_batched_tokens(args, max_model_len, on_cpu),
             "long_prompt_tokens": args["long_prefill_token_threshold"] or share,
-            "async_scheduling": not on_cpu if args["async_scheduling"] is None else args["async_scheduling"],
+            "async_scheduling": _async_scheduling(args, on_cpu),
+            "num_stages": args["pipeline_parallel_size"],
         }
         return SchedulerConfig(**part_of(SchedulerConfig, args) | settled)
+
+
+def _async_scheduling(args: Mapping[str, Any], on_cpu: bool) -> bool:
+    """Whether a step is prepared while the one before runs. Raises ``option_conflict`` with a pipeline."""
+    if args["pipeline_parallel_size"] == 1:
+        return not on_cpu if args["async_scheduling"] is None else args["async_scheduling"]
+    if args["async_scheduling"]:
+        raise error(
+            "option_conflict",
+            option="--async-scheduling",
+            other=f"--pipeline-parallel-size {args['pipeline_parallel_size']}",
+            reason="there, steps of other sequences run meanwhile",
+            hint="Leave it out.",
+        )
+    return False
 
 
 def _max_num_batched_tokens(args: Mapping[str, Any], max_model_len: int, on_cpu: bool) -> int:

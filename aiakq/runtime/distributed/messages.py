@@ -8,30 +8,51 @@ MessagePack.
 from __future__ import annotations
 
 import socket
+import threading
 from typing import Any
 
 import msgspec
 
-from aiakq.runtime.engine.records import StepBatch
+from aiakq.runtime.engine.records import StepBatch, StepResult
 from aiakq.system.frames import framed, receive_frame
 
 
 class Load(msgspec.Struct, tag="load"):
     """The first message: what to load, and with whom.
 
-    arguments  the engine's, as they were given.
-    memory     number of the inherited descriptor of the memory that all ranks share.
-    threads    of this rank.
-    cpus       that this rank may use; empty: all.
+    arguments   the engine's, as they were given.
+    rank        its number among all ranks: those of the first stage come first.
+    size        ranks of a stage.
+    num_stages  groups of such ranks.
+    host_ranks  ranks that share the memory of this machine.
+    memory      number of the inherited descriptor of the memory that the ranks of the stage share; None: it has one.
+    link_in     the same of the socket from the stage before; None in the first stage.
+    link_out    the same of the socket to the stage after; None in the last stage.
+    threads     of this rank.
+    cpus        that this rank may use; empty: all.
     """
 
     arguments: dict[str, Any]
     rank: int
     size: int
-    memory: int
+    num_stages: int
+    host_ranks: int
+    memory: int | None
+    link_in: int | None
+    link_out: int | None
     threads: int
     cpus: list[int]
     time_limit: float
+
+    @property
+    def stage(self) -> int:
+        """The number of its stage."""
+        return self.rank // self.size
+
+    @property
+    def place(self) -> int:
+        """Its number within the stage."""
+        return self.rank % self.size
 
 
 class RankLoaded(msgspec.Struct, tag="loaded"):
@@ -39,6 +60,16 @@ class RankLoaded(msgspec.Struct, tag="loaded"):
 
     version: str
     checkpoint: str
+
+
+class CountPages(msgspec.Struct, tag="count"):
+    """How many pages would fit into the memory that is left?"""
+
+
+class PagesCounted(msgspec.Struct, tag="counted"):
+    """So many."""
+
+    pages: int
 
 
 class Configure(msgspec.Struct, tag="configure"):
@@ -64,20 +95,32 @@ class Batch(msgspec.Struct, tag="batch"):
 class Launch(msgspec.Struct, tag="launch"):
     """Compute the step.
 
+    number          of the step, counted from 0.
     unknown_tokens  those that the step before sampled, in the order in which this one needs them.
     digest          of the step's input on rank 0.
     """
 
+    number: int
     unknown_tokens: list[int]
     digest: int
 
 
 class Abandon(msgspec.Struct, tag="abandon"):
-    """Do not compute the step, or forget that it was begun; answered with ``Abandoned``."""
+    """Do not compute the steps from ``number`` on, or forget that they were begun; answered with ``Abandoned``."""
+
+    number: int
 
 
 class Abandoned(msgspec.Struct, tag="abandoned"):
     """The rank waits for the next step."""
+
+
+class Resume(msgspec.Struct, tag="resume"):
+    """All ranks have abandoned their steps; answered with ``Resumed``."""
+
+
+class Resumed(msgspec.Struct, tag="resumed"):
+    """The ranks of this one's stage may meet again."""
 
 
 class Sampled(msgspec.Struct, tag="sampled"):
@@ -90,8 +133,21 @@ class ResetSequences(msgspec.Struct, tag="reset"):
     """Drop all sequences."""
 
 
+class Results(msgspec.Struct, tag="results"):
+    """What the last stage sampled in a step."""
+
+    number: int
+    result: StepResult
+
+
 class OutOfMemory(msgspec.Struct, tag="out_of_memory"):
     """The step does not fit into this rank's memory; rank 0 abandons it."""
+
+    number: int
+
+
+class Alive(msgspec.Struct, tag="alive"):
+    """Sent now and then during a step: the process runs."""
 
 
 class RankFailed(msgspec.Struct, tag="failed"):
@@ -101,8 +157,8 @@ class RankFailed(msgspec.Struct, tag="failed"):
     fields: dict[str, Any]
 
 
-ToRank = Load | Configure | Batch | Launch | Abandon | Sampled | ResetSequences
-FromRank = RankLoaded | RankReady | Abandoned | OutOfMemory | RankFailed
+ToRank = Load | CountPages | Configure | Batch | Launch | Abandon | Resume | Sampled | ResetSequences
+FromRank = RankLoaded | PagesCounted | RankReady | Abandoned | Resumed | Results | OutOfMemory | Alive | RankFailed
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)
 _decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
@@ -115,14 +171,16 @@ def frame(record: ToRank | FromRank) -> bytes:
 
 
 class Channel:
-    """One end of a socket pair. Sends and receives block."""
+    """One end of a connection. Sends and receives block; several threads may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
+        self._sending = threading.Lock()
 
     def send(self, frame: bytes) -> None:
         """Send a frame. Raises OSError if the other end is gone."""
-        self.socket.sendall(frame)
+        with self._sending:
+            self.socket.sendall(frame)
 
     def receive_at_rank(self) -> ToRank | None:
         """The next message from rank 0; None if it is gone."""

@@ -1,62 +1,69 @@
-"""RankGroup: starts the other ranks of a tensor-parallel group, sends them what rank 0 decides, and notices their
-end.
+"""RankGroup: the other ranks, seen from rank 0, which sends them what it decides and notices their end.
+
+Rank r belongs to stage r // size, the ranks of a stage share its layers, and the first one of the last stage samples.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import mmap
-import os
 import queue
-import signal
 import socket
-import struct
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Any
-
-import torch
+from typing import Protocol
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import folder_identity
-from aiakq.kernels.cpu import library
-from aiakq.kernels.cpu.gather import NativeCollective, memory_bytes
+from aiakq.kernels.cpu.gather import NativeCollective
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.distributed.links import LinkSender
 from aiakq.runtime.distributed.messages import (
     Abandon,
     Abandoned,
+    Alive,
     Channel,
     Configure,
+    CountPages,
     FromRank,
-    Load,
+    OutOfMemory,
+    PagesCounted,
     RankFailed,
     RankLoaded,
     RankReady,
+    Results,
+    Resume,
+    Resumed,
     ToRank,
     frame,
 )
-from aiakq.system.threads import spin_briefly
-from aiakq.system.topology import cpu_shares
+from aiakq.runtime.distributed.model_share import ModelShare
+from aiakq.runtime.engine.records import StepResult
 
-_STDERR = 2
 #: Seconds that a rank may take to load the model, or to set up its cache.
 LOAD_SECONDS = 1800.0
-#: ``-P`` keeps the current folder off the child's import path, so that no file there can shadow a library.
-_COMMAND = ("-P", "-c", "from aiakq.runtime.loader.rank_process import main; main()")
 
 
-def start_ranks(config: EngineConfig) -> RankGroup | None:
-    """The other ranks of ``config``, loading; None if there are none. Raises ``ranks_unavailable``, ``rank_failed``."""
-    parallel = config.parallel
-    if parallel.tensor_parallel_size == 1:
-        return None
-    if config.device.device.type != "cpu":
-        raise error("ranks_unavailable", reason="they share the memory of a CPU, and the device is a GPU")
-    return RankGroup(parallel.arguments, parallel.tensor_parallel_size, parallel.timeout)
+class Rank(Protocol):
+    """A rank other than 0, as whoever started it sees it.
+
+    number   counted over all ranks.
+    channel  to it; the time limit of sending is set.
+    """
+
+    number: int
+    channel: Channel
+
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+
+    def end(self) -> None:
+        """Wait for its end, its channel being shut down, and kill it if it does not come."""
+
+    def exit_reason(self) -> str:
+        """Why it ended, in words."""
 
 
 def checkpoint_digest(config: EngineConfig) -> str:
@@ -66,53 +73,78 @@ def checkpoint_digest(config: EngineConfig) -> str:
 
 
 class RankGroup:
-    """Ranks 1 and up as child processes, seen from rank 0. Until it is closed, this process has a rank's share of the
-    threads, and the thread that makes it a rank's processors.
+    """Ranks 1 and up.
 
-    collective  rank 0's part in what they compute together.
+    size        ranks of a stage, of which there are ``num_stages``.
+    threads     of each rank.
+    host_ranks  ranks that share the memory of rank 0's machine.
+    collective  rank 0's part in what the ranks of the first stage compute together; None: it is alone in it.
+    link        to the next stage; None: there is one stage.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], size: int, time_limit: float) -> None:
-        """Start them loading. Raises ``ranks_unavailable`` and ``rank_failed``."""
-        reason = library.unavailable()
-        if reason is not None or not hasattr(os, "memfd_create"):
-            raise error("ranks_unavailable", reason=reason or "they share memory in a way that only Linux has")
-        self.size = size
-        self._threads_before, self._cpus_before = torch.get_num_threads(), os.sched_getaffinity(0)
-        self._thread = threading.get_native_id()
-        self.threads = max(1, self._threads_before // size)
+    def __init__(
+        self,
+        ranks: Sequence[Rank],
+        size: int,
+        threads: int,
+        time_limit: float,
+        collectives: Sequence[NativeCollective],
+        link: LinkSender | None,
+        on_close: Callable[[], None],
+    ) -> None:
+        """collectives: of the stages whose ranks share memory of this process, the first stage's first."""
+        self.size, self.num_stages = size, (len(ranks) + 1) // size
+        self.threads, self.host_ranks = threads, len(ranks) + 1
+        self.link = link
+        self._time_limit = time_limit
+        self._collectives = list(collectives)
+        self.collective = self._collectives[0] if size > 1 else None
+        self._on_close = on_close
         self._arrived: queue.SimpleQueue[tuple[int, FromRank | None]] = queue.SimpleQueue()
         self._failure: AiakqError | None = None
         self._closing = False
-        self._ranks: list[_Rank] = []
-        cpus, count = cpu_shares(size), memory_bytes(size)
-        memory = os.memfd_create("aiakq-ranks")
-        try:
-            os.ftruncate(memory, count)
-            self.collective = NativeCollective(mmap.mmap(memory, count), 0, size, time_limit)
-            for rank in range(1, size):
-                load = Load(dict(arguments), rank, size, memory, self.threads, cpus[rank], time_limit)
-                self._ranks.append(_Rank(load, self._arrived, self._note_end))
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            os.close(memory)
-        torch.set_num_threads(self.threads)
-        if cpus[0]:
-            os.sched_setaffinity(self._thread, cpus[0])
+        self._ranks = list(ranks)
+        self._heard = [0.0] * (len(ranks) + 1)
+        self._readers = [
+            threading.Thread(target=self._read, args=(rank,), name=f"rank-{rank.number}", daemon=True) for rank in ranks
+        ]
+        for reader in self._readers:
+            reader.start()
 
-    def wait_loaded(self, checkpoint: str) -> None:
-        """Wait until every rank has loaded the same ``checkpoint``. Raises the error that kept one from it."""
+    @property
+    def share(self) -> ModelShare:
+        """What rank 0 loads."""
+        return ModelShare(self.collective, 0, self.num_stages)
+
+    def describe(self) -> str:
+        """The ranks in words, for the start-up table."""
+        words = [f"{self.num_stages} stages"] if self.num_stages > 1 else []
+        if self.size > 1:
+            words.append(f"{self.size} processes share each layer")
+        return "; ".join([*words, f"threads of each: {self.threads}"])
+
+    # --- starting ---
+
+    def wait_loaded(self, config: EngineConfig) -> None:
+        """Wait until every rank has loaded the checkpoint of ``config``. Raises the error that kept one from it."""
+        checkpoint = checkpoint_digest(config)
         for rank, message in self._answers(RankLoaded, LOAD_SECONDS, "load the model"):
             assert isinstance(message, RankLoaded)
             if (message.version, message.checkpoint) != (version("aiakq"), checkpoint):
                 raise error("rank_failed", rank=rank, reason="it has loaded other files, or is another version")
 
-    def configure(self, record: Configure) -> None:
-        """Have the ranks set up their caches, and wait until they have."""
-        self.send(record)
+    def count_pages(self, own: int) -> int:
+        """Pages that fit into the memory of every rank; of rank 0 they are ``own``. Raises ``no_memory``."""
+        self.send(CountPages())
+        found = self._answers(PagesCounted, LOAD_SECONDS, "count its pages")
+        return min([own, *(message.pages for _, message in found if isinstance(message, PagesCounted))])
+
+    def configure(self, num_pages: int, num_slots: int, tokens: int, rows: int, length: int) -> None:
+        """Have the ranks set up their caches, and wait until they have; see Configure."""
+        self.send(Configure(num_pages, num_slots, tokens, rows, length))
         self._answers(RankReady, LOAD_SECONDS, "set up its cache")
+
+    # --- steps ---
 
     def send(self, record: ToRank) -> None:
         """Send a record to every rank."""
@@ -126,12 +158,38 @@ class RankGroup:
             except OSError:
                 self.check(gone=rank.number)
 
-    def abandon_step(self) -> None:
-        """Have every rank forget the last step that was sent, even if it has begun."""
-        self.collective.interrupt()
-        self.send(Abandon())
+    def next_result(self, number: int) -> StepResult | None:
+        """What the last stage sampled in step ``number``; None if a rank had not enough memory for the step.
+
+        Raises ``rank_failed`` and ``rank_late``: for a rank that shows no sign of life.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                rank, message = self._arrived.get(timeout=self._time_limit / 4)
+            except queue.Empty:
+                self._check_alive(began)
+                continue
+            if message is None:
+                self.check(gone=rank)
+            if isinstance(message, Results) and message.number == number:
+                return message.result
+            if isinstance(message, OutOfMemory) and message.number == number:
+                return None
+
+    def abandon_steps(self, number: int) -> None:
+        """Have every rank forget the steps from ``number`` on, even if they have begun."""
+        if self.collective is not None:
+            self.collective.interrupt()
+        self.send(Abandon(number))
         self._answers(Abandoned, LOAD_SECONDS, "abandon a step")
-        self.collective.start_over()
+        if self.num_stages > 1:
+            self.send(Resume())
+            self._answers(Resumed, LOAD_SECONDS, "begin again")
+        if self.collective is not None:
+            self.collective.start_over()
+        if self.link is not None:
+            self.link.epoch += 1
 
     def check(self, gone: int | None = None) -> None:
         """End the ranks and raise ``rank_failed`` or ``rank_late`` if they cannot go on.
@@ -139,14 +197,15 @@ class RankGroup:
         gone  a rank that cannot be reached.
         """
         if gone is not None and self._failure is None:
-            self._ranks[gone - 1].reader.join(5.0)  # it knows why
+            self._readers[gone - 1].join(5.0)  # it knows why
         if self._failure is None and gone is not None:
             self._failure = error("rank_failed", rank=gone, reason="it closed its socket")
-        if self._failure is None and self.collective.late_rank is not None:
-            self._failure = self._late(self.collective.late_rank, f"gather {self.collective.num_meetings}")
+        late = None if self.collective is None else self.collective.late_rank
+        if self._failure is None and self.collective is not None and late is not None:
+            self._failure = self._late(late, f"gather {self.collective.num_meetings}")
         if self._failure is not None:
             for rank in self._ranks:  # they are of no use any more, and one that hangs ends in no other way
-                rank.process.kill()
+                rank.kill()
             raise self._failure
 
     def close(self) -> None:
@@ -154,19 +213,35 @@ class RankGroup:
         if self._closing:
             return
         self._closing = True
-        self.collective.give_up()
+        self._give_up()
+        if self.link is not None:
+            self.link.close()
         for rank in self._ranks:
+            with contextlib.suppress(OSError):
+                rank.channel.socket.shutdown(socket.SHUT_RDWR)
+        for rank, reader in zip(self._ranks, self._readers, strict=True):
             rank.end()
-        torch.set_num_threads(self._threads_before)
-        with contextlib.suppress(OSError):  # that thread has ended
-            os.sched_setaffinity(self._thread, self._cpus_before)
+            reader.join(5.0)
+            rank.channel.socket.close()
+        self._on_close()
+
+    # --- what arrives ---
 
     def _late(self, rank: int, place: str) -> AiakqError:
-        return error("rank_late", rank=rank, limit=self.collective.time_limit, place=place)
+        return error("rank_late", rank=rank, limit=self._time_limit, place=place)
+
+    def _check_alive(self, since: float) -> None:
+        """Raise if a rank has failed, or none of it was heard for too long, at least ``since``."""
+        self.check()
+        now = time.monotonic()
+        for rank in self._ranks:
+            if now - max(self._heard[rank.number], since) > self._time_limit:
+                self._failure = self._late(rank.number, "a sign of life")
+                self.check()
 
     def _answers(self, kind: type[FromRank], limit: float, what: str) -> list[tuple[int, FromRank]]:
         """One message of ``kind`` from every rank; others are dropped."""
-        missing, found = set(range(1, self.size)), []
+        missing, found = {rank.number for rank in self._ranks}, []
         while missing:
             try:
                 rank, message = self._arrived.get(timeout=limit)
@@ -181,76 +256,21 @@ class RankGroup:
                 found.append((rank, message))
         return found
 
-    def _note_end(self, rank: _Rank, failure: AiakqError) -> None:
-        """Called by the thread that reads from a rank, when that has ended."""
-        if not self._closing:
-            self._failure = self._failure or failure
-            self.collective.give_up()
-        self._arrived.put((rank.number, None))
-
-
-class _Rank:
-    """One child process, and the thread that reads from it: messages go to ``arrived``, its end to ``on_end``."""
-
-    def __init__(
-        self,
-        load: Load,
-        arrived: queue.SimpleQueue[tuple[int, FromRank | None]],
-        on_end: Callable[[_Rank, AiakqError], None],
-    ) -> None:
-        """Start the process. Raises ``rank_failed``."""
-        self.number = load.rank
-        self._arrived, self._on_end = arrived, on_end
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(load.threads)}
-        spin_briefly(environment)
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, *_COMMAND, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), load.memory),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=_STDERR,  # output of libraries must not mix with our own standard output
-                process_group=0,  # Ctrl-C reaches only the parent
-            )
-        except OSError as failure:
-            ours.close()
-            raise error("rank_failed", rank=load.rank, reason=f"it could not be started: {failure}") from None
-        finally:
-            theirs.close()
-        seconds, rest = divmod(load.time_limit, 1.0)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
-        self.channel = Channel(ours)
-        self.channel.send(frame(load))
-        self.reader = threading.Thread(target=self._read, name=f"rank-{load.rank}", daemon=True)
-        self.reader.start()
-
-    def _read(self) -> None:
+    def _read(self, rank: Rank) -> None:
+        """In a thread for each rank: its messages, and its end."""
         failure: AiakqError | None = None
-        while (message := self.channel.receive_from_rank()) is not None:
+        while (message := rank.channel.receive_from_rank()) is not None:
+            self._heard[rank.number] = time.monotonic()
             if isinstance(message, RankFailed):
                 failure = error(message.id, **message.fields)
-            else:
-                self._arrived.put((self.number, message))
-        self._on_end(self, failure or error("rank_failed", rank=self.number, reason=self._exit_reason()))
+            elif not isinstance(message, Alive):
+                self._arrived.put((rank.number, message))
+        if not self._closing:
+            reason = failure or error("rank_failed", rank=rank.number, reason=rank.exit_reason())
+            self._failure = self._failure or reason
+            self._give_up()
+        self._arrived.put((rank.number, None))
 
-    def _exit_reason(self) -> str:
-        try:
-            code = self.process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            return "it closed its socket"
-        if code >= 0:
-            return f"it ended with exit code {code}"
-        return f"it was ended by {signal.Signals(-code).name}"
-
-    def end(self) -> None:
-        """End the process: it ends when the socket is closed, and is killed if it does not."""
-        with contextlib.suppress(OSError):
-            self.channel.socket.shutdown(socket.SHUT_RDWR)
-        try:
-            self.process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.reader.join(5.0)
-        self.channel.socket.close()
+    def _give_up(self) -> None:
+        for collective in self._collectives:
+            collective.give_up()

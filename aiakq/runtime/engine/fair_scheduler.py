@@ -68,8 +68,9 @@ class _Turn:
 
 @dataclass
 class _Step:
-    """A step that is being filled: tokens by sequence, those that it starts, and room for more tokens."""
+    """A step that is being filled: tokens by sequence, those that it starts, and room for more answers and tokens."""
 
+    answers: int
     room: int
     counts: dict[Sequence, int] = field(default_factory=dict)
     started: set[Sequence] = field(default_factory=set)
@@ -127,7 +128,8 @@ class FairScheduler(Scheduler):
         if len(self._live) < 2:
             return super()._choose(waited)
         turns = self._turns(waited)
-        step = _Step(self._room(turns))
+        answers, budget = self._step_limits()
+        step = _Step(answers, min(budget, self._room(turns)))
         # Answers first, as far as they surely are within their client's part of the step.
         quota = step.room // (2 * len(turns))
         for turn in sorted(turns.values(), key=self._rank):
@@ -150,7 +152,7 @@ class FairScheduler(Scheduler):
         """What every client wants."""
         turns = {client: _Turn(client) for client in self._live}
         for sequence in self.running:
-            turn, uncomputed = turns[sequence.spec.client], sequence.num_uncomputed_tokens
+            turn, uncomputed = turns[sequence.spec.client], self._wanted(sequence)
             turn.num_running += 1
             if uncomputed > 1:
                 turn.prompts.append(sequence)
@@ -179,7 +181,10 @@ class FairScheduler(Scheduler):
     def _serve(self, turn: _Turn, step: _Step) -> None:
         """Give ``turn`` one piece of the step, or take off it what cannot get any."""
         if turn.answers:
-            self._extend(turn.answers.popleft(), 1, turn, step)
+            sequence = turn.answers.popleft()
+            if step.answers > 0:
+                step.answers -= 1
+                self._extend(sequence, 1, turn, step)
         elif turn.waiting and (not turn.prompts or turn.partial < self.config.max_num_partial_prefills):
             self._begin(turn, step)
         else:
@@ -304,7 +309,7 @@ class FairScheduler(Scheduler):
         """Charge every client, and lift the counters of those that want no more, or only what does not fit yet."""
         left = {sequence.spec.client for sequence in self.waiting} - blocked
         served = {chunk.sequence: chunk.count for chunk in chosen}
-        left |= {one.spec.client for one in self.running if one.num_uncomputed_tokens > served.get(one, 0)}
+        left |= {one.spec.client for one in self.running if self._wanted(one) > served.get(one, 0)}
         if not left:
             self._reset_counters()
             return

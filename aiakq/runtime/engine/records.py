@@ -101,6 +101,11 @@ class StepResult(msgspec.Struct):
     chunks: list[ChunkResult] = []
     out_of_memory: bool = False
 
+    def last_tokens(self) -> list[int | None]:
+        """For each chunk the token that continues its sequence, or None."""
+        last = [chunk.sampled[-1] if chunk.sampled else None for chunk in self.chunks]
+        return [sampled.token if sampled is not None and sampled.is_valid else None for sampled in last]
+
 
 class PendingStep(Protocol):
     """A step that was submitted."""

@@ -11,6 +11,10 @@ The order is that of arrival, or of the requests' priority and then of arrival.
 A step may be scheduled while earlier ones are pending. Their tokens count as computed, and the tokens they will sample
 are counted although their values are not known. Steps run one after the other, so the pages of a sequence that ended
 can be reused at once.
+
+Where a model is distributed over the stages of a pipeline, as many steps are pending as there are stages. A sequence
+whose next token is pending is then left out, and each step takes its part of what there is to do, so that all stages
+have something to compute.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 
 _ORDER = attrgetter("order")
+#: Tokens of prompts that a step computes at least, although the stages could share them more evenly: fewer do not take
+#: much less time.
+_MIN_PIPELINED_TOKENS = 64
 
 
 class Scheduler:
@@ -94,21 +101,23 @@ class Scheduler:
 
     def _choose(self, waited: bool) -> list[ScheduledChunk]:
         """The chunks of a step, with their pages. ``waited``: whether waiting sequences may start."""
-        budget = self.budget
+        answers, budget = self._step_limits()
         # Running answers get their token whatever prompts come before them.
-        reserved = sum(sequence.num_uncomputed_tokens == 1 for sequence in self.running)
+        reserved = min(answers, sum(self._wanted(sequence) == 1 for sequence in self.running))
         share = self._share(budget - reserved)
         chosen: list[ScheduledChunk] = []
         preempted = False
         index = 0
         while index < len(self.running) and budget > 0:
             sequence = self.running[index]
-            if sequence.num_uncomputed_tokens == 1:
-                reserved -= 1
-                count = 1
+            wanted = self._wanted(sequence)
+            if wanted == 1:
+                reserved -= answers > 0
+                count = int(answers > 0)
+                answers -= 1
             else:
                 # 0 if the last token is pending.
-                count = self._allowance(sequence.num_uncomputed_tokens, budget - reserved, share)
+                count = self._allowance(wanted, budget - reserved, share)
             while count and not self._grow(sequence, count):
                 victim = self.running.pop()
                 self._preempt(victim)
@@ -123,6 +132,30 @@ class Scheduler:
             self._admit(chosen, budget, share)
         return chosen
 
+    def _wanted(self, sequence: Sequence) -> int:
+        """Tokens of a running sequence that could be computed in this step."""
+        if self.config.num_stages > 1 and sequence.num_pending_tokens:
+            return 0
+        return sequence.num_uncomputed_tokens
+
+    def _step_limits(self) -> tuple[int, int]:
+        """The most answers that a step continues, and its most tokens: of several stages, so many that there is as much
+        to do for the others.
+        """
+        stages = self.config.num_stages
+        if stages == 1:
+            return self.max_num_seqs, self.budget
+        prompts = sum(len(sequence.token_ids) for sequence in self.waiting)
+        answers = 0
+        for sequence in self.running:
+            is_answer = sequence.num_pending_tokens > 0 or sequence.num_uncomputed_tokens == 1
+            answers += is_answer
+            prompts += 0 if is_answer else sequence.num_uncomputed_tokens
+        answers = -(-answers // stages)
+        if not self.config.enable_chunked_prefill:
+            return answers, self.budget
+        return answers, min(self.budget, answers + max(_MIN_PIPELINED_TOKENS, -(-prompts // stages)))
+
     def _waited(self, now: float) -> bool:
         """Whether waiting prompts were delayed long enough, or nothing else runs."""
         # If nothing runs any more, the time since the last step is not how long that step took.
@@ -136,7 +169,7 @@ class Scheduler:
 
     def _share(self, room: int) -> int:
         """The most tokens of a prompt in this step: its part of ``room`` if several prompts are split at a time."""
-        prompts = sum(sequence.num_uncomputed_tokens > 1 for sequence in self.running) + len(self.waiting)
+        prompts = sum(self._wanted(sequence) > 1 for sequence in self.running) + len(self.waiting)
         return max(1, room // max(1, min(self.config.max_num_partial_prefills, prompts)))
 
     def _allowance(self, uncomputed: int, room: int, share: int) -> int:

@@ -14,7 +14,7 @@ from aiakq.runtime.executor.cpu_program import Bounds, Program
 from aiakq.runtime.executor.cuda_graphs import DecodeGraphs, sizes
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
-from aiakq.runtime.models.decoder import Decoder, Model, ModelInput
+from aiakq.runtime.models.decoder import Decoder, Model, ModelInput, StageOutput
 
 #: Operations of recurrent layers, which can be recorded on a CPU where they are native.
 RECURRENT = ("convolution", "recurrence", "gated_norm")
@@ -26,8 +26,10 @@ class CapturedStep(Protocol):
     def accepts(self, step: ModelInput) -> bool:
         """Whether ``step`` has a shape that was captured."""
 
-    def __call__(self, step: ModelInput) -> Tensor:
-        """Logits [R, V] float32 of ``step.logit_rows``, as Model.forward; the next call writes over them."""
+    def __call__(self, step: ModelInput) -> Tensor | StageOutput:
+        """Logits [R, V] float32 of ``step.logit_rows`` or hidden states, as Model.forward; the next call writes over
+        them.
+        """
 
     def describe(self) -> str:
         """What was captured, for the start-up table."""
@@ -57,6 +59,8 @@ def _captured(
         if others := model.ops.selected(operation) - native:
             return None, f"{operation} is of {', '.join(sorted(others))}"
     if device.type == "cuda":
+        if not (model.stage.is_first and model.stage.is_last):
+            return None, "it is one of several stages"
         if any(isinstance(block.mlp, SparseMLP) for block in model.blocks):
             return None, "experts are chosen on the host"
         if model.ops.selected("attention") != {"triton"}:

@@ -16,7 +16,7 @@ from aiakq.kernels.cpu.attention import StepTables
 from aiakq.kernels.cpu.recording import Recording
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.layers.attention import LayerCache
-from aiakq.runtime.models.decoder import Decoder, ModelInput
+from aiakq.runtime.models.decoder import Decoder, ModelInput, StageOutput
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,12 @@ class Program:
         logit_rows = torch.empty(most_rows, dtype=torch.int64)
         nothing = torch.empty(0, dtype=torch.int32)
         context = AttentionContext(nothing, nothing, nothing, nothing, 0, [], [], {"native": self._tables})
+        self._hidden: StageOutput | None = None
+        if not model.stage.is_first:
+            both = torch.empty(2, bounds.tokens, model.config.hidden_size, dtype=model.ops.dtype)
+            self._hidden = StageOutput(*both)
         with Recording() as recording:
-            self._logits = model.compute(ModelInput(token_ids, positions, context, logit_rows), caches)
+            self._output = model.compute(ModelInput(token_ids, positions, context, logit_rows, self._hidden), caches)
         self._op_list = recording.op_list()
         self._token_ops: list[Any] = recording.with_rows(bounds.tokens)
         self._row_ops: list[Any] = recording.with_rows(most_rows)
@@ -67,10 +71,11 @@ class Program:
             0 < len(step.token_ids) <= bounds.tokens
             and 0 < len(step.logit_rows) <= bounds.rows
             and max(step.context.kv_len_list) <= bounds.length
+            and (step.hidden is None or step.hidden.residual is not None)
         )
 
-    def __call__(self, step: ModelInput) -> Tensor:
-        """Logits [R, V] float32 of ``step.logit_rows``, as Model.forward; the next step writes over them."""
+    def __call__(self, step: ModelInput) -> Tensor | StageOutput:
+        """Logits [R, V] float32 or hidden states, as Model.forward; the next step writes over them."""
         tokens, rows = len(step.token_ids), len(step.logit_rows)
         if tokens != self._tokens:
             for op in self._token_ops:
@@ -86,5 +91,18 @@ class Program:
                 setattr(op, field, numbers.data_ptr())
         self._tables.fill(step.context)
         self._tables.turn(step.positions)
+        if self._hidden is not None and step.hidden is not None:
+            _copy(step.hidden, _first(self._hidden, tokens))
         self._op_list()
-        return self._logits[:rows].float()
+        return self._output[:rows].float() if isinstance(self._output, Tensor) else _first(self._output, tokens)
+
+
+def _first(hidden: StageOutput, tokens: int) -> StageOutput:
+    """The states of the first ``tokens`` tokens, as a view."""
+    return StageOutput(hidden.x[:tokens], None if hidden.residual is None else hidden.residual[:tokens])
+
+
+def _copy(hidden: StageOutput, to: StageOutput) -> None:
+    assert hidden.residual is not None and to.residual is not None
+    to.x.copy_(hidden.x)
+    to.residual.copy_(hidden.residual)

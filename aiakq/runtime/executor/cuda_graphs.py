@@ -15,7 +15,7 @@ from torch import Tensor
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.layers.attention import LayerCache
-from aiakq.runtime.models.decoder import Decoder, ModelInput
+from aiakq.runtime.models.decoder import Decoder, ModelInput, whole_logits
 
 _DEFAULT = CompilationConfig()
 
@@ -124,5 +124,9 @@ class DecodeGraphs:
         )
         step = ModelInput(self._token_ids[:size], self._positions[:size], context, rows[:size])
         logits = self._logits[:size]
-        replay = self._made[size] = captured(lambda: logits.copy_(self._model.compute(step, self._caches)), self._pool)
+
+        def compute() -> None:
+            logits.copy_(whole_logits(self._model.compute(step, self._caches)))
+
+        replay = self._made[size] = captured(compute, self._pool)
         return replay

@@ -1,15 +1,18 @@
-"""Follower: carries out, on a rank other than 0, the steps of rank 0. It samples nothing and decides nothing."""
+"""Follower: carries out, on a rank other than 0, the steps of rank 0. It decides nothing."""
 
 from __future__ import annotations
 
 import zlib
 from collections import deque
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from aiakq.errors import error
 from aiakq.kernels.cpu.gather import NativeCollective
 from aiakq.runtime.device_memory import is_out_of_memory, release_memory
+from aiakq.runtime.distributed.links import LinkReceiver, LinkSender
 from aiakq.runtime.distributed.messages import (
     Abandon,
     Abandoned,
@@ -17,27 +20,77 @@ from aiakq.runtime.distributed.messages import (
     Launch,
     OutOfMemory,
     ResetSequences,
+    Results,
+    Resume,
+    Resumed,
     Sampled,
     ToRank,
 )
-from aiakq.runtime.engine.records import StepBatch
+from aiakq.runtime.engine.records import StepBatch, StepResult
 from aiakq.runtime.executor.runner import Runner
+from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
-from aiakq.runtime.models.decoder import ModelInput
+from aiakq.runtime.models.decoder import ModelInput, StageOutput
+
+
+class Stages:
+    """A follower's place among the stages.
+
+    link_in   from the stage before; None in the first one.
+    link_out  to the stage after; None in the last one.
+    samples   whether it samples: the first rank of the last of several stages does.
+    wait      returns True when ``link_in`` can be read, False if the step is abandoned first.
+    """
+
+    def __init__(
+        self,
+        link_in: LinkReceiver | None = None,
+        link_out: LinkSender | None = None,
+        samples: bool = False,
+        wait: Callable[[], bool] = bool,
+    ) -> None:
+        self.link_in, self.link_out, self.samples, self.wait = link_in, link_out, samples, wait
+
+    def start_over(self) -> None:
+        """Send and expect nothing any more of the steps so far."""
+        for link in (self.link_in, self.link_out):
+            if link is not None:
+                link.epoch += 1
+
+
+Answer = Abandoned | Resumed | OutOfMemory | Results
 
 
 class Follower:
-    """A runner that does what messages of rank 0 say. Its sequences are those of rank 0's executor."""
+    """A runner that does what messages of rank 0 say. Its sequences are those of rank 0's executor.
 
-    def __init__(self, runner: Runner, collective: NativeCollective, num_slots: int, max_pages: int) -> None:
-        self._runner, self._collective = runner, collective
+    collective  of the ranks of its stage; None: it is alone in it.
+    rank        its number among all ranks.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        rank: int,
+        collective: NativeCollective | None,
+        stages: Stages,
+        num_slots: int,
+        max_pages: int,
+    ) -> None:
+        self._runner, self._rank, self._collective, self._stages = runner, rank, collective, stages
         self._sequences = RunningSequences(num_slots, max_pages)
         self._batch: StepBatch | None = None
         self._own: list[SequenceState] = []  # of the last batch
-        self._computed: deque[list[SequenceState]] = deque()  # of steps that were not collected
+        self._computed: deque[tuple[int, list[SequenceState]]] = deque()  # steps that were not collected
+        self._is_blocked = False  # since a step that did not fit
+
+    @property
+    def has_pending_steps(self) -> bool:
+        """Whether rank 0 waits for a step."""
+        return bool(self._computed)
 
     @torch.inference_mode()
-    def apply(self, message: ToRank) -> Abandoned | OutOfMemory | None:
+    def apply(self, message: ToRank) -> Answer | None:
         """Do what ``message`` says; the answer, if there is one. Raises ``rank_failed`` for a step that is not that of
         rank 0.
         """
@@ -47,41 +100,80 @@ class Follower:
             if message.batch.cleared_pages:
                 self._runner.clear(message.batch.cleared_pages)
         elif isinstance(message, Launch):
-            return self._compute(message)
+            self._computed.append((message.number, self._own))
+            return None if self._is_blocked else self._compute(message)
         elif isinstance(message, Abandon):
-            if self._computed and self._computed[-1] is self._own:
-                self._computed.pop()
-            self._collective.start_over()
-            return Abandoned()
+            return self._abandon(message.number)
+        elif isinstance(message, Resume):
+            if self._collective is not None:
+                self._collective.start_over()
+            return Resumed()
         elif isinstance(message, Sampled):
-            for sequence, token in zip(self._computed.popleft(), message.tokens, strict=True):
-                if token is not None:
-                    sequence.token_ids.append(token)
+            _, sequences = self._computed.popleft()
+            if not self._stages.samples:
+                for sequence, token in zip(sequences, message.tokens, strict=True):
+                    if token is not None:
+                        sequence.token_ids.append(token)
         elif isinstance(message, ResetSequences):
             self._computed.clear()
             self._sequences.clear()
         return None
 
-    def _compute(self, message: Launch) -> OutOfMemory | None:
+    def _abandon(self, number: int) -> Abandoned:
+        """Forget the steps from ``number`` on."""
+        while self._computed and self._computed[-1][0] >= number:
+            self._computed.pop()
+        self._is_blocked = False
+        self._stages.start_over()
+        if self._collective is not None:
+            self._collective.interrupt()  # a rank of the same stage may wait for this one
+            if self._collective.rank != 0:
+                self._collective.start_over()
+        return Abandoned()
+
+    def _compute(self, message: Launch) -> Answer | None:
         assert self._batch is not None
-        self._computed.append(self._own)
         try:
-            step = self._runner.prepare(self._batch.chunks, self._own, self._sequences)
-            token_ids = step.model_input.token_ids
-            for (place, _), token in zip(step.unknown, message.unknown_tokens, strict=True):
-                token_ids[place] = token
-            if digest(step.model_input) != message.digest:
-                rank = self._collective.rank
-                raise error("rank_failed", rank=rank, reason="its step is not that of rank 0, which is a bug")
-            self._runner.forward(step.model_input)
+            return self._run(message, self._batch)
         except Exception as failure:
             if not is_out_of_memory(failure):
                 raise
-        else:
-            return None
+        # Outside the except clause: the traceback held tensors.
+        self._is_blocked = True
         release_memory()
-        self._collective.interrupt()
-        return OutOfMemory()
+        if self._collective is not None:
+            self._collective.interrupt()
+        return OutOfMemory(message.number)
+
+    def _run(self, message: Launch, batch: StepBatch) -> Results | None:
+        """Compute the step; in the last stage, the results."""
+        step = self._runner.prepare(batch.chunks, self._own, self._sequences)
+        model_input = step.model_input
+        for (place, _), token in zip(step.unknown, message.unknown_tokens, strict=True):
+            model_input.token_ids[place] = token
+        if digest(model_input) != message.digest:
+            raise error("rank_failed", rank=self._rank, reason="its step is not that of rank 0, which is a bug")
+        stages = self._stages
+        if stages.link_in is not None:
+            like = self._runner.hidden_like(model_input)
+            model_input.hidden = stages.link_in.receive(message.number, like, stages.wait)
+            if model_input.hidden is None:
+                return None
+        found = self._runner.forward(model_input)
+        if self._collective is not None and self._collective.is_given_up:
+            return None  # not to be used; rank 0 says what comes next
+        if isinstance(found, StageOutput):
+            assert stages.link_out is not None
+            stages.link_out.send(message.number, found)
+        elif stages.samples:
+            return Results(message.number, self._sample(batch, found, step.logit_rows))
+        return None
+
+    def _sample(self, batch: StepBatch, logits: Tensor, rows: list[range]) -> StepResult:
+        sampled = SampledStep(batch.chunks, self._own)
+        sampled.take_logits(logits, rows)
+        sampled.launch_sampler(self._runner.model.sampler)
+        return sampled.results()
 
 
 def digest(step: ModelInput) -> int:

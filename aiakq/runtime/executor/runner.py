@@ -16,7 +16,7 @@ from aiakq.runtime.engine.records import Chunk
 from aiakq.runtime.executor.captured import Bounds, CapturedStep, capture_step
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.executor.states import StateRows
-from aiakq.runtime.models.decoder import Model, ModelInput
+from aiakq.runtime.models.decoder import Decoder, Model, ModelInput, StageOutput
 
 
 @dataclass
@@ -55,13 +55,20 @@ class Runner:
         self.captured, how = capture_step(self.model, self.caches, bounds, self.page_size, options)
         return how
 
-    def forward(self, step: ModelInput) -> Tensor:
-        """Logits [R, V] float32 of ``step.logit_rows``; writes keys and values into the cache. The next call may write
-        over the result.
+    def forward(self, step: ModelInput) -> Tensor | StageOutput:
+        """Logits [R, V] float32 of ``step.logit_rows``, or what the next stage needs; writes keys and values into the
+        cache. The next call may write over the result.
         """
         if self.captured is not None and self.captured.accepts(step):
             return self.captured(step)
         return self.model.forward(step, self.caches)
+
+    def hidden_like(self, step: ModelInput) -> Tensor:
+        """A tensor [T, hidden] without contents, shaped and typed as the hidden states of ``step`` are."""
+        model = self.model
+        assert isinstance(model, Decoder), "only native models have stages"
+        width = model.config.hidden_size
+        return torch.empty(len(step.token_ids), width, dtype=model.ops.dtype, device=self.device)
 
     def clear(self, pages: list[int]) -> None:
         """Fill ``pages`` of every layer's keys and values with zeros. States are written as a whole before they are

@@ -20,7 +20,7 @@ from aiakq.runtime.engine.messages import RequestSpec
 from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences
-from aiakq.runtime.models.decoder import Model
+from aiakq.runtime.models.decoder import Model, whole_logits
 from aiakq.runtime.sampling_params import SamplingParams
 
 #: Tokens of both sequences, and how many of the first come in the first step.
@@ -110,7 +110,7 @@ def _paged_logits(model: Model, prompts: list[list[int]], device: torch.device) 
     for step in steps:
         sequences = running.update(step, {})
         prepared = runner.prepare(step.chunks, sequences, running)
-        logits = runner.forward(prepared.model_input).clone()
+        logits = whole_logits(runner.forward(prepared.model_input)).clone()
         for chunk, rows in zip(step.chunks, prepared.logit_rows, strict=True):
             found[chunk.slot].append(logits[rows.start : rows.stop])
     return [torch.cat(each) for each in found]

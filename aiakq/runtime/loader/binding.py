@@ -12,13 +12,19 @@ from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.layers.linear import ConcatLinear
+from aiakq.runtime.models.stage import Stage
 
 #: A layer's name, and how many outputs it has.
 Part = tuple[str, int]
 
 
 class LinearBuilder:
-    """The part of ``Weights`` that does not depend on where tensors come from: layers bound to ``ops``."""
+    """The part of ``Weights`` that does not depend on where tensors come from: layers bound to ``ops``.
+
+    stage  the layers to build; None: all.
+    """
+
+    stage: Stage | None = None
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +23,7 @@ from aiakq.spec import LayerSpec, QuantSpec
 class DummyWeights(LinearBuilder):
     """Random ``Weights`` of the right shapes, quantized where the config says so; for benchmarks of shapes.
 
-    The same for the same seed and device.
+    The same for the same seed, name and device, whatever else a rank has.
     """
 
     def __init__(self, config: EngineConfig, ops: Ops) -> None:
@@ -33,8 +34,9 @@ class DummyWeights(LinearBuilder):
             str(config.model.raw.get("dtype") or config.model.raw.get("torch_dtype")), config.device.dtype
         )
         # Drawn on the device: the CPU would take half a minute for a model of 8 B.
-        self.generator = torch.Generator(config.device.device).manual_seed(config.load.seed)
-        self._codes = torch.Generator(config.device.device).manual_seed(config.load.seed)
+        self._seed = config.load.seed
+        self.generator = torch.Generator(config.device.device)
+        self._codes = torch.Generator(config.device.device)
 
     def has(self, name: str) -> bool:
         return False  # families then ask for the usual names
@@ -48,16 +50,21 @@ class DummyWeights(LinearBuilder):
         spec = None if self.spec is None else self.spec.for_layer(name)
         if spec is None:
             return self._random(f"{name}.weight", n, k)
+        self._reseed(self._codes, name)
         return dequantize(random_weight(spec, n, k, None, self.ops.device, self._codes), self.ops.dtype)
 
     def _random(self, name: str, *shape: int) -> Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(shape)
+        self._reseed(self.generator, name)
         return (
             torch.randn(shape, generator=self.generator, device=self.generator.device)
             .mul_(shape[-1] ** -0.5)
             .to(self.stored)
         )
+
+    def _reseed(self, generator: torch.Generator, name: str) -> None:
+        generator.manual_seed(self._seed ^ zlib.crc32(name.encode()))
 
     def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
         """A layer [N, K]; ``rows`` [N] do not matter to random ones."""
@@ -71,6 +78,7 @@ class DummyWeights(LinearBuilder):
         joined = None if biases is None else joined_rows(biases)
         if specs[0] is not None:
             n = sum(n for _, n in parts)
+            self._reseed(self._codes, parts[0][0])
             return self.ops.linear(random_weight(specs[0], n, k, joined, self.ops.device, self._codes), len(parts))
         return self.dense(joined_rows([self._random(f"{name}.weight", n, k) for name, n in parts]), joined, len(parts))
 

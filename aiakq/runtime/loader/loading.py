@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.device_memory import is_out_of_memory, release_memory
-from aiakq.runtime.distributed.rank_group import RankGroup, start_ranks
+from aiakq.runtime.device_memory import release_memory
+from aiakq.runtime.distributed.rank_group import RankGroup
+from aiakq.runtime.distributed.starting import start_ranks
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.messages import ModelLimits
@@ -24,9 +24,9 @@ from aiakq.runtime.executor.kv_cache import (
     kv_bytes_per_page,
     state_rows,
 )
-from aiakq.runtime.executor.multiprocess import new_executor
 from aiakq.runtime.executor.runner import Runner
-from aiakq.runtime.loader.model_loader import load_model
+from aiakq.runtime.executor.selection import new_executor
+from aiakq.runtime.loader.model_loader import load_within_memory
 from aiakq.system.memory import gc_frozen
 
 
@@ -46,7 +46,7 @@ def _ignore(phase: Phase) -> None:
 def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignore) -> Engine:
     """Load the model, size the page pool and put the engine together, reporting each phase.
 
-    Raises what ``load_model`` raises, and ``out_of_memory``.
+    Raises what ``load_within_memory`` raises.
     """
     config = fit_positions(config)
     group = start_ranks(config)
@@ -61,20 +61,16 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
 def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group: RankGroup | None) -> Engine:
     started = time.monotonic()
     with gc_frozen():
-        try:
-            model, operations = load_model(config, None if group is None else group.collective)
-        except Exception as failure:
-            if not is_out_of_memory(failure):
-                raise
-            raise error(
-                "out_of_memory",
-                reason=(str(failure).strip().splitlines() or ["an allocation failed"])[0][:200].rstrip("."),
-            ) from failure
-        release_memory()
+        model, operations = load_within_memory(config, None if group is None else group.share)
+    release_memory()
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
     on_phase(Phase("weights", time.monotonic() - started, f"{config.model.architecture}, {method}"))
     started = time.monotonic()
-    num_pages = count_pages(config, model)
+    if group is None:
+        num_pages = count_pages(config, model)
+    else:
+        group.wait_loaded(config)  # what is free is known when all have loaded
+        num_pages = group.count_pages(count_pages(config, model, group.host_ranks))
     if config.fit_model_len:
         fitting = min(config.model.num_positions, (num_pages - 1) * config.cache.block_size)
         config = replace(config, max_model_len=min(config.max_model_len, fitting))
@@ -110,11 +106,14 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
         "batch": f"up to {bounds.rows} sequences, {bounds.tokens} tokens a step",
     }
     if group is not None:
-        facts["ranks"] = f"{group.size} processes share each layer; threads of each: {group.threads}"
+        facts["ranks"] = group.describe()
     if states is not None:
         facts["recurrent states"] = describe_states(config, model)
-    executor = new_executor(runner, group, config, num_pages, num_slots, bounds)
-    return Engine(executor, scheduler, limits, facts, max_pending_steps=2 if config.scheduler.async_scheduling else 1)
+    if group is not None:
+        group.configure(num_pages, num_slots, bounds.tokens, bounds.rows, bounds.length)
+    executor = new_executor(runner, group, num_slots, -(-bounds.length // config.cache.block_size))
+    stages = config.parallel.pipeline_parallel_size
+    return Engine(executor, scheduler, limits, facts, max(stages, 1 + config.scheduler.async_scheduling))
 
 
 def device_name(device: torch.device) -> str:

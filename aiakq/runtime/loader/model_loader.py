@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from aiakq.errors import error
-from aiakq.kernels.ops.sharded import Collective, ShardedOps
+from aiakq.kernels.ops.sharded import ShardedOps
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.device_memory import is_out_of_memory
+from aiakq.runtime.distributed.model_share import ModelShare, stage_of
 from aiakq.runtime.loader.description import describe_operations
 from aiakq.runtime.loader.weights import CheckpointWeights, weights_for
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 from aiakq.runtime.models.decoder import Model
+from aiakq.runtime.models.stage import whole_model
 
 
-def load_model(config: EngineConfig, collective: Collective | None = None) -> tuple[Model, dict[str, str]]:
-    """Build the model of ``config``; returns it and rows of the start-up table: what its operations run in.
+def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[Model, dict[str, str]]:
+    """Build the model of ``config``, or one rank's ``share`` of it; returns it and rows of the start-up table: what its
+    operations run in.
 
-    collective  of the ranks that share the model; this process then loads its rank's share.
-    Raises AiakqError: model_unsupported, tensor_inventory, tensor_mismatch, not_finite, model_*.
+    Raises AiakqError: model_unsupported, ranks_unavailable, tensor_inventory, tensor_mismatch, not_finite, model_*.
     """
+    share = share or ModelShare()
     architecture = config.model.architecture
     native = architecture in ARCHITECTURES
     if not native and config.load.model_impl == "aiakq":
@@ -31,19 +35,36 @@ def load_model(config: EngineConfig, collective: Collective | None = None) -> tu
     if not native or config.load.model_impl == "transformers":
         from aiakq.runtime.loader.transformers_fallback import load_transformers_model
 
-        if collective is not None:
+        if share != ModelShare():
             reason = "models that run through transformers are not distributed over ranks"
             raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
         return load_transformers_model(config)
-    weights = weights_for(config, collective)
+    weights = weights_for(config, share.collective)
+    weights.stage = stage_of(config, share, weights.checkpoint if isinstance(weights, CheckpointWeights) else None)
     model = ARCHITECTURES.load(architecture).build(config.model, weights)
+    if model.stage != (weights.stage or whole_model(config.model.num_layers)):
+        reason = "it cannot be distributed by layers, because it builds all of them"
+        raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
     if isinstance(weights.ops, ShardedOps):
         weights.ops.finish()
     facts = describe_operations(weights.ops)
+    if weights.stage is not None:
+        facts["layers"] = f"{len(weights.stage.layers)} of {weights.stage.num_layers}, and the others in other stages"
     facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks])
     if isinstance(weights, CheckpointWeights) and weights.checkpoint.beside_text:
         facts["model part"] = _text_part_only(weights.checkpoint.beside_text)
     return model, facts
+
+
+def load_within_memory(config: EngineConfig, share: ModelShare | None = None) -> tuple[Model, dict[str, str]]:
+    """The same as load_model. Raises ``out_of_memory`` where an allocation fails."""
+    try:
+        return load_model(config, share)
+    except Exception as failure:
+        if not is_out_of_memory(failure):
+            raise
+        reason = (str(failure).strip().splitlines() or ["an allocation failed"])[0][:200].rstrip(".")
+        raise error("out_of_memory", reason=reason) from failure
 
 
 def _text_part_only(left_out: Collection[str]) -> str:

@@ -1,6 +1,6 @@
 """The process of a rank other than 0: loads its share of the model, and carries out what rank 0 sends until that ends.
 
-Started by ``rank_group`` with the number of an inherited socket as its only argument. Signals are ignored: the process
+Started by ``child_ranks`` with the number of an inherited socket as its only argument. Signals are ignored: the process
 ends when rank 0 closes the socket.
 """
 
@@ -9,14 +9,30 @@ from __future__ import annotations
 import faulthandler
 import mmap
 import os
+import select
 import signal
 import socket
 import sys
+import threading
 import traceback
+from collections import deque
 from importlib.metadata import version
 
 from aiakq.errors import WORKER, AiakqError, error, one_line
-from aiakq.runtime.distributed.messages import Channel, Configure, Load, RankFailed, RankLoaded, RankReady, frame
+from aiakq.runtime.distributed.messages import (
+    Abandon,
+    Alive,
+    Channel,
+    Configure,
+    CountPages,
+    Load,
+    PagesCounted,
+    RankFailed,
+    RankLoaded,
+    RankReady,
+    ToRank,
+    frame,
+)
 from aiakq.system.processes import end_with_parent
 
 
@@ -29,7 +45,7 @@ def main() -> None:
     end_with_parent()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
-        code = _run(channel)
+        code = run_rank(channel)
     except OSError:  # rank 0 went away while we were sending
         code = 0
     # Skips the interpreter's tear-down, where thread pools of torch now and then hang.
@@ -37,8 +53,8 @@ def main() -> None:
     os._exit(code)
 
 
-def _run(channel: Channel) -> int:
-    """Load and compute; returns the exit code."""
+def run_rank(channel: Channel) -> int:
+    """Load and compute; returns the exit code. Raises OSError where rank 0 is gone."""
     first = channel.receive_at_rank()
     if first is None:
         return 0
@@ -57,6 +73,45 @@ def _run(channel: Channel) -> int:
     return 0
 
 
+class _Inbox:
+    """The messages of rank 0, some of which arrive while the rank waits for something else."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._early: deque[ToRank | None] = deque()
+
+    def receive(self) -> ToRank | None:
+        """The next message; None if rank 0 is gone."""
+        return self._early.popleft() if self._early else self._channel.receive_at_rank()
+
+    def wait_for(self, sock: socket.socket) -> bool:
+        """Wait until ``sock`` can be read; False if the steps are abandoned, or rank 0 is gone, before that."""
+        while not any(message is None or isinstance(message, Abandon) for message in self._early):
+            readable, _, _ = select.select([sock, self._channel.socket], [], [])
+            if sock in readable:
+                return True
+            self._early.append(self._channel.receive_at_rank())
+        return False
+
+
+class _Pulse(threading.Thread):
+    """Tells rank 0 now and then, while it waits for steps, that the process runs."""
+
+    def __init__(self, channel: Channel, seconds: float) -> None:
+        super().__init__(name="pulse", daemon=True)
+        self.busy = threading.Event()
+        self._channel, self._seconds, self._frame = channel, seconds, frame(Alive())
+        self._never = threading.Event()
+
+    def run(self) -> None:
+        try:
+            while self.busy.wait():
+                self._channel.send(self._frame)
+                self._never.wait(self._seconds)
+        except OSError:
+            pass  # rank 0 is gone, which the other thread notices
+
+
 def _follow(channel: Channel, load: Load) -> None:
     """Everything between the first message and the end of rank 0."""
     if load.cpus:
@@ -65,33 +120,58 @@ def _follow(channel: Channel, load: Load) -> None:
 
     from aiakq.kernels.cpu.gather import NativeCollective, memory_bytes
     from aiakq.runtime.config.engine import EngineConfig
+    from aiakq.runtime.distributed.links import LinkReceiver, LinkSender
+    from aiakq.runtime.distributed.model_share import ModelShare
     from aiakq.runtime.distributed.rank_group import checkpoint_digest
     from aiakq.runtime.executor.cpu_program import Bounds
-    from aiakq.runtime.executor.follower import Follower
-    from aiakq.runtime.executor.kv_cache import fit_positions, state_rows
+    from aiakq.runtime.executor.follower import Follower, Stages
+    from aiakq.runtime.executor.kv_cache import count_pages, fit_positions, state_rows
     from aiakq.runtime.executor.runner import Runner
     from aiakq.runtime.loader.model_loader import load_model
 
     torch.set_num_threads(load.threads)
-    memory = mmap.mmap(load.memory, memory_bytes(load.size))
-    os.close(load.memory)
-    collective = NativeCollective(memory, load.rank, load.size, load.time_limit)
+    collective = None
+    if load.memory is not None:
+        memory = mmap.mmap(load.memory, memory_bytes(load.size))
+        os.close(load.memory)
+        collective = NativeCollective(memory, load.place, load.size, load.time_limit)
     config = fit_positions(EngineConfig.from_args(load.arguments))
-    model, _ = load_model(config, collective)
+    model, _ = load_model(config, ModelShare(collective, load.stage, load.num_stages))
     channel.send(frame(RankLoaded(version("aiakq"), checkpoint_digest(config))))
     sizes = channel.receive_at_rank()
+    if isinstance(sizes, CountPages):
+        channel.send(frame(PagesCounted(count_pages(config, model, load.host_ranks))))
+        sizes = channel.receive_at_rank()
     if sizes is None:
         return
-    assert isinstance(sizes, Configure), "the second message says how large the cache is"
+    assert isinstance(sizes, Configure), "the next message says how large the cache is"
     states = state_rows(config, model, sizes.num_pages, sizes.num_slots)
     runner = Runner(model, sizes.num_pages, config.cache.block_size, config.device.device, states)
     runner.capture(Bounds(sizes.tokens, sizes.rows, sizes.length), config.compilation)
-    follower = Follower(runner, collective, sizes.num_slots, -(-sizes.length // config.cache.block_size))
+    inbox = _Inbox(channel)
+    stages = Stages(samples=load.num_stages > 1 and load.rank == load.size * (load.num_stages - 1))
+    if load.link_out is not None:
+        stages.link_out = LinkSender(socket.socket(fileno=load.link_out))
+    if load.link_in is not None:
+        link_in = socket.socket(fileno=load.link_in)
+        stages.link_in, stages.wait = LinkReceiver(link_in), lambda: inbox.wait_for(link_in)
+    max_pages = -(-sizes.length // config.cache.block_size)
+    follower = Follower(runner, load.rank, collective, stages, sizes.num_slots, max_pages)
     channel.send(frame(RankReady()))
-    while (message := channel.receive_at_rank()) is not None:
-        answer = follower.apply(message)
+    pulse = _Pulse(channel, min(1.0, load.time_limit / 8))
+    pulse.start()
+    while (request := inbox.receive()) is not None:
+        pulse.busy.set()
+        answer = follower.apply(request)
         if answer is not None:
             channel.send(frame(answer))
-        if collective.late_rank is not None:
-            limit, place = load.time_limit, f"gather {collective.num_meetings}"
-            raise error("rank_late", rank=collective.late_rank, limit=limit, place=place)
+        if not follower.has_pending_steps:
+            pulse.busy.clear()
+        if collective is not None and collective.late_rank is not None:
+            raise _late(load, collective.late_rank, collective.num_meetings)
+
+
+def _late(load: Load, place: int, gather: int) -> AiakqError:
+    """The error for a rank of this one's stage that is not at a gather in time."""
+    rank = load.stage * load.size + place
+    return error("rank_late", rank=rank, limit=load.time_limit, place=f"gather {gather}")

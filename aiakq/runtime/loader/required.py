@@ -37,6 +37,7 @@ class RequiredWeights:
 
     checkpoint: Checkpoint
     limit: int
+    stage: None = None  # the whole model
     ops: PlannedOps = field(default_factory=lambda: PlannedOps(Ops(torch.device("cpu"), torch.float32)))
     required: RequiredTensors = field(default_factory=RequiredTensors)
 

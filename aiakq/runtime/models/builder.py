@@ -32,6 +32,7 @@ from aiakq.runtime.models.decoder import (
     Rescale,
     Weights,
 )
+from aiakq.runtime.models.stage import whole_model
 
 #: Ten times more than any model has.
 _MAX_OUTPUTS = 2**21
@@ -99,18 +100,27 @@ class DecoderBuilder:
     # --- the decoder ---
 
     def build(self) -> Decoder:
-        """The whole model."""
-        embedding, head = self.embedding()
+        """The whole model, or the stage that the weights ask for."""
+        stage = self.weights.stage or whole_model(self.config.num_layers)
+        tied = self.config.tie_word_embeddings
+        embedding, head = self.embedding() if stage.is_first or (tied and stage.is_last) else (None, None)
+        blocks = [self.block(layer) for layer in stage.layers]
+        norm = self.final_norm() if stage.is_last else None
+        if head is None and stage.is_last:
+            head = self.head()
         return Decoder(
             config=self.config,
             ops=self.ops,
-            embedding=embedding,
-            blocks=[self.block(layer) for layer in range(self.config.num_layers)],
-            norm=self.norm(self.names.norm),
-            head=self.head() if head is None else head,
-            positions=self.positions(),
-            after_embedding=self.after_embedding(),
-            after_head=self.after_head(),
+            stage=stage,
+            embedding=embedding if stage.is_first else None,
+            blocks=blocks,
+            norm=norm,
+            head=head if stage.is_last else None,
+            positions=self.positions() if stage.is_first else None,
+            project_in=self.project_in() if stage.is_first else None,
+            project_out=self.project_out() if stage.is_last else None,
+            after_embedding=self.after_embedding() if stage.is_first else None,
+            after_head=self.after_head() if stage.is_last else None,
         )
 
     def embedding(self) -> tuple[EmbeddingLayer, LinearLayer | None]:
@@ -134,6 +144,18 @@ class DecoderBuilder:
     def after_embedding(self) -> Rescale | None:
         """See Decoder."""
         return None
+
+    def project_in(self) -> LinearLayer | None:
+        """See Decoder."""
+        return None
+
+    def project_out(self) -> LinearLayer | None:
+        """See Decoder."""
+        return None
+
+    def final_norm(self) -> Norm | None:
+        """The norm before the output layer."""
+        return self.norm(self.names.norm)
 
     def after_head(self) -> Rescale | None:
         """See Decoder."""

@@ -19,6 +19,21 @@ from aiakq.kernels.ops.scaling import Scaling
 from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.models.stage import Stage
+
+
+@dataclass
+class StageOutput:
+    """What a stage passes on: ``x`` [T, hidden], and a ``residual`` [T, hidden] or None that has still to be added."""
+
+    x: Tensor
+    residual: Tensor | None
+
+
+def whole_logits(found: Tensor | StageOutput) -> Tensor:
+    """The logits [R, V] that a model which is not one of several stages returned."""
+    assert isinstance(found, Tensor), "the head is in another stage"
+    return found
 
 
 @dataclass
@@ -29,16 +44,23 @@ class ModelInput:
     positions   [T] int64.
     context     where their keys and values are in the cache.
     logit_rows  [R] int64, the rows of T whose logits are wanted.
+    hidden      what the stage before made of the tokens; None in the first one. It is modified.
     """
 
     token_ids: Tensor
     positions: Tensor
     context: AttentionContext
     logit_rows: Tensor
+    hidden: StageOutput | None = None
 
 
 class Weights(Protocol):
-    """Where a family's ``build`` gets its tensors and layers from; see aiakq/runtime/loader/weights.py."""
+    """Where a family's ``build`` gets its tensors and layers from; see aiakq/runtime/loader/weights.py.
+
+    stage  the layers to build; None: all.
+    """
+
+    stage: Stage | None
 
     @property
     def ops(self) -> Ops:
@@ -96,8 +118,10 @@ class Model(Protocol):
         ``state_rows`` states.
         """
 
-    def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
-        """Logits [R, V] float32 of ``step.logit_rows``; writes the step's keys and values into ``caches``."""
+    def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor | StageOutput:
+        """Logits [R, V] float32 of ``step.logit_rows``, or what the next stage needs; writes the step's keys and values
+        into ``caches``.
+        """
 
 
 class MLP(Protocol):
@@ -305,6 +329,8 @@ class Decoder:
     """A decoder-only language model: embedding, blocks, final norm, head.
 
     ops              that its layers are bound to.
+    stage            the layers that ``blocks`` are; the first stage alone has what comes before them, the last one what
+                     comes after.
     positions        the embedding of learned positions, or None with rotary ones.
     project_in, out  between the embedding's width and the blocks' (OPT-350m), or None.
     after_embedding  a multiplier (Gemma) or a norm (Bloom) of the embeddings, or None.
@@ -313,10 +339,11 @@ class Decoder:
 
     config: ModelConfig
     ops: Ops
-    embedding: EmbeddingLayer
+    stage: Stage
+    embedding: EmbeddingLayer | None
     blocks: Sequence[DecoderLayer]
     norm: Norm | None
-    head: LinearLayer
+    head: LinearLayer | None
     positions: EmbeddingLayer | None = None
     project_in: LinearLayer | None = None
     project_out: LinearLayer | None = None
@@ -332,9 +359,10 @@ class Decoder:
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
-    def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
-        """Logits [R, V] float32; see Model.forward."""
-        return self.compute(step, caches).float()
+    def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor | StageOutput:
+        """Logits [R, V] float32, or the hidden states for the next stage; see Model.forward."""
+        found = self.compute(step, caches)
+        return found.float() if isinstance(found, Tensor) else found
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """See Model.kv_bytes_per_token."""
@@ -348,17 +376,16 @@ class Decoder:
         """See Model.new_caches."""
         return [block.attention.new_cache(pages, page_size, state_rows) for block in self.blocks]
 
-    def compute(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
-        """The logits [R, V] in the activation dtype: what can be recorded (executor/cpu_program.py)."""
-        x, residual = self.embedding(step.token_ids), None
-        if self.after_embedding is not None:
-            x = _plain(self.after_embedding(x))
-        if self.project_in is not None:
-            x = self.project_in(x)
-        if self.positions is not None:
-            residual = self.positions(step.positions)
+    def compute(self, step: ModelInput, caches: list[LayerCache]) -> Tensor | StageOutput:
+        """The logits [R, V] in the activation dtype, or the hidden states: what can be recorded
+        (executor/cpu_program.py).
+        """
+        hidden = self._embedded(step) if step.hidden is None else step.hidden
+        x, residual = hidden.x, hidden.residual
         for block, cache in zip(self.blocks, caches, strict=True):
             x, residual = block(x, residual, step.positions, cache, step.context)
+        if self.head is None:
+            return StageOutput(x, residual)
         x = self._select_rows(x, step.logit_rows)
         residual = None if residual is None else self._select_rows(residual, step.logit_rows)
         if self.norm is not None:
@@ -368,3 +395,13 @@ class Decoder:
         if self.project_out is not None:
             x = self.project_out(x)
         return _rescaled(self.head(x), self.after_head)
+
+    def _embedded(self, step: ModelInput) -> StageOutput:
+        """What the first block gets."""
+        assert self.embedding is not None, "a later stage needs the hidden states of the one before"
+        x = self.embedding(step.token_ids)
+        if self.after_embedding is not None:
+            x = _plain(self.after_embedding(x))
+        if self.project_in is not None:
+            x = self.project_in(x)
+        return StageOutput(x, None if self.positions is None else self.positions(step.positions))

@@ -2,58 +2,83 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from aiakq.kernels.ops.embedding import EmbeddingLayer
+from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.norm import Norm
-from aiakq.kernels.types import AttentionSpec
+from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.activation import activation
-from aiakq.runtime.layers.attention import Attention
-from aiakq.runtime.models.decoder import Block, Decoder, PlainMLP, Weights
+from aiakq.runtime.models.builder import LayerNormBuilder, Names
+from aiakq.runtime.models.decoder import Block, Decoder, DecoderLayer, Weights
 
 #: Rows before position 0 in the table of learned positions.
 POSITION_OFFSET = 2
 
 
+class OPTBuilder(LayerNormBuilder):
+    """OPT. The smallest but one (350m) has norms after the sums, and an embedding narrower than its layers."""
+
+    names = Names(
+        embedding="model.decoder.embed_tokens",
+        layers="model.decoder.layers",
+        norm="model.decoder.final_layer_norm",
+        attention_norm="self_attn_layer_norm",
+        mlp_norm="final_layer_norm",
+        output="self_attn.out_proj",
+        gate_up=("fc1",),
+        down="fc2",
+    )
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        self.qkv_bias = self.output_bias = self.mlp_bias = bool(config.raw.get("enable_bias", True))
+        self._norm_first = bool(config.raw.get("do_layer_norm_before", True))
+        self._embedding_width = config.raw.get("word_embed_proj_dim", config.hidden_size)
+
+    def embedding(self) -> tuple[EmbeddingLayer, LinearLayer | None]:
+        """The embedding, and the output layer if it is tied to it, as wide as the embedding."""
+        config = self.config
+        name = f"{self.names.embedding}.weight"
+        return self.weights.embedding(name, config.vocab_size, self._embedding_width, tied=config.tie_word_embeddings)
+
+    def head(self) -> LinearLayer:
+        """The output layer that is not tied."""
+        return self.weights.linear(self.names.head, self.config.vocab_size, self._embedding_width)
+
+    def positions(self) -> EmbeddingLayer:
+        """The table of learned positions."""
+        config = self.config
+        rows = config.max_position + POSITION_OFFSET
+        table = self.weights.tensor("model.decoder.embed_positions.weight", rows, config.hidden_size)
+        return self.ops.embedding(table[POSITION_OFFSET:])
+
+    def rotary(self, layer: int) -> RotaryTables | None:
+        """None: positions are learned."""
+        return None
+
+    def project_in(self) -> LinearLayer | None:
+        """From the embedding's width to that of the layers."""
+        D, width = self.config.hidden_size, self._embedding_width
+        return self.weights.linear("model.decoder.project_in", D, width) if width != D else None
+
+    def project_out(self) -> LinearLayer | None:
+        """From the layers' width to that of the embedding."""
+        D, width = self.config.hidden_size, self._embedding_width
+        return self.weights.linear("model.decoder.project_out", width, D) if width != D else None
+
+    def final_norm(self) -> Norm | None:
+        """None after layers that end with a norm."""
+        removed = self.config.raw.get("_remove_final_layer_norm", False)
+        return super().final_norm() if self._norm_first and not removed else None
+
+    def block(self, layer: int) -> DecoderLayer:
+        """One layer."""
+        block = super().block(layer)
+        assert isinstance(block, Block)
+        return replace(block, norm_first=self._norm_first)
+
+
 def build(config: ModelConfig, weights: Weights) -> Decoder:
     """OPTForCausalLM from ``weights``."""
-    raw, ops = config.raw, weights.ops
-    D, F, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
-    width = raw.get("word_embed_proj_dim", D)
-    bias = bool(raw.get("enable_bias", True))
-    norm_first = bool(raw.get("do_layer_norm_before", True))
-
-    def norm(name: str) -> Norm:
-        return ops.layer_norm(weights.tensor(f"{name}.weight", D), weights.tensor(f"{name}.bias", D), config.norm_eps)
-
-    def block(layer: int) -> Block:
-        at = f"model.decoder.layers.{layer}"
-        attention = Attention(
-            qkv=weights.stacked(
-                [(f"{at}.self_attn.{name}", D) for name in ("q_proj", "k_proj", "v_proj")], D, bias=bias
-            ),
-            output=weights.linear(f"{at}.self_attn.out_proj", D, D, bias=bias),
-            spec=AttentionSpec(config.num_heads, config.num_heads, head_dim, head_dim**-0.5),
-            ops=ops,
-        )
-        mlp = PlainMLP(
-            first=weights.linear(f"{at}.fc1", F, D, bias=bias),
-            second=weights.linear(f"{at}.fc2", D, F, bias=bias),
-            act=activation(config.activation, ops),
-        )
-        return Block(norm(f"{at}.self_attn_layer_norm"), attention, norm(f"{at}.final_layer_norm"), mlp, norm_first)
-
-    tied = config.tie_word_embeddings
-    embedding, head = weights.embedding("model.decoder.embed_tokens.weight", config.vocab_size, width, tied=tied)
-    positions = weights.tensor("model.decoder.embed_positions.weight", config.max_position + POSITION_OFFSET, D)
-    narrow = width != D
-    final_norm = norm_first and not raw.get("_remove_final_layer_norm", False)
-    return Decoder(
-        config=config,
-        ops=ops,
-        embedding=embedding,
-        blocks=[block(layer) for layer in range(config.num_layers)],
-        norm=norm("model.decoder.final_layer_norm") if final_norm else None,
-        head=weights.linear("lm_head", config.vocab_size, width) if head is None else head,
-        positions=ops.embedding(positions[POSITION_OFFSET:]),
-        project_in=weights.linear("model.decoder.project_in", D, width) if narrow else None,
-        project_out=weights.linear("model.decoder.project_out", width, D) if narrow else None,
-    )
+    return OPTBuilder(config, weights).build()

@@ -17,7 +17,7 @@ import torch
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
-from aiakq.runtime.distributed import rank_group
+from aiakq.runtime.distributed import child_ranks, rank_group
 from aiakq.runtime.distributed.messages import Sampled
 
 PROMPTS = [{"prompt_token_ids": [5 + number, 17, 300, 41]} for number in range(4)]
@@ -51,7 +51,7 @@ def patched(monkeypatch) -> Iterator[Callable[[str], None]]:
 
     def patch(code: str) -> None:
         start = "from aiakq.runtime.loader.rank_process import main; main()"
-        monkeypatch.setattr(rank_group, "_COMMAND", ("-P", "-c", f"{code}\n{start}"))
+        monkeypatch.setattr(child_ranks, "_COMMAND", ("-P", "-c", f"{code}\n{start}"))
 
     yield patch
 
@@ -206,7 +206,7 @@ def test_a_rank_that_reads_no_messages_is_named(two_ranks):
 def test_threads_and_processors_are_those_of_a_rank_until_the_group_ends(two_ranks, monkeypatch):
     cpus, threads = os.sched_getaffinity(0), torch.get_num_threads()
     first, second = sorted(cpus)[:2]
-    monkeypatch.setattr(rank_group, "cpu_shares", lambda size: [[first], [second]])
+    monkeypatch.setattr(child_ranks, "cpu_shares", lambda size: [[first], [second]])
     llm = two_ranks()
     (pid,) = ranks_of(llm)
     assert os.sched_getaffinity(0) == {first} and os.sched_getaffinity(pid) == {second}

@@ -17,7 +17,7 @@ from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.messages import NOTHING_LEFT, OUT_OF_MEMORY, Abort, ModelLimits, RequestSpec, ResetPrefixCache
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
-from aiakq.runtime.executor import local, sampler
+from aiakq.runtime.executor import sampled_step, sampler
 from aiakq.runtime.executor.local import LocalExecutor
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.sampling_params import SamplingParams
@@ -236,7 +236,7 @@ def test_a_step_that_does_not_fit_into_memory_is_run_in_halves(ahead, where, mon
         monkeypatch.setattr(model_of(engine), "forward", counted)
     else:
         counted = limited(sampler.sample, lambda arguments: sum(row.position for row in arguments[2]))
-        monkeypatch.setattr(local, "sample", counted)
+        monkeypatch.setattr(sampled_step, "sample", counted)
     prompts = [[1], [2, 3, 4], [5] * 9, [6] * 12, [7] * 2, [8] * 4]
     news = run_all(engine, [spec(f"r{at}", prompt, 2) for at, prompt in enumerate(prompts)])
     for at, prompt in enumerate(prompts):

@@ -20,15 +20,18 @@ FAMILIES = (
     "LlamaForCausalLM", "OPTForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "Qwen2MoeForCausalLM",
     "BloomForCausalLM", "DeepseekV3ForCausalLM", "Qwen3NextForCausalLM", "Mamba2ForCausalLM", "GPT2LMHeadModel",
 )  # fmt: skip
+#: Ranks of a stage, and stages.
+SHAPES = {"float32": ((2, 1), (3, 1), (4, 1), (1, 2), (2, 2)), "bfloat16": ((2, 1), (1, 3))}
 if os.environ.get("AIAKQ_EVERY_ARCHITECTURE"):
     FAMILIES = tuple(ARCHITECTURES)
+    SHAPES = dict.fromkeys(SHAPES, tuple((size, stages) for size in (1, 2, 3, 4) for stages in (1, 2))[1:])
 
 
 def answers(folder: Path, **arguments: Any) -> list[tuple[list[int], Any]]:
     """Of prompts of several lengths that share a beginning, sampled and greedy, through few pages."""
     llm = LLM(
         str(folder), max_model_len=128, max_num_seqs=6, num_gpu_blocks_override=60, block_size=4,
-        max_num_batched_tokens=40, **arguments,
+        **{"max_num_batched_tokens": 40, **arguments},
     )  # fmt: skip
     draw = random.Random(3)
     shared = [draw.randrange(5, 250) for _ in range(24)]
@@ -54,7 +57,7 @@ def answers(folder: Path, **arguments: Any) -> list[tuple[list[int], Any]]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("method", METHODS)
-def test_every_format_gives_the_same_on_any_number_of_ranks(method, dtype, example_model, tmp_path):
+def test_every_format_gives_the_same_on_any_number_of_ranks_and_stages(method, dtype, example_model, tmp_path):
     folder = tmp_path / method
     grouped: dict[str, Any] = {"act_order": "group"} if method == "gptq" else {}
     quantize_checkpoint(
@@ -63,14 +66,25 @@ def test_every_format_gives_the_same_on_any_number_of_ranks(method, dtype, examp
         )
     )
     alone = answers(folder, dtype=dtype)
-    for size in (2, 3, 4):
-        assert answers(folder, dtype=dtype, tensor_parallel_size=size) == alone, size
+    for size, stages in SHAPES[dtype]:
+        found = answers(folder, dtype=dtype, tensor_parallel_size=size, pipeline_parallel_size=stages)
+        assert found == alone, (size, stages)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_every_family_gives_the_same_on_two_ranks(architecture, tiny_model):
+def test_every_family_gives_the_same_on_two_ranks_and_two_stages(architecture, tiny_model):
     folder = tiny_model(architecture)
-    assert answers(folder, dtype="float32", tensor_parallel_size=2) == answers(folder, dtype="float32")
+    alone = answers(folder, dtype="float32")
+    assert answers(folder, dtype="float32", tensor_parallel_size=2) == alone
+    assert answers(folder, dtype="float32", pipeline_parallel_size=2) == alone
+
+
+@pytest.mark.parametrize(
+    "options", [{"enforce_eager": True}, {"kv_cache_dtype": "int8"}, {"enable_chunked_prefill": False}]
+)
+def test_stages_give_the_same_however_steps_run(options, example_model):
+    arguments = {"dtype": "float32", "max_num_batched_tokens": 128, **options}
+    assert answers(example_model, pipeline_parallel_size=3, **arguments) == answers(example_model, **arguments)
 
 
 def test_steps_that_are_submitted_ahead_give_the_same(tiny_model):
@@ -89,7 +103,9 @@ def test_odd_vocabularies_and_one_head_of_keys(tiny_model):
 def test_made_up_weights_are_those_of_one_process(tiny_model):
     folder = tiny_model("LlamaForCausalLM")
     dummy = {"dtype": "float32", "load_format": "dummy"}
-    assert answers(folder, tensor_parallel_size=2, **dummy) == answers(folder, **dummy)
+    alone = answers(folder, **dummy)
+    assert answers(folder, tensor_parallel_size=2, **dummy) == alone
+    assert answers(folder, pipeline_parallel_size=2, **dummy) == alone
 
 
 def test_the_start_up_table_names_the_ranks(tiny_model):

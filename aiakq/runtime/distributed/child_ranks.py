@@ -1,0 +1,173 @@
+"""Ranks as child processes of rank 0's: they share memory and sockets without names."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from aiakq.errors import error
+from aiakq.kernels.cpu import library
+from aiakq.kernels.cpu.gather import NativeCollective, memory_bytes
+from aiakq.runtime.config.parallel import ParallelConfig
+from aiakq.runtime.distributed.links import LinkSender
+from aiakq.runtime.distributed.messages import Channel, Load, frame
+from aiakq.runtime.distributed.rank_group import RankGroup
+from aiakq.system.threads import spin_briefly
+from aiakq.system.topology import cpu_shares
+
+_STDERR = 2
+#: ``-P`` keeps the current folder off the child's import path, so that no file there can shadow a library.
+_COMMAND = ("-P", "-c", "from aiakq.runtime.loader.rank_process import main; main()")
+
+
+def start_child_ranks(parallel: ParallelConfig) -> RankGroup:
+    """Ranks 1 and up, loading. Until the group is closed, this process has a rank's share of the threads, and the
+    thread that calls this a rank's processors.
+
+    Raises ``ranks_unavailable`` and ``rank_failed``.
+    """
+    reason = library.unavailable()
+    if reason is not None or not hasattr(os, "memfd_create"):
+        raise error("ranks_unavailable", reason=reason or "they share memory in a way that only Linux has")
+    size, count = parallel.tensor_parallel_size, parallel.world_size
+    cpus, threads = cpu_shares(count), max(1, torch.get_num_threads() // count)
+    restore = _Restore()
+    ranks: list[ChildRank] = []
+    with _Connections(size, count // size, parallel.timeout) as connections:
+        try:
+            for rank in range(1, count):
+                link_in, link_out = connections.links(rank)
+                memory = connections.memory(rank)
+                place = (rank, size, count // size, count, memory, link_in, link_out)
+                ranks.append(ChildRank(Load(dict(parallel.arguments), *place, threads, cpus[rank], parallel.timeout)))
+        except BaseException:
+            for started in ranks:
+                started.kill()
+                started.end()
+            raise
+        sock = connections.own_link()
+        link = None if sock is None else LinkSender(sock)
+        group = RankGroup(ranks, size, threads, parallel.timeout, connections.collectives, link, restore)
+    torch.set_num_threads(threads)
+    if cpus[0]:
+        os.sched_setaffinity(0, cpus[0])
+    return group
+
+
+class _Restore:
+    """Called, it gives this process the threads, and the thread that made it the processors, that they had then."""
+
+    def __init__(self) -> None:
+        self._threads, self._cpus = torch.get_num_threads(), os.sched_getaffinity(0)
+        self._thread = threading.get_native_id()
+
+    def __call__(self) -> None:
+        torch.set_num_threads(self._threads)
+        with contextlib.suppress(OSError):  # that thread has ended
+            os.sched_setaffinity(self._thread, self._cpus)
+
+
+class _Connections:
+    """What ranks share: memory within each stage, and sockets between a rank and the one in its place in the next
+    stage. Descriptors are closed at the end of the with-block, when the processes have them.
+    """
+
+    def __init__(self, size: int, num_stages: int, time_limit: float) -> None:
+        self._size = size
+        self._memories: list[int] = []
+        self.collectives: list[NativeCollective] = []
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        for _ in range(num_stages if size > 1 else 0):
+            count = memory_bytes(size)
+            memory = os.memfd_create("aiakq-ranks")
+            self._memories.append(memory)
+            os.ftruncate(memory, count)
+            self.collectives.append(NativeCollective(mmap.mmap(memory, count), 0, size, time_limit))
+        for _ in range(size * (num_stages - 1)):
+            self._pairs.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+
+    def memory(self, rank: int) -> int | None:
+        """The descriptor of the memory that ``rank`` shares with others."""
+        return self._memories[rank // self._size] if self._memories else None
+
+    def links(self, rank: int) -> tuple[int | None, int | None]:
+        """The descriptors of the sockets from the stage before that of ``rank``, and to the one after."""
+        before, after = rank - self._size, rank
+        link_in = self._pairs[before][1].fileno() if before >= 0 else None
+        return link_in, self._pairs[after][0].fileno() if after < len(self._pairs) else None
+
+    def own_link(self) -> socket.socket | None:
+        """Rank 0's socket to the stage after."""
+        return self._pairs[0][0].dup() if self._pairs else None
+
+    def __enter__(self) -> _Connections:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for memory in self._memories:
+            os.close(memory)
+        for pair in self._pairs:
+            for end in pair:
+                end.close()
+
+
+class ChildRank:
+    """One child process; see Rank."""
+
+    def __init__(self, load: Load) -> None:
+        """Start the process. Raises ``rank_failed``."""
+        self.number = load.rank
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        environment = {**os.environ, "OMP_NUM_THREADS": str(load.threads)}
+        spin_briefly(environment)
+        inherited: Sequence[int | None] = (theirs.fileno(), load.memory, load.link_in, load.link_out)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, *_COMMAND, str(theirs.fileno())],
+                pass_fds=[number for number in inherited if number is not None],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=_STDERR,  # output of libraries must not mix with our own standard output
+                process_group=0,  # Ctrl-C reaches only the parent
+            )
+        except OSError as failure:
+            ours.close()
+            raise error("rank_failed", rank=load.rank, reason=f"it could not be started: {failure}") from None
+        finally:
+            theirs.close()
+        seconds, rest = divmod(load.time_limit, 1.0)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
+        self.channel = Channel(ours)
+        self.channel.send(frame(load))
+
+    def kill(self) -> None:
+        """See Rank."""
+        self.process.kill()
+
+    def end(self) -> None:
+        """See Rank."""
+        try:
+            self.process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def exit_reason(self) -> str:
+        """See Rank."""
+        try:
+            code = self.process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            return "it closed its socket"
+        if code >= 0:
+            return f"it ended with exit code {code}"
+        return f"it was ended by {signal.Signals(-code).name}"

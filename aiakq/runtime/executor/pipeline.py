@@ -1,0 +1,132 @@
+"""PipelineExecutor: rank 0 of several stages. It computes the first layers of every step; the last stage samples.
+
+As many steps as there are stages are pending, of different sequences: each stage computes another one. Steps pass every
+stage in the order in which they were submitted, so that each reads what those before it wrote.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import deque
+
+import torch
+
+from aiakq.runtime.distributed.messages import Batch, Launch, ResetSequences, Sampled
+from aiakq.runtime.distributed.rank_group import RankGroup
+from aiakq.runtime.engine.records import StepBatch, StepResult
+from aiakq.runtime.executor.follower import digest
+from aiakq.runtime.executor.local import fits
+from aiakq.runtime.executor.runner import Runner
+from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
+from aiakq.runtime.models.decoder import StageOutput
+
+
+class PipelinedStep:
+    """A step that the first stage has computed.
+
+    result  None while later stages compute it.
+    """
+
+    def __init__(self, executor: PipelineExecutor, number: int, sequences: list[SequenceState]) -> None:
+        self.number, self.sequences = number, sequences
+        self.result: StepResult | None = None
+        self._executor = executor
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether it did not run, or not to its end."""
+        return self.result is not None and self.result.out_of_memory
+
+    def collect(self) -> StepResult:
+        """See ``PendingStep``."""
+        return self._executor.collect(self)
+
+
+class PipelineExecutor:
+    """An ``Executor`` over the ``Runner`` of the first stage and the ranks of ``group``.
+
+    num_slots  slots are numbered below this.
+    max_pages  most pages of one sequence.
+
+    Raises ``rank_failed`` and ``rank_late`` where a rank is lost; the group is then of no use any more.
+    """
+
+    def __init__(self, runner: Runner, group: RankGroup, num_slots: int, max_pages: int) -> None:
+        assert group.link is not None
+        self.runner = runner
+        self._group, self._link = group, group.link
+        self._sequences = RunningSequences(num_slots, max_pages)
+        self._pending: deque[PipelinedStep] = deque()
+        self._numbers = itertools.count()
+        weakref.finalize(self, group.close)
+
+    @torch.inference_mode()
+    def submit(self, batch: StepBatch) -> PipelinedStep:
+        """See ``Executor``. A chunk does not end with a token that is not known yet."""
+        self._group.send(Batch(batch))
+        sequences = self._sequences.update(batch, {})
+        if batch.cleared_pages:
+            self.runner.clear(batch.cleared_pages)
+        step = PipelinedStep(self, next(self._numbers), sequences)
+        behind_lost = bool(self._pending) and self._pending[-1].out_of_memory
+        self._pending.append(step)
+        if behind_lost:
+            step.result = StepResult(out_of_memory=True)
+        elif not fits(lambda: self._compute(step, batch)):
+            for earlier in self._pending:
+                if earlier is not step and earlier.result is None:
+                    earlier.result = self._receive(earlier)
+            self._abandon(step)
+        self._group.check()
+        return step
+
+    def collect(self, step: PipelinedStep) -> StepResult:
+        """The results of the oldest pending step."""
+        oldest = self._pending.popleft()
+        assert oldest is step, "steps are collected in order"
+        if step.result is None:
+            step.result = self._receive(step)
+        return step.result
+
+    def reset(self) -> None:
+        """See ``Executor``."""
+        if self._pending:
+            self._group.abandon_steps(self._pending[0].number)
+        self._pending.clear()
+        self._sequences.clear()
+        self._group.send(ResetSequences())
+
+    def _compute(self, step: PipelinedStep, batch: StepBatch) -> None:
+        step_input = self.runner.prepare(batch.chunks, step.sequences, self._sequences)
+        assert not step_input.unknown, "a sequence has one token pending"
+        self._group.send(Launch(step.number, [], digest(step_input.model_input)))
+        hidden = self.runner.forward(step_input.model_input)
+        assert isinstance(hidden, StageOutput)
+        collective = self._group.collective
+        if collective is not None and collective.is_given_up:
+            self._group.check()
+            raise MemoryError("a rank has not enough memory for the step")
+        self._link.send(step.number, hidden)
+
+    def _receive(self, step: PipelinedStep) -> StepResult:
+        """Wait until the last stage has sampled, and tell everybody what."""
+        result = self._group.next_result(step.number)
+        if result is None:
+            self._abandon(step)
+            assert step.result is not None
+            return step.result
+        tokens = result.last_tokens()
+        for sequence, token in zip(step.sequences, tokens, strict=True):
+            if token is not None:
+                sequence.token_ids.append(token)
+        self._group.send(Sampled(tokens))
+        return result
+
+    def _abandon(self, step: PipelinedStep) -> None:
+        """Forget ``step``, for which a rank has not enough memory, and those behind it."""
+        if step.result is None:
+            self._group.abandon_steps(step.number)
+        for pending in [step, *self._pending]:
+            if pending.number >= step.number:
+                pending.result = StepResult(out_of_memory=True)

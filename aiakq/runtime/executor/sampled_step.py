@@ -1,0 +1,91 @@
+"""SampledStep: from the logits of a step to its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from aiakq.kernels.ops.sampling import Sampler
+from aiakq.kernels.transfer import on_device
+from aiakq.runtime.engine.messages import TokenLogprobs
+from aiakq.runtime.engine.records import Chunk, ChunkResult, StepResult
+from aiakq.runtime.executor.sampler import SamplerOutput, SamplerRow, prompt_logprobs, sample
+from aiakq.runtime.executor.sequences import SequenceState
+
+
+class SampledStep:
+    """The chunks of a step, each with its sequence, and what is sampled for them.
+
+    is_sampled  whether the sampler was launched.
+    """
+
+    def __init__(self, chunks: list[Chunk], sequences: list[SequenceState]) -> None:
+        self.is_sampled = False
+        self._chunks, self._sequences = chunks, sequences
+        self._logits: Tensor | None = None
+        self._logit_rows: list[range] = []
+        self._samples: SamplerOutput | None = None
+        self._row_of: dict[SequenceState, int] = {}
+        self._scores: dict[int, Callable[[], list[TokenLogprobs]]] = {}
+
+    def take_logits(self, logits: Tensor, rows: list[range]) -> None:
+        """The logits [R, V] that the model computed, or will have, and each chunk's rows of them."""
+        self._logits, self._logit_rows = logits, rows
+
+    def copy_tokens(self, places: list[tuple[int, SequenceState]], token_ids: Tensor) -> None:
+        """Write the tokens sampled for sequences to their places in ``token_ids`` [T], which is modified."""
+        assert self._samples is not None
+        pairs = [(place, self._row_of[sequence]) for place, sequence in places]
+        to, rows = on_device(pairs, token_ids.device).unbind(1)
+        token_ids.index_copy_(0, to, self._samples.tokens.index_select(0, rows))
+
+    def launch_sampler(self, sampler: Sampler) -> None:
+        """Launch what reads the logits: sampling and prompt log-probabilities. The host knows every token before.
+
+        A sequence whose last token turned out not to be valid is left out.
+        """
+        logits = self._logits
+        assert logits is not None
+        self.is_sampled, self._logits = True, None
+        sampled: list[SamplerRow] = []
+        rows: list[int] = []
+        for index, (chunk, sequence) in enumerate(zip(self._chunks, self._sequences, strict=True)):
+            if sequence.sampling.prompt_logprobs is not None and chunk.first < sequence.num_prompt:
+                self._scores[index] = _prompt_scores(sampler, logits, chunk, sequence, self._logit_rows[index])
+            end = chunk.first + chunk.count
+            if chunk.samples and end == len(sequence.token_ids):
+                self._row_of[sequence] = len(sampled)
+                sampled.append(SamplerRow(sequence, end, chunk.resamples))
+                rows.append(self._logit_rows[index][-1])
+        if sampled:
+            # Logits are large: rows that are already in order are not copied.
+            in_order = rows == list(range(len(rows)))
+            last = logits[: len(rows)] if in_order else logits.index_select(0, on_device(rows, logits.device))
+            self._samples = sample(sampler, last, sampled)
+
+    def results(self) -> StepResult:
+        """Wait for the results, and append the sampled tokens to the sequences."""
+        tokens = self._samples.collect() if self._samples is not None else []
+        results = []
+        for index, sequence in enumerate(self._sequences):
+            row = self._row_of.get(sequence)
+            result = ChunkResult() if row is None else ChunkResult([tokens[row]])
+            if row is not None and tokens[row].is_valid:
+                sequence.token_ids.append(tokens[row].token)
+            if index in self._scores:
+                result.prompt_logprobs = self._scores[index]()
+            results.append(result)
+        return StepResult(results)
+
+
+def _prompt_scores(
+    sampler: Sampler, logits: Tensor, chunk: Chunk, sequence: SequenceState, rows: range
+) -> Callable[[], list[TokenLogprobs]]:
+    """Log-probabilities of the prompt tokens that ``rows`` predict."""
+    count = sequence.sampling.prompt_logprobs
+    assert count is not None
+    targets = sequence.token_ids[chunk.first + 1 : min(chunk.first + chunk.count + 1, sequence.num_prompt)]
+    if not targets:
+        return list
+    return prompt_logprobs(sampler, logits[rows.start : rows.start + len(targets)], targets, count)

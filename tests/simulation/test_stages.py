@@ -1,0 +1,100 @@
+"""Every stage of a pipeline has something to do: as many steps run as there are stages, each with its part of the work."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from aiakq.runtime.config.scheduler import SchedulerConfig
+from aiakq.runtime.engine.engine import Engine
+from aiakq.runtime.engine.fair_scheduler import FairScheduler
+from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, admit
+from aiakq.runtime.engine.pages import PagePool
+from aiakq.runtime.engine.records import ChunkResult, SampledToken, StepBatch, StepResult
+from aiakq.runtime.sampling_params import SamplingParams
+
+
+class TimedStages:
+    """An executor that computes nothing and knows when each stage would: rank 0 computes the first while it submits.
+
+    now   of rank 0.
+    busy  for how long each stage computed.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.now = 0.0
+        self.free = [0.0] * count
+        self.busy = [0.0] * count
+
+    def submit(self, batch: StepBatch) -> TimedStep:
+        """See ``Executor``."""
+        # Weights are read once a step; a token takes a little more.
+        seconds = 1 + 0.02 * sum(chunk.count for chunk in batch.chunks)
+        at = self.now
+        for stage in range(len(self.free)):
+            at = self.free[stage] = max(at, self.free[stage]) + seconds
+            self.busy[stage] += seconds
+        self.now = self.free[0]
+        return TimedStep(self, at, [chunk.samples for chunk in batch.chunks])
+
+    def reset(self) -> None:
+        """See ``Executor``."""
+
+
+class TimedStep:
+    """A pending step that is computed at ``end``."""
+
+    def __init__(self, executor: TimedStages, end: float, samples: list[bool]) -> None:
+        self._executor, self._end, self._samples = executor, end, samples
+
+    def collect(self) -> StepResult:
+        """See ``PendingStep``."""
+        self._executor.now = max(self._executor.now, self._end)
+        return StepResult([ChunkResult([SampledToken(9, 0.0)] if samples else []) for samples in self._samples])
+
+
+def stage_use(stages: int, requests: list[tuple[int, int]], clients: int = 1) -> float:
+    """The part of the time for which the least busy stage computes, given tokens of prompts and of answers."""
+    config = SchedulerConfig(
+        max_num_seqs=64, max_num_batched_tokens=512, enable_chunked_prefill=True, num_stages=stages,
+        max_num_partial_prefills=1, max_long_partial_prefills=1, long_prefill_token_threshold=0,
+        scheduler_delay_factor=0.0,
+    )  # fmt: skip
+    pool = PagePool(4096, 16, False)
+    limits = ModelLimits(100, 8192, pool.num_usable * 16)
+    executor = TimedStages(stages)
+    engine = Engine(executor, FairScheduler(pool, config), limits, {}, stages)
+    inbox: list[RequestSpec] = []
+    for number, (prompt, answer) in enumerate(requests):
+        params = SamplingParams(max_tokens=answer, ignore_eos=True, seed=0)
+        ids = [number % 90] * prompt
+        inbox.append(admit(f"r{number}", ids, params, limits, 0, client=f"c{number % clients}"))
+    engine.step(executor.now, [*inbox])
+    while engine.has_work():
+        engine.step(executor.now, [])
+        engine.check()
+    return min(executor.busy) / executor.now
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_stages_are_busy_while_as_many_answers_run(stages, clients):
+    assert stage_use(stages, [(16, 200)] * (4 * stages), clients) > 0.9
+    assert stage_use(stages, [(16, 200)] * stages, clients) > 0.9
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_stages_are_busy_with_one_long_prompt(stages):
+    """Its parts are computed one behind the other; the last ones are small."""
+    assert stage_use(stages, [(8000, 1)]) > 0.8
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_stages_are_busy_with_mixed_requests(stages):
+    draw = random.Random(1)
+    assert stage_use(stages, [(draw.randrange(10, 900), draw.randrange(20, 200)) for _ in range(64)], 2) > 0.9
+
+
+def test_one_answer_keeps_one_stage_busy_at_a_time():
+    assert 0.2 < stage_use(4, [(16, 100)]) < 0.3
