@@ -42,9 +42,14 @@ class TorchCollective:
 
     Sums of NCCL and gloo are the same on every rank; those of another number of ranks differ in rounding.
 
+    An operation that was launched on a GPU cannot be taken back: where one rank has not enough memory, all end.
+
     time_limit  seconds that a rank waits for another before it gives the group up.
     late_rank   the rank that did not come in time, if the group was given up for that.
     """
+
+    can_start_over = False
+    can_broadcast = True
 
     def __init__(self, descriptor: int, rank: int, size: int, time_limit: float, device: torch.device) -> None:
         """descriptor: of an empty file that all ranks have inherited, through which they find each other."""
@@ -89,7 +94,7 @@ class TorchCollective:
         self.sum(torch.ones(1, 1, device=self._device))
         if self._device.type == "cuda":
             self._watch = StepWatch(self.time_limit, self._find_late_rank)
-            self.begin_step()
+            self.watch_step()
             torch.cuda.synchronize(self._device)
 
     def give_up(self) -> None:
@@ -103,7 +108,13 @@ class TorchCollective:
             # It waits for operations to end, which they do only because of it.
             threading.Thread(target=_aborted, args=(self._backend,), daemon=True).start()
 
-    def begin_step(self) -> None:
+    def interrupt(self) -> None:
+        """Nothing: what was launched runs to its end on every rank."""
+
+    def start_over(self) -> None:
+        """Nothing, as ``interrupt``."""
+
+    def watch_step(self) -> None:
         """Watch whether what was launched before ends within the time limit."""
         if self._watch is not None and not self._is_given_up:
             event = torch.cuda.Event()

@@ -13,12 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import folder_identity
-from aiakq.kernels.cpu.gather import NativeCollective
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.distributed.collectives import RankCollective
 from aiakq.runtime.distributed.links import LinkSender
 from aiakq.runtime.distributed.messages import (
     Abandon,
@@ -44,6 +44,8 @@ from aiakq.runtime.engine.records import StepResult
 
 #: Seconds that a rank may take to load the model, or to set up its cache.
 LOAD_SECONDS = 1800.0
+#: Seconds that a rank may take to start.
+START_SECONDS = 300.0
 
 
 class Rank(Protocol):
@@ -88,7 +90,7 @@ class RankGroup:
         size: int,
         threads: int,
         time_limit: float,
-        collectives: Sequence[NativeCollective],
+        collectives: Sequence[RankCollective],
         link: LinkSender | None,
         on_close: Callable[[], None],
     ) -> None:
@@ -124,6 +126,17 @@ class RankGroup:
         return "; ".join([*words, f"threads of each: {self.threads}"])
 
     # --- starting ---
+
+    def connect(self) -> None:
+        """Meet the ranks of this one's stage. Raises ``rank_failed`` and ``rank_late``; the group is then closed."""
+        if self.collective is None:
+            return
+        try:
+            self.collective.connect(START_SECONDS)
+            self.check()
+        except BaseException:
+            self.close()
+            raise
 
     def wait_loaded(self, config: EngineConfig) -> None:
         """Wait until every rank has loaded the checkpoint of ``config``. Raises the error that kept one from it."""
@@ -202,11 +215,21 @@ class RankGroup:
             self._failure = error("rank_failed", rank=gone, reason="it closed its socket")
         late = None if self.collective is None else self.collective.late_rank
         if self._failure is None and self.collective is not None and late is not None:
-            self._failure = self._late(late, f"gather {self.collective.num_meetings}")
+            self._failure = self._late(late, self.collective.place)
         if self._failure is not None:
             for rank in self._ranks:  # they are of no use any more, and one that hangs ends in no other way
                 rank.kill()
             raise self._failure
+
+    def lose(self) -> NoReturn:
+        """Raise why the ranks do not meet any more: ``rank_failed`` or ``rank_late``."""
+        deadline = time.monotonic() + 5.0
+        while self._failure is None and time.monotonic() < deadline:
+            self.check()
+            time.sleep(0.01)  # the thread that notices the end of a rank is behind
+        self._failure = self._failure or error("rank_failed", rank=0, reason="it has lost the others")
+        self.check()
+        raise self._failure
 
     def close(self) -> None:
         """End the other ranks. Later calls do nothing."""
