@@ -135,7 +135,7 @@ class TorchCollective:
             padded[:, : x.shape[1]] = x
             x = padded
         parts = x.new_empty(self.size, m, width)
-        self._run("_allgather_base", parts.view(-1, width), x.contiguous(), dist.AllgatherOptions())
+        self._run("_allgather_base", parts.view(-1, width), x.contiguous(), dist.distributed_c10d.AllgatherOptions())
         if min(widths) == width:
             return parts.view(1, n) if m == 1 else parts.transpose(0, 1).reshape(m, n)
         return torch.cat([part[:, :own] for part, own in zip(parts, widths, strict=True)], dim=1)
