@@ -123,6 +123,7 @@ class TorchCollective:
 
     def gather(self, x: Tensor, bounds: Sequence[int]) -> Tensor:
         """x [M, own columns] -> [M, N]; see Collective."""
+        _refuse_recording()
         widths = [end - first for first, end in zip(bounds, bounds[1:], strict=False)]
         if x.dim() != 2 or x.shape[1] != widths[self.rank]:
             raise ValueError(f"rows {list(x.shape)} for {widths[self.rank]} columns")
@@ -142,6 +143,7 @@ class TorchCollective:
 
     def sum(self, x: Tensor) -> Tensor:
         """x [M, N] -> [M, N], in ``x`` where that is contiguous; see Collective."""
+        _refuse_recording()
         x = x.contiguous()
         if x.numel():
             self._run("allreduce", [x], dist.AllreduceOptions())
@@ -155,8 +157,6 @@ class TorchCollective:
 
     def _run(self, operation: str, *arguments: Any) -> None:
         """Run an operation of the backend: on a GPU, launch it behind what was launched before."""
-        if library.of_thread.recorder is not None:
-            raise RecordingError("ranks meet through torch.distributed")
         self.num_meetings += 1
         if self._is_given_up:
             return
@@ -189,6 +189,11 @@ class TorchCollective:
         if not self._is_given_up:
             self.late_rank = rank
             self.give_up()
+
+
+def _refuse_recording() -> None:
+    if library.of_thread.recorder is not None:
+        raise RecordingError("ranks meet through torch.distributed")
 
 
 def _gloo(collective: TorchCollective) -> Any:

@@ -133,6 +133,8 @@ class RankGroup:
             return
         try:
             self.collective.connect(START_SECONDS)
+            if self.collective.late_rank is not None and self._failure is None:
+                self._failure = self._late(self.collective.late_rank, self.collective.place, START_SECONDS)
             self.check()
         except BaseException:
             self.close()
@@ -250,8 +252,8 @@ class RankGroup:
 
     # --- what arrives ---
 
-    def _late(self, rank: int, place: str) -> AiakqError:
-        return error("rank_late", rank=rank, limit=self._time_limit, place=place)
+    def _late(self, rank: int, place: str, limit: float = 0.0) -> AiakqError:
+        return error("rank_late", rank=rank, limit=limit or self._time_limit, place=place)
 
     def _check_alive(self, since: float) -> None:
         """Raise if a rank has failed, or none of it was heard for too long, at least ``since``."""

@@ -142,7 +142,7 @@ def _follow(channel: Channel, load: Load) -> None:
         os.close(load.memory)
         collective.connect(START_SECONDS)
         if collective.late_rank is not None:
-            raise _late(load, collective)
+            raise _late(load, collective, START_SECONDS)
     config = fit_positions(EngineConfig.from_args(load.arguments))
     model, _ = load_model(config, ModelShare(collective, load.stage, load.num_stages))
     channel.send(frame(RankLoaded(version("aiakq"), checkpoint_digest(config))))
@@ -176,11 +176,11 @@ def _follow(channel: Channel, load: Load) -> None:
         if not follower.has_pending_steps:
             pulse.busy.clear()
         if collective is not None and collective.late_rank is not None:
-            raise _late(load, collective)
+            raise _late(load, collective, load.time_limit)
 
 
-def _late(load: Load, collective: RankCollective) -> AiakqError:
+def _late(load: Load, collective: RankCollective, limit: float) -> AiakqError:
     """The error for a rank of this one's stage that does not meet the others in time."""
     assert collective.late_rank is not None
     rank = load.stage * load.size + collective.late_rank
-    return error("rank_late", rank=rank, limit=load.time_limit, place=collective.place)
+    return error("rank_late", rank=rank, limit=limit, place=collective.place)
