@@ -57,15 +57,11 @@ class TorchCollective:
         self.late_rank: int | None = None
         self.num_meetings = 0
         self._device = device
-        self._descriptor = os.dup(descriptor)
-        self._store = dist.FileStore(f"/proc/self/fd/{self._descriptor}", size)
+        # Never closed: threads of torch may look at it until the process ends, and not at another file of this number.
+        self._store = dist.FileStore(f"/proc/self/fd/{os.dup(descriptor)}", size)
         self._backend: Any = None
         self._is_given_up = False
         self._watch: StepWatch | None = None
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._descriptor)
 
     @property
     def is_given_up(self) -> bool:

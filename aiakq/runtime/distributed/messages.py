@@ -60,10 +60,14 @@ class Load(msgspec.Struct, tag="load"):
 
 
 class RankLoaded(msgspec.Struct, tag="loaded"):
-    """The model is loaded. ``checkpoint`` and ``version`` must be those of rank 0."""
+    """The model is loaded. ``checkpoint`` and ``version`` must be those of rank 0.
+
+    sharing  how the ranks of its stage share layers, in words, which must be the same for all of them.
+    """
 
     version: str
     checkpoint: str
+    sharing: str
 
 
 class CountPages(msgspec.Struct, tag="count"):
@@ -87,7 +91,9 @@ class Configure(msgspec.Struct, tag="configure"):
 
 
 class RankReady(msgspec.Struct, tag="ready"):
-    """The rank takes steps."""
+    """The rank takes steps. ``captures`` must be the same in all ranks of its stage: whether it has captured them."""
+
+    captures: bool
 
 
 class Batch(msgspec.Struct, tag="batch"):

@@ -140,13 +140,18 @@ class RankGroup:
             self.close()
             raise
 
-    def wait_loaded(self, config: EngineConfig) -> None:
-        """Wait until every rank has loaded the checkpoint of ``config``. Raises the error that kept one from it."""
+    def wait_loaded(self, config: EngineConfig, sharing: str) -> None:
+        """Wait until every rank has loaded the checkpoint of ``config``; see RankLoaded. Raises the error that kept one
+        from it.
+        """
         checkpoint = checkpoint_digest(config)
         for rank, message in self._answers(RankLoaded, LOAD_SECONDS, "load the model"):
             assert isinstance(message, RankLoaded)
             if (message.version, message.checkpoint) != (version("aiakq"), checkpoint):
                 raise error("rank_failed", rank=rank, reason="it has loaded other files, or is another version")
+            if rank < self.size and message.sharing != sharing:
+                reason = f"it does not share layers as rank 0 does ({sharing}), but otherwise ({message.sharing})"
+                raise error("rank_failed", rank=rank, reason=reason)
 
     def count_pages(self, own: int) -> int:
         """Pages that fit into the memory of every rank; of rank 0 they are ``own``. Raises ``no_memory``."""
@@ -154,10 +159,18 @@ class RankGroup:
         found = self._answers(PagesCounted, LOAD_SECONDS, "count its pages")
         return min([own, *(message.pages for _, message in found if isinstance(message, PagesCounted))])
 
-    def configure(self, num_pages: int, num_slots: int, tokens: int, rows: int, length: int) -> None:
-        """Have the ranks set up their caches, and wait until they have; see Configure."""
-        self.send(Configure(num_pages, num_slots, tokens, rows, length))
-        self._answers(RankReady, LOAD_SECONDS, "set up its cache")
+    def configure(self, sizes: Configure, captures: bool) -> None:
+        """Have the ranks set up their caches, and wait until they have; see RankReady. Raises ``rank_failed``."""
+        self.send(sizes)
+        for rank, message in self._answers(RankReady, LOAD_SECONDS, "set up its cache"):
+            assert isinstance(message, RankReady)
+            if rank < self.size and message.captures != captures:
+                words = (
+                    "has captured its steps, and rank 0 has not"
+                    if captures < message.captures
+                    else ("has not captured its steps, and rank 0 has")
+                )
+                raise error("rank_failed", rank=rank, reason=f"it {words}")
 
     # --- steps ---
 

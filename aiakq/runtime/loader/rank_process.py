@@ -144,8 +144,8 @@ def _follow(channel: Channel, load: Load) -> None:
         if collective.late_rank is not None:
             raise _late(load, collective, START_SECONDS)
     config = fit_positions(EngineConfig.from_args(load.arguments))
-    model, _ = load_model(config, ModelShare(collective, load.stage, load.num_stages))
-    channel.send(frame(RankLoaded(version("aiakq"), checkpoint_digest(config))))
+    model, facts = load_model(config, ModelShare(collective, load.stage, load.num_stages))
+    channel.send(frame(RankLoaded(version("aiakq"), checkpoint_digest(config), facts.get("tensor parallel", ""))))
     sizes = channel.receive_at_rank()
     if isinstance(sizes, CountPages):
         channel.send(frame(PagesCounted(count_pages(config, model, load.host_ranks))))
@@ -165,7 +165,7 @@ def _follow(channel: Channel, load: Load) -> None:
         stages.link_in, stages.wait = LinkReceiver(link_in), lambda: inbox.wait_for(link_in)
     max_pages = -(-sizes.length // config.cache.block_size)
     follower = Follower(runner, load.rank, collective, stages, sizes.num_slots, max_pages)
-    channel.send(frame(RankReady()))
+    channel.send(frame(RankReady(runner.captured is not None)))
     pulse = _Pulse(channel, min(1.0, load.time_limit / 8))
     pulse.start()
     while (request := inbox.receive()) is not None:
