@@ -45,3 +45,17 @@ class ParallelConfig:
             args["distributed_timeout_seconds"],
             dict(given),
         )
+
+    def remark(self, config_json: Mapping[str, Any]) -> str | None:
+        """What to tell whoever serves a checkpoint with another tensor-parallel size than it was quantized for."""
+        planned = planned_size(config_json)
+        if planned in (None, self.tensor_parallel_size):
+            return None
+        return f"served with -tp {self.tensor_parallel_size}, quantized for -tp {planned}"
+
+
+def planned_size(config_json: Mapping[str, Any]) -> int | None:
+    """The tensor-parallel size that ``aiakq quantize`` made a checkpoint for; None if its config.json does not say."""
+    record = config_json.get("aiakq")
+    size = record.get("tp") if isinstance(record, Mapping) else None
+    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None

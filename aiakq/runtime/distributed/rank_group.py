@@ -46,6 +46,8 @@ from aiakq.runtime.engine.records import StepResult
 LOAD_SECONDS = 1800.0
 #: Seconds that a rank may take to start.
 START_SECONDS = 300.0
+#: Seconds without a sign of life after which a rank that loads is given up, if the time limit of steps is less.
+SILENT_SECONDS = 60.0
 
 
 class Rank(Protocol):
@@ -133,8 +135,9 @@ class RankGroup:
             return
         try:
             self.collective.connect(START_SECONDS)
-            if self.collective.late_rank is not None and self._failure is None:
-                self._failure = self._late(self.collective.late_rank, self.collective.place, START_SECONDS)
+            late, place = self.collective.late_rank, self.collective.place
+            if late is not None and self._failure is None:
+                self._failure = error("rank_late", rank=late, limit=START_SECONDS, place=place)
             self.check()
         except BaseException:
             self.close()
@@ -145,7 +148,7 @@ class RankGroup:
         from it.
         """
         checkpoint = checkpoint_digest(config)
-        for rank, message in self._answers(RankLoaded, LOAD_SECONDS, "load the model"):
+        for rank, message in self._answers(RankLoaded, "load the model"):
             assert isinstance(message, RankLoaded)
             if (message.version, message.checkpoint) != (version("aiakq"), checkpoint):
                 raise error("rank_failed", rank=rank, reason="it has loaded other files, or is another version")
@@ -156,21 +159,17 @@ class RankGroup:
     def count_pages(self, own: int) -> int:
         """Pages that fit into the memory of every rank; of rank 0 they are ``own``. Raises ``no_memory``."""
         self.send(CountPages())
-        found = self._answers(PagesCounted, LOAD_SECONDS, "count its pages")
+        found = self._answers(PagesCounted, "count its pages")
         return min([own, *(message.pages for _, message in found if isinstance(message, PagesCounted))])
 
     def configure(self, sizes: Configure, captures: bool) -> None:
         """Have the ranks set up their caches, and wait until they have; see RankReady. Raises ``rank_failed``."""
         self.send(sizes)
-        for rank, message in self._answers(RankReady, LOAD_SECONDS, "set up its cache"):
+        for rank, message in self._answers(RankReady, "set up its cache"):
             assert isinstance(message, RankReady)
             if rank < self.size and message.captures != captures:
-                words = (
-                    "has captured its steps, and rank 0 has not"
-                    if captures < message.captures
-                    else ("has not captured its steps, and rank 0 has")
-                )
-                raise error("rank_failed", rank=rank, reason=f"it {words}")
+                reason = f"it has {'' if message.captures else 'not '}captured its steps, other than rank 0"
+                raise error("rank_failed", rank=rank, reason=reason)
 
     # --- steps ---
 
@@ -196,7 +195,7 @@ class RankGroup:
             try:
                 rank, message = self._arrived.get(timeout=self._time_limit / 4)
             except queue.Empty:
-                self._check_alive(began)
+                self._check_alive(began, self._time_limit)
                 continue
             if message is None:
                 self.check(gone=rank)
@@ -210,10 +209,10 @@ class RankGroup:
         if self.collective is not None:
             self.collective.interrupt()
         self.send(Abandon(number))
-        self._answers(Abandoned, LOAD_SECONDS, "abandon a step")
+        self._answers(Abandoned)
         if self.num_stages > 1:
             self.send(Resume())
-            self._answers(Resumed, LOAD_SECONDS, "begin again")
+            self._answers(Resumed)
         if self.collective is not None:
             self.collective.start_over()
         if self.link is not None:
@@ -265,28 +264,34 @@ class RankGroup:
 
     # --- what arrives ---
 
-    def _late(self, rank: int, place: str, limit: float = 0.0) -> AiakqError:
-        return error("rank_late", rank=rank, limit=limit or self._time_limit, place=place)
+    def _late(self, rank: int, place: str) -> AiakqError:
+        return error("rank_late", rank=rank, limit=self._time_limit, place=place)
 
-    def _check_alive(self, since: float) -> None:
-        """Raise if a rank has failed, or none of it was heard for too long, at least ``since``."""
+    def _check_alive(self, since: float, limit: float) -> None:
+        """Raise if a rank has failed, or nothing of it was heard for ``limit`` seconds, at least from ``since`` on."""
         self.check()
         now = time.monotonic()
         for rank in self._ranks:
-            if now - max(self._heard[rank.number], since) > self._time_limit:
-                self._failure = self._late(rank.number, "a sign of life")
+            if now - max(self._heard[rank.number], since) > limit:
+                self._failure = error("rank_late", rank=rank.number, limit=limit, place="a sign of life")
                 self.check()
 
-    def _answers(self, kind: type[FromRank], limit: float, what: str) -> list[tuple[int, FromRank]]:
-        """One message of ``kind`` from every rank; others are dropped."""
+    def _answers(self, kind: type[FromRank], work: str | None = None) -> list[tuple[int, FromRank]]:
+        """One message of ``kind`` from every rank; others are dropped.
+
+        work  what they do for it, for which they have LOAD_SECONDS; None: they need only show signs of life.
+        """
         missing, found = {rank.number for rank in self._ranks}, []
+        began = time.monotonic()
         while missing:
             try:
-                rank, message = self._arrived.get(timeout=limit)
+                rank, message = self._arrived.get(timeout=min(self._time_limit / 4, 1.0))
             except queue.Empty:
-                rank = min(missing)
-                self._failure = error("rank_late", rank=rank, limit=limit, place=f"the end of its work to {what}")
-                raise self._failure from None
+                if work and time.monotonic() - began > LOAD_SECONDS:
+                    place = f"the end of its work to {work}"
+                    self._failure = error("rank_late", rank=min(missing), limit=LOAD_SECONDS, place=place)
+                self._check_alive(began, max(self._time_limit, SILENT_SECONDS) if work else self._time_limit)
+                continue
             if message is None:
                 self.check(gone=rank)
             if isinstance(message, kind):

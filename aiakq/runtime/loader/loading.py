@@ -106,8 +106,11 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
         "KV pages": f"{pages}, {str(config.cache.dtype).removeprefix('torch.')}",
         "batch": f"up to {bounds.rows} sequences, {bounds.tokens} tokens a step",
     }
-    if group is not None:
-        facts["ranks"] = group.describe()
+    ranks = [] if group is None else [group.describe()]
+    if remark := config.parallel.remark(config.model.raw):
+        ranks.append(remark)
+    if ranks:
+        facts["ranks"] = "; ".join(ranks)
     if states is not None:
         facts["recurrent states"] = describe_states(config, model)
     if group is not None:

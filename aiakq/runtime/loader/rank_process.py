@@ -98,11 +98,12 @@ class _Inbox:
 
 
 class _Pulse(threading.Thread):
-    """Tells rank 0 now and then, while it waits for steps, that the process runs."""
+    """Tells rank 0 now and then, while it waits for this rank, that the process runs."""
 
     def __init__(self, channel: Channel, seconds: float) -> None:
         super().__init__(name="pulse", daemon=True)
         self.busy = threading.Event()
+        self.busy.set()
         self._channel, self._seconds, self._frame = channel, seconds, frame(Alive())
         self._never = threading.Event()
 
@@ -117,6 +118,8 @@ class _Pulse(threading.Thread):
 
 def _follow(channel: Channel, load: Load) -> None:
     """Everything between the first message and the end of rank 0."""
+    pulse = _Pulse(channel, min(1.0, load.time_limit / 8))
+    pulse.start()
     if load.cpus:
         os.sched_setaffinity(0, load.cpus)
     import torch
@@ -166,8 +169,7 @@ def _follow(channel: Channel, load: Load) -> None:
     max_pages = -(-sizes.length // config.cache.block_size)
     follower = Follower(runner, load.rank, collective, stages, sizes.num_slots, max_pages)
     channel.send(frame(RankReady(runner.captured is not None)))
-    pulse = _Pulse(channel, min(1.0, load.time_limit / 8))
-    pulse.start()
+    pulse.busy.clear()
     while (request := inbox.receive()) is not None:
         pulse.busy.set()
         answer = follower.apply(request)
