@@ -14,6 +14,7 @@ class ParallelConfig:
     tensor_parallel_size    processes that share each layer.
     pipeline_parallel_size  groups of such processes, each with some of the layers.
     layer_partition         layers of each group; None: so that they take equally long.
+    math                    fast or exact: whether ranks add up parts of results, or put parts side by side.
     timeout                 seconds that a rank waits for another within a step.
     arguments               the engine's, as they were given: every rank makes its own configuration of them.
     """
@@ -21,6 +22,7 @@ class ParallelConfig:
     tensor_parallel_size: int
     pipeline_parallel_size: int
     layer_partition: tuple[int, ...] | None
+    math: str
     timeout: float
     arguments: Mapping[str, Any] = field(repr=False)  # the token of the hub among them
 
@@ -30,12 +32,16 @@ class ParallelConfig:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @staticmethod
-    def from_args(args: Mapping[str, Any], given: Mapping[str, Any]) -> ParallelConfig:
+    def from_args(args: Mapping[str, Any], given: Mapping[str, Any], device_type: str) -> ParallelConfig:
         """args: checked ones; given: those that were."""
+        math = args["tensor_parallel_math"]
+        if math == "auto":
+            math = "fast" if device_type == "cuda" else "exact"
         return ParallelConfig(
             args["tensor_parallel_size"],
             args["pipeline_parallel_size"],
             args["pp_layer_partition"],
+            math,
             args["distributed_timeout_seconds"],
             dict(given),
         )

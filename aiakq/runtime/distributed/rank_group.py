@@ -13,12 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import folder_identity
-from aiakq.kernels.cpu.gather import NativeCollective
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.distributed.collectives import RankCollective
 from aiakq.runtime.distributed.links import LinkSender
 from aiakq.runtime.distributed.messages import (
     Abandon,
@@ -44,6 +44,8 @@ from aiakq.runtime.engine.records import StepResult
 
 #: Seconds that a rank may take to load the model, or to set up its cache.
 LOAD_SECONDS = 1800.0
+#: Seconds that a rank may take to start.
+START_SECONDS = 300.0
 #: Seconds without a sign of life after which a rank that loads is given up, if the time limit of steps is less.
 SILENT_SECONDS = 60.0
 
@@ -90,7 +92,7 @@ class RankGroup:
         size: int,
         threads: int,
         time_limit: float,
-        collectives: Sequence[NativeCollective],
+        collectives: Sequence[RankCollective],
         link: LinkSender | None,
         on_close: Callable[[], None],
     ) -> None:
@@ -127,13 +129,32 @@ class RankGroup:
 
     # --- starting ---
 
-    def wait_loaded(self, config: EngineConfig) -> None:
-        """Wait until every rank has loaded the checkpoint of ``config``. Raises the error that kept one from it."""
+    def connect(self) -> None:
+        """Meet the ranks of this one's stage. Raises ``rank_failed`` and ``rank_late``; the group is then closed."""
+        if self.collective is None:
+            return
+        try:
+            self.collective.connect(START_SECONDS)
+            late, place = self.collective.late_rank, self.collective.place
+            if late is not None and self._failure is None:
+                self._failure = error("rank_late", rank=late, limit=START_SECONDS, place=place)
+            self.check()
+        except BaseException:
+            self.close()
+            raise
+
+    def wait_loaded(self, config: EngineConfig, sharing: str) -> None:
+        """Wait until every rank has loaded the checkpoint of ``config``; see RankLoaded. Raises the error that kept one
+        from it.
+        """
         checkpoint = checkpoint_digest(config)
         for rank, message in self._answers(RankLoaded, "load the model"):
             assert isinstance(message, RankLoaded)
             if (message.version, message.checkpoint) != (version("aiakq"), checkpoint):
                 raise error("rank_failed", rank=rank, reason="it has loaded other files, or is another version")
+            if rank < self.size and message.sharing != sharing:
+                reason = f"it does not share layers as rank 0 does ({sharing}), but otherwise ({message.sharing})"
+                raise error("rank_failed", rank=rank, reason=reason)
 
     def count_pages(self, own: int) -> int:
         """Pages that fit into the memory of every rank; of rank 0 they are ``own``. Raises ``no_memory``."""
@@ -141,10 +162,14 @@ class RankGroup:
         found = self._answers(PagesCounted, "count its pages")
         return min([own, *(message.pages for _, message in found if isinstance(message, PagesCounted))])
 
-    def configure(self, num_pages: int, num_slots: int, tokens: int, rows: int, length: int) -> None:
-        """Have the ranks set up their caches, and wait until they have; see Configure."""
-        self.send(Configure(num_pages, num_slots, tokens, rows, length))
-        self._answers(RankReady, "set up its cache")
+    def configure(self, sizes: Configure, captures: bool) -> None:
+        """Have the ranks set up their caches, and wait until they have; see RankReady. Raises ``rank_failed``."""
+        self.send(sizes)
+        for rank, message in self._answers(RankReady, "set up its cache"):
+            assert isinstance(message, RankReady)
+            if rank < self.size and message.captures != captures:
+                reason = f"it has {'' if message.captures else 'not '}captured its steps, other than rank 0"
+                raise error("rank_failed", rank=rank, reason=reason)
 
     # --- steps ---
 
@@ -204,11 +229,21 @@ class RankGroup:
             self._failure = error("rank_failed", rank=gone, reason="it closed its socket")
         late = None if self.collective is None else self.collective.late_rank
         if self._failure is None and self.collective is not None and late is not None:
-            self._failure = self._late(late, f"gather {self.collective.num_meetings}")
+            self._failure = self._late(late, self.collective.place)
         if self._failure is not None:
             for rank in self._ranks:  # they are of no use any more, and one that hangs ends in no other way
                 rank.kill()
             raise self._failure
+
+    def lose(self) -> NoReturn:
+        """Raise why the ranks do not meet any more: ``rank_failed`` or ``rank_late``."""
+        deadline = time.monotonic() + 5.0
+        while self._failure is None and time.monotonic() < deadline:
+            self.check()
+            time.sleep(0.01)  # the thread that notices the end of a rank is behind
+        self._failure = self._failure or error("rank_failed", rank=0, reason="it has lost the others")
+        self.check()
+        raise self._failure
 
     def close(self) -> None:
         """End the other ranks. Later calls do nothing."""

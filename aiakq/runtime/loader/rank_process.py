@@ -7,7 +7,6 @@ ends when rank 0 closes the socket.
 from __future__ import annotations
 
 import faulthandler
-import mmap
 import os
 import select
 import signal
@@ -17,6 +16,7 @@ import threading
 import traceback
 from collections import deque
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from aiakq.errors import WORKER, AiakqError, error, one_line
 from aiakq.runtime.distributed.messages import (
@@ -34,6 +34,9 @@ from aiakq.runtime.distributed.messages import (
     frame,
 )
 from aiakq.system.processes import end_with_parent
+
+if TYPE_CHECKING:
+    from aiakq.runtime.distributed.collectives import RankCollective
 
 
 def main() -> None:
@@ -121,11 +124,11 @@ def _follow(channel: Channel, load: Load) -> None:
         os.sched_setaffinity(0, load.cpus)
     import torch
 
-    from aiakq.kernels.cpu.gather import NativeCollective, memory_bytes
     from aiakq.runtime.config.engine import EngineConfig
+    from aiakq.runtime.distributed.collectives import open_collective
     from aiakq.runtime.distributed.links import LinkReceiver, LinkSender
     from aiakq.runtime.distributed.model_share import ModelShare
-    from aiakq.runtime.distributed.rank_group import checkpoint_digest
+    from aiakq.runtime.distributed.rank_group import START_SECONDS, checkpoint_digest
     from aiakq.runtime.executor.cpu_program import Bounds
     from aiakq.runtime.executor.follower import Follower, Stages
     from aiakq.runtime.executor.kv_cache import count_pages, fit_positions, state_rows
@@ -133,14 +136,19 @@ def _follow(channel: Channel, load: Load) -> None:
     from aiakq.runtime.loader.model_loader import load_model
 
     torch.set_num_threads(load.threads)
+    if load.gpu is not None:
+        torch.cuda.set_device(load.gpu)
     collective = None
     if load.memory is not None:
-        memory = mmap.mmap(load.memory, memory_bytes(load.size))
+        device = torch.device("cpu" if load.gpu is None else "cuda")
+        collective = open_collective(load.transport, load.memory, load.place, load.size, load.time_limit, device)
         os.close(load.memory)
-        collective = NativeCollective(memory, load.place, load.size, load.time_limit)
+        collective.connect(START_SECONDS)
+        if collective.late_rank is not None:
+            raise _late(load, collective, START_SECONDS)
     config = fit_positions(EngineConfig.from_args(load.arguments))
-    model, _ = load_model(config, ModelShare(collective, load.stage, load.num_stages))
-    channel.send(frame(RankLoaded(version("aiakq"), checkpoint_digest(config))))
+    model, facts = load_model(config, ModelShare(collective, load.stage, load.num_stages))
+    channel.send(frame(RankLoaded(version("aiakq"), checkpoint_digest(config), facts.get("tensor parallel", ""))))
     sizes = channel.receive_at_rank()
     if isinstance(sizes, CountPages):
         channel.send(frame(PagesCounted(count_pages(config, model, load.host_ranks))))
@@ -160,7 +168,7 @@ def _follow(channel: Channel, load: Load) -> None:
         stages.link_in, stages.wait = LinkReceiver(link_in), lambda: inbox.wait_for(link_in)
     max_pages = -(-sizes.length // config.cache.block_size)
     follower = Follower(runner, load.rank, collective, stages, sizes.num_slots, max_pages)
-    channel.send(frame(RankReady()))
+    channel.send(frame(RankReady(runner.captured is not None)))
     pulse.busy.clear()
     while (request := inbox.receive()) is not None:
         pulse.busy.set()
@@ -170,10 +178,11 @@ def _follow(channel: Channel, load: Load) -> None:
         if not follower.has_pending_steps:
             pulse.busy.clear()
         if collective is not None and collective.late_rank is not None:
-            raise _late(load, collective.late_rank, collective.num_meetings)
+            raise _late(load, collective, load.time_limit)
 
 
-def _late(load: Load, place: int, gather: int) -> AiakqError:
-    """The error for a rank of this one's stage that is not at a gather in time."""
-    rank = load.stage * load.size + place
-    return error("rank_late", rank=rank, limit=load.time_limit, place=f"gather {gather}")
+def _late(load: Load, collective: RankCollective, limit: float) -> AiakqError:
+    """The error for a rank of this one's stage that does not meet the others in time."""
+    assert collective.late_rank is not None
+    rank = load.stage * load.size + collective.late_rank
+    return error("rank_late", rank=rank, limit=limit, place=collective.place)
