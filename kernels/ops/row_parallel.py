@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.attention import PagedAttention
 from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer
@@ -23,13 +24,13 @@ from aiakq.kernels.ops.experts import GroupedExperts
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.sharded import (
     TILE,
-    Collective,
     DenseWeight,
     ShardedLinear,
     ShardedOps,
     head_shares,
     shares,
 )
+from aiakq.kernels.ops.sharded import Collective as Collective
 from aiakq.kernels.types import AttentionContext, AttentionSpec, LayerCache, QWeight
 
 #: Layers of so few outputs are computed by every rank: routers, gates. To meet would take longer.
@@ -107,6 +108,8 @@ class VocabularyEmbedding:
 
 class RowParallelOps(ShardedOps):
     """The operations of one rank, over ``collective``, with results that are added up."""
+
+    uniform = False
 
     def describe(self) -> str:
         """How layers are distributed, for the start-up table."""
@@ -220,10 +223,6 @@ class RowParallelOps(ShardedOps):
         local = super()._local(spec)
         return None if local is None else replace(local, uncut_heads=(0, 0))
 
-    def _linear(self, weight: QWeight, count: int, uncut_n: int) -> LinearLayer:
-        """See Ops; programs divide the work of this share alone."""
-        return super()._linear(weight, count, 0)
-
     def _experts(self, own: GroupedExperts | None, bounds: Sequence[int], width: int) -> GroupedExperts:
         """See SummedExperts."""
         self.notes["mixture"] += 1
@@ -242,6 +241,11 @@ class RowParallelOps(ShardedOps):
         rows = head.own.embedding()
         own = super(ShardedOps, self).embedding(rows) if isinstance(rows, Tensor) else rows
         return VocabularyEmbedding(own, first, end - first, self.collective), head
+
+
+def operations_of_rank(ops: Ops, collective: Collective) -> ShardedOps:
+    """Those of ``ops`` for one rank, of a kind that gives what ``ops.uniform`` asks for."""
+    return (ShardedOps if ops.uniform else RowParallelOps)(ops, collective)
 
 
 def _multiple(weight: QWeight | DenseWeight, size: int) -> int:

@@ -272,11 +272,14 @@ class ShardedAttention:
 class ShardedOps(Ops):
     """The operations of one rank, over ``collective``.
 
-    notes  how many layers are distributed in another way than most, and which, in words.
+    uniform  see Ops.
+    notes    how many layers are distributed in another way than most, and which, in words.
     """
 
+    uniform = True
+
     def __init__(self, ops: Ops, collective: Collective) -> None:
-        super().__init__(ops.device, ops.dtype, ops.kv_dtype, ops.excluded, ops.exact, uniform=True)
+        super().__init__(ops.device, ops.dtype, ops.kv_dtype, ops.excluded, ops.exact, self.uniform)
         self.collective = collective
         self.notes: Counter[str] = Counter()
         self._uncut: list[ShardedLinear] = []

@@ -125,10 +125,9 @@ def _follow(channel: Channel, load: Load) -> None:
     import torch
 
     from aiakq.runtime.config.engine import EngineConfig
-    from aiakq.runtime.distributed.collectives import open_collective
     from aiakq.runtime.distributed.links import LinkReceiver, LinkSender
     from aiakq.runtime.distributed.model_share import ModelShare
-    from aiakq.runtime.distributed.rank_group import START_SECONDS, checkpoint_digest
+    from aiakq.runtime.distributed.rank_group import checkpoint_digest
     from aiakq.runtime.executor.cpu_program import Bounds
     from aiakq.runtime.executor.follower import Follower, Stages
     from aiakq.runtime.executor.kv_cache import count_pages, fit_positions, state_rows
@@ -136,16 +135,7 @@ def _follow(channel: Channel, load: Load) -> None:
     from aiakq.runtime.loader.model_loader import load_model
 
     torch.set_num_threads(load.threads)
-    if load.gpu is not None:
-        torch.cuda.set_device(load.gpu)
-    collective = None
-    if load.memory is not None:
-        device = torch.device("cpu" if load.gpu is None else "cuda")
-        collective = open_collective(load.transport, load.memory, load.place, load.size, load.time_limit, device)
-        os.close(load.memory)
-        collective.connect(START_SECONDS)
-        if collective.late_rank is not None:
-            raise _late(load, collective, START_SECONDS)
+    collective = _meet(load)
     config = fit_positions(EngineConfig.from_args(load.arguments))
     model, facts = load_model(config, ModelShare(collective, load.stage, load.num_stages))
     channel.send(frame(RankLoaded(version("aiakq"), checkpoint_digest(config), facts.get("tensor parallel", ""))))
@@ -179,6 +169,26 @@ def _follow(channel: Channel, load: Load) -> None:
             pulse.busy.clear()
         if collective is not None and collective.late_rank is not None:
             raise _late(load, collective, load.time_limit)
+
+
+def _meet(load: Load) -> RankCollective | None:
+    """This rank's part in what those of its stage compute together; None if it is alone. Raises ``rank_late``."""
+    import torch
+
+    from aiakq.runtime.distributed.collectives import open_collective
+    from aiakq.runtime.distributed.rank_group import START_SECONDS
+
+    if load.gpu is not None:
+        torch.cuda.set_device(load.gpu)
+    if load.memory is None:
+        return None
+    device = torch.device("cpu" if load.gpu is None else "cuda")
+    collective = open_collective(load.transport, load.memory, load.place, load.size, load.time_limit, device)
+    os.close(load.memory)
+    collective.connect(START_SECONDS)
+    if collective.late_rank is not None:
+        raise _late(load, collective, START_SECONDS)
+    return collective
 
 
 def _late(load: Load, collective: RankCollective, limit: float) -> AiakqError:

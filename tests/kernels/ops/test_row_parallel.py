@@ -9,6 +9,7 @@ from torch import Tensor
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.row_parallel import RowParallelOps
+from aiakq.kernels.ops.sharded import ShardedOps
 from aiakq.kernels.types import AttentionSpec, QWeight
 
 CPU = torch.device("cpu")
@@ -134,6 +135,21 @@ def test_the_bias_of_a_sum_is_added_once():
         one.feeds(two, 1)
         total += two(one(x))
     assert torch.allclose(total, bias.expand(2, 8))
+
+
+def test_programs_divide_the_work_of_a_share_alone():
+    """Unlike those of ranks that gather, whose sums have to be those of the whole layer."""
+    spec = AttentionSpec(4, 2, 32, 32**-0.5)
+    [ops, _] = operations(2)
+    assert ops._local(spec).uncut_heads == (2, 1)
+    gathering = ShardedOps(Ops(CPU, torch.float32), Part(0, 2))
+    assert gathering._local(spec).uncut_heads == (4, 2)
+    problems = []
+    for each in (ops, gathering):
+        each.select = lambda kind, problem, select=each.select: problems.append(problem) or select(kind, problem)
+        each.linear(random_weight(1024, 64, 32))
+        each.finish()
+    assert [(problem.n, problem.uncut_n) for problem in problems] == [(512, 0), (512, 1024)]
 
 
 def test_small_layers_are_on_every_rank():

@@ -95,6 +95,23 @@ def test_a_rank_that_ends_at_the_start_is_named_at_once(two_ranks, patched):
         two_ranks()
 
 
+def test_a_rank_that_would_share_layers_otherwise_is_refused(two_ranks, patched):
+    """Its operations would not be those that the others wait for."""
+    patched("""
+from aiakq.kernels.ops import row_parallel
+row_parallel.FEW_OUTPUTS = 10 ** 6""")
+    with pytest.raises(AiakqError, match="Rank 1 failed: it does not share layers as rank 0 does"):
+        two_ranks(tensor_parallel_math="fast")
+
+
+def test_a_rank_that_would_capture_other_steps_is_refused(two_ranks, patched):
+    patched("""
+from aiakq.runtime.executor.runner import Runner
+Runner.capture = lambda self, bounds, options: setattr(self, "captured", object())""")
+    with pytest.raises(AiakqError, match="Rank 1 failed: it has captured its steps, other than rank 0"):
+        two_ranks()
+
+
 def test_a_step_that_a_rank_has_no_memory_for_ends_all_and_says_so(two_ranks, patched):
     patched("""
 from aiakq.runtime.executor.runner import Runner
