@@ -55,6 +55,7 @@ class TorchCollective:
         """descriptor: of an empty file that all ranks have inherited, through which they find each other."""
         self.rank, self.size, self.time_limit = rank, size, time_limit
         self.late_rank: int | None = None
+        self.lost_rank: int | None = None  # not told apart from others: who starts the ranks knows
         self.num_meetings = 0
         self._device = device
         # Never closed: threads of torch may look at it until the process ends, and not at another file of this number.

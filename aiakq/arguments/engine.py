@@ -97,6 +97,12 @@ class ModelArguments:
         "GPUs, exact on CPUs.",
         choices=("auto", "fast", "exact"),
     )
+    distributed_executor_backend: str | None = argument(
+        None,
+        "What starts the processes of -tp and -pp. mp (if not given): this process, on this machine; ray: Ray, on one "
+        "or several; uni: nothing, there is one process.",
+        choices=("mp", "ray", "uni", "external_launcher"),
+    )
     distributed_timeout_seconds: float = argument(
         30.0,
         "Seconds that a rank waits for another within a step before the engine ends with an error that names it.",

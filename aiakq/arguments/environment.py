@@ -16,6 +16,10 @@ SETTINGS = {
     "AIAKQ_DEBUG": "If not empty: show tracebacks, as `--debug` does.",
     "AIAKQ_KERNELS": "Implementations that may run, by name, joined with commas; all if not set.",
     "AIAKQ_CPU_ISA": "Instruction set of the native CPU kernels: vnni_bf16, vnni, avx512, avx2 or portable.",
+    "AIAKQ_RAY_CPUS_PER_RANK": "Processors that each rank reserves from Ray and computes with; if not set, those of "
+    "rank 0's node divided by `-tp`, or fewer where the cluster has not so many.",
+    "AIAKQ_RAY_PLACEMENT_GROUP": "Id of the Ray placement group for the ranks, for an engine that is not started in it "
+    "itself: one bundle for each rank, the first for rank 0.",
     "AIAKQ_CPU_LIBRARY": "Path of the native CPU library, in place of the one that is installed.",
 }
 #: Variables that Kubernetes sets in every pod beside a service whose name starts with ``aiakq``.

@@ -57,6 +57,28 @@ RANK_ERRORS = {
         WORKER,
         503,
     ),
+    "ray_missing": ErrorKind(
+        "Ray is not installed.",
+        "Run pip install 'aiakq[ray]' on every node; one machine needs none: --distributed-executor-backend mp.",
+        ENVIRONMENT,
+    ),
+    "ray_unavailable": ErrorKind(
+        "Ray cannot be used: {reason}.",
+        "RAY_ADDRESS names the cluster; ray status shows its nodes.",
+        ENVIRONMENT,
+    ),
+    "ray_resources": ErrorKind(
+        "Ray has not placed {count} ranks within {limit:g} s: needed are {needed}; free are {free}.",
+        "Add nodes, end what uses them, or set -tp and -pp, or AIAKQ_RAY_CPUS_PER_RANK, lower.",
+        RESOURCES,
+    ),
+    "rank_unreachable": ErrorKind(
+        "Rank {rank}, at {here}, could not connect to rank {other}, at {there}, within {limit:g} s: {reason}.",
+        "Ranks connect to any port of each other's nodes, at the addresses that Ray has for them: look at routes, "
+        "firewalls and network policies.",
+        WORKER,
+        503,
+    ),
 }
 CONNECTION_ERRORS = {
     "invalid_api_key": ErrorKind(

@@ -10,6 +10,11 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
+def describe_exit(code: int) -> str:
+    """Why a process ended, in words; ``code`` is that of ``Popen.wait``."""
+    return f"it ended with exit code {code}" if code >= 0 else f"it was ended by {signal.Signals(-code).name}"
+
+
 def end_with_parent() -> None:
     """Have the kernel kill this process when its parent ends, whatever it is doing. Only Linux can.
 

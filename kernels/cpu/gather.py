@@ -13,8 +13,8 @@ from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.library import TYPES
 from aiakq.kernels.cpu.rows import threads_for
 
-#: Why a group was given up, besides for a rank that is late.
-_GIVEN_UP, _INTERRUPTED = 1, 2
+#: Why a group was given up, besides the constants of src/ops.def.
+_GIVEN_UP = 1
 #: Bytes of each of the two buffers; what is larger goes through them in parts.
 BUFFER_BYTES = 4 << 20
 
@@ -49,7 +49,7 @@ class NativeCollective:
         line = native.constants["CONTROL_LINE"] * 4
         self._own = ctypes.c_int32.from_address(start + (1 + rank) * line)
         self.time_limit = time_limit
-        self._late = native.constants["LATE"]
+        self._interrupted, self._late, self._lost = (native.constants[name] for name in ("INTERRUPTED", "LATE", "LOST"))
         self._reason = ctypes.c_int32.from_address(start)
         self._group = group = native.structs["RankGroup"]()
         group.rank, group.size, group.time_limit = rank, size, round(time_limit * 1000)
@@ -73,7 +73,13 @@ class NativeCollective:
     def late_rank(self) -> int | None:
         """The rank that did not come in time, if the group was given up for that."""
         reason = self._reason.value
-        return reason - self._late if reason >= self._late else None
+        return reason - self._late if self._late <= reason < self._lost else None
+
+    @property
+    def lost_rank(self) -> int | None:
+        """The rank to which the connection ended, if the group was given up for that; never one of shared memory."""
+        reason = self._reason.value
+        return reason - self._lost if reason >= self._lost else None
 
     @property
     def is_given_up(self) -> bool:
@@ -94,12 +100,12 @@ class NativeCollective:
     def interrupt(self) -> None:
         """End all waiting, of all ranks, until they start over."""
         if not self.is_given_up:
-            self._reason.value = _INTERRUPTED
+            self._reason.value = self._interrupted
 
     def start_over(self) -> None:
         """Forget all meetings. Every rank does this while none gathers, rank 0 as the last one."""
         self._group.meetings = self._own.value = 0
-        if self.rank == 0 and self._reason.value == _INTERRUPTED:
+        if self.rank == 0 and self._reason.value == self._interrupted:
             self._reason.value = 0
 
     def gather(self, x: Tensor, bounds: Sequence[int]) -> Tensor:

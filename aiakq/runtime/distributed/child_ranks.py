@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -20,6 +19,7 @@ from aiakq.runtime.distributed.collectives import RankCollective, descriptor_byt
 from aiakq.runtime.distributed.links import LinkSender
 from aiakq.runtime.distributed.messages import Channel, Load, frame
 from aiakq.runtime.distributed.rank_group import RankGroup
+from aiakq.system.processes import describe_exit
 from aiakq.system.threads import spin_briefly
 from aiakq.system.topology import cpu_shares
 
@@ -43,7 +43,7 @@ def start_child_ranks(parallel: ParallelConfig, transport: str, gpus: Sequence[i
         raise error("ranks_unavailable", reason=reason or "they share memory in a way that only Linux has")
     size, count = parallel.tensor_parallel_size, parallel.world_size
     cpus, threads = [[]] * count if gpus else cpu_shares(count), max(1, torch.get_num_threads() // count)
-    restore = _Restore()
+    restore = RestoreThreads()
     ranks: list[ChildRank] = []
     with _Connections(size, count // size, parallel.timeout, transport, device) as connections:
         try:
@@ -69,7 +69,7 @@ def start_child_ranks(parallel: ParallelConfig, transport: str, gpus: Sequence[i
     return group
 
 
-class _Restore:
+class RestoreThreads:
     """Called, it gives this process the threads, and the thread that made it the processors, that they had then."""
 
     def __init__(self) -> None:
@@ -169,9 +169,6 @@ class ChildRank:
     def exit_reason(self) -> str:
         """See Rank."""
         try:
-            code = self.process.wait(5.0)
+            return describe_exit(self.process.wait(5.0))
         except subprocess.TimeoutExpired:
             return "it closed its socket"
-        if code >= 0:
-            return f"it ended with exit code {code}"
-        return f"it was ended by {signal.Signals(-code).name}"

@@ -29,6 +29,10 @@ class RankCollective(Collective, Protocol):
         """The rank that did not come in time, if the group was given up for that."""
 
     @property
+    def lost_rank(self) -> int | None:
+        """The rank to which the connection ended, if the group was given up for that."""
+
+    @property
     def place(self) -> str:
         """Where this rank is, in words."""
 

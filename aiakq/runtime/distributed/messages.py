@@ -32,6 +32,7 @@ class Load(msgspec.Struct, tag="load"):
     link_out    the same of the socket to the stage after; None in the last stage.
     threads     of this rank.
     cpus        that this rank may use; empty: all.
+    addresses   where the ranks listen for each other, if they were not given descriptors.
     """
 
     arguments: dict[str, Any]
@@ -47,6 +48,7 @@ class Load(msgspec.Struct, tag="load"):
     threads: int
     cpus: list[int]
     time_limit: float
+    addresses: list[tuple[str, int]] = []
 
     @property
     def stage(self) -> int:
@@ -57,6 +59,13 @@ class Load(msgspec.Struct, tag="load"):
     def place(self) -> int:
         """Its number within the stage."""
         return self.rank % self.size
+
+
+class Listening(msgspec.Struct, tag="listening"):
+    """The process runs, and others may connect to it: the first message of a rank that was given no descriptors."""
+
+    host: str
+    port: int
 
 
 class RankLoaded(msgspec.Struct, tag="loaded"):
@@ -169,7 +178,9 @@ class RankFailed(msgspec.Struct, tag="failed"):
 
 
 ToRank = Load | CountPages | Configure | Batch | Launch | Abandon | Resume | Sampled | ResetSequences
-FromRank = RankLoaded | PagesCounted | RankReady | Abandoned | Resumed | Results | OutOfMemory | Alive | RankFailed
+FromRank = (
+    Listening | RankLoaded | PagesCounted | RankReady | Abandoned | Resumed | Results | OutOfMemory | Alive | RankFailed
+)
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)
 _decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode

@@ -95,10 +95,14 @@ class RankGroup:
         collectives: Sequence[RankCollective],
         link: LinkSender | None,
         on_close: Callable[[], None],
+        host_ranks: int | None = None,
     ) -> None:
-        """collectives: of the stages whose ranks share memory of this process, the first stage's first."""
+        """collectives: those of stages that this process can end the waiting of, the first stage's first.
+
+        host_ranks: None: all.
+        """
         self.size, self.num_stages = size, (len(ranks) + 1) // size
-        self.threads, self.host_ranks = threads, len(ranks) + 1
+        self.threads, self.host_ranks = threads, host_ranks or len(ranks) + 1
         self.link = link
         self._time_limit = time_limit
         self._collectives = list(collectives)
@@ -230,6 +234,10 @@ class RankGroup:
         late = None if self.collective is None else self.collective.late_rank
         if self._failure is None and self.collective is not None and late is not None:
             self._failure = self._late(late, self.collective.place)
+        lost = None if self.collective is None else self.collective.lost_rank
+        if self._failure is None and lost is not None:
+            self._readers[lost - 1].join(5.0)
+            self._failure = self._failure or error("rank_failed", rank=lost, reason="its connection to rank 0 ended")
         if self._failure is not None:
             for rank in self._ranks:  # they are of no use any more, and one that hangs ends in no other way
                 rank.kill()

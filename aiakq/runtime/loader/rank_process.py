@@ -15,8 +15,9 @@ import sys
 import threading
 import traceback
 from collections import deque
+from collections.abc import Callable
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from aiakq.errors import WORKER, AiakqError, error, one_line
 from aiakq.runtime.distributed.messages import (
@@ -37,18 +38,27 @@ from aiakq.system.processes import end_with_parent
 
 if TYPE_CHECKING:
     from aiakq.runtime.distributed.collectives import RankCollective
+    from aiakq.runtime.distributed.meeting import Connections
+
+#: Seconds for rank 0 to notice that another rank is lost.
+_LOST_SECONDS = 5.0
 
 
 def main() -> None:
     """Entry point of the child process; never returns."""
+    run_and_exit(int(sys.argv[1]), lambda channel: run_rank(channel, _inherited))
+
+
+def run_and_exit(file: int, run: Callable[[Channel], int]) -> NoReturn:
+    """``run`` with the channel over a socket, whose descriptor is ``file``, and end with the code that it returns."""
     # Ctrl-C in a terminal and a service manager's TERM also reach this process; only the parent acts on them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     end_with_parent()
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    channel = Channel(socket.socket(fileno=file))
     try:
-        code = run_rank(channel)
+        code = run(channel)
     except OSError:  # rank 0 went away while we were sending
         code = 0
     # Skips the interpreter's tear-down, where thread pools of torch now and then hang.
@@ -56,14 +66,17 @@ def main() -> None:
     os._exit(code)
 
 
-def run_rank(channel: Channel) -> int:
-    """Load and compute; returns the exit code. Raises OSError where rank 0 is gone."""
+def run_rank(channel: Channel, connect: Callable[[Load], Connections]) -> int:
+    """Load and compute; returns the exit code. Raises OSError where rank 0 is gone.
+
+    connect  gives the connections to the other ranks.
+    """
     first = channel.receive_at_rank()
     if first is None:
         return 0
     assert isinstance(first, Load), "the first message says what to load"
     try:
-        _follow(channel, first)
+        _follow(channel, first, connect)
     except AiakqError as failure:
         channel.send(frame(RankFailed(failure.id, failure.plain_fields)))
         return failure.exit_code
@@ -116,7 +129,15 @@ class _Pulse(threading.Thread):
             pass  # rank 0 is gone, which the other thread notices
 
 
-def _follow(channel: Channel, load: Load) -> None:
+def _inherited(load: Load) -> Connections:
+    """The connections whose descriptors this process was given. Raises ``rank_late``."""
+    from aiakq.runtime.distributed.meeting import Connections
+
+    links = [None if link is None else socket.socket(fileno=link) for link in (load.link_in, load.link_out)]
+    return Connections(_meet(load), *links)
+
+
+def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]) -> None:
     """Everything between the first message and the end of rank 0."""
     pulse = _Pulse(channel, min(1.0, load.time_limit / 8))
     pulse.start()
@@ -135,7 +156,8 @@ def _follow(channel: Channel, load: Load) -> None:
     from aiakq.runtime.loader.model_loader import load_model
 
     torch.set_num_threads(load.threads)
-    collective = _meet(load)
+    connected = connect(load)
+    collective = connected.collective
     config = fit_positions(EngineConfig.from_args(load.arguments))
     model, facts = load_model(config, ModelShare(collective, load.stage, load.num_stages))
     channel.send(frame(RankLoaded(version("aiakq"), checkpoint_digest(config), facts.get("tensor parallel", ""))))
@@ -151,10 +173,10 @@ def _follow(channel: Channel, load: Load) -> None:
     runner.capture(Bounds(sizes.tokens, sizes.rows, sizes.length), config.compilation)
     inbox = _Inbox(channel)
     stages = Stages(samples=load.num_stages > 1 and load.rank == load.size * (load.num_stages - 1))
-    if load.link_out is not None:
-        stages.link_out = LinkSender(socket.socket(fileno=load.link_out))
-    if load.link_in is not None:
-        link_in = socket.socket(fileno=load.link_in)
+    if connected.link_out is not None:
+        stages.link_out = LinkSender(connected.link_out)
+    if connected.link_in is not None:
+        link_in = connected.link_in
         stages.link_in, stages.wait = LinkReceiver(link_in), lambda: inbox.wait_for(link_in)
     max_pages = -(-sizes.length // config.cache.block_size)
     follower = Follower(runner, load.rank, collective, stages, sizes.num_slots, max_pages)
@@ -167,8 +189,18 @@ def _follow(channel: Channel, load: Load) -> None:
             channel.send(frame(answer))
         if not follower.has_pending_steps:
             pulse.busy.clear()
-        if collective is not None and collective.late_rank is not None:
-            raise _late(load, collective, load.time_limit)
+        if collective is not None:
+            _check(load, collective, channel)
+
+
+def _check(load: Load, collective: RankCollective, channel: Channel) -> None:
+    """Raise the error for a rank of this one's stage that was late for the others, or whose connection ended."""
+    if collective.late_rank is not None:
+        raise _late(load, collective, load.time_limit)
+    # Rank 0, which ends all of them, knows more about a rank that has ended.
+    if collective.lost_rank is not None and not select.select([channel.socket], [], [], _LOST_SECONDS)[0]:
+        rank, reason = load.stage * load.size + collective.lost_rank, f"its connection to rank {load.rank} ended"
+        raise error("rank_failed", rank=rank, reason=reason)
 
 
 def _meet(load: Load) -> RankCollective | None:

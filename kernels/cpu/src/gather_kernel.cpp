@@ -9,8 +9,10 @@
 // rank that waits longer than the time limit gives the group up itself, naming the rank that is late. The operations
 // after that compute nothing of use, quickly; the caller looks at the first number of ``control``.
 
+//
+// Ranks that share no memory exchange their columns over sockets; see exchange.cpp.
+
 #include <cstring>
-#include <ctime>
 
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -18,6 +20,7 @@
 #include <unistd.h>
 #endif
 
+#include "exchange.h"
 #include "kernels.h"
 #include "parallel.h"
 
@@ -28,12 +31,6 @@ namespace {
 // Bytes that one item of work copies.
 constexpr int64_t COPIED = 1 << 16;
 constexpr int SPINS = 2000, YIELDS = 50;
-
-int64_t milliseconds() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 // Sleeps while *number is ``seen``, for a few milliseconds at most.
 void sleep_while(int32_t* number, int32_t seen) {
@@ -50,13 +47,6 @@ void wake(int32_t* number) {
 #if defined(__linux__)
   syscall(SYS_futex, number, FUTEX_WAKE, 1 << 30, nullptr, nullptr, 0);
 #endif
-}
-
-bool given_up(const RankGroup& group) { return __atomic_load_n(group.control, __ATOMIC_ACQUIRE) != 0; }
-
-void give_up(const RankGroup& group, int32_t reason) {
-  int32_t none = 0;
-  __atomic_compare_exchange_n(group.control, &none, reason, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
 void wait_for(RankGroup& group, int32_t rank, int32_t meeting) {
@@ -101,10 +91,41 @@ template <class From, class To> void copy_rows(Worker& worker, int64_t rows, int
   });
 }
 
+// As gather, where the ranks share no memory. In the buffer, the columns of each rank are contiguous.
+void gather_over_sockets(const Gather& op, Worker& worker) {
+  RankGroup& group = *op.group;
+  const int64_t size = op.type == FLOAT32 ? 4 : 2;
+  const int64_t wide = min(op.n, group.buffer_bytes / size), high = max(1, group.buffer_bytes / (wide * size));
+  const uint8_t* x = (const uint8_t*)op.x;
+  uint8_t* y = (uint8_t*)op.y;
+  for (int64_t top = 0; top < op.m; top += high) {
+    for (int64_t left = 0; left < op.n; left += wide) {
+      const int64_t rows = min(high, op.m - top), columns = min(wide, op.n - left);
+      const int64_t begin = max(op.first, left), end = min(op.first + op.columns, left + columns);
+      const Columns own = {end > begin ? begin - left : 0, max(0, end - begin)};
+      auto line = [&](const Columns& part, int64_t row) {
+        return group.buffers + (rows * part.first + row * part.count) * size;
+      };
+      copy_rows(
+          worker, rows, own.count * size,
+          [&](int64_t row) { return x + ((top + row) * op.x_stride + begin - op.first) * size; },
+          [&](int64_t row) { return line(own, row); });
+      parallel_for(worker, 1, 1, [&](int64_t) { exchange(group, rows, columns, size, own); });
+      for (int32_t rank = 0; rank < group.size; rank++) {
+        const Columns part = rank == group.rank ? own : received(group, rank);
+        copy_rows(
+            worker, rows, part.count * size, [&](int64_t row) { return line(part, row); },
+            [&](int64_t row) { return y + ((top + row) * op.y_stride + left + part.first) * size; });
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void gather(const Gather& op, Worker& worker) {
   RankGroup& group = *op.group;
+  if (group.streams) return gather_over_sockets(op, worker);
   const int64_t size = op.type == FLOAT32 ? 4 : 2;
   const int64_t wide = min(op.n, group.buffer_bytes / size), high = max(1, group.buffer_bytes / (wide * size));
   const uint8_t* x = (const uint8_t*)op.x;

@@ -7,6 +7,7 @@
 namespace aiakq {
 
 struct RankGroup;
+struct RankStream;
 struct SampleRow;
 struct Step;
 

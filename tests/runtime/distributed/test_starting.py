@@ -13,7 +13,7 @@ from aiakq.runtime.distributed import child_ranks, starting
 
 
 def config(size: int, stages: int = 1) -> SimpleNamespace:
-    parallel = ParallelConfig(size, stages, None, "fast", 30.0, {})
+    parallel = ParallelConfig(size, stages, None, "fast", False, 30.0, {})
     return SimpleNamespace(parallel=parallel, device=SimpleNamespace(device=torch.device("cuda")))
 
 

@@ -1,0 +1,194 @@
+"""How ranks that were started apart from each other meet: each connects to those with lower numbers that it works with.
+
+The ranks of a stage share memory if all of them are on one machine, and gather over sockets if not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aiakq.errors import error
+from aiakq.kernels.cpu.gather import NativeCollective, memory_bytes
+from aiakq.kernels.cpu.gather_sockets import SocketCollective, Stream
+from aiakq.runtime.distributed.collectives import RankCollective
+from aiakq.runtime.distributed.connections import ALARM, DATA, LINK, MEMORY, Listener, Peer, connect, connect_once
+from aiakq.system.frames import receive_exactly
+
+#: Seconds for all ranks to meet, once each has said where it listens.
+MEETING_SECONDS = 30.0
+#: Of the name of the socket over which memory is passed on.
+_NAME_BYTES = 39
+
+
+@dataclass(frozen=True)
+class Connections:
+    """A rank's connections to the others besides rank 0's messages.
+
+    collective  of its stage; None: it is alone in it.
+    link_in     from the stage before; None in the first one.
+    link_out    to the stage after; None in the last one.
+    """
+
+    collective: RankCollective | None
+    link_in: socket.socket | None
+    link_out: socket.socket | None
+
+
+class Meeting:
+    """One rank's part in it.
+
+    addresses  of the listeners of all ranks; ``listener`` is its own.
+    """
+
+    def __init__(self, rank: int, size: int, addresses: Sequence[tuple[str, int]], listener: Listener, secret: bytes):
+        self._rank, self._size, self._secret = rank, size, secret
+        self._addresses, self._listener = addresses, listener
+        self._found: dict[Peer, socket.socket] = {}
+
+    def hold_meeting(self, time_limit: float) -> Connections:
+        """Connect to the others; they must do the same now. ``time_limit`` is that of steps.
+
+        Raises ``rank_unreachable``, ``rank_late`` and ``rank_failed``.
+        """
+        try:
+            self._meet()
+            collective = self._collective(time_limit) if self._size > 1 else None
+        except BaseException:
+            for sock in self._found.values():
+                sock.close()
+            raise
+        before, after = Peer(self._rank - self._size, LINK), Peer(self._rank + self._size, LINK)
+        return Connections(collective, self._found.get(before), self._found.get(after))
+
+    def _meet(self) -> None:
+        first = self._rank // self._size * self._size
+        stage = [rank for rank in range(first, first + self._size) if rank != self._rank]
+        wanted = [Peer(rank, purpose) for rank in stage for purpose in (DATA, ALARM)]
+        wanted += [Peer(self._rank - self._size, LINK), Peer(self._rank + self._size, LINK)]
+        for rank, purpose in wanted:
+            if 0 <= rank < self._rank:
+                own = Peer(self._rank, purpose)
+                sock = connect(self._addresses[rank], self._secret, own, rank, MEETING_SECONDS)
+                self._found[Peer(rank, purpose)] = sock
+        missing = {peer for peer in wanted if self._rank < peer.rank < len(self._addresses)}
+        while missing:
+            try:
+                peer, sock = self._listener.accept(MEETING_SECONDS)
+            except TimeoutError:
+                place = f"the meeting with rank {self._rank}"
+                raise error("rank_late", rank=min(missing).rank, limit=MEETING_SECONDS, place=place) from None
+            if peer.rank <= self._rank or peer not in wanted:
+                sock.close()
+                continue
+            if peer in self._found:  # it did not get the answer, and has come again
+                self._found[peer].close()
+            self._found[peer] = sock
+            missing.discard(peer)
+
+    def _collective(self, time_limit: float) -> NativeCollective:
+        place, first = self._rank % self._size, self._rank // self._size * self._size
+        streams = {
+            rank - first: Stream(self._found[rank, DATA], self._found[rank, ALARM])  # type: ignore[index]
+            for rank in range(first, first + self._size)
+            if rank != self._rank
+        }
+        try:
+            for stream in streams.values():
+                stream.data.settimeout(MEETING_SECONDS)
+            if place:
+                memory = take_memory(streams[0].data, self._size, self._secret, self._rank)
+            else:
+                memory = offer_memory([stream.data for stream in streams.values()], self._size, self._secret)
+            for stream in streams.values():
+                stream.data.settimeout(None)
+        except OSError as failure:
+            reason = f"the ranks of its stage did not agree on how to gather: {failure}"
+            raise error("rank_failed", rank=self._rank, reason=reason) from failure
+        if memory is None:
+            return SocketCollective(streams, place, self._size, time_limit)
+        for stream in streams.values():
+            stream.data.close()
+            stream.alarm.close()
+        return NativeCollective(memory, place, self._size, time_limit)
+
+
+def offer_memory(others: Sequence[socket.socket], size: int, secret: bytes) -> mmap.mmap | None:
+    """Share new memory with the other ranks of a stage, to which ``others`` lead; None if one is on another machine.
+
+    Over each connection pass the name of a local socket, a byte that says whether the rank has got the memory through
+    it, and one that says whether all have. Raises OSError.
+    """
+    if not hasattr(os, "memfd_create"):
+        for other in others:
+            other.sendall(bytes(_NAME_BYTES))
+        _ask_all(others)
+        return None
+    memory, listener = os.memfd_create("aiakq-ranks"), Listener("", secret)
+    done = threading.Event()
+    helper = threading.Thread(target=_hand_out, args=(listener, memory, done), name="memory", daemon=True)
+    try:
+        os.ftruncate(memory, memory_bytes(size))
+        assert isinstance(listener.address, str)
+        helper.start()
+        for other in others:
+            other.sendall(listener.address.encode().ljust(_NAME_BYTES, b"\0"))
+        shared = _ask_all(others)
+        return mmap.mmap(memory, memory_bytes(size)) if shared else None
+    finally:
+        done.set()
+        if helper.ident is not None:
+            helper.join()
+        listener.close()
+        os.close(memory)
+
+
+def take_memory(first: socket.socket, size: int, secret: bytes, rank: int) -> mmap.mmap | None:
+    """The other side of ``offer_memory``. Raises OSError."""
+    name = _receive(first, _NAME_BYTES).rstrip(b"\0")
+    memory = None
+    if name:
+        with contextlib.suppress(OSError, ValueError):  # it is on another machine
+            memory = _receive_memory("\0" + name.lstrip(b"\0").decode(), size, secret, rank)
+    first.sendall(bytes([memory is not None]))
+    return memory if _receive(first, 1) == b"\1" else None
+
+
+def _ask_all(others: Sequence[socket.socket]) -> bool:
+    answers = [_receive(other, 1) for other in others]
+    shared = all(answer == b"\1" for answer in answers)
+    for other in others:
+        other.sendall(bytes([shared]))
+    return shared
+
+
+def _hand_out(listener: Listener, memory: int, done: threading.Event) -> None:
+    while not done.is_set():
+        with contextlib.suppress(OSError):  # TimeoutError is one
+            _, sock = listener.accept(0.1)
+            with sock:
+                socket.send_fds(sock, [b"\1"], [memory])
+
+
+def _receive_memory(name: str, size: int, secret: bytes, rank: int) -> mmap.mmap:
+    with connect_once(name, secret, Peer(rank, MEMORY), MEETING_SECONDS) as sock:
+        sock.settimeout(MEETING_SECONDS)
+        _, files, _, _ = socket.recv_fds(sock, 1, 1)
+    if not files:
+        raise OSError("nothing was passed on")
+    try:
+        return mmap.mmap(files[0], memory_bytes(size))
+    finally:
+        os.close(files[0])
+
+
+def _receive(sock: socket.socket, count: int) -> bytes:
+    data = receive_exactly(sock, count)
+    if data is None:
+        raise ConnectionError("a rank has closed its connection")
+    return data

@@ -1,0 +1,87 @@
+"""RankActor: the Ray actor that starts the process of one rank on its node, and says how it ended.
+
+The rank is a child of the actor's process: it ends with it, and what it does to memory, signals or threads is its own
+matter.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.distributed.connections import CONTROL, Address, Peer, connect
+from aiakq.system.processes import describe_exit
+from aiakq.system.threads import spin_briefly
+
+_STDERR = 2
+_COMMAND = ("-P", "-c", "from aiakq.runtime.loader.remote_rank import main; main()")
+
+
+class RankActor:
+    """Made into an actor by ``ray_ranks``."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(
+        self,
+        address: Address,
+        time_limit: float,
+        secret: bytes,
+        host: str,
+        environment: Mapping[str, str],
+        threads: int,
+    ) -> tuple[str, dict[str, Any]] | None:
+        """Connect to rank 0 at ``address`` and start the process; the error that kept it from that, as a record.
+
+        time_limit   seconds for connecting.
+        host         where the rank listens for the others; empty: at the address of its node.
+        environment  variables of rank 0, for those that are not set here.
+        """
+        try:
+            sock = connect(address, secret, Peer(self._number, CONTROL), 0, time_limit)
+            with sock:
+                self._start(sock.fileno(), secret, host or _node_address(), environment, threads)
+        except AiakqError as failure:
+            return failure.id, failure.plain_fields
+        return None
+
+    def _start(self, sock: int, secret: bytes, host: str, given: Mapping[str, str], threads: int) -> None:
+        environment = {**given, **os.environ, "OMP_NUM_THREADS": str(threads)}
+        spin_briefly(environment)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *_COMMAND, str(sock), host],
+                pass_fds=[sock],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=_STDERR,
+                process_group=0,
+            )
+            assert self._process.stdin is not None
+            with self._process.stdin as pipe:
+                pipe.write(secret)
+        except OSError as failure:
+            reason = f"it could not be started: {failure}"
+            raise error("rank_failed", rank=self._number, reason=reason) from None
+
+    def pids(self) -> tuple[int, int]:
+        """Of this process, and of the rank."""
+        assert self._process is not None
+        return os.getpid(), self._process.pid
+
+    def wait(self) -> str:
+        """Wait for the end of the rank; why it ended, in words."""
+        assert self._process is not None
+        return describe_exit(self._process.wait())
+
+
+def _node_address() -> str:
+    import ray.util
+
+    return str(ray.util.get_node_ip_address())

@@ -1,0 +1,53 @@
+"""The process of a rank that was started apart from rank 0, maybe on another machine.
+
+Started by ``ray_actor`` with the number of an inherited socket, which leads to rank 0, and the address where the other
+ranks connect to it; the secret of the ranks comes through its standard input.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.distributed.connections import SECRET_BYTES, Listener
+from aiakq.runtime.distributed.messages import Channel, Listening, Load, RankFailed, frame
+from aiakq.runtime.loader.rank_process import run_and_exit, run_rank
+
+if TYPE_CHECKING:
+    from aiakq.runtime.distributed.meeting import Connections
+
+
+def main() -> None:
+    """Entry point of the process; never returns."""
+    run_and_exit(int(sys.argv[1]), lambda channel: _run(channel, sys.argv[2]))
+
+
+def _run(channel: Channel, host: str) -> int:
+    """Load and compute; returns the exit code. Raises OSError where rank 0 is gone."""
+    secret = sys.stdin.buffer.read(SECRET_BYTES)
+    try:
+        listener = _listen(host, secret)
+    except AiakqError as failure:
+        channel.send(frame(RankFailed(failure.id, failure.plain_fields)))
+        return failure.exit_code
+    assert isinstance(listener.address, tuple)
+    channel.send(frame(Listening(*listener.address)))
+
+    def connect(load: Load) -> Connections:
+        from aiakq.runtime.distributed.meeting import Meeting  # which imports torch
+
+        meeting = Meeting(load.rank, load.size, load.addresses, listener, secret)
+        try:
+            return meeting.hold_meeting(load.time_limit)
+        finally:
+            listener.close()
+
+    return run_rank(channel, connect)
+
+
+def _listen(host: str, secret: bytes) -> Listener:
+    try:
+        return Listener(host, secret)
+    except (OSError, ValueError) as failure:
+        raise error("ray_unavailable", reason=f"the address {host} is not one of its node's own: {failure}") from None

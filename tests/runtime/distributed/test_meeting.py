@@ -1,0 +1,108 @@
+"""Ranks meet: stages gather, through memory or sockets, links lead to the next stage, and who is missing is named."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from aiakq.errors import AiakqError
+from aiakq.kernels.cpu.gather_sockets import SocketCollective
+from aiakq.runtime.distributed import meeting
+from aiakq.runtime.distributed.connections import Listener, new_secret
+from aiakq.runtime.distributed.meeting import Connections, Meeting
+
+
+@pytest.fixture
+def meet() -> Callable[..., list[Connections | AiakqError]]:
+    """``meet(size, stages, absent)`` -> what every rank found; each has a thread."""
+
+    def run(size: int, stages: int, absent: tuple[int, ...] = ()) -> list[Connections | AiakqError]:
+        secret = new_secret()
+        listeners = [Listener("127.0.0.1", secret) for _ in range(size * stages)]
+        addresses = [listener.address for listener in listeners]
+        found: list = [None] * len(listeners)
+
+        def work(rank: int) -> None:
+            try:
+                found[rank] = Meeting(rank, size, addresses, listeners[rank], secret).hold_meeting(10.0)
+            except AiakqError as failure:
+                found[rank] = failure
+
+        threads = [
+            threading.Thread(target=work, args=(rank,), daemon=True)
+            for rank in range(len(listeners))
+            if rank not in absent
+        ]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.01)  # ranks do not come at the same time
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        for listener in listeners:
+            listener.close()
+        return found
+
+    return run
+
+
+def gather_all(collectives: list) -> None:
+    size = len(collectives)
+    whole = torch.randn(4, size)
+    results: list = [None] * size
+
+    def work(place: int) -> None:
+        results[place] = collectives[place].gather(whole[:, place : place + 1], list(range(size + 1)))
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert all(torch.equal(result, whole) for result in results)
+
+
+@pytest.mark.parametrize("size, stages", [(2, 1), (1, 3), (3, 2)])
+@pytest.mark.parametrize("kind", ["memory", "sockets"])
+def test_ranks_of_a_stage_gather_and_links_lead_to_the_next(meet, monkeypatch, size, stages, kind):
+    if kind == "sockets":  # as on another machine, where the name leads nowhere
+        monkeypatch.setattr(meeting, "_receive_memory", lambda *args: (_ for _ in ()).throw(ConnectionRefusedError()))
+    found = meet(size, stages)
+    for stage in range(stages):
+        own = found[stage * size : (stage + 1) * size]
+        if size == 1:
+            assert own[0].collective is None
+            continue
+        assert all(isinstance(one.collective, SocketCollective) == (kind == "sockets") for one in own)
+        gather_all([one.collective for one in own])
+    for rank, one in enumerate(found):
+        assert (one.link_in is None) == (rank < size)
+        assert (one.link_out is None) == (rank >= size * (stages - 1))
+        if one.link_out is not None:
+            one.link_out.sendall(bytes([rank]))
+            assert found[rank + size].link_in.recv(10) == bytes([rank])
+
+
+def test_if_one_rank_is_on_another_machine_all_gather_over_sockets(meet, monkeypatch):
+    original = meeting._receive_memory
+
+    def receive(name, size, secret, rank):
+        return original(name.replace("aiakq", "other") if rank == 2 else name, size, secret, rank)
+
+    monkeypatch.setattr(meeting, "_receive_memory", receive)
+    found = meet(3, 1)
+    assert all(isinstance(one.collective, SocketCollective) for one in found)
+    gather_all([one.collective for one in found])
+
+
+def test_a_rank_that_does_not_come_is_named(meet, monkeypatch):
+    monkeypatch.setattr(meeting, "MEETING_SECONDS", 0.5)
+    found = meet(3, 1, absent=(1,))
+    assert isinstance(found[0], AiakqError) and found[0].id == "rank_late"
+    assert found[0].message.startswith("Rank 1 did not come to the meeting with rank 0 within 0.5 s")
+    # Somebody listens for rank 1, and does not answer.
+    assert isinstance(found[2], AiakqError) and found[2].id == "rank_unreachable"

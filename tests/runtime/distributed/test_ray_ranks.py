@@ -1,0 +1,258 @@
+"""Ranks on several nodes, placed by Ray: the answers of one process, and every way of losing one named and survived."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from aiakq import LLM, SamplingParams
+from aiakq.errors import AiakqError
+from aiakq.kernels.cpu.gather_sockets import SocketCollective
+from aiakq.runtime.distributed import meeting, ray_cluster, ray_ranks
+from aiakq.runtime.distributed.connections import Listener
+
+ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'aiakq[ray]'")
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = [{"prompt_token_ids": [5 + number, 17, 300, 41]} for number in range(4)]
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
+SMALL = {"max_model_len": 128, "num_gpu_blocks_override": 65, "dtype": "float32"}
+
+
+def generate(llm: LLM) -> list[tuple[list[int], list]]:
+    results = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    return [(result.outputs[0].token_ids, result.outputs[0].logprobs) for result in results]
+
+
+def pids_of(llm: LLM) -> list[tuple[int, int]]:
+    """Process ids of the actor and of the rank, for ranks 1 and up."""
+    return [rank.pids for rank in llm.engine.executor._group._ranks]
+
+
+def wait_for_end(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Three nodes: rank 0's with one processor, one with two, and one with one."""
+    from ray.cluster_utils import Cluster
+
+    ray_cluster.import_ray()  # its settings
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20},
+    )
+    for cpus in (2, 1):
+        made.add_node(num_cpus=cpus, object_store_memory=80 << 20)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture
+def ranks(cluster, example_model, monkeypatch) -> Iterator[Callable[..., LLM]]:
+    """``ranks(**arguments)`` -> an LLM whose ranks Ray has placed on the nodes of ``cluster``."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    yield lambda **arguments: LLM(
+        str(example_model), **{**SMALL, "distributed_executor_backend": "ray", "tensor_parallel_size": 2, **arguments}
+    )
+    gc.collect()  # groups that are left
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def alone(example_model) -> list[tuple[list[int], list]]:
+    return generate(LLM(str(example_model), **SMALL))
+
+
+@pytest.mark.parametrize("size, stages", [(2, 1), (1, 2), (2, 2)])
+def test_ranks_on_several_nodes_give_the_answers_of_one_process(ranks, alone, size, stages):
+    llm = ranks(tensor_parallel_size=size, pipeline_parallel_size=stages)
+    assert generate(llm) == alone
+    assert generate(llm) == alone
+
+
+def test_ranks_that_share_no_memory_give_the_answers_of_one_process(ranks, alone, monkeypatch):
+    monkeypatch.setattr(meeting, "offer_memory", offer_nothing)
+    llm = ranks()
+    assert isinstance(llm.engine.executor._group.collective, SocketCollective)
+    assert generate(llm) == alone
+
+
+def offer_nothing(others, size, secret) -> None:
+    for other in others:
+        other.sendall(bytes(39))
+    meeting._ask_all(others)
+
+
+def test_a_step_that_rank_0_has_no_memory_for_runs_in_parts_over_sockets(ranks, alone, monkeypatch):
+    monkeypatch.setattr(meeting, "offer_memory", offer_nothing)
+    llm = ranks()
+    original, count = type(llm.engine.executor.runner).forward, [0]
+
+    def forward(self, step):
+        count[0] += 1
+        if count[0] % 3 == 0 and len(step.token_ids) > 1:
+            raise MemoryError
+        return original(self, step)
+
+    monkeypatch.setattr(type(llm.engine.executor.runner), "forward", forward)
+    assert generate(llm) == alone
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
+@pytest.mark.parametrize("which", [0, 1], ids=["actor", "rank"])
+def test_a_process_that_is_killed_is_named_at_once(ranks, monkeypatch, which, shared):
+    if not shared:
+        monkeypatch.setattr(meeting, "offer_memory", offer_nothing)
+    llm = ranks()
+    generate(llm)
+    (pids,) = pids_of(llm)
+    os.kill(pids[which], signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(AiakqError, match="Rank 1 failed: ") as failure:
+        generate(llm)
+    assert time.monotonic() - began < 6 and failure.value.id == "rank_failed"
+    if which == 1:
+        assert "it was ended by SIGKILL on node" in failure.value.message
+    wait_for_end(pids[1])
+
+
+def test_a_rank_that_hangs_is_named_and_killed(ranks):
+    llm = ranks(distributed_timeout_seconds=1.5)
+    generate(llm)
+    ((_, pid),) = pids_of(llm)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(AiakqError, match=r"Rank 1 did not come to gather \d+ within 1.5 s"):
+        generate(llm)
+    wait_for_end(pid)
+
+
+def test_a_lost_node_is_named_and_another_takes_its_place(ranks, cluster, alone, monkeypatch):
+    monkeypatch.setenv("AIAKQ_RAY_CPUS_PER_RANK", "3")
+    nodes = [cluster.add_node(num_cpus=3, object_store_memory=80 << 20)]
+    try:
+        llm = ranks()
+        assert generate(llm) == alone
+        ((_, pid),) = pids_of(llm)
+        assert psutil.Process(pid).environ()["OMP_NUM_THREADS"] == "3"
+        nodes.append(cluster.add_node(num_cpus=3, object_store_memory=80 << 20))
+        cluster.remove_node(nodes.pop(0), allow_graceful=False)
+        with pytest.raises(AiakqError, match="Rank 1 failed: .* node "):
+            generate_until_it_fails(llm)
+        del llm
+        again = ranks()
+        assert generate(again) == alone
+    finally:
+        for node in nodes:
+            cluster.remove_node(node)
+
+
+def generate_until_it_fails(llm: LLM) -> None:
+    """The processes of a node end within a second or so."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        generate(llm)
+
+
+def test_more_than_the_cluster_has_is_refused_with_numbers(ranks, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "PLACEMENT_SECONDS", 1.0)
+    with pytest.raises(AiakqError) as failure:
+        ranks(tensor_parallel_size=9)
+    assert failure.value.id == "ray_resources"
+    expected = r"has not placed 9 ranks within 1 s: needed are 9 x 1 CPU; free are \d+ of \d+ CPU on \d nodes\."
+    assert re.search(expected, failure.value.message)
+
+
+class ElsewhereListener(Listener):
+    """Believes that it is reached at an address where nobody is."""
+
+    def __init__(self, host: str, secret: bytes) -> None:
+        super().__init__(host, secret)
+        self.address = ("127.0.0.2", 9)
+
+
+def test_a_rank_that_cannot_reach_rank_0_says_from_where_to_where(ranks, monkeypatch):
+    monkeypatch.setattr(ray_ranks, "Listener", ElsewhereListener)
+    monkeypatch.setattr(ray_ranks, "CONNECT_SECONDS", 0.5)
+    with pytest.raises(AiakqError) as failure:
+        ranks()
+    assert failure.value.id == "rank_unreachable"
+    expected = (
+        r"Rank 1, at 127\.0\.0\.\d, could not connect to rank 0, at 127\.0\.0\.2:9, within 0\.5 s: Connection refused"
+    )
+    assert re.search(expected, failure.value.message), failure.value.message
+
+
+def test_ray_that_is_not_there_is_named(ranks, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(AiakqError, match="Ray cannot be used: 127.0.0.1:9: nobody is there"):
+        ranks()
+    monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:9")
+    with pytest.raises(AiakqError, match="is not the address of a node"):
+        ranks()
+
+
+def refuse(**arguments: Any) -> None:
+    raise ConnectionError("nobody is there.")
+
+
+def test_the_server_starts_lost_ranks_anew(cluster, example_model, tmp_path):
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address}
+    command = [
+        sys.executable, "-P", "-m", "aiakq", "serve", "--model", str(example_model), "--port", "0", "-tp", "2",
+        "--distributed-executor-backend", "ray", "--max-model-len", "128", "--served-model-name", "m",
+    ]  # fmt: skip
+    log = (tmp_path / "log").open("wb")
+    with subprocess.Popen(command, env=environment, stdout=log, stderr=log) as server:
+        try:
+            url = url_in(tmp_path / "log")
+            body = {"model": "m", "prompt": "The", "max_tokens": 8, "temperature": 0}
+            first = httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status().json()
+            for process in psutil.process_iter(["cmdline"]):
+                if "remote_rank" in " ".join(process.info["cmdline"] or []):
+                    process.kill()
+            deadline = time.monotonic() + 60
+            while True:
+                try:
+                    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+                except httpx.HTTPError:
+                    answer = None
+                if answer is not None and answer.status_code == 200:
+                    break
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            assert answer.json()["choices"] == first["choices"]
+        finally:
+            server.send_signal(signal.SIGINT)
+            assert server.wait(30) == 0
+    text = (tmp_path / "log").read_text()
+    assert "Rank 1 failed" in text and "Traceback" not in text
+
+
+def url_in(log: Path) -> str:
+    deadline = time.monotonic() + 90
+    while True:
+        found = re.search(r"http://127\.0\.0\.1:[0-9]+", log.read_text())
+        if found:
+            return found[0]
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.2)
