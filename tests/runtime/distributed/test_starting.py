@@ -51,6 +51,7 @@ def test_without_nccl_no_rank_is_started(monkeypatch):
 def test_fast_is_for_gpus_and_exact_for_cpus_unless_said_otherwise():
     arguments = {
         "tensor_parallel_size": 2, "pipeline_parallel_size": 1, "pp_layer_partition": None,
+        "distributed_executor_backend": None,
         "distributed_timeout_seconds": 30.0,
     }  # fmt: skip
     found = {
