@@ -25,8 +25,8 @@ from aiakq.kernels.registry import PluginError
 from aiakq.system.threads import spin_briefly
 from aiakq.terminal import console, server_log
 from aiakq.terminal.bench_commands import bench
-from aiakq.terminal.checkpoint_commands import evaluate, inspect
-from aiakq.terminal.help import Command, Group
+from aiakq.terminal.checkpoint_commands import collect_env, evaluate, inspect
+from aiakq.terminal.help import Command, Group, PlainCommand
 from aiakq.terminal.options import add_options, split_lists, with_arguments
 from aiakq.terminal.quantize_command import quantize
 from aiakq.terminal.usage_errors import check_spelling, close_names, usage_error
@@ -76,6 +76,7 @@ def serve(engine: dict[str, Any]) -> int:
 
 app.command(name="eval", cls=Command)(evaluate)
 app.command(name="inspect", cls=Command)(inspect)
+app.command(name="collect-env", cls=PlainCommand)(collect_env)
 
 
 # --- the program -------------------------------------------------------------------------------------------------

@@ -28,7 +28,16 @@ from aiakq.server.api.unsupported_fields import IGNORED_FIELDS, UNSUPPORTED_FIEL
 
 DOCS = Path(__file__).resolve().parent
 #: The commands with a help page, in the order of docs/cli.md.
-_PAGES = ["", "quantize", "serve", "bench", *(name for name in COMMANDS if " " in name), "eval", "inspect"]
+_PAGES = [
+    "",
+    "quantize",
+    "serve",
+    "bench",
+    *(name for name in COMMANDS if " " in name),
+    "eval",
+    "inspect",
+    "collect-env",
+]
 
 _GROUPS = {
     "model": "Which model, and in what arithmetic.",

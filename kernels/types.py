@@ -6,6 +6,7 @@ H heads, D head size, P page size in tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -83,8 +84,33 @@ class QWeight:
         }
         return replace(self, **picked)
 
-    def problem(self, dtype: torch.dtype, device: str, exact: bool = True) -> LinearProblem:
-        """The question to ask an implementation about running this weight on activations of ``dtype``."""
+    def with_inputs(self, first: int, end: int) -> QWeight:
+        """The columns first .. end - 1 of ``codes``, in natural order: a layer of the inputs that ``perm`` names there.
+
+        A group that straddles a border is divided: all groups become smaller ones with repeated scales.
+        """
+        group = self.group_size
+        if group >= self.k:
+            return replace(self, codes=self.codes[:, first:end].contiguous(), perm=None, group_size=end - first)
+        whole = first % group == 0 and (end % group == 0 or end == self.k)
+        size = group if whole else math.gcd(group, first, end)
+
+        def divided(values: Tensor) -> Tensor:
+            return values.repeat_interleave(group // size, dim=1)[:, first // size : -(-end // size)].contiguous()
+
+        return replace(
+            self,
+            codes=self.codes[:, first:end].contiguous(),
+            scales=divided(self.scales),
+            zeros=None if self.zeros is None else divided(self.zeros),
+            perm=None,
+            group_size=size,
+        )
+
+    def problem(self, dtype: torch.dtype, device: str, exact: bool = True, uncut_n: int = 0) -> LinearProblem:
+        """The question to ask an implementation about running this weight on activations of ``dtype``; the rest is as
+        in LinearProblem.
+        """
         return LinearProblem(
             scheme=self.scheme,
             n=self.n,
@@ -97,6 +123,7 @@ class QWeight:
             dtype=dtype,
             device=device,
             exact=exact,
+            uncut_n=uncut_n,
         )
 
 
@@ -104,7 +131,9 @@ class QWeight:
 class LinearProblem:
     """What an implementation is asked about before it is bound to a layer; also the tuning key.
 
-    exact  activations may be rounded no further than the scheme says; else to 8 bits, with a scale per 32 at most.
+    exact    activations may be rounded no further than the scheme says; else to 8 bits, with a scale per 32 at most.
+    uncut_n  outputs of the layer of which this one is a rank's share: sums have to be divided among programs as for
+             that one. 0: only this layer matters.
     """
 
     scheme: str
@@ -118,6 +147,7 @@ class LinearProblem:
     dtype: torch.dtype
     device: str
     exact: bool = True
+    uncut_n: int = 0
 
     @property
     def bits(self) -> int:
@@ -287,6 +317,8 @@ class AttentionSpec:
     softcap         scores become softcap * tanh(scores / softcap) (Gemma 2); 0: they stay.
     sinks           [H] a score per head that takes part in the softmax without a value (GPT-OSS), or None.
     alibi           [H] slopes: a key at distance n costs slope * n (Press et al. 2022, arXiv:2108.12409), or None.
+    uncut_heads     heads and key heads of the layer of which this one is a rank's share, by which programs divide the
+                    work; zeros: those of this one.
     """
 
     num_heads: int
@@ -304,9 +336,12 @@ class AttentionSpec:
     softcap: float = 0.0
     sinks: Tensor | None = None
     alibi: Tensor | None = None
+    uncut_heads: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         self.value_dim = self.value_dim or self.head_dim
+        if self.uncut_heads == (0, 0):
+            self.uncut_heads = self.num_heads, self.num_kv_heads
         assert not self.latent or self.value_dim <= self.head_dim
 
     @property

@@ -35,8 +35,8 @@ def test_commands_in_the_readme_exist():
     targets = set(re.findall(r"^make (\w+)", text, re.MULTILINE))
     known = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert targets and targets <= known
-    commands = set(re.findall(r"^(?:\$ )?aiakq (\w+)", text, re.MULTILINE))
-    assert commands <= {"quantize", "serve", "bench", "eval", "inspect"}
+    commands = set(re.findall(r"^(?:\$ )?aiakq ([\w-]+)", text, re.MULTILINE))
+    assert commands <= {"quantize", "serve", "bench", "eval", "inspect", "collect-env"}
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("docs/decisions/*.md")), ids=lambda page: page.stem)

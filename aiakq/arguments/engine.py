@@ -85,10 +85,17 @@ class ModelArguments:
     )
     tensor_parallel_size: int = argument(
         1,
-        "Processes that share each layer, with the same results as one; on a CPU, one for each NUMA node pays.",
+        "Processes that share each layer: one for each GPU or, with the same results as one, for each NUMA node.",
         flags=("--tensor-parallel-size", "-tp"),
         low=1,
         high=64,
+    )
+    tensor_parallel_math: str = argument(
+        "auto",
+        "How these processes share a layer. exact: each computes some of the outputs, which gives the results of any "
+        "other number of them; fast: half as many meetings, in which parts of results are added up; auto: fast on "
+        "GPUs, exact on CPUs.",
+        choices=("auto", "fast", "exact"),
     )
     distributed_executor_backend: str | None = argument(
         None,

@@ -47,7 +47,7 @@ class QuantizeArguments:
     )
     tp: int = argument(
         1,
-        "Tensor-parallel size it will be served with; checks that the model can be split that way.",
+        "Tensor-parallel size it will be served with; groups and widths are chosen so that the model can be split.",
         flags=("-tp", "--tensor-parallel"),
         low=1,
         high=1024,
@@ -147,6 +147,14 @@ class QuantizeArguments:
         "auto",
         "auto: cuda if available, else cpu. Several, as in cuda:0,cuda:1, share the calibration.",
         metavar="auto|cpu|cuda",
+    )
+    workers: int = argument(
+        1,
+        "Processes that share out samples, searches and layers on a CPU. The bytes are those of one.",
+        low=1,
+        high=8,
+        expected="a number of processes from 1 to 8",
+        hint="One for each NUMA node is usual.",
     )
     overwrite: bool = argument(False, "Replace the output folder if it exists.")
     evaluate: bool = argument(True, "Measure perplexity before and after.", flags=("--eval",))

@@ -164,6 +164,17 @@ QUANTIZE_ERRORS = {
         "happens again.",
         RESOURCES,
     ),
+    "worker_failed": ErrorKind(
+        "Worker {worker} failed: {reason}.",
+        "Its own last lines are above; often it is too little memory: use fewer --workers. With --resume, finished "
+        "blocks are kept.",
+        WORKER,
+    ),
+    "worker_late": ErrorKind(
+        "Worker {worker} has given no sign of life for {limit:g} s.",
+        "It hangs, or the machine is overloaded: use fewer --workers. With --resume, finished blocks are kept.",
+        WORKER,
+    ),
     "max_kl": ErrorKind(
         "No widths keep the divergence within {wanted} nats per token; the widest reach {reached}.",
         "Allow more, or use -quant_type weight_only_int8.",

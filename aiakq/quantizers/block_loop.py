@@ -3,51 +3,76 @@
 from __future__ import annotations
 
 import copy
+import json
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.block.decoder_block import BlockPlan, DecoderBlock, OriginalBlock
 from aiakq.quantizers.block.quantize import quantize_block
-from aiakq.quantizers.model.activations import Activations, HiddenStates, batched
+from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations, HiddenStates, batched, first_batches
 from aiakq.quantizers.model.outer_layers import capture
 from aiakq.quantizers.model.smooth_mappings import BlockTrace
-from aiakq.quantizers.prepared import Prepared
+from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.progress import OnProgress, StageProgress
+from aiakq.quantizers.recipe import Recipe
+from aiakq.quantizers.workers.protocol import SHARDS, Value, Workers, shards
 from aiakq.quantizers.writing import take_over, write_block
 from aiakq.runtime.device_memory import release_memory
 
-#: Tokens in one calibration batch.
+#: Most tokens in one calibration batch.
 _BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What every worker needs in order to run the blocks.
+
+    samples  token ids, each [T] int64; None if there are none.
+    budget   bytes of hidden states in memory; the rest goes to files in ``scratch``.
+    """
+
+    model: SourceModel
+    recipe: Recipe
+    plan: BlockPlan
+    samples: Sequence[Tensor] | None
+    budget: float
+    scratch: Path
 
 
 @dataclass
 class BlockLoop:
-    """Quantizes the blocks into ``writer``, continuing after the steps that an earlier run has written.
+    """Quantizes the blocks, continuing after the ``finished`` ones that an earlier run has written.
+
+    Every worker runs one; that of worker 0 has a ``writer``.
 
     steps     what was written, block by block.
     warnings  sentences for the report.
     """
 
-    prepared: Prepared
-    plan: BlockPlan
-    writer: CheckpointWriter
+    calibration: Calibration
+    workers: Workers
     progress: OnProgress
+    finished: int = 0
+    writer: CheckpointWriter | None = None
     steps: list[CommittedStep] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def run(self) -> None:
-        model, recipe = self.prepared.model, self.prepared.recipe
+        model, recipe, plan = self.calibration.model, self.calibration.recipe, self.calibration.plan
         count = len(model.blocks)
-        finished = len(self.writer.steps)
-        self.steps = self.writer.steps[:count]
-        if finished > count:  # only the evaluation was left
+        self.steps = [] if self.writer is None else self.writer.steps[:count]
+        if self.finished > count:  # only the evaluation was left
             return
         inputs = self._capture()
         original_inputs = inputs.copy() if recipe.needs_original else None
-        trace = BlockTrace(self.plan.heads, recipe.folds)
+        trace = BlockTrace(plan.heads, recipe.folds)
         for index, module in enumerate(model.blocks):
             prefix = model.block_prefix(index)
             self.progress(StageProgress("quantize", index, count, prefix))
@@ -56,39 +81,66 @@ class BlockLoop:
             original = None
             if original_inputs is not None:
                 original = OriginalBlock(copy.deepcopy(module), original_inputs)
-            block = DecoderBlock(module, index, prefix, self.plan, groups, inputs, original, mappings)
+            block = DecoderBlock(module, index, prefix, plan, groups, inputs, original, mappings, self.workers)
             with torch.no_grad():
-                self._finish(block, index < finished, last=index == count - 1)
+                self._finish(block, last=index == count - 1)
             model.drop(module)
-            self.prepared.checkpoint.close()
+            model.checkpoint.close()
             del block, original
             release_memory()  # blocks must not pile up
         self.warnings += trace.warnings()
         self.progress(StageProgress("quantize", count, count))
 
-    def _finish(self, block: DecoderBlock, resumed: bool, last: bool) -> None:
+    def _finish(self, block: DecoderBlock, last: bool) -> None:
         """Quantize and write a block, or restore it from its step; its outputs become the next block's inputs."""
-        if resumed:
-            step = self.steps[block.index]
-            take_over(block, step, self.writer.read(step), self.prepared.model.stored_name)
+        stored_name = self.calibration.model.stored_name
+        if block.index < self.finished:
+            names, *tensors = self.workers.broadcast(0, lambda: self._stored(block.index))
+            assert isinstance(names, str)
+            linears, stored = json.loads(names)
+            take_over(block, linears, dict(zip(stored, tensors, strict=True)), stored_name)  # type: ignore[arg-type]
             if not last:
                 block.inputs.activations.advance(block.module, block.index)
         else:
-            quantize_block(self.prepared.recipe, block)
+            quantize_block(self.calibration.recipe, block)
+            if self.workers.size > 1:
+                self.workers.agree(_digest(block))
             block.advance(last)
-            self.steps.append(write_block(self.writer, block, self.prepared.model.stored_name))
+            if self.writer is not None:
+                self.steps.append(write_block(self.writer, block, stored_name))
         if block.original is not None and not last:
             block.original.inputs.advance(block.original.module, block.index)
 
+    def _stored(self, index: int) -> list[Value]:
+        """What an earlier run made of a block: the names of its linears and of its tensors, and these."""
+        assert self.writer is not None
+        step = self.steps[index]
+        written = self.writer.read(step)
+        return [json.dumps([list(step.note["linears"]), list(written)]), *written.values()]
+
     def _capture(self) -> Activations:
-        """The calibration samples as they reach the first block."""
-        samples = self.prepared.samples
-        states = HiddenStates((), self.prepared.activation_budget, self.writer.scratch)
+        """The calibration samples as they reach the first block: those of this worker's shards, and the sample that
+        every worker has."""
+        samples, model = self.calibration.samples, self.calibration.model
+        states = HiddenStates((), self.calibration.budget, self.calibration.scratch)
         if samples is None:
-            return Activations(states, {}, self.prepared.device)
-        longest = max(len(sample) for sample in samples.samples)
-        batches = batched(samples.samples, max(1, _BATCH_TOKENS // longest))
+            return Activations(states, {}, model.device)
+        rows = min(_BATCH_TOKENS // max(map(len, samples)), -(-len(samples) // SHARDS))
+        batches = batched(samples, max(1, rows))
         total = len(batches)
+        here = {batch for shard in shards(total)[self.workers.rank :: self.workers.size] for batch in shard}
+        here.update(first_batches([batch.shape for batch in batches], SAMPLE_TOKENS))
         return capture(
-            self.prepared.model, batches, lambda done: self.progress(StageProgress("calibrate", done, total)), states
+            model, batches, lambda done: self.progress(StageProgress("calibrate", done, total)), states, here
         )
+
+
+def _digest(block: DecoderBlock) -> int:
+    """A checksum of what a block became."""
+    found = 0
+    for weight in block.result.finished.values():
+        for tensor in (weight.codes, weight.scales):
+            found = zlib.crc32(tensor.cpu().contiguous().numpy().data, found)
+    for changed in block.folder.changed.values():
+        found = zlib.crc32(changed.cpu().contiguous().numpy().data, found)
+    return found

@@ -116,7 +116,7 @@ def _measured(prepared: Prepared, attempt: Attempt, spec: QuantSpec) -> float:
 
 def _fitting(layer: LayerSpec, prepared: Prepared) -> LayerSpec:
     """``layer`` as the options and the shapes allow: whole rows where its groups do not divide every cut row."""
-    tp = prepared.options.tp
+    tp = prepared.cut.parts
     fits = all(shape.k // (tp if shape.row_parallel else 1) % layer.group_size == 0 for shape in prepared.shapes)
     symmetric = prepared.options.symmetric is not False
     return replace(layer, group_size=layer.group_size if fits else -1, symmetric=symmetric)

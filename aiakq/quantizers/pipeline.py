@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from aiakq.evaluation.metrics import Comparison, LoadScorer
 from aiakq.formats.checkpoint_writer import CheckpointWriter
-from aiakq.quantizers.block_loop import BlockLoop
 from aiakq.quantizers.chosen_widths import quantize_with_chosen_widths
 from aiakq.quantizers.copying import copy_files, copy_tensors
 from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.parallel import block_loop, start_workers
 from aiakq.quantizers.preparation import prepare
 from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.progress import OnProgress, Rejected, StageProgress
@@ -81,8 +81,8 @@ class _Run:
             resume=options.resume,
         ) as writer:
             resumed = len(writer.steps)
-            loop = BlockLoop(prepared, self.plan, writer, self.progress)
-            with gc_frozen():
+            with gc_frozen(), start_workers(prepared, self.plan, writer) as workers:
+                loop = block_loop(prepared, self.plan, writer, workers, self.progress)
                 loop.run()
             if len(writer.steps) == len(loop.steps):  # else the interrupted run had copied them
                 copy_tensors(writer, prepared, self.plan.spec, loop.steps)

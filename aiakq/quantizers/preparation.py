@@ -23,6 +23,7 @@ from aiakq.quantizers.planning.tensor_parallel import plan_tensor_parallel
 from aiakq.quantizers.prepared import Prepared, remember_files
 from aiakq.quantizers.readers import reader_notes
 from aiakq.runtime.device_memory import free_memory
+from aiakq.runtime.models import ARCHITECTURES
 
 #: Plain rounding needs no calibration; so many tokens measure its error, to 5 % of the error of a layer.
 _TOKENS_WITHOUT_CALIBRATION = 2048
@@ -37,13 +38,22 @@ def prepare(options: QuantizeOptions) -> Prepared:
     check_output(options.output, [source], options.overwrite)
     _refuse_quantized(checkpoint)
     device, *others = _devices(options.device)
+    if options.workers > 1 and (others or device.type != "cpu"):
+        raise error(
+            "option_conflict",
+            option="--workers",
+            other=f"--device {options.device}",
+            reason="workers share the processors of a machine",
+            hint="Use --device cpu; several GPUs share the calibration without workers: --device cuda:0,cuda:1.",
+        )
     storage = _storage(options, checkpoint)
     model = SourceModel(checkpoint, storage, device, options.trust_remote_code, others=tuple(others))
     config = model.config
     head = head_name(model)
     names = [shape.name for shape in model.linear_shapes()]
     spec = plan_layers(options, options.spec(aiakq.__version__, model.other_linears()), names, head)
-    cut = plan_tensor_parallel(options, config.to_dict(), model.linear_shapes(), spec)
+    native = type(model.model).__name__ in ARCHITECTURES
+    cut = plan_tensor_parallel(options, config.to_dict(), model.linear_shapes(), spec, gathered=native)
     if cut.widths:
         model = SourceModel(checkpoint, storage, device, options.trust_remote_code, cut.widths, tuple(others))
     spec = cut.fit(spec)

@@ -29,7 +29,17 @@ from aiakq.spec import QuantSpec
 
 DTYPE_WORDS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 #: Options that change how the work is done, but not what comes out.
-_WITHOUT_EFFECT = ("output", "recipe", "overwrite", "resume", "activation_memory", "evaluate", "eval_text", "device")
+_WITHOUT_EFFECT = (
+    "output",
+    "recipe",
+    "overwrite",
+    "resume",
+    "activation_memory",
+    "evaluate",
+    "eval_text",
+    "device",
+    "workers",
+)
 
 
 @dataclass(frozen=True)
@@ -62,8 +72,7 @@ class Prepared:
 
     def plan(self, spec: QuantSpec) -> BlockPlan:
         """What all blocks have in common, for linears stored as ``spec`` says."""
-        scales = formats.load(spec.format).scale_dtype(spec, self.storage)
-        return BlockPlan(spec, self.storage, scales, Heads.of(self.model.config))
+        return block_plan(spec, self.storage, self.model)
 
     def expected_bytes(self, spec: QuantSpec) -> int:
         """The size of the output, slightly too large: codes, scales and zero points, and the rest as stored."""
@@ -135,6 +144,11 @@ class Prepared:
         """Files of the source that belong to the output as they are."""
         found = [self.source / name for name in VERBATIM_FILES if (self.source / name).is_file()]
         return found + (sorted(self.source.glob("*.py")) if self.options.trust_remote_code else [])
+
+
+def block_plan(spec: QuantSpec, storage: torch.dtype, model: SourceModel) -> BlockPlan:
+    """What all blocks of ``model`` have in common; ``storage`` is the dtype of what is not quantized."""
+    return BlockPlan(spec, storage, formats.load(spec.format).scale_dtype(spec, storage), Heads.of(model.config))
 
 
 def remember_files(checkpoint: Checkpoint) -> None:

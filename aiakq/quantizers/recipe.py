@@ -213,6 +213,16 @@ def load_rounder(component: Component, labels: Mapping[str, str] | None = None) 
     return _load(quantizers.ROUNDERS, "rounder", component, labels or {})
 
 
+def recipe_of(document: Mapping[str, Any]) -> Recipe:
+    """The recipe that ``Recipe.document`` describes."""
+
+    def component(entry: Mapping[str, Any]) -> Component:
+        return Component(entry["name"], {key: value for key, value in entry.items() if key != "name"})
+
+    transforms = tuple(load_transform(component(entry)) for entry in document["transforms"])
+    return Recipe(transforms, load_rounder(component(document["rounder"])))
+
+
 def _load(registry: Registry, kind: str, component: Component, labels: Mapping[str, str]) -> Any:
     """An instance of what ``component`` names. ``labels``: what errors call a parameter, and "" the name."""
 

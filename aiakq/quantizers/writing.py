@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -79,17 +79,18 @@ def decode(name: str, spec: QuantSpec, written: dict[str, Tensor]) -> QWeight:
 
 
 def take_over(
-    block: DecoderBlock, step: CommittedStep, written: dict[str, Tensor], stored_name: Callable[[str], str]
+    block: DecoderBlock, linears: Iterable[str], written: dict[str, Tensor], stored_name: Callable[[str], str]
 ) -> None:
-    """Make the block what an earlier run made of it. ``written`` are the tensors of its ``step``; see write_block."""
+    """Make the block what an earlier run made of it. ``written`` are the tensors of its step, which holds the
+    quantized ``linears``, by full name; see write_block."""
     spec = block.plan.spec
-    for name in step.note["linears"]:
+    for name in linears:
         inside = name.removeprefix(block.prefix + ".")
         block.result.adopt(inside, decode(name, spec, written))
-    of_linears = tuple(f"{name.removeprefix(block.prefix + '.')}." for name in step.note["linears"])
+    of_linears = tuple(f"{name.removeprefix(block.prefix + '.')}." for name in linears)
     for name, _ in list(block.module.named_parameters()):
         full = stored_name(f"{block.prefix}.{name}")
-        if full in step.tensors and not name.startswith(of_linears):
+        if full in written and not name.startswith(of_linears):
             path, _, last = name.rpartition(".")
             module = block.module.get_submodule(path)
             value = stored(module, last, written[full]).to(getattr(module, last).device, torch.float32)

@@ -1,8 +1,10 @@
-"""``aiakq eval`` and ``aiakq inspect``: each makes one call and prints a table or JSON."""
+"""``aiakq eval``, ``aiakq inspect`` and ``aiakq collect-env``: each makes one call and prints a table or JSON."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from aiakq.terminal import console, tables
 from aiakq.terminal.bench_commands import measure
@@ -41,3 +43,17 @@ def inspect(arguments: InspectArguments, shown: JsonArguments) -> None:
     tables.inspection(found, found.layers if arguments.all else collapse(found.layers))
     if shown.json:
         console.emit(found.document())
+
+
+def collect_env(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Print versions, machine and settings, for a bug report. Secrets are left out."""
+    # It reads no configuration: that may be what is broken.
+    from aiakq.collect_env import collect, text
+
+    document = collect()
+    if json:
+        console.emit(document)
+    else:
+        console.write(text(document))

@@ -114,7 +114,11 @@ def emit(document: Mapping[str, Any]) -> None:
     """Write one JSON document to stdout. Raises ClosedOutput if its reader has gone, ``output_failed`` otherwise."""
     from aiakq.records import finite, to_json
 
-    text = to_json(finite(document))
+    write(to_json(finite(document)))
+
+
+def write(text: str) -> None:
+    """Write ``text`` to stdout. Raises ClosedOutput if its reader has gone, ``output_failed`` otherwise."""
     if sys.stdout is None:
         raise error("output_failed", path="standard output", reason="it is closed")
     try:

@@ -29,6 +29,13 @@ class Command(typer.core.TyperCommand):
         _print_help(self, ctx, _SOURCES)
 
 
+class PlainCommand(typer.core.TyperCommand):
+    """A command whose options are read from the command line only."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _print_help(self, ctx, None)
+
+
 class Group(typer.core.TyperGroup):
     """A group of commands with this module's help page."""
 

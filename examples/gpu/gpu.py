@@ -28,6 +28,7 @@ from pathlib import Path
 
 import gpu_checks
 from gpu_checks import Machine, NeedsGpuError
+from gpu_ranks import meet, meeting_times, ranks_agree
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path(os.environ.get("OUT", "out/gpu"))
@@ -49,6 +50,7 @@ def make_importable() -> None:
         for name in [name for name in sys.modules if name.split(".")[0] == "aiakq"]:
             del sys.modules[name]
         sys.path.insert(0, str(tree.parent))
+        os.environ["PYTHONPATH"] = str(tree.parent)  # of processes that load a rank's share of a model
 
 
 def left() -> float:
@@ -185,6 +187,13 @@ def example_model_speed(given: Measurement) -> dict:
     return {"rows": rows, "facts": llm.engine.facts}
 
 
+def rank_speed(given: Measurement) -> dict:
+    """Steps of the whole engine on one GPU, and on two in both modes of tensor parallelism."""
+    import gpu_ranks
+
+    return gpu_ranks.rank_speed(given.ceilings, given.left, given.save, given.machine)
+
+
 def sanitized(given: Measurement) -> dict:
     """compute-sanitizer's memcheck and racecheck over small problems, where the tool is installed."""
     given.machine.needs_gpu()
@@ -249,6 +258,8 @@ STEPS: dict[str, Step] = {
     "tokens_match_the_cpu": Step(_check(gpu_checks.tokens_match_the_cpu), 90),
     "asynchronous_scheduling": Step(_check(gpu_checks.asynchronous_scheduling_changes_no_token), 90),
     "quantized_tokens": Step(_check(gpu_checks.quantized_tokens), 90),
+    "ranks_agree": Step(_check(ranks_agree), 120),
+    "meeting_times": Step(_check(meeting_times), 90),
     "compiled_in_parallel": Step(compiled_in_parallel, 120, 60),
     "ceilings": Step(ceilings, 60),
     "product_speed": Step(product_speed, 150, 30),
@@ -256,6 +267,7 @@ STEPS: dict[str, Step] = {
     "latent_speed": Step(partial(layer_speed, "latents"), 60, 20),
     "recurrent_speed": Step(partial(layer_speed, "recurrent"), 60, 20),
     "engine_speed": Step(engine_speed, 200, 60),
+    "rank_speed": Step(rank_speed, 200, 60),
     "example_model_speed": Step(example_model_speed, 60, 20),
     "sanitized": Step(sanitized, 120, 60),
     "tuning": Step(tuning, 300, 120),
@@ -310,8 +322,8 @@ def child(name: str, machine: Machine, limit: float, result: Path) -> int:
     kept = json.loads(result.read_text()) if result.exists() else {}
     try:
         save(STEPS[name].call(given))
-    except NeedsGpuError:
-        save({"not begun": "it needs a GPU"})
+    except NeedsGpuError as reason:
+        save({"not begun": str(reason) or "it needs a GPU"})
     except Exception:
         kept = json.loads(result.read_text()) if result.exists() else {}
         save(kept | {"failed": traceback.format_exc()})
@@ -385,10 +397,14 @@ def main(words: list[str]) -> int:
     for name in ("--step", "--device", "--result"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--meet", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--warm", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(words)
     make_importable()
+    if given.meet:
+        meet(given.meet[0], int(given.meet[1]), 1)
+        return 0
     if given.step:
         return child(given.step, Machine(given.device), given.limit, Path(given.result))
     if given.rehearse:

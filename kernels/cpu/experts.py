@@ -36,7 +36,7 @@ def prepare(layers: ExpertLayers, problem: ExpertsProblem) -> GroupedExperts:
     return TorchExperts(layers)
 
 
-class NativeExperts:
+class NativeExperts(GroupedExperts):
     """The interface is GroupedExperts in ops/experts.py; activations are of ``dtype``."""
 
     def __init__(self, layers: ExpertLayers, act: NativeActivation, dtype: torch.dtype) -> None:

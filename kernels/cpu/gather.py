@@ -32,9 +32,14 @@ def _control_bytes(size: int) -> int:
 class NativeCollective:
     """A rank's part in a group; the interface is Collective in ops/sharded.py.
 
+    can_start_over  whether an operation that was begun can be given up without giving up the group.
+    can_broadcast   whether rank 0 can send the others what only its device knows.
     memory      of ``memory_bytes(size)``, the same for all ranks.
     time_limit  seconds that a rank waits for another before it gives the group up.
     """
+
+    can_start_over = True
+    can_broadcast = False
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, time_limit: float) -> None:
         self.rank, self.size = rank, size
@@ -60,6 +65,11 @@ class NativeCollective:
         return meetings
 
     @property
+    def place(self) -> str:
+        """Where this rank is, in words."""
+        return f"gather {self.num_meetings}"
+
+    @property
     def late_rank(self) -> int | None:
         """The rank that did not come in time, if the group was given up for that."""
         reason = self._reason.value
@@ -75,6 +85,12 @@ class NativeCollective:
     def is_given_up(self) -> bool:
         """Whether what gathers return is of no use any more."""
         return self._reason.value != 0
+
+    def connect(self, limit: float) -> None:
+        """Nothing: memory is there from the beginning, whatever the ``limit``."""
+
+    def watch_step(self) -> None:
+        """Nothing: this rank itself waits for the others."""
 
     def give_up(self) -> None:
         """End all waiting, of all ranks and for good."""
@@ -104,3 +120,16 @@ class NativeCollective:
             op.x, op.x_stride, op.y, op.y_stride = x.data_ptr(), x.stride(0), y.data_ptr(), n
             self.ops(threads_for(y.numel()))
         return y
+
+    def sum(self, x: Tensor) -> Tensor:
+        """x [M, N] -> [M, N]; see Collective. Added up in float32 in the order of ranks."""
+        m, n = x.shape
+        parts = self.gather(x, [rank * n for rank in range(self.size + 1)]).view(m, self.size, n)
+        total = parts[:, 0].float()
+        for rank in range(1, self.size):
+            total += parts[:, rank]
+        return total.to(x.dtype)
+
+    def broadcast(self, x: Tensor) -> None:
+        """Not here: on a CPU, rank 0 knows everything and says it in its messages. x [...]."""
+        raise NotImplementedError

@@ -87,6 +87,7 @@ class Ops(RecurrentOps):
     kv_dtype  of keys and values in the cache; None: as the activations.
     excluded  implementations of linear layers that may not be selected (``--dequantize``).
     exact     see LinearProblem (``--cpu-math exact``).
+    uniform   whether results have to be those of any number of ranks that gather (``--tensor-parallel-math exact``).
     bound     what was bound so far -> number of the checkpoint's layers.
     """
 
@@ -95,6 +96,7 @@ class Ops(RecurrentOps):
     kv_dtype: torch.dtype | None = None
     excluded: Collection[str] = frozenset()
     exact: bool = True
+    uniform: bool = False
     bound: Counter[Bound] = field(default_factory=Counter)
     _selected: dict[Any, tuple[Selection, ModuleType]] = field(default_factory=dict, init=False, repr=False)
     _row_multiple: int = field(default=1, init=False, repr=False)
@@ -109,7 +111,11 @@ class Ops(RecurrentOps):
 
     def linear(self, weight: QWeight, count: int = 1) -> LinearLayer:
         """A linear layer of a quantized weight, which stands for ``count`` of the checkpoint's."""
-        problem = weight.problem(self.dtype, self.device_type, self.exact)
+        return self._linear(weight, count, weight.n)
+
+    def _linear(self, weight: QWeight, count: int, uncut_n: int) -> LinearLayer:
+        """``linear`` for a weight [N, K] that is all of a layer of ``uncut_n`` outputs, or a rank's share."""
+        problem = weight.problem(self.dtype, self.device_type, self.exact, uncut_n if self.uniform else 0)
         module = self._bind("linear", problem, weight.scheme, count)
         layer: LinearLayer = module.prepare(weight.to(self.device), problem)
         return layer
@@ -180,8 +186,18 @@ class Ops(RecurrentOps):
         selection: RowSelection = self._bind("embedding", problem).row_selection(problem)
         return selection
 
-    def attention(self, spec: AttentionSpec) -> PagedAttention:
-        """The attention of one layer."""
+    def attention(
+        self,
+        spec: AttentionSpec,
+        inputs: Sequence[tuple[LinearLayer, str]] = (),
+        output: LinearLayer | None = None,
+    ) -> PagedAttention:
+        """The attention of one layer.
+
+        inputs  where nothing else stands between: the layers that project to queries, keys and values, each with a
+                letter for every part of its outputs: q, k or v for something of the width of all queries, keys, values.
+        output  with ``inputs``, the layer that alone reads what attention returns.
+        """
         problem = spec.problem(self.dtype, self.kv_dtype or self.dtype, self.device_type)
         layer: PagedAttention = self._bind("attention", problem).prepare(spec, problem)
         return layer
@@ -235,7 +251,7 @@ class PlannedOps(Ops):
     """
 
     def __init__(self, ops: Ops) -> None:
-        super().__init__(torch.device("meta"), ops.dtype, ops.kv_dtype, ops.excluded, ops.exact)
+        super().__init__(torch.device("meta"), ops.dtype, ops.kv_dtype, ops.excluded, ops.exact, ops.uniform)
         self.device_type = ops.device_type
 
     def _bind(self, operation: str, problem: Any, kind: str = "", count: int = 1) -> Any:
@@ -249,4 +265,4 @@ class _NotPrepared:
     def prepare(self, *arguments: Any) -> Any:
         return self
 
-    row_selection = embedding = prepare
+    row_selection = embedding = feeds = prepare

@@ -47,8 +47,14 @@ class GroupedExperts(Protocol):
     def __call__(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """x [S, K], the rows of one expert after those of another, ``counts`` [E] of each -> [S, N]."""
 
+    def total(self, sums: Tensor) -> Tensor:
+        """What is called for sums [T, N] float32 of rows that ``__call__`` returned: the same, where those are all
+        there is. Experts of ranks may return parts, or zeros, whose sums have to be added up over the ranks.
+        """
+        return sums
 
-class TorchExperts:
+
+class TorchExperts(GroupedExperts):
     """One after the other; those without rows do not run."""
 
     def __init__(self, layers: ExpertLayers) -> None:

@@ -50,6 +50,11 @@ class LinearLayer:
         """The layout in which this layer takes M rows most readily, or None for a plain Tensor."""
         return None
 
+    def feeds(self, other: LinearLayer, parts: int) -> None:
+        """Said once when a model is built: ``other`` alone reads what this layer computes, after an elementwise
+        function of ``parts`` equal parts of it side by side. Ranks may then keep what is between to themselves.
+        """
+
 
 def explain(problem: LinearProblem, exclude: Collection[str] = ()) -> Selection:
     """Which implementation would run ``problem``, and why not a better one; prepares nothing."""

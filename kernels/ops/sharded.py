@@ -8,9 +8,10 @@ positions, recurrences. A model notices nothing of this: it is built from ``Shar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ from aiakq.kernels.types import (
 
 #: Shares of a weight are multiples of so many rows, as kernels lay rows out in tiles.
 TILE = 32
+#: Implementations of linear layers on GPUs that compute an output in the same way whatever others there are.
+UNIFORM = frozenset({"triton", "triton-w8a8"})
 
 
 class Collective(Protocol):
@@ -45,6 +48,11 @@ class Collective(Protocol):
         """x [M, own columns] of each rank -> [M, N], all of them side by side. Every rank calls it, in the same order.
 
         bounds  [size + 1] where the columns of each rank begin, and N.
+        """
+
+    def sum(self, x: Tensor) -> Tensor:
+        """x [M, N] of each rank -> [M, N] of the same dtype, all of them added up, with the same bits on every rank;
+        x may be modified. Every rank calls it, in the same order.
         """
 
 
@@ -77,61 +85,111 @@ def head_shares(num_heads: int, num_kv_heads: int, size: int) -> list[int]:
     return bounds
 
 
-class ShardedLinear(DenseLayer):
-    """A linear layer whose outputs are distributed over the ranks.
+@dataclass(frozen=True)
+class DenseWeight:
+    """What a layer without quantization is made of: a weight [N, K] and a bias [N], in floats."""
 
-    weight  all rows of it, until it is known whether this rank needs its share of them or, as an expert, all or none;
-            then the layer is bound.
-    """
+    perm: ClassVar[None] = None
+    group_size: ClassVar[int] = 1
 
-    def __init__(self, n: int, collective: Collective, bind: Callable[[slice | None], LinearLayer]) -> None:
-        """bind: makes the layer of the rows of a slice, or of all of them."""
-        self._collective, self._bind = collective, bind
-        self._bounds = shares(n, collective.size, TILE)
-        self._layer: LinearLayer | None = None
-        self.is_cut = False
+    weight: Tensor
+    bias: Tensor | None
 
     @property
-    def num_outputs(self) -> int:
-        """N."""
-        return self._bounds[-1]
+    def n(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def k(self) -> int:
+        return self.weight.shape[1]
+
+    def with_rows(self, rows: Tensor) -> DenseWeight:
+        """The rows ``rows`` [M] int64, in this order."""
+        rows = rows.to(self.weight.device)
+        return DenseWeight(self.weight[rows], None if self.bias is None else self.bias[rows])
+
+    def with_inputs(self, first: int, end: int) -> DenseWeight:
+        """The columns first .. end - 1."""
+        return DenseWeight(self.weight[:, first:end].contiguous(), self.bias)
+
+
+class ShardedLinear(DenseLayer):
+    """A linear layer that is distributed over the ranks.
+
+    weight  all of it, until it is known what this rank keeps; then the layer is bound.
+    """
+
+    def __init__(self, ops: ShardedOps, weight: QWeight | DenseWeight, count: int) -> None:
+        """count: of the checkpoint's layers."""
+        self._ops, self.weight, self._count = ops, weight, count
+        self.n, self.k = weight.n, weight.k
+        #: What this rank computes, and what is made of that.
+        self._layer: LinearLayer | None = None
+        self._after: Callable[[Tensor], Tensor] | None = None
+        self.is_bound = False
+
+    @property
+    def own(self) -> LinearLayer | None:
+        """What this rank computes of it; None: nothing, or nothing yet."""
+        return self._layer
 
     def whole(self) -> LinearLayer:
-        """The layer with all its outputs, which must not have been cut."""
-        assert not self.is_cut, "the rest of the weight is gone"
-        return self._bind(None)
+        """The layer with all its outputs, which must not have been bound."""
+        assert not self.is_bound, "the rest of the weight is gone"
+        return self._ops.bind(self.weight, self._count, self.n)
+
+    def repeat(self) -> None:
+        """Compute all of it on every rank."""
+        self._keep(self.weight, None)
 
     def cut(self) -> None:
-        """Bind this rank's share, and let go of the rest."""
-        if not self.is_cut:
-            first, end = self._bounds[self._collective.rank :][:2]
-            self._layer = self._bind(slice(first, end)) if end > first else None
-            self.is_cut = True
-            del self._bind
+        """Keep a share of the outputs; those of all ranks are put side by side."""
+        collective = self._ops.collective
+        bounds = shares(self.n, collective.size, TILE)
+        first, end = bounds[collective.rank :][:2]
+        own = self.weight.with_rows(torch.arange(first, end)) if end > first else None
+        self._keep(own, lambda x: collective.gather(x, bounds))
+
+    def keep_outputs(self, rows: Tensor) -> None:
+        """Keep the outputs ``rows`` [M] int64 in this order, and give no others."""
+        self._keep(self.weight.with_rows(rows), None)
+
+    def keep_inputs(self, first: int, end: int) -> None:
+        """Keep the inputs first .. end - 1, in the order of ``weight.perm``, which the layer is then given alone; what
+        the ranks make of theirs is added up.
+        """
+        collective, own = self._ops.collective, self.weight.with_inputs(first, end)
+        self._keep(own if collective.rank == 0 else replace(own, bias=None), collective.sum)
+
+    def _keep(self, weight: QWeight | DenseWeight | None, after: Callable[[Tensor], Tensor] | None) -> None:
+        assert not self.is_bound, "the rest of the weight is gone"
+        self._layer = None if weight is None else self._ops.bind(weight, self._count, self.n)
+        self._after, self.is_bound = after, True
+        del self.weight
 
     def input_layout(self, m: int) -> ActivationLayout | None:
         """See LinearLayer, with M rows."""
-        self.cut()
+        self._ops.settle(self)
         return None if self._layer is None else self._layer.input_layout(m)
 
+    def feeds(self, other: LinearLayer, parts: int) -> None:
+        """See LinearLayer."""
+        self._ops.pair(self, other, parts)
+
     def __call__(self, x: LinearInput) -> Tensor:
-        """x [M, K] -> [M, N]."""
-        self.cut()
+        """x [M, K] -> [M, N], or of K and N what this rank keeps."""
+        self._ops.settle(self)
         if self._layer is None:
             assert isinstance(x, Tensor)
             own = torch.empty(len(x), 0, dtype=x.dtype, device=x.device)
         else:
             own = self._layer(x)
-        return self._collective.gather(own, self._bounds)
+        return own if self._after is None else self._after(own)
 
 
 def _sharded(layer: LinearLayer) -> ShardedLinear:
     assert isinstance(layer, ShardedLinear)
     return layer
-
-
-def _whole(layer: LinearLayer) -> LinearLayer:
-    return _sharded(layer).whole()
 
 
 class ShardedEmbedding:
@@ -142,11 +200,14 @@ class ShardedEmbedding:
 
     def __call__(self, ids: Tensor) -> Tensor:
         """ids [T] int64 -> [T, D]."""
-        own = torch.empty(len(ids), 0, dtype=self._dtype) if self._layer is None else self._layer(ids)
+        if self._layer is None:
+            own = torch.empty(len(ids), 0, dtype=self._dtype, device=ids.device)
+        else:
+            own = self._layer(ids)
         return self._collective.gather(own, self._bounds)
 
 
-class ShardedExperts:
+class ShardedExperts(GroupedExperts):
     """Experts distributed over the ranks, each with all of its weights; the interface is GroupedExperts."""
 
     def __init__(self, own: GroupedExperts | None, bounds: Sequence[int], collective: Collective, width: int) -> None:
@@ -209,40 +270,70 @@ class ShardedAttention:
 
 
 class ShardedOps(Ops):
-    """The operations of one rank, over ``collective``."""
+    """The operations of one rank, over ``collective``.
+
+    uniform  see Ops.
+    notes    how many layers are distributed in another way than most, and which, in words.
+    """
+
+    uniform = True
 
     def __init__(self, ops: Ops, collective: Collective) -> None:
-        super().__init__(ops.device, ops.dtype, ops.kv_dtype, ops.excluded, ops.exact)
+        super().__init__(ops.device, ops.dtype, ops.kv_dtype, ops.excluded, ops.exact, self.uniform)
         self.collective = collective
+        self.notes: Counter[str] = Counter()
         self._uncut: list[ShardedLinear] = []
 
+    def describe(self) -> str:
+        """How layers are distributed, for the start-up table."""
+        return "; ".join(["outputs put side by side", *self._noted()])
+
+    def _noted(self) -> list[str]:
+        return [f"{count} x {note}" for note, count in self.notes.most_common()]
+
+    def bind(self, weight: QWeight | DenseWeight, count: int, uncut_n: int) -> LinearLayer:
+        """A layer of a weight [N, K] on this rank, which is all or a share of one of ``uncut_n`` outputs."""
+        if isinstance(weight, QWeight):
+            return self._linear(weight, count, uncut_n)
+        return super().dense(weight.weight, weight.bias, count)
+
     def linear(self, weight: QWeight, count: int = 1) -> LinearLayer:
-        """See Ops: this rank's share of the rows of a weight [N, K]."""
-
-        def bind(rows: slice | None) -> LinearLayer:
-            own = weight if rows is None else weight.with_rows(torch.arange(rows.start, rows.stop))
-            return super(ShardedOps, self).linear(own, count)
-
-        return self._uncut_layer(weight.n, bind)
+        """See Ops: a rank's share of a weight [N, K]."""
+        return self._uncut_layer(weight, count)
 
     def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1) -> DenseLayer:
-        """See Ops: this rank's share of the rows of a weight [N, K]."""
+        """See Ops: a rank's share of a weight [N, K]."""
+        return self._uncut_layer(DenseWeight(weight, bias), count)
 
-        def bind(rows: slice | None) -> LinearLayer:
-            own = rows or slice(None)
-            return super(ShardedOps, self).dense(weight[own], None if bias is None else bias[own], count)
-
-        return self._uncut_layer(len(weight), bind)
-
-    def _uncut_layer(self, n: int, bind: Callable[[slice | None], LinearLayer]) -> ShardedLinear:
-        layer = ShardedLinear(n, self.collective, bind)
+    def _uncut_layer(self, weight: QWeight | DenseWeight, count: int) -> ShardedLinear:
+        layer = ShardedLinear(self, weight, count)
         self._uncut.append(layer)
         return layer
+
+    def pair(self, first: ShardedLinear, second: LinearLayer, parts: int) -> None:
+        """``second`` alone reads what ``first`` computes; see ``feeds`` of LinearLayer. All of it is gathered here."""
+
+    def settle(self, layer: ShardedLinear) -> None:
+        """Bind a layer if it is not: its share, or where a share might have other bits, all of it."""
+        if layer.is_bound:
+            return
+        if self.device_type == "cuda" and not self._is_uniform(layer.weight):
+            self.notes["linear layers whole on every rank, as torch multiplies"] += 1
+            layer.repeat()
+        else:
+            layer.cut()
+
+    def _is_uniform(self, weight: QWeight | DenseWeight) -> bool:
+        """Whether an output of this layer on a GPU does not depend on how many others there are."""
+        if isinstance(weight, DenseWeight):
+            return False
+        problem = weight.problem(self.dtype, self.device_type, self.exact, weight.n)
+        return self.select("linear", problem)[0].name in UNIFORM
 
     def finish(self) -> None:
         """Bind this rank's shares of the linear layers since the last call: none of them is an expert."""
         for layer in self._uncut:
-            layer.cut()
+            self.settle(layer)
         self._uncut = []
 
     def experts(self, pairs: Sequence[tuple[LinearLayer, LinearLayer]], act: Activation) -> GroupedExperts:
@@ -250,13 +341,17 @@ class ShardedOps(Ops):
         bounds = shares(len(pairs), self.collective.size)
         first, end = bounds[self.collective.rank :][:2]
         layers = [layer for pair in pairs for layer in pair]
-        if not all(isinstance(layer, ShardedLinear) and not layer.is_cut for layer in layers):
+        if not all(isinstance(layer, ShardedLinear) and not layer.is_bound for layer in layers):
             return super().experts(pairs, act)  # every rank has a share of every expert
         known = {id(layer) for layer in layers}
         self._uncut = [layer for layer in self._uncut if id(layer) not in known]
-        own = [(_whole(gate_up), _whole(down)) for gate_up, down in pairs[first:end]]
+        own = [(_sharded(gate_up).whole(), _sharded(down).whole()) for gate_up, down in pairs[first:end]]
         layer = super().experts(own, act) if own else None
-        return ShardedExperts(layer, bounds, self.collective, _sharded(pairs[0][1]).num_outputs)
+        return self._experts(layer, bounds, _sharded(pairs[0][1]).n)
+
+    def _experts(self, own: GroupedExperts | None, bounds: Sequence[int], width: int) -> GroupedExperts:
+        """The experts of all ranks; see ShardedExperts."""
+        return ShardedExperts(own, bounds, self.collective, width)
 
     def embedding(self, table: Tensor) -> EmbeddingLayer:
         """See Ops: this rank's share of the columns of a table [V, D]."""
@@ -269,7 +364,12 @@ class ShardedOps(Ops):
         """See Ops: of a table [V, D] some columns for the embedding, and some rows for the head."""
         return self.embedding(table), self.dense(table)
 
-    def attention(self, spec: AttentionSpec) -> PagedAttention:
+    def attention(
+        self,
+        spec: AttentionSpec,
+        inputs: Sequence[tuple[LinearLayer, str]] = (),
+        output: LinearLayer | None = None,
+    ) -> PagedAttention:
         """See Ops: the attention of this rank's heads."""
         self.finish()
         local = self._local(spec)

@@ -76,6 +76,11 @@ def _constants(spec: AttentionSpec, cache: LayerCache) -> dict[str, int]:
     }
 
 
+def _uncut_group(spec: AttentionSpec) -> int:
+    """Query heads that share keys in the whole layer: products of more rows may add up in another order."""
+    return spec.uncut_heads[0] // spec.uncut_heads[1]
+
+
 def _scale(spec: AttentionSpec) -> float:
     return spec.scale / spec.softcap if spec.softcap else spec.scale
 
@@ -97,7 +102,7 @@ def decode(
 
     constants = _constants(spec, cache)
     S, H, DV, WIDTH_V = context.num_decodes, spec.num_heads, spec.value_dim, constants["WIDTH_V"]
-    programs = S * spec.num_kv_heads
+    programs = S * spec.uncut_heads[1]
     width = max(constants["WIDTH"], WIDTH_V)
     chosen = config or configs.attention_config("decode", query.device, cache[0].itemsize, width, programs)
     split = split or splits(query.device, programs, chosen.share)
@@ -107,7 +112,7 @@ def decode(
     decode_kernel[(S, spec.num_kv_heads, split)](
         query, cache[0], cache[1], *scales, context.page_table, context.kv_len, parts, peaks,
         _given(spec.alibi, peaks), query.stride(0), context.page_table.stride(0), _scale(spec), spec.softcap,
-        **constants, ROWS=power_of_two(constants["GROUP"]), TILE=chosen.tile, SPLIT=split,
+        **constants, ROWS=power_of_two(_uncut_group(spec)), TILE=chosen.tile, SPLIT=split,
         STAGES=chosen.stages, num_warps=chosen.warps,
     )  # fmt: skip
     combine_kernel[(S, H)](
@@ -137,7 +142,7 @@ def prefill(
     from aiakq.kernels.triton.attention_kernel import prefill_kernel
 
     constants = _constants(spec, cache)
-    width, group = max(constants["WIDTH"], constants["WIDTH_V"]), constants["GROUP"]
+    width, group = max(constants["WIDTH"], constants["WIDTH_V"]), _uncut_group(spec)
     chosen = config or configs.attention_config("prefill", query.device, cache[0].itemsize, width, len(query))
     tokens = max(1, chosen.share // group)
     blocks = query_blocks(context, tokens, query.device)

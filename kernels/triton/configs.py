@@ -77,10 +77,16 @@ def attention_config_of(entry: list | str, width: int) -> AttentionConfig:
     return AttentionConfig(max(16, min(tile, tile * 128 // width)), stages, warps, share)
 
 
-def choose(kernel: str, device: torch.device, bits: int, n: int, steps: int, m: int) -> Config:
-    """The configuration for ``m`` rows of a layer of ``n`` outputs whose inputs are ``steps`` inner steps."""
+def choose(kernel: str, device: torch.device, bits: int, n: int, steps: int, m: int, dense: bool = True) -> Config:
+    """The configuration for ``m`` rows of a layer of ``n`` outputs whose inputs are ``steps`` inner steps.
+
+    dense  whether torch may multiply, whose sums depend on ``n``.
+    """
     name, _ = gpu(device)
-    return config_of(entry_for(name, kernel, bits, m), device, n, steps, m)
+    entry = entry_for(name, kernel, bits, m)
+    if isinstance(entry, str) and not dense:
+        entry = [entry for entry in table(name)[kernel][str(bits)].values() if not isinstance(entry, str)][-1]
+    return config_of(entry, device, n, steps, m)
 
 
 def config_of(entry: list | str, device: torch.device, n: int, steps: int, m: int) -> Config:

@@ -58,9 +58,9 @@ def config_of(generation: int, num_heads: int, decoding: bool, bits: int) -> Lat
     return LatentConfig(heads, most // heads, 32, 8)
 
 
-def _config(query: Tensor, cache: LayerCache, decoding: bool) -> LatentConfig:
+def _config(query: Tensor, cache: LayerCache, spec: AttentionSpec, decoding: bool) -> LatentConfig:
     generation = torch.cuda.get_device_capability(query.device)[0] if query.is_cuda else 9
-    return config_of(generation, query.shape[1], decoding, 8 if cache[0].itemsize == 1 else 16)
+    return config_of(generation, spec.uncut_heads[0], decoding, 8 if cache[0].itemsize == 1 else 16)
 
 
 def constants(spec: AttentionSpec, cache: LayerCache, config: LatentConfig) -> dict[str, Any]:
@@ -98,9 +98,9 @@ def decode(
     from aiakq.kernels.triton.latent_attention_kernel import latent_decode_kernel
 
     S, H, L = context.num_decodes, spec.num_heads, spec.value_dim
-    chosen = config or _config(query, cache, decoding=True)
+    chosen = config or _config(query, cache, spec, decoding=True)
     blocks = -(-H // chosen.heads)
-    split = split or splits(query.device, S * blocks, SHARE)
+    split = split or splits(query.device, S * -(-spec.uncut_heads[0] // chosen.heads), SHARE)
     parts = torch.empty(S, H, split, L, dtype=torch.float32, device=query.device)
     peaks = torch.empty(S, H, split, 2, dtype=torch.float32, device=query.device)
     made = constants(spec, cache, chosen)
@@ -127,7 +127,7 @@ def prefill(
     """
     from aiakq.kernels.triton.latent_attention_kernel import latent_prefill_kernel
 
-    chosen = config or _config(query, cache, decoding=False)
+    chosen = config or _config(query, cache, spec, decoding=False)
     blocks = query_blocks(context, chosen.tokens, query.device)
     latent_prefill_kernel[(len(blocks), -(-spec.num_heads // chosen.heads))](
         query, cache[0], cache[0], cache[-1], context.page_table, context.kv_len, context.query_start, blocks, out,

@@ -61,6 +61,7 @@ class GroupedLinear(LinearLayer):
     grid     [groups, N padded] int32: scale and zero point, float16 each.
     factors  [N padded] float32, powers of two: what the scales of an output are multiplied by.
     plane    inputs of one plane in a step.
+    uncut_n  see LinearProblem.
     """
 
     words: Tensor
@@ -73,6 +74,7 @@ class GroupedLinear(LinearLayer):
     group: int
     bits: int
     plane: int
+    uncut_n: int = 0
 
     @property
     def step(self) -> int:
@@ -113,7 +115,9 @@ def prepare(weight: QWeight, problem: LinearProblem) -> GroupedLinear:
     factors = torch.nn.functional.pad(factors, (0, padding))
     bias = None if weight.bias is None else weight.bias.to(problem.dtype).contiguous()
     perm = None if weight.perm is None else weight.perm.to(torch.int32)
-    return GroupedLinear(words, grid, factors, perm, bias, weight.n, weight.k, weight.group_size, bits, plane)
+    return GroupedLinear(
+        words, grid, factors, perm, bias, weight.n, weight.k, weight.group_size, bits, plane, problem.uncut_n
+    )
 
 
 def _factors(scales: Tensor) -> Tensor:
@@ -140,7 +144,8 @@ def _halves(scales: Tensor, zeros: Tensor, padding: int) -> Tensor:
 def _choose(state: GroupedLinear, m: int) -> Config:
     from aiakq.kernels.triton import configs
 
-    chosen = configs.choose("grouped", state.words.device, state.bits, state.n, state.steps, m)
+    n, device = state.uncut_n or state.n, state.words.device
+    chosen = configs.choose("grouped", device, state.bits, n, state.steps, m, dense=not state.uncut_n)
     # With a scale for every plane it costs less to apply it to the weights.
     return replace(chosen, scale_first=True) if state.group == state.plane else chosen
 

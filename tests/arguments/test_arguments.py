@@ -73,6 +73,7 @@ SHOWN_BY = {
     "compilation_config": "test_the_compilation_config",
     "max_seq_len_to_capture": "test_options_that_ask_for_no_graphs",
     "tensor_parallel_size": "test_any_number_of_ranks_gives_the_tokens_of_one_process",
+    "tensor_parallel_math": "test_families_meet_twice_in_a_layer",
     "distributed_executor_backend": "test_what_starts_processes_fits_their_number",
     "distributed_timeout_seconds": "test_a_rank_that_hangs_is_named_after_the_time_limit",
     "pipeline_parallel_size": "test_any_number_of_stages_gives_the_tokens_of_one_process",

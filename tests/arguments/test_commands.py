@@ -27,7 +27,13 @@ ROWS = [(name, row) for name, command in COMMANDS.items() for row in command.row
 IDS = [f"{name} {row.key}" for name, row in ROWS]
 #: Names that no option may take over: settings, a macro of the native library, and variables of these tests. The API
 #: key is a setting of ``serve`` and an option of ``bench serve``.
-RESERVED = (SETTINGS.keys() - {"AIAKQ_API_KEY"}) | {"AIAKQ_ABI", "AIAKQ_INTEROP", "AIAKQ_KILLS", "AIAKQ_SOAK_SECONDS"}
+RESERVED = (SETTINGS.keys() - {"AIAKQ_API_KEY"}) | {
+    "AIAKQ_ABI",
+    "AIAKQ_INTEROP",
+    "AIAKQ_KILLS",
+    "AIAKQ_RANKS",
+    "AIAKQ_SOAK_SECONDS",
+}
 #: Values of rows that take only some strings.
 TEXTS = {"pp_layer_partition": "3,1", "goodput": "ttft:200,tpot:50", "shapes": "64x32,128x64", "rows": "4,8"}
 

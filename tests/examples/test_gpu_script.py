@@ -67,6 +67,25 @@ def test_a_rehearsal_runs_everything_but_the_hardware(tmp_path):
     assert all(row[name] > 0 for row in rows for name in positive)
 
 
+def test_steps_over_two_ranks_run_where_there_is_no_gpu(tmp_path):
+    names = ("ranks_agree", "meeting_times", "ceilings", "rank_speed")
+    code, results = rehearse(tmp_path, *names)
+    assert code == 0 and results["ranks_agree"]["exact"] == 32
+    rows = results["meeting_times"]["rows"]
+    assert [row["operation"] for row in rows] == ["all-reduce", "gather"] * 4 and all(row["us"] > 0 for row in rows)
+    rows = results["rank_speed"]["rows"]
+    modes = [(row["ranks"], row["math"]) for row in rows if row["format"] == "w8a8" and row["batch"] == 3]
+    assert modes == [(1, "fast"), (2, "fast"), (2, "exact")] and all(row["tokens_per_s"] > 0 for row in rows)
+
+
+def test_steps_over_two_ranks_say_when_there_is_one_gpu(script, monkeypatch):
+    import gpu_ranks
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(gpu_ranks.NeedsGpuError, match="it needs 2 GPUs, and 1 can be seen"):
+        gpu_ranks.ranks_agree(gpu_ranks.Machine("cuda"))
+
+
 def test_every_family_of_kernels_has_a_step(script):
     gpu, _ = script
     assert gpu.FAMILIES == tuple(self_test.FAMILIES)

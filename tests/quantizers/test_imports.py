@@ -15,7 +15,7 @@ LAYERS = (
     {"transforms", "rounders"},
     {"block"},
     {"model"},
-    {"numerics", "calibration"},
+    {"numerics", "calibration", "workers"},
     {"options", "recipe", "recipe_file", "methods"},
 )
 FILES = sorted(path.relative_to(FOLDER) for path in FOLDER.glob("**/*.py"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -42,6 +44,12 @@ class EncodingPendingStep:
 
     def collect(self) -> StepResult:
         return self.executor.crossed(self.inner.collect(), StepResult)
+
+
+@pytest.fixture(scope="session")
+def rank_arguments() -> dict[str, Any]:
+    """Arguments that distribute a model, from ``AIAKQ_RANKS`` as JSON: the suite then runs over several ranks."""
+    return json.loads(os.environ.get("AIAKQ_RANKS", "{}"))
 
 
 @pytest.fixture

@@ -1,6 +1,9 @@
 """Load a real server with clients of which some misbehave, kill its engine now and then, and account for every request.
 
     python tests/server/load.py [--requests 20000] [--clients 64] [--misbehaving 0.15] [--kills 5] [--seed 0]
+                                [-tp 2] [-pp 1] [-dp 2]
+
+With several engines or ranks, any of their processes is killed.
 
 Every good client's answer must be the one that its request gets alone: a token that is lost, doubled or of another
 request changes it. A request that an engine's death cuts, or that comes while there is none, is told so and sent again,
@@ -31,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import hostile_cases  # noqa: E402
+import psutil  # noqa: E402
 from hostile_cases.requests import BODY_LIMIT, COMPLETIONS, ask  # noqa: E402
 from load_requests import VARIANTS, answers_alone, variants  # noqa: E402
 from raw_http import MODEL, PATIENCE, linger, metrics, read_answer, read_until, slowly, state  # noqa: E402
@@ -79,6 +83,7 @@ class Load:
         self.findings = Findings()
         self.numbers = itertools.count()
         self.at_work = 0
+        self.draw = random.Random(f"{asked.seed} kills")
         self.go = asyncio.Event()
         self.go.set()
 
@@ -298,6 +303,19 @@ class Load:
         while (await metrics(self.address))["vllm:num_requests_running"]:
             await asyncio.sleep(0.05)
 
+    def workers(self) -> list[int]:
+        """The processes of engines and ranks, in the order in which they started."""
+        found = []
+        for process in psutil.Process(self.server.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if any("engine_process" in word or "rank_process" in word for word in process.cmdline()):
+                    found.append((process.create_time(), process.pid))
+        return [pid for _, pid in sorted(found)]
+
+    def engines_started(self) -> int:
+        """Engines that have been ready."""
+        return sum(event.engine_pid is not None for event in self.server.events)
+
     def engine_pid(self) -> int:
         return [event.engine_pid for event in self.server.events if event.engine_pid is not None][-1]
 
@@ -305,9 +323,9 @@ class Load:
         return state(self.engine_pid() if engine else self.server.process.pid)["rss_mb"]
 
     async def kill_engine(self) -> None:
-        old, killed = self.engine_pid(), time.monotonic()
-        os.kill(old, signal.SIGKILL)
-        while self.engine_pid() == old:
+        workers, started, killed = self.workers(), self.engines_started(), time.monotonic()
+        os.kill(self.draw.choice(workers), signal.SIGKILL)
+        while self.engines_started() == started:
             if time.monotonic() > killed + 4 * PATIENCE:
                 self.findings.found("no engine came after one that was killed")
                 return
@@ -390,6 +408,8 @@ async def main() -> int:
     parser.add_argument("--misbehaving", type=float, default=0.15, help="part of the requests")
     parser.add_argument("--kills", type=int, default=5, help="times the engine is killed")
     parser.add_argument("--seed", type=int, default=0)
+    for flag in ("-tp", "-pp", "-dp"):
+        parser.add_argument(flag, type=int, default=1, help="as for serve")
     asked = parser.parse_args()
     arguments = {
         "model": str(MODEL),
@@ -401,12 +421,21 @@ async def main() -> int:
         "enable_admin_routes": True,
         "max_engine_restarts": asked.kills + 1,
         "max_queue_seconds": 10 * PATIENCE,
+        "tensor_parallel_size": asked.tp,
+        "pipeline_parallel_size": asked.pp,
+        "data_parallel_size": asked.dp,
     }
     server = await asyncio.to_thread(start_in_background, arguments, None, 4 * PATIENCE)
+    load = Load(asked, server)
+    workers = load.workers()
     try:
-        found = await Load(asked, server).run()
+        found = await load.run()
+        workers = load.workers()
     finally:
         code = await asyncio.to_thread(server.stop)
+    if left := [pid for pid in workers if psutil.pid_exists(pid)]:
+        found["broken"] += 1
+        found["first_broken"].append(f"processes are left: {left}")
     if code:
         found["broken"] += 1
         found["first_broken"].append(f"the server ended with exit code {code}")

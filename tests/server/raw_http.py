@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import struct
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def linger(writer: asyncio.StreamWriter, on: int) -> None:
 
 
 async def metrics(address: tuple[str, int]) -> dict[str, float]:
-    """Samples of /metrics that have no labels of their own."""
+    """Samples of /metrics that have no labels of their own, added over the engines."""
     reader, writer = await asyncio.open_connection(*address, limit=1 << 22)
     try:
         writer.write(head("GET", "/metrics"))
@@ -89,7 +90,10 @@ async def metrics(address: tuple[str, int]) -> dict[str, float]:
     finally:
         writer.close()
     lines = [line.rpartition(" ") for line in answer.body.decode().splitlines() if not line.startswith("#")]
-    return {re.sub(r'\{engine="0",model_name="[^"]*"\}', "", name): float(value) for name, _, value in lines}
+    found: dict[str, float] = defaultdict(float)
+    for name, _, value in lines:
+        found[re.sub(r'\{engine="\d+",model_name="[^"]*"\}', "", name)] += float(value)
+    return dict(found)
 
 
 def state(pid: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Every stage of a pipeline has something to do: as many steps run as there are stages, each with its part of the work."""
+"""Every stage of a pipeline has something to do: as many steps run as there are stages, each with its part."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ COMMANDS = [
     ("serve",),
     ("eval",),
     ("inspect",),
+    ("collect-env",),
     ("bench",),
     ("bench", "latency"),
     ("bench", "throughput"),

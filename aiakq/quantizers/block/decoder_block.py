@@ -6,21 +6,22 @@ rounded weight into the block, so that everything after it sees what it will see
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from aiakq.quantizers.block.inputs import ERROR_TOKENS, BlockInputs, count_expert_tokens
+from aiakq.quantizers.block.inputs import BlockInputs, count_expert_tokens
 from aiakq.quantizers.block.result import BlockResult
 from aiakq.quantizers.block.scale_folder import ScaleFolder
-from aiakq.quantizers.model.activations import Activations
+from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
 from aiakq.quantizers.model.experts import expert, experts_of, in_stages, place
 from aiakq.quantizers.model.groups import Heads, SmoothMapping, block_linears
 from aiakq.quantizers.numerics.clip import round_searched
 from aiakq.quantizers.numerics.output_error import OutputErrors
 from aiakq.quantizers.numerics.rounding import Rounding, round_weight
+from aiakq.quantizers.workers.protocol import OneProcess, Task, Value, Workers
 from aiakq.spec import LayerSpec, QuantSpec
 
 #: Experts whose rounding decides about a scale that all of them share.
@@ -71,6 +72,7 @@ class DecoderBlock:
     clip          the largest magnitude that each group of a linear keeps, [N, K / G] by name; all of it if absent.
     input_scales  the stored activation scale of a linear, a float32 scalar by name.
     experts       what the experts of the block, if it has any, are calibrated on.
+    workers       those who share out the work: a method may give them tasks.
     """
 
     def __init__(
@@ -83,7 +85,9 @@ class DecoderBlock:
         activations: Activations,
         original: OriginalBlock | None = None,
         mappings: tuple[SmoothMapping, ...] = (),
+        workers: Workers | None = None,
     ) -> None:
+        self.workers = workers or OneProcess()
         self.module = module
         self.index = index
         self.prefix = prefix
@@ -95,7 +99,7 @@ class DecoderBlock:
             spec = plan.spec.for_layer(f"{prefix}.{name}")
             if spec is not None:
                 self.linears[name], self._specs[name] = linear, spec
-        self.experts = count_expert_tokens(module, index, prefix, activations)
+        self.experts = count_expert_tokens(module, index, prefix, activations, self.workers)
         self._uncalibrated = tuple(
             f"{name}.{number}." for name, seen in zip(experts_of(module), self.experts, strict=True)
             for number in seen.rounded
@@ -109,7 +113,7 @@ class DecoderBlock:
         )
         self.result = BlockResult(self.linears, self._specs)
         stages = [[group[0] for group in part.groups] for part in self.parts()] if self.experts else []
-        self.inputs = BlockInputs(module, index, prefix, activations, self.groups, stages, self.result)
+        self.inputs = BlockInputs(module, index, prefix, activations, self.groups, stages, self.result, self.workers)
         self.folder = ScaleFolder(module, self.linears, plan.heads, plan.storage)
         self.clip: dict[str, Tensor] = {}
         self.input_scales: dict[str, Tensor] = {}
@@ -201,6 +205,23 @@ class DecoderBlock:
         """Hand over a linear; see ``BlockResult.finish``."""
         self.result.finish(name, rounding, self.input_scales.get(name))
 
+    def finish_shared(self, tasks: Mapping[str, Callable[[], Rounding]]) -> None:
+        """Hand over the linears that ``tasks`` names, in their order, each rounded by one of the workers.
+
+        A task may only look at what is the same on every worker and does not depend on the other tasks.
+        """
+        work = []
+        for name, task in tasks.items():
+
+            def run(task: Callable[[], Rounding] = task) -> list[Value]:
+                return list(task())
+
+            work.append(Task(self.weight(name).numel(), run))
+        for name, found in zip(tasks, self.workers.share(work), strict=True):
+            codes, scales, zeros = found
+            assert isinstance(codes, Tensor) and isinstance(scales, Tensor) and isinstance(zeros, Tensor)
+            self.finish(name, (codes, scales, zeros))
+
     def restore(self, parameters: Mapping[str, Tensor]) -> None:
         """Undo every fold and every finished linear. ``parameters`` are the block's, as they were."""
         for name, value in parameters.items():
@@ -223,7 +244,7 @@ class DecoderBlock:
             mixture.everywhere = frozenset()
         activations, replay = self.inputs.activations, self.inputs.replay
         errors = OutputErrors(self.linears, self.result.originals, self.result.magnitudes.input_after)
-        measured = activations.first_batches(ERROR_TOKENS)
+        measured = activations.first_batches(SAMPLE_TOKENS)
         with torch.inference_mode(), errors:
             for batch in measured:
                 activations.hidden[batch] = replay.run(batch, whole=True).to("cpu")
@@ -231,7 +252,7 @@ class DecoderBlock:
         def run(block: nn.Module, batch: int, device: torch.device) -> Tensor:
             return replay.run(batch, block=block, device=device).to("cpu")
 
-        rest = range(len(measured), len(measured) if last else len(activations.hidden))
+        rest = [] if last else activations.here[len(measured) :]
         for batch, output in activations.spread(self.module, rest, run):
             activations.hidden[batch] = output
         self.result.errors = errors.errors()

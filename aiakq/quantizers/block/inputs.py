@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from aiakq.errors import error
 from aiakq.quantizers.block.result import BlockResult
-from aiakq.quantizers.model.activations import Activations
+from aiakq.quantizers.block.statistics import Seen, Statistic, merge_parts
+from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
 from aiakq.quantizers.model.experts import ExpertTokens, count_tokens, experts_of, place
 from aiakq.quantizers.model.groups import watching
 from aiakq.quantizers.model.module_calls import ModuleCall, record_calls
 from aiakq.quantizers.model.replay import Replay
-from aiakq.quantizers.numerics.magnitudes import largest
 from aiakq.quantizers.numerics.second_moment import add_second_moment, mirror
+from aiakq.quantizers.workers.protocol import OneProcess, Value, Workers, shards
 
-#: Tokens whose outputs are compared to report a layer's error; more would not change the second digit.
-ERROR_TOKENS = 4096
+#: What takes the input of a linear on a batch: (batch, name, input [..., K]).
+_Take = Callable[[int, str, Tensor], None]
 
 
 class _AllSeen(Exception):
@@ -34,6 +35,7 @@ class BlockInputs:
     groups       the linears that share an input.
     stages       the first linears of the groups of each part of the block; statistics of the experts in one stage are
                  gathered in one pass.
+    workers      those who share out the batches.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class BlockInputs:
         groups: Sequence[tuple[str, ...]],
         stages: Sequence[Sequence[str]],
         result: BlockResult,
+        workers: Workers | None = None,
     ) -> None:
         self._module = module
         self._index = index
@@ -54,74 +57,136 @@ class BlockInputs:
         self._groups = groups
         self._stages = stages
         self._result = result
+        self._workers = workers or OneProcess()
+        self._shards = shards(len(activations.hidden))
         self._ahead: dict[str, Tensor] = {}
 
     def record_calls(self, names: Iterable[str]) -> dict[str, list[ModuleCall]]:
         """How the named modules ("" is the block) are called on a sample of tokens, see module_calls.py."""
         return record_calls(self._module, self._index, self.activations, names)
 
+    def gather(self, statistics: Mapping[str, Statistic], keep: bool = False) -> dict[str, tuple[int, list[Tensor]]]:
+        """Run the block over all calibration batches and gather statistics of the inputs of some linears (or routers).
+
+        Returns for each name the number of rows that were finite, and the statistic's totals over them. Batches are
+        shared out to the workers and totals added up shard by shard, so that their bits depend neither on the workers
+        nor on the devices. ``keep`` says that everything before these linears is finished, so that later passes need
+        not compute it again (replay.py). Raises ``not_finite`` if a linear saw nothing finite in the whole run.
+        """
+        names = list(statistics)
+        if not self._shards:
+            raise Seen.nothing(names[0], self._prefix)
+        own = self._parts(statistics, keep)
+        found = self._workers.combine(len(self._shards), own, merge_parts(statistics))
+        seen = Seen(names)
+        totals = seen.unpack(found)
+        self._note(seen)
+        return {name: (seen.rows[name], totals[name]) for name in names}
+
+    def _parts(self, statistics: Mapping[str, Statistic], keep: bool) -> Iterator[list[Value]]:
+        """The statistics of each of this worker's shards."""
+        mine = self._shards[self._workers.rank :: self._workers.size]
+        last = {shard[-1] for shard in mine}
+        seen: Seen
+        totals: dict[str, list[Tensor]]
+
+        def start() -> None:
+            nonlocal seen, totals
+            seen = Seen(list(statistics))
+            # What is made during inference could not be changed in place after it.
+            with torch.inference_mode(False):
+                totals = {name: statistic.start() for name, statistic in statistics.items()}
+
+        def take(batch: int, name: str, x: Tensor) -> None:
+            if keep:
+                self.replay.keep(name, batch, x)
+            rows = seen.finite_rows(name, x, batch in self._measured)
+            if len(rows):
+                statistics[name].add(totals[name], rows, batch)
+
+        start()
+        run = self._observer(list(statistics), take, copies=bool(self.activations.others))
+        batches = [batch for shard in mine for batch in shard]
+        for batch, found in self.activations.spread(self._module, batches, run):
+            for name, x in found:
+                take(batch, name, x.to(self.activations.device))
+            if batch in last:
+                yield seen.pack(totals)
+                start()
+
     def observe(
         self, see: Mapping[str, Callable[[Tensor], None]], batches: Iterable[int] | None = None, keep: bool = False
     ) -> None:
         """Run the block over calibration batches and show the inputs of some linears (or routers).
 
-        ``see[name]`` is called per batch with the finite rows of that linear's input, [T, K] float32. The pass ends
-        as soon as all of them were seen. ``keep`` says that everything before these linears is finished, so that later
-        passes need not compute it again (replay.py). Raises ``not_finite`` if a linear saw nothing finite in the whole
-        run.
+        ``see[name]`` is called per batch, in their order, with the finite rows of that linear's input, [T, K] float32.
+        The pass ends as soon as all of them were seen. Every worker is shown all batches, and gets the inputs of those
+        that it does not have from another: ``gather`` is faster. ``keep`` and errors as there.
         """
-        kept = dict.fromkeys(see, 0)
-        dropped = dict.fromkeys(see, 0)
-        sizes: dict[str, float] = {}
-        measured = frozenset(self.activations.first_batches(ERROR_TOKENS))
+        seen = Seen(list(see))
 
         def take(batch: int, name: str, x: Tensor) -> None:
-            if keep:
+            if keep and self.activations.hidden.has(batch):
                 self.replay.keep(name, batch, x)
-            rows = x.reshape(-1, x.shape[-1])
-            # One sum tells whether anything is wrong; only then look row by row.
-            if not bool(torch.isfinite(rows.sum())):
-                finite = torch.isfinite(rows).all(dim=-1)
-                dropped[name] += int((~finite).sum())
-                rows = rows[finite]
-            kept[name] += len(rows)
+            rows = seen.finite_rows(name, x, batch in self._measured)
             if len(rows):
-                if batch in measured:
-                    sizes[name] = max(sizes.get(name, 0.0), largest(rows))
                 see[name](rows)
 
-        chosen = range(len(self.activations.hidden)) if batches is None else batches
-        run = self._observer(list(see), take)
-        for batch, found in self.activations.spread(self._module, chosen, run):
-            for name, x in found:
-                take(batch, name, x.to(self.activations.device))
-        self._result.magnitudes.first_look(self._groups, sizes)
-        self._result.dropped = max(self._result.dropped, *dropped.values())
-        for name, rows in kept.items():
+        chosen = list(range(len(self.activations.hidden)) if batches is None else batches)
+        if self._workers.size > 1 and not self._measured.issuperset(chosen):
+            self._take_turns(list(see), chosen, take)
+        else:
+            run = self._observer(list(see), take, copies=bool(self.activations.others))
+            for batch, found in self.activations.spread(self._module, chosen, run):
+                for name, x in found:
+                    take(batch, name, x.to(self.activations.device))
+        self._note(seen)
+
+    def _take_turns(self, names: list[str], batches: Iterable[int], take: _Take) -> None:
+        """Have every worker ``take`` the inputs of ``names`` on all ``batches``, sent by the one that has the batch."""
+        owner = {batch: number % self._workers.size for number, shard in enumerate(self._shards) for batch in shard}
+        run = self._observer(names, take, copies=True)
+        for batch in batches:
+
+            def inputs(batch: int = batch) -> list[Value]:
+                ((_, found),) = self.activations.spread(self._module, [batch], run)
+                return [value for each in found for value in each]
+
+            values = self._workers.broadcast(owner[batch], inputs)
+            for name, x in zip(values[::2], values[1::2], strict=True):
+                assert isinstance(name, str) and isinstance(x, Tensor)
+                with torch.inference_mode():
+                    take(batch, name, x)
+
+    def _note(self, seen: Seen) -> None:
+        """Keep for the report what a pass saw. Raises ``not_finite``."""
+        self._result.magnitudes.first_look(self._groups, seen.sizes)
+        self._result.dropped = max(self._result.dropped, *seen.dropped.values())
+        for name, rows in seen.rows.items():
             if not rows:
-                raise error(
-                    "not_finite",
-                    what=f"Every calibration input of {self._prefix}.{name}",
-                    hint="Calibrate on other text, and check that the source model computes sensible output.",
-                )
+                raise Seen.nothing(name, self._prefix)
+
+    @cached_property
+    def _measured(self) -> frozenset[int]:
+        """The batches of the sample that every worker has."""
+        return frozenset(self.activations.first_batches(SAMPLE_TOKENS))
 
     def _observer(
-        self, names: list[str], take: Callable[[int, str, Tensor], None]
+        self, names: list[str], take: _Take, copies: bool
     ) -> Callable[[nn.Module, int, torch.device], list[tuple[str, Tensor]]]:
         """What runs the block on one batch until all of ``names`` were given their input.
 
-        On one device ``take`` gets each input at once. On several, threads run and return copies of the inputs, so that
-        one thread takes them in the order of the batches.
+        ``take`` gets each input at once; with ``copies``, they are returned instead.
         """
 
         def run(module: nn.Module, batch: int, device: torch.device) -> list[tuple[str, Tensor]]:
-            copies: list[tuple[str, Tensor]] = []
+            kept: list[tuple[str, Tensor]] = []
             waiting = set(names)
 
             def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
                 def show(_: nn.Module, args: tuple[Any, ...]) -> None:
-                    if self.activations.others:
-                        copies.append((name, args[0].clone()))
+                    if copies:
+                        kept.append((name, args[0].clone()))
                     else:
                         take(batch, name, args[0])
                     waiting.discard(name)
@@ -133,7 +198,7 @@ class BlockInputs:
             hooks = {module.get_submodule(name): hook(name) for name in names}
             with watching(hooks), suppress(_AllSeen):
                 self.replay.run(batch, wanted=tuple(names), block=module, device=device)
-            return copies
+            return kept
 
         return run
 
@@ -159,20 +224,17 @@ class BlockInputs:
         return [name for name in stage if name not in finished and name not in names and place(name) in places]
 
     def _hessians(self, names: list[str], keep: bool) -> dict[str, Tensor]:
-        # Made here: what is made during inference cannot be changed in place after it.
-        sums = {name: self.new_hessian(name) for name in names}
-        rows = dict.fromkeys(names, 0)
         keep = keep and not any(place(name) for name in names)
+        found = self.gather({name: self.second_moment(name) for name in names}, keep)
+        return {name: mirror(total.div_(rows)) for name, (rows, (total,)) in found.items()}
 
-        def add(name: str) -> Callable[[Tensor], None]:
-            def see(x: Tensor) -> None:
-                add_second_moment(sums[name], x)
-                rows[name] += len(x)
+    def second_moment(self, name: str) -> Statistic:
+        """The statistic ``x^T x`` of a linear's inputs, the upper triangle of [K, K] float32."""
 
-            return see
+        def add(totals: list[Tensor], rows: Tensor, batch: int) -> None:
+            add_second_moment(totals[0], rows)
 
-        self.observe({name: add(name) for name in names}, keep=keep)
-        return {name: mirror(total.div_(rows[name])) for name, total in sums.items()}
+        return Statistic(lambda: [self.new_hessian(name)], add)
 
     def new_hessian(self, name: str) -> Tensor:
         """Zeros [K, K] float32 for the inputs of a linear."""
@@ -181,17 +243,30 @@ class BlockInputs:
         return torch.zeros(weight.shape[1], weight.shape[1], device=weight.device)
 
 
-def count_expert_tokens(module: nn.Module, index: int, prefix: str, activations: Activations) -> list[ExpertTokens]:
+def count_expert_tokens(
+    module: nn.Module, index: int, prefix: str, activations: Activations, workers: Workers | None = None
+) -> list[ExpertTokens]:
     """Count the calibration tokens of every expert of a block; experts with too few then see all tokens, or none."""
+    workers = workers or OneProcess()
+    mine = [batch for shard in shards(len(activations.hidden))[workers.rank :: workers.size] for batch in shard]
 
     def run() -> None:
         with torch.inference_mode():
-            for batch in range(len(activations.hidden)):
+            for batch in mine:
                 activations.run(module, index, batch)
+
+    def merge(total: list[Value], part: list[Value]) -> None:
+        assert isinstance(total[0], Tensor) and isinstance(part[0], Tensor)
+        total[0].add_(part[0])
+
+    def add_up(tokens: Tensor) -> Tensor:
+        (found,) = workers.combine(workers.size, [[tokens]], merge)
+        assert isinstance(found, Tensor)
+        return found
 
     counted = []
     for name, mixture in experts_of(module).items():
-        seen = count_tokens(f"{prefix}.{name}", mixture, run, activations.tokens)
+        seen = count_tokens(f"{prefix}.{name}", mixture, run, activations.tokens, add_up)
         mixture.everywhere = frozenset(seen.everywhere)
         counted.append(seen)
     return counted

@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from aiakq.errors import error
 
 Result = TypeVar("Result")
+#: Tokens at the beginning of the calibration data that every worker has: the sample on which searches try candidates
+#: and errors are measured. More would not change the second digit.
+SAMPLE_TOKENS = 4096
 
 
 class Call:
@@ -32,14 +35,15 @@ class Call:
 class HiddenStates:
     """A list of float32 tensors of which at most ``budget`` bytes are in memory; the rest are files in ``folder``.
 
-    Which ones are on disk changes nothing but time: a file holds the same bits.
+    Which ones are on disk changes nothing but time: a file holds the same bits. Some may be absent: other workers hold
+    those, or nobody has put them there yet. An absent one is None and has a shape all the same.
     """
 
     def __init__(self, tensors: Iterable[Tensor] = (), budget: float = float("inf"), folder: Path | None = None):
         self.budget = budget
         self.folder = folder
         self.shapes: list[torch.Size] = []
-        self._items: list[Tensor | _Spilled] = []
+        self._items: list[Tensor | _Spilled | None] = []
         self._held = 0
         for tensor in tensors:
             self.append(tensor)
@@ -48,17 +52,37 @@ class HiddenStates:
         self.shapes.append(tensor.shape)
         self._items.append(self._placed(tensor))
 
+    def append_absent(self, shape: torch.Size) -> None:
+        self.shapes.append(shape)
+        self._items.append(None)
+
+    def put(self, index: int, tensor: Tensor) -> None:
+        """Set one that may lie beyond the end; those between are absent."""
+        while len(self) <= index:
+            self.append_absent(torch.Size((0,)))
+        self[index] = tensor
+
     def __len__(self) -> int:
         return len(self._items)
 
+    def has(self, index: int) -> bool:
+        """Whether there is a tensor at ``index``, and it is not absent."""
+        return index < len(self._items) and self._items[index] is not None
+
     def __getitem__(self, index: int) -> Tensor:
         item = self._items[index]
+        assert item is not None, f"another worker holds batch {index}"
         return item if isinstance(item, Tensor) else item.load()
 
     def __setitem__(self, index: int, tensor: Tensor) -> None:
         self._held -= _held_bytes(self._items[index])
         self.shapes[index] = tensor.shape
         self._items[index] = self._placed(tensor)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of those that are not absent, in memory and on disk."""
+        return sum(4 * shape.numel() for index, shape in enumerate(self.shapes) if self.has(index))
 
     def copy(self) -> HiddenStates:
         """The same states; what is on disk is shared until one of the two replaces it."""
@@ -95,14 +119,14 @@ class _Spilled:
         self.path.unlink(missing_ok=True)
 
 
-def _held_bytes(item: Tensor | _Spilled) -> int:
+def _held_bytes(item: Tensor | _Spilled | None) -> int:
     return item.numel() * item.element_size() if isinstance(item, Tensor) else 0
 
 
 class Activations:
     """The hidden states of every calibration batch, before the block that comes next; kept off the devices.
 
-    hidden   one [B, T, hidden] float32 per batch.
+    hidden   one [B, T, hidden] float32 per batch; absent where another worker has the batch.
     calls    [B, T] -> the call of every block; equal shapes are called equally, because no batch has padding.
     device   where blocks are; with ``others``, batches are shared out to copies of the block on those as well.
     outputs  how many a block returns in a tuple that begins with the hidden states; 0: it returns those alone.
@@ -178,13 +202,13 @@ class Activations:
         return out[0] if isinstance(out, tuple) else out
 
     def sample_forward(self, block: nn.Module, index: int, tokens: int) -> Callable[[], Tensor] | None:
-        """``run_one`` bound to the first sequence whose output is mostly finite; None if there is none.
+        """``run_one`` bound to the first sequence of the sample whose output is mostly finite; None if there is none.
 
         Only the sequence's first ``tokens`` are taken where they give what they give with the rest behind them, as in
         every causal model.
         """
         with torch.inference_mode():
-            for batch in range(len(self.hidden)):
+            for batch in self.first_batches(SAMPLE_TOKENS):
                 for row in range(self.hidden.shapes[batch][0]):
                     whole = self.run_one(block, index, batch, row)
                     if float(torch.isfinite(whole).float().mean()) < 0.5:
@@ -203,13 +227,18 @@ class Activations:
         return False
 
     def advance(self, block: nn.Module, index: int) -> None:
-        """Replace every batch by the output of block ``index`` on it."""
+        """Replace every batch that is here by the output of block ``index`` on it."""
 
         def work(block: nn.Module, batch: int, device: torch.device) -> Tensor:
             return self.run(block, index, batch, device).to("cpu")
 
-        for batch, output in self.spread(block, range(len(self.hidden)), work):
+        for batch, output in self.spread(block, self.here, work):
             self.hidden[batch] = output
+
+    @property
+    def here(self) -> list[int]:
+        """The batches that no other worker has alone."""
+        return [batch for batch in range(len(self.hidden)) if self.hidden.has(batch)]
 
     def copy(self) -> Activations:
         """The same hidden states, to go another way from here."""
@@ -217,17 +246,22 @@ class Activations:
 
     def first_batches(self, tokens: int) -> list[int]:
         """The first batches that together hold at least ``tokens`` tokens; all if there are fewer."""
-        chosen: list[int] = []
-        for number, shape in enumerate(self.hidden.shapes):
-            if tokens <= 0:
-                break
-            chosen.append(number)
-            tokens -= shape[0] * shape[1]
-        return chosen
+        return first_batches(self.hidden.shapes, tokens)
 
     @property
     def tokens(self) -> int:
         return sum(shape[0] * shape[1] for shape in self.hidden.shapes)
+
+
+def first_batches(shapes: Iterable[Sequence[int]], tokens: int) -> list[int]:
+    """The first batches of ``shapes`` [B, T, ...] that together hold at least ``tokens`` tokens."""
+    chosen: list[int] = []
+    for number, shape in enumerate(shapes):
+        if tokens <= 0:
+            break
+        chosen.append(number)
+        tokens -= shape[0] * shape[1]
+    return chosen
 
 
 def _first_row(value: Any, rows: int) -> Any:

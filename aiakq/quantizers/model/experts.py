@@ -127,15 +127,18 @@ class ExpertTokens:
     rounded: list[int]
 
 
-def count_tokens(name: str, mixture: Experts, run: Callable[[], Any], total: int) -> ExpertTokens:
-    """Count what ``run`` (all calibration data, ``total`` tokens) gives to each expert, and decide what follows.
+def count_tokens(
+    name: str, mixture: Experts, run: Callable[[], Any], total: int, add_up: Callable[[Tensor], Tensor]
+) -> ExpertTokens:
+    """Count what ``run`` gives to each expert, and decide what follows. ``add_up`` turns the counts [E] of this worker
+    into those of all calibration data, ``total`` tokens.
 
     Too few is less than an eighth of the longest row, or 128: second moments of fewer tokens say little about the rest.
     Such an expert then sees every token (``Experts.everywhere``), as it would if the router were undecided.
     """
     mixture.counts = torch.zeros(mixture.count, dtype=torch.int64)
     run()
-    tokens, mixture.counts = mixture.counts.tolist(), None
+    tokens, mixture.counts = add_up(mixture.counts).tolist(), None
     longest = max(parameter.shape[1] for parameter in mixture.parameters())
     minimum = max(MIN_TOKENS, longest // 8)
     few = [number for number, count in enumerate(tokens) if count < minimum]

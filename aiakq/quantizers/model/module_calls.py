@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aiakq.quantizers.model.activations import Activations
+from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
+from aiakq.quantizers.numerics.sums import total
 
-#: Tokens in a sample: this many for narrow models, fewer for wide ones, whose every repetition costs more.
-MOST_TOKENS, FEWEST_TOKENS, TOKENS_TIMES_WIDTH = 4096, 512, 2**21
+#: Tokens in a sample: SAMPLE_TOKENS for narrow models, fewer for wide ones, whose every repetition costs more.
+FEWEST_TOKENS, TOKENS_TIMES_WIDTH = 512, 2**21
 
 
 @dataclass
@@ -48,7 +49,7 @@ def record_calls(
     if not calls or not len(inputs.hidden):
         return calls
     shape = inputs.hidden.shapes[0]
-    tokens_left = min(MOST_TOKENS, max(FEWEST_TOKENS, TOKENS_TIMES_WIDTH // shape[-1]))
+    tokens_left = min(SAMPLE_TOKENS, max(FEWEST_TOKENS, TOKENS_TIMES_WIDTH // shape[-1]))
 
     def hook(name: str) -> Callable[..., None]:
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -101,11 +102,8 @@ def _cut(call: ModuleCall, module: nn.Module, size: int, rows: int) -> ModuleCal
 
 def output_error(module: nn.Module, calls: Iterable[ModuleCall]) -> float:
     """The squared distance of the module's outputs from those that were recorded."""
-    total = 0.0
     with torch.inference_mode():
-        for call in calls:
-            total += float((call.again(module) - call.output).double().square().sum())
-    return total
+        return sum((total((call.again(module) - call.output).double().square()) for call in calls), 0.0)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ what is already known. So embeddings, masks, position tables, norms and heads ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -27,11 +27,12 @@ def capture(
     batches: Sequence[Tensor],
     progress: Callable[[int], None],
     hidden: HiddenStates | None = None,
+    here: Container[int] | None = None,
 ) -> Activations:
     """Run everything before the first block, and note with which arguments each block is called.
 
     batches: token ids, each [B, T] int64. ``progress`` is told how many batches are done. What reaches the first block
-    is appended to ``hidden``.
+    is appended to ``hidden``; batches that are not in ``here`` are absent there (None: all are in it).
     """
     outside = _outside(model, model.model.base_model)
     for name, module in outside:
@@ -41,7 +42,11 @@ def capture(
     calls: dict[tuple[int, ...], list[Call]] = {}
     with _recording(model.blocks) as (record, outputs), torch.inference_mode():
         for number, ids in enumerate(batches):
-            hidden.append(_run_outside(model, ids, record)[0].args[0].to("cpu"))
+            reached = _run_outside(model, ids, record)[0].args[0]
+            if here is None or number in here:
+                hidden.append(reached.to("cpu"))
+            else:
+                hidden.append_absent(reached.shape)
             for rows in {len(ids), 1}:  # what a sequence alone is given cannot always be cut out of a batch
                 shape = (rows, ids.shape[1])
                 if shape not in calls:

@@ -8,7 +8,7 @@ are the same; for a Llama block attention is computed once instead of four times
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,14 +35,14 @@ class Replay:
         self._owners: dict[str, tuple[str, bool] | None] = {}
 
     def keep(self, name: str, batch: int, x: Tensor) -> None:
-        """Keep the input of the linear ``name`` on one batch; batches come in order, and nothing before it changes."""
+        """Keep the input of the linear ``name`` on one batch; nothing before it changes."""
         if name not in self._kept:
             hidden = self.inputs.hidden
-            kept = _size(self._kept.values())
-            room = min(_IN_MEMORY, hidden.budget - _size([hidden])) - kept
+            kept = sum(states.nbytes for states in self._kept.values())
+            room = min(_IN_MEMORY, hidden.budget - hidden.nbytes) - kept
             self._kept[name] = HiddenStates((), max(0.0, room), hidden.folder)
-        if batch == len(self._kept[name]):
-            self._kept[name].append(x.detach().to("cpu", copy=True))
+        if not self._kept[name].has(batch):
+            self._kept[name].put(batch, x.detach().to("cpu", copy=True))
 
     def run(
         self,
@@ -68,7 +68,7 @@ class Replay:
         for name in names:
             owner = self._owners[name]
             assert owner is not None
-            if batch >= len(self._kept[name]) or any(f"{other}.".startswith(f"{owner[0]}.") for other in wanted):
+            if not self._kept[name].has(batch) or any(f"{other}.".startswith(f"{owner[0]}.") for other in wanted):
                 continue
             module, linear = block.get_submodule(owner[0]), block.get_submodule(name)
             module.forward = self._short(linear, self._kept[name], batch, owner[1])
@@ -122,8 +122,3 @@ class Replay:
         finally:
             for handle in handles:
                 handle.remove()
-
-
-def _size(states: Iterable[HiddenStates]) -> int:
-    """Bytes, wherever they are."""
-    return sum(4 * shape.numel() for state in states for shape in state.shapes)

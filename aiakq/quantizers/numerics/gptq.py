@@ -69,60 +69,79 @@ class GptqResult:
 def gptq(
     weight: Tensor | Sequence[Tensor], hessian: Tensor, settings: GptqSettings, drift: Tensor | None = None
 ) -> GptqResult:
-    """Round ``weight`` so that the error of its outputs, ``tr(D hessian D^T)``, is small.
+    """Round ``weight``; see GptqSolver."""
+    return GptqSolver(hessian, settings, drift).round(weight)
 
-    weight [N, K] float32, or several of equal K that count as one below the other; hessian [K, K] float32, the second
-    moment of the inputs in any scale. Neither is modified. ``drift`` [K, K], in the same scale, is what GPTAQ adds to
-    later columns per unit of weight (gptaq.py) times the Hessian: the mean of ``(x' - x) x^T`` where x' are the inputs
-    in the unquantized model.
+
+class GptqSolver:
+    """Rounds weights so that the error of their outputs, ``tr(D hessian D^T)``, is small.
+
+    hessian [K, K] float32, the second moment of the inputs in any scale; not modified. ``drift`` [K, K], in the same
+    scale, is what GPTAQ adds to later columns per unit of weight (gptaq.py) times the Hessian: the mean of
+    ``(x' - x) x^T`` where x' are the inputs in the unquantized model. The Hessian is factored once for all weights;
+    each row of a weight is rounded as if it were alone.
     """
-    bits, symmetric, storage = settings.bits, settings.symmetric, settings.storage
-    parts = [weight] if isinstance(weight, Tensor) else list(weight)
-    k = parts[0].shape[1]
-    size = k if settings.group_size == -1 else settings.group_size
-    order = column_order(hessian.diagonal(), size, settings.order)
-    moved = None if settings.order == "none" else order
-    found = factors(hessian, moved, settings.damp)
-    if found is None:
-        codes, scales, zeros = round_weight(torch.cat(parts), bits, size, symmetric, storage)
-        return GptqResult(codes, scales, zeros, damp=None)
-    hinv, damp = found[1:]
-    root = found[0] if settings.sweeps and drift is None else None
-    del found
-    shift = None if drift is None else _shift(drift, hinv, moved)
 
-    # Columns become rows, so that each step works on contiguous memory.
-    columns = torch.cat([part.T for part in parts], dim=1)
-    if moved is not None:
-        columns = columns[moved]
-    n = columns.shape[1]
-    # What an error in each column costs, once the columns after it have made up for it.
-    cost = hinv.diagonal().pow(-2)
-    if settings.order == "static":
-        by_input = cost[torch.argsort(order)].unflatten(0, (-1, size))
-        whole = [_scales_of_groups(grouped(part, size), by_input, settings) for part in parts]
-        scales, zeros = (torch.cat(tensors).T.contiguous() for tensors in zip(*whole, strict=True))
-        del whole
-    else:
-        scales, zeros = torch.empty(2, k // size, n, device=columns.device)
-    grid = Grid(bits, scales, zeros, torch.empty(k, n, dtype=torch.uint8, device=columns.device))
-    _round_in_order(columns, hinv, shift, cost, grid, order, size, settings)
-    del hinv, shift
-    if root is not None:
-        _to_gradient(columns, root)
-        del root
-    if settings.sweeps:
+    def __init__(self, hessian: Tensor, settings: GptqSettings, drift: Tensor | None = None) -> None:
+        self.hessian, self.settings, self.drift = hessian, settings, drift
+        k = len(hessian)
+        self.group_size = k if settings.group_size == -1 else settings.group_size
+        self.order = column_order(hessian.diagonal(), self.group_size, settings.order)
+        self.moved = None if settings.order == "none" else self.order
+        found = factors(hessian, self.moved, settings.damp)
+        self.damp = None if found is None else found[2]
+        if found is None:
+            return
+        self.hinv = found[1]
+        self.root = found[0] if settings.sweeps and drift is None else None
+        del found
+        self.shift = None if drift is None else _shift(drift, self.hinv, self.moved)
+        # What an error in each column costs, once the columns after it have made up for it.
+        self.cost = self.hinv.diagonal().pow(-2)
+
+    def round(self, weight: Tensor | Sequence[Tensor]) -> GptqResult:
+        """Round ``weight`` [N, K] float32, or several of equal K that count as one below the other; not modified."""
+        settings, size = self.settings, self.group_size
+        parts = [weight] if isinstance(weight, Tensor) else list(weight)
+        if self.damp is None:
+            found = round_weight(torch.cat(parts), settings.bits, size, settings.symmetric, settings.storage)
+            return GptqResult(*found, damp=None)
+        k = parts[0].shape[1]
+        # Columns become rows, so that each step works on contiguous memory.
+        columns = torch.cat([part.T for part in parts], dim=1)
+        if self.moved is not None:
+            columns = columns[self.moved]
+        n = columns.shape[1]
+        if settings.order == "static":
+            by_input = self.cost[torch.argsort(self.order)].unflatten(0, (-1, size))
+            whole = [_scales_of_groups(grouped(part, size), by_input, settings) for part in parts]
+            scales, zeros = (torch.cat(tensors).T.contiguous() for tensors in zip(*whole, strict=True))
+            del whole
+        else:
+            scales, zeros = torch.empty(2, k // size, n, device=columns.device)
+        grid = Grid(settings.bits, scales, zeros, torch.empty(k, n, dtype=torch.uint8, device=columns.device))
+        _round_in_order(columns, self.hinv, self.shift, self.cost, grid, self.order, size, settings)
+        if self.root is not None:
+            _to_gradient(columns, self.root)
+        if settings.sweeps:
+            self._improve(parts, grid, columns)
+        del columns
+        return GptqResult(grid.codes.T.contiguous(), scales.T.contiguous(), zeros.T.contiguous(), self.damp)
+
+    def _improve(self, parts: Sequence[Tensor], grid: Grid, columns: Tensor) -> None:
+        """Go over all columns again; ``columns`` [K, N] are the gradient in the order of the loop, without a drift."""
+        assert self.damp is not None
         first = 0
         for part in parts:
             rows = slice(first, first + len(part))
             first = rows.stop
-            mine = Grid(bits, *(tensor[:, rows] for tensor in grid[1:]))
-            gradient = None if drift is not None else columns[:, rows]
-            if gradient is not None and moved is not None:
-                gradient = torch.empty(k, len(part), device=gradient.device).index_copy_(0, moved, gradient)
-            _improve(part, mine, gradient, hessian, drift, damp, settings.sweeps)
-    del columns
-    return GptqResult(grid.codes.T.contiguous(), scales.T.contiguous(), zeros.T.contiguous(), damp)
+            mine = Grid(grid.bits, *(tensor[:, rows] for tensor in grid[1:]))
+            gradient = None if self.drift is not None else columns[:, rows]
+            if gradient is not None and self.moved is not None:
+                gradient = torch.empty(len(columns), len(part), device=gradient.device).index_copy_(
+                    0, self.moved, gradient
+                )
+            _improve(part, mine, gradient, self.hessian, self.drift, self.damp, self.settings.sweeps)
 
 
 def _round_in_order(

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aiakq.quantizers.numerics.magnitudes import largest
+from aiakq.quantizers.numerics.sums import total
 
 
 class OutputErrors:
@@ -51,14 +52,10 @@ class OutputErrors:
         def compare(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
             wanted = nn.functional.linear(self._given.pop(name), self.originals[name])
             bias = self.linears[name].bias
-            gap, whole = _squared((output if bias is None else output - bias) - wanted), _squared(wanted)
+            gap = total(((output if bias is None else output - bias) - wanted).square())
+            whole = total(wanted.square())
             if gap < float("inf") and whole < float("inf"):
                 self._gap[name] += gap
                 self._whole[name] += whole
 
         return compare
-
-
-def _squared(x: Tensor) -> float:
-    """The sum of squares of x [..., N]: rows in its own dtype, over rows in float64."""
-    return float(x.square().sum(-1).double().sum())

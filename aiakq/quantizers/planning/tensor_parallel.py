@@ -1,4 +1,4 @@
-"""Checks that every layer can be split over GPUs, choosing a group size or padding the MLP where necessary.
+"""Makes every layer such that servers can split it over GPUs, choosing a group size or padding the MLP where necessary.
 
 The checkpoint is never cut: it is made so that every server can cut it. Linears are cut along their outputs, except
 those whose outputs are summed over GPUs (``row_parallel``): these are cut along their inputs, and a group of inputs
@@ -8,7 +8,9 @@ that shares a scale must not be cut through. Two remedies, in this order:
 2. if none fits, or a group was asked for, the width of the MLP is padded with zeros to the next multiple of
    ``tp * group``. Zero rows of gate and up give zeros that meet zero columns of down, so the function stays exactly.
 
-Whatever neither can repair is refused before the work starts, with the values of ``-tp`` that would do.
+What neither can repair is left as it is where aiakq serves the model itself: its ranks gather and never add, so they
+cut linears along their outputs only, and heads unevenly (docs/distributed.md). A note says so. For other models it is
+refused before the work starts. Both name the values of ``-tp`` that would do.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ _WIDTHS = (
     "moe_intermediate_size",
     "shared_expert_intermediate_size",
 )
+#: Sizes that are tried for a list of those that work.
+_TRIED = range(1, 65)
 #: Linears that vLLM computes as one: its kernels see the sum of their outputs.
 _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 #: Outputs and inputs on one GPU must be multiples of these for vLLM's fast kernels.
@@ -51,6 +55,7 @@ class TensorParallelPlan:
     chosen      whether ``group_size`` is neither the one asked for nor the method's usual one.
     widths      key of config.json -> (width in the source, width in the output), for every MLP width that is padded.
     notes       what was done and what a server may mind, a sentence each, for the report.
+    elsewhere   the sizes that servers which add up partial sums can use, where ``tp`` is none of them; else None.
     """
 
     tp: int
@@ -58,6 +63,12 @@ class TensorParallelPlan:
     chosen: bool = False
     widths: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    elsewhere: tuple[int, ...] | None = None
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the inputs of linears may be cut."""
+        return self.tp if self.elsewhere is None else 1
 
     def fit(self, spec: QuantSpec) -> QuantSpec:
         """``spec`` with the group size settled here, also in layers of their own that had the spec's."""
@@ -70,6 +81,8 @@ class TensorParallelPlan:
             entry["group_size_chosen"] = self.group_size
         if self.widths:
             entry["padded"] = {key: {"from": old, "to": new} for key, (old, new) in self.widths.items()}
+        if self.elsewhere is not None:
+            entry["tp_elsewhere"] = list(self.elsewhere)
         return entry
 
     def write_widths(self, config: dict[str, Any]) -> None:
@@ -85,12 +98,13 @@ def plan_tensor_parallel(
     config: Mapping[str, Any],
     shapes: Iterable[LinearShape],
     spec: QuantSpec | None = None,
+    gathered: bool = False,
 ) -> TensorParallelPlan:
     """Settle the group size and the padded widths for these options and this model.
 
-    ``config`` is config.json, or its text model's part; ``spec`` says which layers differ, if any do. Raises
-    ``group_size``, ``tensor_parallel``, ``layer_shape`` and ``option_conflict`` for what neither choosing nor padding
-    can repair.
+    ``config`` is config.json, or its text model's part; ``spec`` says which layers differ, if any do; ``gathered``
+    whether aiakq's own ranks can share the model. Raises ``group_size``, ``tensor_parallel``, ``layer_shape`` and
+    ``option_conflict`` for what neither choosing nor padding can repair.
     """
     linears = list(shapes)
     heads = int(config.get("num_attention_heads") or 0)
@@ -105,14 +119,23 @@ def plan_tensor_parallel(
         )
     planner = _Planner(options, spec or options.spec(""), config, linears, heads, kv_heads)
     found = planner.settle(options.tp)
-    if isinstance(found, AiakqError):
-        if options.tp > 1 and found.id == "tensor_parallel":
-            candidates = [tp for tp in range(1, 65) if heads % tp == 0]
-            works = [tp for tp in candidates if isinstance(planner.settle(tp), TensorParallelPlan)]
-            choices = ", ".join(map(str, works)) or "none"
-            raise error("tensor_parallel", tp=options.tp, reason=found.fields["reason"], choices=choices)
+    if isinstance(found, TensorParallelPlan):
+        return found
+    if options.tp == 1 or found.id != "tensor_parallel":
         raise found
-    return found
+    reason = found.fields["reason"]
+    works = tuple(tp for tp in _TRIED if heads % tp == 0 and isinstance(planner.settle(tp), TensorParallelPlan))
+    whole = planner.settle(1) if gathered else None
+    if isinstance(whole, AiakqError):
+        raise whole
+    if whole is None:
+        choices = ", ".join(map(str, works)) or "none"
+        raise error("tensor_parallel", tp=options.tp, reason=reason, choices=choices)
+    note = (
+        f"With -tp {options.tp} only aiakq serves it, on CPUs; other servers cannot split this model so ({reason}). "
+        f"Values of -tp that work there: {', '.join(map(str, works))}."
+    )
+    return replace(whole, tp=options.tp, notes=(*whole.notes, note), elsewhere=works)
 
 
 @dataclass

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aiakq.errors import AiakqError
 from aiakq.quantizers.block.decoder_block import DecoderBlock
+from aiakq.quantizers.block.statistics import Statistic
 from aiakq.quantizers.model.experts import place
 from aiakq.quantizers.model.groups import watching
 from aiakq.quantizers.model.replay import Replay
@@ -60,30 +60,28 @@ class Drift:
             if warning not in warnings:
                 warnings.append(warning)
             return block.inputs.hessians([name])[name], None
-        hessian, drift = block.inputs.new_hessian(name), block.inputs.new_hessian(name)
-        rows = matched_rows = 0
-        expected: Tensor | None = None
+        found = block.inputs.gather({name: self._statistic(name)}, keep=True)
+        rows, (hessian, drift, matched) = found[name]
+        if not matched:
+            warnings.append(f"{block.prefix}.{name} was rounded without GPTAQ: its tokens differ.")
+        return mirror(hessian.div_(rows)), drift.mul_(ALPHA / int(matched)) if matched else None
 
-        def see(x: Tensor) -> None:
-            nonlocal rows, matched_rows
+    def _statistic(self, name: str) -> Statistic:
+        """The sums of ``x x^T`` and of ``(x' - x) x^T``, and the number of tokens in the second: [1] int64."""
+        inputs = self.block.inputs
+
+        def start() -> list[Tensor]:
+            return [inputs.new_hessian(name), inputs.new_hessian(name), torch.zeros(1, dtype=torch.int64)]
+
+        def add(totals: list[Tensor], x: Tensor, batch: int) -> None:
+            hessian, drift, matched = totals
             add_second_moment(hessian, x)
-            rows += len(x)
+            expected = self._original_input(name, batch)
             if expected is not None and expected.shape == x.shape and bool(torch.isfinite(expected.sum())):
                 drift.addmm_((expected - x).T, x)
-                matched_rows += len(x)
+                matched += len(x)
 
-        problem: AiakqError | None = None
-        for batch in range(len(block.inputs.activations.hidden)):
-            expected = self._original_input(name, batch)
-            try:
-                block.inputs.observe({name: see}, [batch], keep=True)
-            except AiakqError as caught:  # nothing finite in this batch
-                problem = caught
-        if problem is not None and not rows:
-            raise problem
-        if not matched_rows:
-            warnings.append(f"{block.prefix}.{name} was rounded without GPTAQ: its tokens differ.")
-        return mirror(hessian.div_(rows)), drift.mul_(ALPHA / matched_rows) if matched_rows else None
+        return Statistic(start, add)
 
     def _original_input(self, name: str, batch: int) -> Tensor | None:
         """The linear's input [T, K] in the unquantized model, divided by the scales folded before it."""

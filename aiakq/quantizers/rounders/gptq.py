@@ -7,15 +7,22 @@ already passed through what was rounded before. The loop itself is in numerics/g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
-from aiakq.quantizers.numerics.gptq import GptqSettings, gptq
+from aiakq.quantizers.model.experts import place
+from aiakq.quantizers.numerics.gptq import GptqSettings, GptqSolver
 from aiakq.quantizers.recipe import SCALE_SEARCHES, Rounder
+from aiakq.quantizers.workers.protocol import SHARDS, Task, Value
 
+#: Rows that a task has at least: factoring the Hessian again on another worker takes as long as rounding some hundred.
+_FEWEST_ROWS = 256
 ACT_ORDERS = ("none", "static", "group")
 #: name of a linear -> the Hessian [K, K] of its inputs, and what GPTAQ adds to it (None without).
 Hessians = Callable[[str], tuple[Tensor, Tensor | None]]
@@ -49,11 +56,15 @@ class Gptq(Rounder):
 
     def round(self, block: DecoderBlock, part: BlockPart) -> None:
         hessians = self._hessians(block)
-        for group in part.groups:
-            hessian, drift = hessians(group[0])
-            for names in block.same_scheme(group):
-                self._round_together(block, names, hessian, drift)
-            del hessian, drift
+        # Groups in the same place of several experts do not feed each other: they are rounded at the same time.
+        for _, run in itertools.groupby(part.groups, key=lambda group: place(group[0]) or group):
+            matrices = []
+            for group in run:
+                found = hessians(group[0])
+                matrices += [_Matrix(block, names, *found) for names in block.same_scheme(group)]
+                del found
+            self._round(block, matrices)
+            del matrices
         for name in part.linears:
             if name not in block.result.finished:
                 block.finish(name, block.rtn(name))
@@ -61,34 +72,91 @@ class Gptq(Rounder):
     def _hessians(self, block: DecoderBlock) -> Hessians:
         return lambda name: (block.inputs.hessians([name], keep=True)[name], None)
 
-    def _round_together(
-        self, block: DecoderBlock, names: tuple[str, ...], hessian: Tensor, drift: Tensor | None
-    ) -> None:
-        """Round linears that share an input and are stored alike as one matrix."""
-        spec = block.spec(names[0])
+    def _round(self, block: DecoderBlock, matrices: Sequence[_Matrix]) -> None:
+        """Round matrices that do not depend on each other, cut into tasks for the workers."""
+        tasks, of_matrix, solvers = [], [], dict[_Matrix, GptqSolver]()
+        for number, matrix in enumerate(matrices):
+            for rows in matrix.cuts():
+                of_matrix.append(number)
+                tasks.append(Task(len(rows) * len(matrix.hessian), partial(self._round_rows, solvers, matrix, rows)))
+        found: list[list[list[Value]]] = [[] for _ in matrices]
+        for number, values in zip(of_matrix, block.workers.share(tasks), strict=True):
+            found[number].append(values)
+        del tasks
+        for matrix, results in zip(matrices, found, strict=True):
+            self._finish(block, matrix.names, results)
+
+    def _round_rows(self, solvers: dict[_Matrix, GptqSolver], matrix: _Matrix, rows: range) -> list[Value]:
+        """Codes, scales, zeros and damping of some rows. ``solvers`` keeps that of the last matrix: they are large."""
+        if matrix not in solvers:
+            solvers.clear()
+            solvers[matrix] = self._solver(matrix)
+        found = solvers[matrix].round(matrix.weights(rows))
+        return [found.codes, found.scales, found.zeros, found.damp]
+
+    def _solver(self, matrix: _Matrix) -> GptqSolver:
+        spec = matrix.spec
         settings = GptqSettings(
             spec.bits,
             spec.group_size,
             spec.symmetric,
-            block.plan.scales,
+            matrix.scales,
             self.act_order,
             self.damp,
             search=self.scale_search == "mse",
             sweeps=self.sweeps,
         )
-        rounded = gptq([block.weight(name) for name in names], hessian, settings, drift)
+        return GptqSolver(matrix.hessian, settings, matrix.drift)
+
+    def _finish(self, block: DecoderBlock, names: tuple[str, ...], results: Sequence[list[Value]]) -> None:
+        """Hand over the linears of one matrix. results: for each cut its codes, scales, zeros and damping."""
+        damp = results[0][3]
         where = f"{block.prefix}.{names[0]}"
         warnings = block.result.warnings
-        if rounded.damp is None:
+        if not isinstance(damp, float):
             warnings.append(
                 f"The Hessian of {where} could not be factored; the layer was quantized with round-to-nearest (RTN)."
             )
-        elif rounded.damp > self.damp:
-            warnings.append(f"The Hessian of {where} needed a damping of {rounded.damp:g}.")
+        elif damp > self.damp:
+            warnings.append(f"The Hessian of {where} needed a damping of {damp:g}.")
         for name in names:
-            block.result.remark(name, damp="none: RTN" if rounded.damp is None else rounded.damp)
+            block.result.remark(name, damp=damp if isinstance(damp, float) else "none: RTN")
         sizes = [block.linears[name].out_features for name in names]
-        parts = [tensor.split(sizes) for tensor in (rounded.codes, rounded.scales, rounded.zeros)]
-        del rounded
-        for name, codes, scales, zeros in zip(names, *parts, strict=True):
+        whole = [
+            torch.cat([value for value in column if isinstance(value, Tensor)]).split(sizes)
+            for column in list(zip(*results, strict=True))[:3]
+        ]
+        for name, codes, scales, zeros in zip(names, *whole, strict=True):
             block.finish(name, (codes.clone(), scales.clone(), zeros.clone()))
+
+
+class _Matrix:
+    """Linears that share an input and are stored alike, one below the other.
+
+    hessian, drift  of their inputs, see Hessians.
+    """
+
+    def __init__(self, block: DecoderBlock, names: tuple[str, ...], hessian: Tensor, drift: Tensor | None) -> None:
+        self.names, self.hessian, self.drift = names, hessian, drift
+        self.spec, self.scales = block.spec(names[0]), block.plan.scales
+        self._block = block
+
+    def cuts(self) -> list[range]:
+        """The rows in parts of equal length, which do not depend on the number of workers. Experts stay whole: there
+        are enough of them."""
+        total = sum(self._block.linears[name].out_features for name in self.names)
+        if place(self.names[0]) is not None:
+            return [range(total)]
+        step = max(_FEWEST_ROWS, -(-total // SHARDS))
+        return [range(first, min(first + step, total)) for first in range(0, total, step)]
+
+    def weights(self, rows: range) -> list[Tensor]:
+        """The parts of the linears' weights in these rows."""
+        parts, first = [], 0
+        for name in self.names:
+            weight = self._block.weight(name)
+            part = weight[max(rows.start - first, 0) : max(rows.stop - first, 0)]
+            if len(part):
+                parts.append(part)
+            first += len(weight)
+        return parts

@@ -6,9 +6,12 @@ the rest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
+from aiakq.quantizers.numerics.rounding import Rounding
 from aiakq.quantizers.recipe import SCALE_SEARCHES, Recipe, Rounder
 from aiakq.spec import LayerSpec
 
@@ -37,8 +40,10 @@ class Rtn(Rounder):
         return None
 
     def round(self, block: DecoderBlock, part: BlockPart) -> None:
+        tasks: dict[str, Callable[[], Rounding]] = {}
         for name in part.linears:
             if self.scale_search == "mse":
-                block.finish(name, block.rtn_searched(name))
+                tasks[name] = partial(block.rtn_searched, name)
             else:
-                block.finish(name, block.rtn(name, block.clip.pop(name, None)))
+                tasks[name] = partial(block.rtn, name, block.clip.pop(name, None))
+        block.finish_shared(tasks)

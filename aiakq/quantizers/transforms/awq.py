@@ -15,16 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
+from aiakq.quantizers.block.statistics import Statistic
 from aiakq.quantizers.model.groups import SmoothMapping
 from aiakq.quantizers.model.module_calls import ModuleCall, output_error, replaced_weights
 from aiakq.quantizers.numerics.clip import best_clip
 from aiakq.quantizers.numerics.rounding import grouped, rounded_weight
+from aiakq.quantizers.numerics.sums import total
 from aiakq.quantizers.recipe import Recipe, Transform
+from aiakq.quantizers.workers.protocol import Task, Value
 from aiakq.spec import LayerSpec
 
 GRID = 20
@@ -59,24 +63,29 @@ class Awq(Transform):
     def apply(self, block: DecoderBlock, part: BlockPart) -> None:
         statistics = _Statistics(block, part, self.clip)
         _fold_part(block, statistics)
-        for name in part.linears if self.clip else ():
-            clip = statistics.best_clip(name)
-            if clip is not None:
-                block.clip[name] = clip
+        if self.clip:
+            _clip_part(block, part, statistics)
 
     def guard(self, block: DecoderBlock) -> Callable[[], str | None]:
         """Compares the error of the block's output on a sample of tokens with that of rounding to nearest."""
         calls = block.inputs.record_calls([""])[""]
-        nearest = _nearest_error(block, calls)
+        nearest = _once(block, lambda: _nearest_error(block, calls))
 
         def worse() -> str | None:
-            error = output_error(block.module, calls)
+            error = _once(block, lambda: output_error(block.module, calls))
             # Written so that an error that is no number loses.
             if not calls or error <= nearest:
                 return None
             return f"scales and clipping gave an error of {error:.3g} instead of {nearest:.3g}"
 
         return worse
+
+
+def _once(block: DecoderBlock, compute: Callable[[], float]) -> float:
+    """A number that one of the workers computes for all."""
+    (found,) = block.workers.broadcast(0, lambda: [compute()])
+    assert isinstance(found, float)
+    return found
 
 
 def _nearest_error(block: DecoderBlock, calls: list[ModuleCall]) -> float:
@@ -108,38 +117,40 @@ class _Statistics:
         self.moments: dict[tuple[str, int], Tensor] = {}
         self.clip = clip
         sizes = {first: self._sizes(first) for first in dict.fromkeys(group[0] for group in part.groups)}
-        for first, found in sizes.items():
-            for size in found:
-                k = block.linears[first].in_features
-                device = block.weight(first).device
-                self.moments[first, size] = torch.zeros(k // size, size, size, device=device)
-        rows: dict[str, int] = {}
-
-        def see(name: str) -> Callable[[Tensor], None]:
-            def note(x: Tensor) -> None:
-                self.means[name] = self.means.get(name, 0) + x.abs().sum(0)
-                rows[name] = rows.get(name, 0) + len(x)
-                for size in sizes.get(name, ()):
-                    groups = x.unflatten(1, (-1, size)).transpose(0, 1)  # [K / G, T, G]
-                    self.moments[name, size].baddbmm_(groups.transpose(1, 2), groups)
-
-            return note
-
         names = dict.fromkeys([*self.probes.values(), *(first for first in sizes if sizes[first])])
-        if names:
-            block.inputs.observe({name: see(name) for name in names})
-        self.means = {name: total / rows[name] for name, total in self.means.items()}
-        for name, size in self.moments:
-            self.moments[name, size] /= rows[name]
+        statistics = {name: self._statistic(name, sizes.get(name, [])) for name in names}
+        found = block.inputs.gather(statistics) if names else {}
+        for name, (rows, (magnitudes, *moments)) in found.items():
+            self.means[name] = magnitudes / rows
+            for size, moment in zip(sizes.get(name, []), moments, strict=True):
+                self.moments[name, size] = moment.div_(rows)
+
+    def _statistic(self, name: str, sizes: list[int]) -> Statistic:
+        """Sums of the magnitudes of a linear's inputs, [K], and of the products inside groups, [K / G, G, G] each."""
+        weight = self.block.module.get_submodule(name).weight
+        assert isinstance(weight, Tensor)
+        k, device = weight.shape[1], weight.device
+
+        def start() -> list[Tensor]:
+            moments = [torch.zeros(k // size, size, size, device=device) for size in sizes]
+            return [torch.zeros(k, device=device), *moments]
+
+        def add(totals: list[Tensor], x: Tensor, batch: int) -> None:
+            totals[0] += x.abs().sum(0)
+            for size, moment in zip(sizes, totals[1:], strict=True):
+                groups = x.unflatten(1, (-1, size)).transpose(0, 1)  # [K / G, T, G]
+                moment.baddbmm_(groups.transpose(1, 2), groups)
+
+        return Statistic(start, add)
 
     def _first(self, name: str) -> str:
         return self.group_of[name][0] if name in self.group_of else name
 
-    def _sizes(self, first: str) -> set[int]:
+    def _sizes(self, first: str) -> list[int]:
         """The group sizes that occur among the linears whose ranges may be cut."""
         if not self.clip:
-            return set()
-        return {self._size(name) for name in self.group_of[first] if not name.endswith(_NEVER_CLIPPED)}
+            return []
+        return sorted({self._size(name) for name in self.group_of[first] if not name.endswith(_NEVER_CLIPPED)})
 
     def _size(self, name: str) -> int:
         size = self.block.spec(name).group_size
@@ -224,34 +235,60 @@ def best_scales(
 def _fold_part(block: DecoderBlock, statistics: _Statistics) -> None:
     """Find the scales of every mapping with the block as it is, then fold them all."""
     calls = block.inputs.record_calls(dict.fromkeys(mapping.parent for mapping in statistics.mappings))
-    chosen: list[tuple[SmoothMapping, Tensor]] = []
+    tasks = []
     for mapping in statistics.mappings:
-        names = block.searched_layers(mapping)
-        activations = statistics.means[statistics.probes[mapping]]
-        relative = _relative(block, names)
-        heads = block.plan.heads
-        if mapping.heads:
-            activations, relative = heads.tie(activations, "mean"), heads.tie(relative, "mean")
-        loss = _loss(block, mapping, names, calls[mapping.parent])
-        best, scales, value, identity = best_scales(activations, relative, loss)
-        for name in names:
-            kind = "no scale" if best == IDENTITY else "x^r/w^(1-r)" if best.weights else "x^r"
-            gain = 1 - value / identity if identity else 0.0
-            block.result.remarks[name] = {"awq": kind, "r": best.step / GRID, "gain": gain}
+        cost = sum(block.weight(name).numel() for name in block.searched_layers(mapping))
+        tasks.append(Task(cost, partial(_search, block, mapping, statistics, calls[mapping.parent])))
+    chosen: list[tuple[SmoothMapping, Tensor]] = []
+    for mapping, found in zip(statistics.mappings, block.workers.share(tasks), strict=True):
+        kind, ratio, gain, scales = found
+        assert isinstance(kind, str) and isinstance(ratio, float) and isinstance(gain, float)
+        assert isinstance(scales, Tensor)
+        for name in block.searched_layers(mapping):
+            block.result.remarks[name] = {"awq": kind, "r": ratio, "gain": gain}
         chosen.append((mapping, scales))
     calls.clear()
     for mapping, scales in chosen:
         statistics.divide(mapping.balance_layers, block.fold(mapping, scales))
 
 
+def _search(
+    block: DecoderBlock, mapping: SmoothMapping, statistics: _Statistics, calls: list[ModuleCall]
+) -> list[Value]:
+    """The best scales of a mapping: their kind, r and gain for the report, and the scales [channels]."""
+    names = block.searched_layers(mapping)
+    activations = statistics.means[statistics.probes[mapping]]
+    relative = _relative(block, names)
+    heads = block.plan.heads
+    if mapping.heads:
+        activations, relative = heads.tie(activations, "mean"), heads.tie(relative, "mean")
+    best, scales, value, identity = best_scales(activations, relative, _loss(block, mapping, names, calls))
+    kind = "no scale" if best == IDENTITY else "x^r/w^(1-r)" if best.weights else "x^r"
+    return [kind, best.step / GRID, 1 - value / identity if identity else 0.0, scales]
+
+
+def _clip_part(block: DecoderBlock, part: BlockPart, statistics: _Statistics) -> None:
+    """Find out for every linear of a part where the ranges of its groups are cut."""
+    tasks = []
+    for name in part.linears:
+
+        def run(name: str = name) -> list[Value]:
+            return [statistics.best_clip(name)]
+
+        tasks.append(Task(block.weight(name).numel(), run))
+    for name, (clip,) in zip(part.linears, block.workers.share(tasks), strict=True):
+        if isinstance(clip, Tensor):
+            block.clip[name] = clip
+
+
 def _relative(block: DecoderBlock, names: list[str]) -> Tensor:
     """How large each input's weights are in their groups, between 0 and 1, on average over rows: [K]."""
-    total, rows = torch.zeros(block.weight(names[0]).shape[1], device=block.weight(names[0]).device), 0
+    summed, rows = torch.zeros(block.weight(names[0]).shape[1], device=block.weight(names[0]).device), 0
     for name in names:
         groups = grouped(block.weight(name), block.spec(name).group_size).abs()
-        total += groups.div_(groups.amax(-1, keepdim=True) + 1e-6).flatten(1).sum(0)
+        summed += groups.div_(groups.amax(-1, keepdim=True) + 1e-6).flatten(1).sum(0)
         rows += len(groups)
-    return total / rows
+    return summed / rows
 
 
 def _loss(
@@ -272,8 +309,8 @@ def _loss(
         def alone(scales: Tensor) -> float:
             gap = candidate(mapping.parent, scales).sub_(weight)
             if moment is not None:
-                return float((gap @ moment).mul_(gap).sum())
-            return float((x @ gap.T).square_().sum())
+                return total((gap @ moment).mul_(gap))
+            return total((x @ gap.T).square_())
 
         return alone
     parent = block.module.get_submodule(mapping.parent)

@@ -19,11 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
+from aiakq.quantizers.block.statistics import Statistic
+from aiakq.quantizers.model.activations import SAMPLE_TOKENS
 from aiakq.quantizers.model.groups import SmoothMapping, watching
-from aiakq.quantizers.model.module_calls import MOST_TOKENS, ModuleCall, output_error, replaced_weights
+from aiakq.quantizers.model.module_calls import ModuleCall, output_error, replaced_weights
 from aiakq.quantizers.numerics.clip import shares
 from aiakq.quantizers.numerics.rounding import round_activations, rounded_weight
 from aiakq.quantizers.recipe import SCALE_SEARCHES, Recipe, Transform
+from aiakq.quantizers.workers.protocol import Task, Value
 from aiakq.spec import LayerSpec
 
 #: The strengths that ``auto`` tries; None is no smoothing at all.
@@ -80,12 +83,12 @@ class SmoothQuant(Transform):
         assert self.alpha is not None, "for_model fills it in"
         peaks = _peaks(block, part)
         chosen: list[tuple[SmoothMapping, Tensor]] = []
-        for mapping in part.mappings:
-            peak = peaks[mapping.probe]
+        searched = _searched_all(block, part, peaks) if isinstance(self.alpha, str) else []
+        for number, mapping in enumerate(part.mappings):
             if isinstance(self.alpha, str):
-                scales, alpha = _searched(block, mapping, peak)
+                scales, alpha = searched[number]
             else:
-                scales, alpha = smoothing_scales(block, mapping, peak, self.alpha), self.alpha
+                scales, alpha = smoothing_scales(block, mapping, peaks[mapping.probe], self.alpha), self.alpha
             chosen.append((mapping, scales))
             for name in mapping.balance_layers:
                 block.result.remarks[name] = {"alpha": alpha}
@@ -100,27 +103,29 @@ class SmoothQuant(Transform):
 
 def _peaks(block: DecoderBlock, part: BlockPart) -> dict[str, Tensor]:
     """The largest magnitude of each input channel, [K], of the probes and of the first linear of each group."""
-    largest: dict[str, Tensor] = {}
-
-    def see(name: str) -> Callable[[Tensor], None]:
-        def note(x: Tensor) -> None:
-            peak = x.abs().amax(0)
-            largest[name] = torch.maximum(largest[name], peak) if name in largest else peak
-
-        return note
-
     first = {name: group[0] for group in part.groups for name in group}
     names = dict.fromkeys(first.get(mapping.probe, mapping.probe) for mapping in part.mappings)
     if block.plan.spec.static_input:
         names |= dict.fromkeys(first.values())
     # One at least is looked at: inputs of which none is finite are an error, not a block without mappings.
     names = names or dict.fromkeys(list(first.values())[:1])
-    if names:
-        block.inputs.observe({name: see(name) for name in names})
+    found = block.inputs.gather({name: _peak(block, name) for name in names}) if names else {}
+    largest = {name: totals[0] for name, (_, totals) in found.items()}
     for name, shown in first.items():
         if shown in largest:
             largest[name] = largest[shown]
     return largest
+
+
+def _peak(block: DecoderBlock, name: str) -> Statistic:
+    """The largest magnitude of each input channel of a linear or router, [K]."""
+    weight = block.module.get_submodule(name).weight
+    assert isinstance(weight, Tensor)
+
+    def add(totals: list[Tensor], rows: Tensor, batch: int) -> None:
+        torch.maximum(totals[0], rows.abs().amax(0), out=totals[0])
+
+    return Statistic(lambda: [torch.zeros(weight.shape[1], device=weight.device)], add, maximum=True)
 
 
 def smoothing_scales(block: DecoderBlock, mapping: SmoothMapping, activations: Tensor, alpha: float) -> Tensor:
@@ -142,6 +147,24 @@ def smoothing_scales(block: DecoderBlock, mapping: SmoothMapping, activations: T
 
 
 # --- the search for a strength --------------------------------------------------------------------------------------
+
+
+def _searched_all(
+    block: DecoderBlock, part: BlockPart, peaks: Mapping[str, Tensor]
+) -> list[tuple[Tensor, float | str]]:
+    """``_searched`` for every mapping, shared out to the workers."""
+    tasks = []
+    for mapping in part.mappings:
+
+        def run(mapping: SmoothMapping = mapping) -> list[Value]:
+            return list(_searched(block, mapping, peaks[mapping.probe]))
+
+        tasks.append(Task(sum(block.weight(name).numel() for name in block.searched_layers(mapping)), run))
+    found = []
+    for scales, alpha in block.workers.share(tasks):
+        assert isinstance(scales, Tensor) and isinstance(alpha, (float, str))
+        found.append((scales, alpha))
+    return found
 
 
 def _searched(block: DecoderBlock, mapping: SmoothMapping, activations: Tensor) -> tuple[Tensor, float | str]:
@@ -223,7 +246,7 @@ def _stored_scales(
         top = peaks[group[0]].amax() / 127
         whole[group[0]] = torch.where(top > 0, top, torch.ones_like(top)).to(torch.float32)
     if search and whole:
-        block.inputs.observe({name: see(name) for name in whole}, block.inputs.activations.first_batches(MOST_TOKENS))
+        block.inputs.observe({name: see(name) for name in whole}, block.inputs.activations.first_batches(SAMPLE_TOKENS))
     stored: dict[str, Tensor] = {}
     for group in part.groups:
         name = group[0]

@@ -77,7 +77,7 @@ class EngineConfig:
             device=device,
             cache=CacheConfig.from_args(args, device, model.is_recurrent),
             scheduler=SchedulerConfig.from_args(args, max_model_len, device.device.type == "cpu", model.is_recurrent),
-            parallel=ParallelConfig.from_args(args, given),
+            parallel=ParallelConfig.from_args(args, given, device.device.type),
             compilation=CompilationConfig.from_args(args),
             generation=GenerationConfig.from_args(load.path, args, raw),
             max_model_len=max_model_len,

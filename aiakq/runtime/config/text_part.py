@@ -23,7 +23,7 @@ _TEXT_MODELS = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 #: What stays at the top of a multimodal config.json.
-_SHARED = ("quantization_config", "eos_token_id", "bos_token_id", "pad_token_id", "dtype", "torch_dtype")
+_SHARED = ("quantization_config", "eos_token_id", "bos_token_id", "pad_token_id", "dtype", "torch_dtype", "aiakq")
 
 
 def has_text_part(raw: Mapping[str, Any]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import socket
 import struct
@@ -15,9 +14,8 @@ from collections.abc import Sequence
 import torch
 
 from aiakq.errors import error
-from aiakq.kernels.cpu import library
-from aiakq.kernels.cpu.gather import NativeCollective, memory_bytes
 from aiakq.runtime.config.parallel import ParallelConfig
+from aiakq.runtime.distributed.collectives import RankCollective, descriptor_bytes, open_collective, unavailable
 from aiakq.runtime.distributed.links import LinkSender
 from aiakq.runtime.distributed.messages import Channel, Load, frame
 from aiakq.runtime.distributed.rank_group import RankGroup
@@ -30,25 +28,30 @@ _STDERR = 2
 _COMMAND = ("-P", "-c", "from aiakq.runtime.loader.rank_process import main; main()")
 
 
-def start_child_ranks(parallel: ParallelConfig) -> RankGroup:
-    """Ranks 1 and up, loading. Until the group is closed, this process has a rank's share of the threads, and the
-    thread that calls this a rank's processors.
+def start_child_ranks(parallel: ParallelConfig, transport: str, gpus: Sequence[int] = ()) -> RankGroup:
+    """Ranks 1 and up, loading. Until the group is closed, this process has a rank's share of the threads, and on a CPU
+    the thread that calls this a rank's processors.
 
-    Raises ``ranks_unavailable`` and ``rank_failed``.
+    transport  how the ranks of a stage meet; see collectives.py.
+    gpus       the device of each rank; none: they compute on the CPU.
+
+    Raises ``ranks_unavailable``, ``rank_failed`` and ``rank_late``.
     """
-    reason = library.unavailable()
+    device = torch.device("cuda" if gpus else "cpu")
+    reason = unavailable(transport, device.type)
     if reason is not None or not hasattr(os, "memfd_create"):
         raise error("ranks_unavailable", reason=reason or "they share memory in a way that only Linux has")
     size, count = parallel.tensor_parallel_size, parallel.world_size
-    cpus, threads = cpu_shares(count), max(1, torch.get_num_threads() // count)
+    cpus, threads = [[]] * count if gpus else cpu_shares(count), max(1, torch.get_num_threads() // count)
     restore = RestoreThreads()
     ranks: list[ChildRank] = []
-    with _Connections(size, count // size, parallel.timeout) as connections:
+    with _Connections(size, count // size, parallel.timeout, transport, device) as connections:
         try:
             for rank in range(1, count):
                 link_in, link_out = connections.links(rank)
-                memory = connections.memory(rank)
-                place = (rank, size, count // size, count, memory, link_in, link_out)
+                gpu = gpus[rank] if gpus else None
+                means = (transport, connections.memory(rank), gpu, link_in, link_out)
+                place = (rank, size, count // size, 1 if gpus else count, *means)
                 ranks.append(ChildRank(Load(dict(parallel.arguments), *place, threads, cpus[rank], parallel.timeout)))
         except BaseException:
             for started in ranks:
@@ -58,6 +61,8 @@ def start_child_ranks(parallel: ParallelConfig) -> RankGroup:
         sock = connections.own_link()
         link = None if sock is None else LinkSender(sock)
         group = RankGroup(ranks, size, threads, parallel.timeout, connections.collectives, link, restore)
+    group.host_ranks = 1 if gpus else count
+    group.connect()
     torch.set_num_threads(threads)
     if cpus[0]:
         os.sched_setaffinity(0, cpus[0])
@@ -82,17 +87,16 @@ class _Connections:
     stage. Descriptors are closed at the end of the with-block, when the processes have them.
     """
 
-    def __init__(self, size: int, num_stages: int, time_limit: float) -> None:
+    def __init__(self, size: int, num_stages: int, time_limit: float, transport: str, device: torch.device) -> None:
         self._size = size
         self._memories: list[int] = []
-        self.collectives: list[NativeCollective] = []
+        self.collectives: list[RankCollective] = []
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         for _ in range(num_stages if size > 1 else 0):
-            count = memory_bytes(size)
             memory = os.memfd_create("aiakq-ranks")
             self._memories.append(memory)
-            os.ftruncate(memory, count)
-            self.collectives.append(NativeCollective(mmap.mmap(memory, count), 0, size, time_limit))
+            os.ftruncate(memory, descriptor_bytes(transport, size))
+            self.collectives.append(open_collective(transport, memory, 0, size, time_limit, device))
         for _ in range(size * (num_stages - 1)):
             self._pairs.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
 

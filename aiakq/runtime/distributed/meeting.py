@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from aiakq.errors import error
 from aiakq.kernels.cpu.gather import NativeCollective, memory_bytes
 from aiakq.kernels.cpu.gather_sockets import SocketCollective, Stream
+from aiakq.runtime.distributed.collectives import RankCollective
 from aiakq.runtime.distributed.connections import ALARM, DATA, LINK, MEMORY, Listener, Peer, connect, connect_once
 from aiakq.system.frames import receive_exactly
 
@@ -34,7 +35,7 @@ class Connections:
     link_out    to the stage after; None in the last one.
     """
 
-    collective: NativeCollective | None
+    collective: RankCollective | None
     link_in: socket.socket | None
     link_out: socket.socket | None
 

@@ -25,7 +25,9 @@ class Load(msgspec.Struct, tag="load"):
     size        ranks of a stage.
     num_stages  groups of such ranks.
     host_ranks  ranks that share the memory of this machine.
-    memory      number of the inherited descriptor of the memory that the ranks of the stage share; None: it has one.
+    transport   how the ranks of the stage meet; see collectives.py.
+    memory      number of the inherited descriptor of what they share for that; None: it has one.
+    gpu         the device's number in this process; None: it computes on the CPU.
     link_in     the same of the socket from the stage before; None in the first stage.
     link_out    the same of the socket to the stage after; None in the last stage.
     threads     of this rank.
@@ -38,7 +40,9 @@ class Load(msgspec.Struct, tag="load"):
     size: int
     num_stages: int
     host_ranks: int
+    transport: str
     memory: int | None
+    gpu: int | None
     link_in: int | None
     link_out: int | None
     threads: int
@@ -65,10 +69,14 @@ class Listening(msgspec.Struct, tag="listening"):
 
 
 class RankLoaded(msgspec.Struct, tag="loaded"):
-    """The model is loaded. ``checkpoint`` and ``version`` must be those of rank 0."""
+    """The model is loaded. ``checkpoint`` and ``version`` must be those of rank 0.
+
+    sharing  how the ranks of its stage share layers, in words, which must be the same for all of them.
+    """
 
     version: str
     checkpoint: str
+    sharing: str
 
 
 class CountPages(msgspec.Struct, tag="count"):
@@ -92,7 +100,9 @@ class Configure(msgspec.Struct, tag="configure"):
 
 
 class RankReady(msgspec.Struct, tag="ready"):
-    """The rank takes steps."""
+    """The rank takes steps. ``captures`` must be the same in all ranks of its stage: whether it has captured them."""
+
+    captures: bool
 
 
 class Batch(msgspec.Struct, tag="batch"):
@@ -105,7 +115,8 @@ class Launch(msgspec.Struct, tag="launch"):
     """Compute the step.
 
     number          of the step, counted from 0.
-    unknown_tokens  those that the step before sampled, in the order in which this one needs them.
+    unknown_tokens  those that the step before sampled, in the order in which this one needs them; none if the
+                    collective broadcasts them.
     digest          of the step's input on rank 0.
     """
 

@@ -13,12 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import folder_identity
-from aiakq.kernels.cpu.gather import NativeCollective
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.distributed.collectives import RankCollective
 from aiakq.runtime.distributed.links import LinkSender
 from aiakq.runtime.distributed.messages import (
     Abandon,
@@ -44,6 +44,10 @@ from aiakq.runtime.engine.records import StepResult
 
 #: Seconds that a rank may take to load the model, or to set up its cache.
 LOAD_SECONDS = 1800.0
+#: Seconds that a rank may take to start.
+START_SECONDS = 300.0
+#: Seconds without a sign of life after which a rank that loads is given up, if the time limit of steps is less.
+SILENT_SECONDS = 60.0
 
 
 class Rank(Protocol):
@@ -88,7 +92,7 @@ class RankGroup:
         size: int,
         threads: int,
         time_limit: float,
-        collectives: Sequence[NativeCollective],
+        collectives: Sequence[RankCollective],
         link: LinkSender | None,
         on_close: Callable[[], None],
         host_ranks: int | None = None,
@@ -129,24 +133,47 @@ class RankGroup:
 
     # --- starting ---
 
-    def wait_loaded(self, config: EngineConfig) -> None:
-        """Wait until every rank has loaded the checkpoint of ``config``. Raises the error that kept one from it."""
+    def connect(self) -> None:
+        """Meet the ranks of this one's stage. Raises ``rank_failed`` and ``rank_late``; the group is then closed."""
+        if self.collective is None:
+            return
+        try:
+            self.collective.connect(START_SECONDS)
+            late, place = self.collective.late_rank, self.collective.place
+            if late is not None and self._failure is None:
+                self._failure = error("rank_late", rank=late, limit=START_SECONDS, place=place)
+            self.check()
+        except BaseException:
+            self.close()
+            raise
+
+    def wait_loaded(self, config: EngineConfig, sharing: str) -> None:
+        """Wait until every rank has loaded the checkpoint of ``config``; see RankLoaded. Raises the error that kept one
+        from it.
+        """
         checkpoint = checkpoint_digest(config)
-        for rank, message in self._answers(RankLoaded, LOAD_SECONDS, "load the model"):
+        for rank, message in self._answers(RankLoaded, "load the model"):
             assert isinstance(message, RankLoaded)
             if (message.version, message.checkpoint) != (version("aiakq"), checkpoint):
                 raise error("rank_failed", rank=rank, reason="it has loaded other files, or is another version")
+            if rank < self.size and message.sharing != sharing:
+                reason = f"it does not share layers as rank 0 does ({sharing}), but otherwise ({message.sharing})"
+                raise error("rank_failed", rank=rank, reason=reason)
 
     def count_pages(self, own: int) -> int:
         """Pages that fit into the memory of every rank; of rank 0 they are ``own``. Raises ``no_memory``."""
         self.send(CountPages())
-        found = self._answers(PagesCounted, LOAD_SECONDS, "count its pages")
+        found = self._answers(PagesCounted, "count its pages")
         return min([own, *(message.pages for _, message in found if isinstance(message, PagesCounted))])
 
-    def configure(self, num_pages: int, num_slots: int, tokens: int, rows: int, length: int) -> None:
-        """Have the ranks set up their caches, and wait until they have; see Configure."""
-        self.send(Configure(num_pages, num_slots, tokens, rows, length))
-        self._answers(RankReady, LOAD_SECONDS, "set up its cache")
+    def configure(self, sizes: Configure, captures: bool) -> None:
+        """Have the ranks set up their caches, and wait until they have; see RankReady. Raises ``rank_failed``."""
+        self.send(sizes)
+        for rank, message in self._answers(RankReady, "set up its cache"):
+            assert isinstance(message, RankReady)
+            if rank < self.size and message.captures != captures:
+                reason = f"it has {'' if message.captures else 'not '}captured its steps, other than rank 0"
+                raise error("rank_failed", rank=rank, reason=reason)
 
     # --- steps ---
 
@@ -172,7 +199,7 @@ class RankGroup:
             try:
                 rank, message = self._arrived.get(timeout=self._time_limit / 4)
             except queue.Empty:
-                self._check_alive(began)
+                self._check_alive(began, self._time_limit)
                 continue
             if message is None:
                 self.check(gone=rank)
@@ -186,10 +213,10 @@ class RankGroup:
         if self.collective is not None:
             self.collective.interrupt()
         self.send(Abandon(number))
-        self._answers(Abandoned, LOAD_SECONDS, "abandon a step")
+        self._answers(Abandoned)
         if self.num_stages > 1:
             self.send(Resume())
-            self._answers(Resumed, LOAD_SECONDS, "begin again")
+            self._answers(Resumed)
         if self.collective is not None:
             self.collective.start_over()
         if self.link is not None:
@@ -206,7 +233,7 @@ class RankGroup:
             self._failure = error("rank_failed", rank=gone, reason="it closed its socket")
         late = None if self.collective is None else self.collective.late_rank
         if self._failure is None and self.collective is not None and late is not None:
-            self._failure = self._late(late, f"gather {self.collective.num_meetings}")
+            self._failure = self._late(late, self.collective.place)
         lost = None if self.collective is None else self.collective.lost_rank
         if self._failure is None and lost is not None:
             self._readers[lost - 1].join(5.0)
@@ -215,6 +242,16 @@ class RankGroup:
             for rank in self._ranks:  # they are of no use any more, and one that hangs ends in no other way
                 rank.kill()
             raise self._failure
+
+    def lose(self) -> NoReturn:
+        """Raise why the ranks do not meet any more: ``rank_failed`` or ``rank_late``."""
+        deadline = time.monotonic() + 5.0
+        while self._failure is None and time.monotonic() < deadline:
+            self.check()
+            time.sleep(0.01)  # the thread that notices the end of a rank is behind
+        self._failure = self._failure or error("rank_failed", rank=0, reason="it has lost the others")
+        self.check()
+        raise self._failure
 
     def close(self) -> None:
         """End the other ranks. Later calls do nothing."""
@@ -238,25 +275,31 @@ class RankGroup:
     def _late(self, rank: int, place: str) -> AiakqError:
         return error("rank_late", rank=rank, limit=self._time_limit, place=place)
 
-    def _check_alive(self, since: float) -> None:
-        """Raise if a rank has failed, or none of it was heard for too long, at least ``since``."""
+    def _check_alive(self, since: float, limit: float) -> None:
+        """Raise if a rank has failed, or nothing of it was heard for ``limit`` seconds, at least from ``since`` on."""
         self.check()
         now = time.monotonic()
         for rank in self._ranks:
-            if now - max(self._heard[rank.number], since) > self._time_limit:
-                self._failure = self._late(rank.number, "a sign of life")
+            if now - max(self._heard[rank.number], since) > limit:
+                self._failure = error("rank_late", rank=rank.number, limit=limit, place="a sign of life")
                 self.check()
 
-    def _answers(self, kind: type[FromRank], limit: float, what: str) -> list[tuple[int, FromRank]]:
-        """One message of ``kind`` from every rank; others are dropped."""
+    def _answers(self, kind: type[FromRank], work: str | None = None) -> list[tuple[int, FromRank]]:
+        """One message of ``kind`` from every rank; others are dropped.
+
+        work  what they do for it, for which they have LOAD_SECONDS; None: they need only show signs of life.
+        """
         missing, found = {rank.number for rank in self._ranks}, []
+        began = time.monotonic()
         while missing:
             try:
-                rank, message = self._arrived.get(timeout=limit)
+                rank, message = self._arrived.get(timeout=min(self._time_limit / 4, 1.0))
             except queue.Empty:
-                rank = min(missing)
-                self._failure = error("rank_late", rank=rank, limit=limit, place=f"the end of its work to {what}")
-                raise self._failure from None
+                if work and time.monotonic() - began > LOAD_SECONDS:
+                    place = f"the end of its work to {work}"
+                    self._failure = error("rank_late", rank=min(missing), limit=LOAD_SECONDS, place=place)
+                self._check_alive(began, max(self._time_limit, SILENT_SECONDS) if work else self._time_limit)
+                continue
             if message is None:
                 self.check(gone=rank)
             if isinstance(message, kind):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.distributed.child_ranks import start_child_ranks
@@ -16,8 +18,29 @@ def start_ranks(config: EngineConfig) -> RankGroup | None:
     """
     if config.parallel.world_size == 1:
         return None
-    if config.device.device.type != "cpu":
-        raise error("ranks_unavailable", reason="they compute on CPUs, and the device is a GPU")
     if config.parallel.by_ray:
+        if config.device.device.type != "cpu":
+            raise error("ranks_unavailable", reason="those that Ray places compute on CPUs, and the device is a GPU")
         return start_ray_ranks(config)
-    return start_child_ranks(config.parallel)
+    gpus = gpus_of_ranks(config) if config.device.device.type == "cuda" else []
+    return start_child_ranks(config.parallel, transport_of(config), gpus)
+
+
+def transport_of(config: EngineConfig) -> str:
+    """How the ranks of a stage meet; see collectives.py."""
+    return "torch" if config.device.device.type == "cuda" else "memory"
+
+
+def gpus_of_ranks(config: EngineConfig) -> list[int]:
+    """The GPU of each rank, as this process counts them: one for each, the current one for rank 0.
+
+    Raises ``ranks_unavailable``.
+    """
+    size, count = config.parallel.tensor_parallel_size, torch.cuda.device_count()
+    if config.parallel.pipeline_parallel_size > 1:
+        raise error("ranks_unavailable", reason="the stages of a pipeline are on CPUs, and the device is a GPU")
+    if count < size:
+        reason = f"{size} ranks need a GPU each, and {count} can be seen (CUDA_VISIBLE_DEVICES hides others)"
+        raise error("ranks_unavailable", reason=reason)
+    own = torch.cuda.current_device()
+    return [own, *(gpu for gpu in range(count) if gpu != own)][:size]

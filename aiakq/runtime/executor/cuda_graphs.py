@@ -38,7 +38,8 @@ def captured(compute: Callable[[], object], pool: Any) -> Callable[[], None]:
         compute()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # Threads that watch for late ranks go on looking at events.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         compute()
     return graph.replay
 

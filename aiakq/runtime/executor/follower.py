@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from collections.abc import Callable
 
@@ -10,8 +9,8 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import error
-from aiakq.kernels.cpu.gather import NativeCollective
 from aiakq.runtime.device_memory import is_out_of_memory, release_memory
+from aiakq.runtime.distributed.collectives import RankCollective
 from aiakq.runtime.distributed.links import LinkReceiver, LinkSender
 from aiakq.runtime.distributed.messages import (
     Abandon,
@@ -30,7 +29,10 @@ from aiakq.runtime.engine.records import StepBatch, StepResult
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
-from aiakq.runtime.models.decoder import ModelInput, StageOutput
+from aiakq.runtime.models.decoder import StageOutput
+
+#: Why ranks end that cannot abandon a step.
+NO_MEMORY = "it has not enough memory for a step that others have begun"
 
 
 class Stages:
@@ -72,7 +74,7 @@ class Follower:
         self,
         runner: Runner,
         rank: int,
-        collective: NativeCollective | None,
+        collective: RankCollective | None,
         stages: Stages,
         num_slots: int,
         max_pages: int,
@@ -139,6 +141,8 @@ class Follower:
             if not is_out_of_memory(failure):
                 raise
         # Outside the except clause: the traceback held tensors.
+        if self._collective is not None and not self._collective.can_start_over:
+            raise error("rank_failed", rank=self._rank, reason=NO_MEMORY)
         self._is_blocked = True
         release_memory()
         if self._collective is not None:
@@ -149,10 +153,13 @@ class Follower:
         """Compute the step; in the last stage, the results."""
         step = self._runner.prepare(batch.chunks, self._own, self._sequences)
         model_input = step.model_input
-        for (place, _), token in zip(step.unknown, message.unknown_tokens, strict=True):
-            model_input.token_ids[place] = token
-        if digest(model_input) != message.digest:
+        if step.digest() != message.digest:
             raise error("rank_failed", rank=self._rank, reason="its step is not that of rank 0, which is a bug")
+        if step.unknown and self._collective is not None and self._collective.can_broadcast:
+            self._collective.broadcast(model_input.token_ids)
+        else:
+            for (place, _), token in zip(step.unknown, message.unknown_tokens, strict=True):
+                model_input.token_ids[place] = token
         stages = self._stages
         if stages.link_in is not None:
             like = self._runner.hidden_like(model_input)
@@ -174,12 +181,3 @@ class Follower:
         sampled.take_logits(logits, rows)
         sampled.launch_sampler(self._runner.model.sampler)
         return sampled.results()
-
-
-def digest(step: ModelInput) -> int:
-    """Equal for ranks that compute the same step over the same pages."""
-    context = step.context
-    value = 0
-    for part in (step.token_ids, step.positions, step.logit_rows, context.slots, context.kv_len, context.page_table):
-        value = zlib.crc32(part.numpy().tobytes(), value)
-    return value

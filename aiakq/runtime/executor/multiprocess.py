@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import weakref
 
+from aiakq.errors import error
+from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.distributed.messages import Batch, Launch, ResetSequences, Sampled
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.engine.records import StepBatch, StepResult
-from aiakq.runtime.executor.follower import digest
+from aiakq.runtime.executor.follower import NO_MEMORY
 from aiakq.runtime.executor.local import LocalExecutor, LocalPendingStep
 from aiakq.runtime.executor.runner import Runner, StepInput
 
@@ -40,6 +42,8 @@ class MultiprocessExecutor(LocalExecutor):
     def collect(self, step: LocalPendingStep) -> StepResult:
         """See LocalExecutor."""
         result = super().collect(step)
+        if self._collective.is_given_up and not self._collective.can_start_over:
+            self._group.lose()
         if not result.out_of_memory:
             self._group.send(Sampled(result.last_tokens()))
         return result
@@ -50,11 +54,22 @@ class MultiprocessExecutor(LocalExecutor):
         self._group.send(ResetSequences())
 
     def _launch_model(self, step: LocalPendingStep, step_input: StepInput) -> None:
-        token_ids = step_input.model_input.token_ids
-        unknown = [int(token_ids[place]) for place, _ in step_input.unknown]
-        self._group.send(Launch(self._number, unknown, digest(step_input.model_input)))
-        super()._launch_model(step, step_input)
-        if self._collective.is_given_up:
+        token_ids, collective = step_input.model_input.token_ids, self._collective
+        known = () if collective.can_broadcast else step_input.unknown
+        tokens = [int(token_ids[place]) for place, _ in known]
+        self._group.send(Launch(self._number, tokens, step_input.digest()))
+        try:
+            if step_input.unknown and collective.can_broadcast:
+                collective.broadcast(token_ids)
+            super()._launch_model(step, step_input)
+        except Exception as failure:
+            if collective.can_start_over or not is_out_of_memory(failure):
+                raise
+            raise error("rank_failed", rank=0, reason=NO_MEMORY) from None
+        collective.watch_step()
+        if collective.is_given_up:
             self._group.check()
+            if not collective.can_start_over:
+                self._group.lose()
             # The thread that notices the end of a rank may be behind; else a rank had not enough memory.
             raise MemoryError("a rank has not enough memory for the step")

@@ -15,7 +15,6 @@ import torch
 from aiakq.runtime.distributed.messages import Batch, Launch, ResetSequences, Sampled
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.engine.records import StepBatch, StepResult
-from aiakq.runtime.executor.follower import digest
 from aiakq.runtime.executor.local import fits
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
@@ -100,7 +99,7 @@ class PipelineExecutor:
     def _compute(self, step: PipelinedStep, batch: StepBatch) -> None:
         step_input = self.runner.prepare(batch.chunks, step.sequences, self._sequences)
         assert not step_input.unknown, "a sequence has one token pending"
-        self._group.send(Launch(step.number, [], digest(step_input.model_input)))
+        self._group.send(Launch(step.number, [], step_input.digest()))
         hidden = self.runner.forward(step_input.model_input)
         assert isinstance(hidden, StageOutput)
         collective = self._group.collective

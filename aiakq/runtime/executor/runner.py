@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from array import array
 from dataclasses import dataclass
 
 import torch
@@ -25,11 +27,24 @@ class StepInput:
 
     logit_rows  per chunk, its rows of the logits.
     unknown     (place in token_ids, sequence) of tokens that the host does not know yet; 0 stands in their place.
+    columns     the numbers that ``model_input`` was made of, on the host.
+    page_table  the same of the pages; a view, which changes with the next batch.
     """
 
     model_input: ModelInput
     logit_rows: list[range]
     unknown: list[tuple[int, SequenceState]]
+    columns: list[list[int]]
+    page_table: Tensor
+
+    def digest(self) -> int:
+        """Equal for ranks that compute the same step over the same pages. Tokens that the host does not know are left
+        out.
+        """
+        value = zlib.crc32(self.page_table.contiguous().numpy().tobytes())
+        for column in self.columns:
+            value = zlib.crc32(array("q", column).tobytes(), value)
+        return value
 
 
 class Runner:
@@ -111,18 +126,20 @@ class Runner:
         logit_rows += [0] * (-len(logit_rows) % self.model.row_multiple)
         token_column, position_column, slot_column, row_column = self._columns(token_ids, positions, slots, logit_rows)
         query_start, kv_len = self._columns(starts, lengths, dtype=torch.int32)
+        page_table = running.rows([chunk.slot for chunk in chunks], -(-max(lengths) // P))
         context = AttentionContext(
             query_start=query_start,
             kv_len=kv_len,
             slots=slot_column,
-            page_table=on_device(running.rows([chunk.slot for chunk in chunks], -(-max(lengths) // P)), self.device),
+            page_table=on_device(page_table, self.device),
             num_decodes=sum(chunk.count == 1 for chunk in chunks),
             query_start_list=starts,
             kv_len_list=lengths,
             states=None if self.states is None else self.states.context(chunks, sequences),
         )
         model_input = ModelInput(token_column, position_column, context, row_column)
-        return StepInput(model_input, rows_of, unknown)
+        columns = [token_ids, positions, slots, logit_rows, starts, lengths]
+        return StepInput(model_input, rows_of, unknown, columns, page_table)
 
     def _columns(self, *columns: list[int], dtype: torch.dtype = torch.int64) -> list[Tensor]:
         """A tensor of each list, all of them in one copy to the device."""

@@ -64,6 +64,7 @@ class Attention:
     qkv     queries, keys and values side by side, of ``spec.widths`` outputs.
     output  from H * value_dim.
     before  what happens between ``qkv`` and attention, in this order.
+    inputs  see Ops.attention, where it is not ``qkv``.
     """
 
     def __init__(
@@ -73,10 +74,11 @@ class Attention:
         spec: AttentionSpec,
         ops: Ops,
         before: Sequence[ProjectionStep] = (),
+        inputs: Sequence[tuple[LinearLayer, str]] = (),
     ) -> None:
         self.qkv, self.output, self.before = qkv, output, before
         self.spec, self._ops = spec, ops
-        self._attention = ops.attention(spec)
+        self._attention = ops.attention(spec) if before else ops.attention(spec, inputs or [(qkv, "qkv")], output)
 
     def input_layout(self, m: int) -> ActivationLayout | None:
         """The layout in which M rows of the input are best; see LinearLayer."""
@@ -112,7 +114,7 @@ class GatedAttention(Attention):
     def __init__(
         self, query_gate: LinearLayer, key_value: LinearLayer, output: LinearLayer, spec: AttentionSpec, ops: Ops
     ) -> None:
-        super().__init__(query_gate, output, spec, ops)
+        super().__init__(query_gate, output, spec, ops, inputs=[(query_gate, "qq"), (key_value, "kv")])
         self.key_value, self._sigmoid = key_value, ops.activation("sigmoid")
 
     def input_layout(self, m: int) -> ActivationLayout | None:

@@ -125,7 +125,7 @@ class SparseMLP:
         if self.weigh_inputs:
             own = (own * weights).to(x.dtype)
         found = self.experts(own, torch.bincount(chosen.flatten(), minlength=self.count).tolist()).float()
-        out = _sums(found if self.weigh_inputs else found * weights, order, len(x))
+        out = self.experts.total(_sums(found if self.weigh_inputs else found * weights, order, len(x)))
         if self.shared is not None:
             shared = self.shared(x)
             if self.shared_gate is not None:

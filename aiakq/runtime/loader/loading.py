@@ -10,6 +10,7 @@ import torch
 
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import release_memory
+from aiakq.runtime.distributed.messages import Configure
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.distributed.starting import start_ranks
 from aiakq.runtime.engine.engine import Engine
@@ -69,7 +70,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     if group is None:
         num_pages = count_pages(config, model)
     else:
-        group.wait_loaded(config)  # what is free is known when all have loaded
+        group.wait_loaded(config, operations.get("tensor parallel", ""))  # what is free is known when all have loaded
         num_pages = group.count_pages(count_pages(config, model, group.host_ranks))
     if config.fit_model_len:
         fitting = min(config.model.num_positions, (num_pages - 1) * config.cache.block_size)
@@ -105,12 +106,16 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
         "KV pages": f"{pages}, {str(config.cache.dtype).removeprefix('torch.')}",
         "batch": f"up to {bounds.rows} sequences, {bounds.tokens} tokens a step",
     }
-    if group is not None:
-        facts["ranks"] = group.describe()
+    ranks = [] if group is None else [group.describe()]
+    if remark := config.parallel.remark(config.model.raw):
+        ranks.append(remark)
+    if ranks:
+        facts["ranks"] = "; ".join(ranks)
     if states is not None:
         facts["recurrent states"] = describe_states(config, model)
     if group is not None:
-        group.configure(num_pages, num_slots, bounds.tokens, bounds.rows, bounds.length)
+        sizes = Configure(num_pages, num_slots, bounds.tokens, bounds.rows, bounds.length)
+        group.configure(sizes, runner.captured is not None)
     executor = new_executor(runner, group, num_slots, -(-bounds.length // config.cache.block_size))
     stages = config.parallel.pipeline_parallel_size
     return Engine(executor, scheduler, limits, facts, max(stages, 1 + config.scheduler.async_scheduling))

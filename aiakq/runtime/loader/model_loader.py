@@ -48,6 +48,8 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     if isinstance(weights.ops, ShardedOps):
         weights.ops.finish()
     facts = describe_operations(weights.ops)
+    if isinstance(weights.ops, ShardedOps):
+        facts["tensor parallel"] = weights.ops.describe()
     if weights.stage is not None:
         facts["layers"] = f"{len(weights.stage.layers)} of {weights.stage.num_layers}, and the others in other stages"
     facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks])

@@ -7,7 +7,6 @@ ends when rank 0 closes the socket.
 from __future__ import annotations
 
 import faulthandler
-import mmap
 import os
 import select
 import signal
@@ -38,7 +37,7 @@ from aiakq.runtime.distributed.messages import (
 from aiakq.system.processes import end_with_parent
 
 if TYPE_CHECKING:
-    from aiakq.kernels.cpu.gather import NativeCollective
+    from aiakq.runtime.distributed.collectives import RankCollective
     from aiakq.runtime.distributed.meeting import Connections
 
 #: Seconds for rank 0 to notice that another rank is lost.
@@ -112,11 +111,12 @@ class _Inbox:
 
 
 class _Pulse(threading.Thread):
-    """Tells rank 0 now and then, while it waits for steps, that the process runs."""
+    """Tells rank 0 now and then, while it waits for this rank, that the process runs."""
 
     def __init__(self, channel: Channel, seconds: float) -> None:
         super().__init__(name="pulse", daemon=True)
         self.busy = threading.Event()
+        self.busy.set()
         self._channel, self._seconds, self._frame = channel, seconds, frame(Alive())
         self._never = threading.Event()
 
@@ -130,21 +130,17 @@ class _Pulse(threading.Thread):
 
 
 def _inherited(load: Load) -> Connections:
-    """The connections whose descriptors this process was given."""
-    from aiakq.kernels.cpu.gather import NativeCollective, memory_bytes
+    """The connections whose descriptors this process was given. Raises ``rank_late``."""
     from aiakq.runtime.distributed.meeting import Connections
 
-    collective = None
-    if load.memory is not None:
-        memory = mmap.mmap(load.memory, memory_bytes(load.size))
-        os.close(load.memory)
-        collective = NativeCollective(memory, load.place, load.size, load.time_limit)
     links = [None if link is None else socket.socket(fileno=link) for link in (load.link_in, load.link_out)]
-    return Connections(collective, *links)
+    return Connections(_meet(load), *links)
 
 
 def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]) -> None:
     """Everything between the first message and the end of rank 0."""
+    pulse = _Pulse(channel, min(1.0, load.time_limit / 8))
+    pulse.start()
     if load.cpus:
         os.sched_setaffinity(0, load.cpus)
     import torch
@@ -163,8 +159,8 @@ def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]
     connected = connect(load)
     collective = connected.collective
     config = fit_positions(EngineConfig.from_args(load.arguments))
-    model, _ = load_model(config, ModelShare(collective, load.stage, load.num_stages))
-    channel.send(frame(RankLoaded(version("aiakq"), checkpoint_digest(config))))
+    model, facts = load_model(config, ModelShare(collective, load.stage, load.num_stages))
+    channel.send(frame(RankLoaded(version("aiakq"), checkpoint_digest(config), facts.get("tensor parallel", ""))))
     sizes = channel.receive_at_rank()
     if isinstance(sizes, CountPages):
         channel.send(frame(PagesCounted(count_pages(config, model, load.host_ranks))))
@@ -184,9 +180,8 @@ def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]
         stages.link_in, stages.wait = LinkReceiver(link_in), lambda: inbox.wait_for(link_in)
     max_pages = -(-sizes.length // config.cache.block_size)
     follower = Follower(runner, load.rank, collective, stages, sizes.num_slots, max_pages)
-    channel.send(frame(RankReady()))
-    pulse = _Pulse(channel, min(1.0, load.time_limit / 8))
-    pulse.start()
+    channel.send(frame(RankReady(runner.captured is not None)))
+    pulse.busy.clear()
     while (request := inbox.receive()) is not None:
         pulse.busy.set()
         answer = follower.apply(request)
@@ -198,13 +193,38 @@ def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]
             _check(load, collective, channel)
 
 
-def _check(load: Load, collective: NativeCollective, channel: Channel) -> None:
-    """Raise the error for a rank of this one's stage that was not at a gather in time, or whose connection ended."""
-    first = load.stage * load.size
+def _check(load: Load, collective: RankCollective, channel: Channel) -> None:
+    """Raise the error for a rank of this one's stage that was late for the others, or whose connection ended."""
     if collective.late_rank is not None:
-        place = f"gather {collective.num_meetings}"
-        raise error("rank_late", rank=first + collective.late_rank, limit=load.time_limit, place=place)
+        raise _late(load, collective, load.time_limit)
     # Rank 0, which ends all of them, knows more about a rank that has ended.
     if collective.lost_rank is not None and not select.select([channel.socket], [], [], _LOST_SECONDS)[0]:
-        reason = f"its connection to rank {load.rank} ended"
-        raise error("rank_failed", rank=first + collective.lost_rank, reason=reason)
+        rank, reason = load.stage * load.size + collective.lost_rank, f"its connection to rank {load.rank} ended"
+        raise error("rank_failed", rank=rank, reason=reason)
+
+
+def _meet(load: Load) -> RankCollective | None:
+    """This rank's part in what those of its stage compute together; None if it is alone. Raises ``rank_late``."""
+    import torch
+
+    from aiakq.runtime.distributed.collectives import open_collective
+    from aiakq.runtime.distributed.rank_group import START_SECONDS
+
+    if load.gpu is not None:
+        torch.cuda.set_device(load.gpu)
+    if load.memory is None:
+        return None
+    device = torch.device("cpu" if load.gpu is None else "cuda")
+    collective = open_collective(load.transport, load.memory, load.place, load.size, load.time_limit, device)
+    os.close(load.memory)
+    collective.connect(START_SECONDS)
+    if collective.late_rank is not None:
+        raise _late(load, collective, START_SECONDS)
+    return collective
+
+
+def _late(load: Load, collective: RankCollective, limit: float) -> AiakqError:
+    """The error for a rank of this one's stage that does not meet the others in time."""
+    assert collective.late_rank is not None
+    rank = load.stage * load.size + collective.late_rank
+    return error("rank_late", rank=rank, limit=limit, place=collective.place)

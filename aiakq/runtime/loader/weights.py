@@ -14,7 +14,7 @@ from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.linear_reference import dequantize
-from aiakq.kernels.ops.sharded import Collective, ShardedOps
+from aiakq.kernels.ops.row_parallel import Collective, operations_of_rank
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import free_memory, release_memory
@@ -150,8 +150,9 @@ def operations(config: EngineConfig, may_dequantize: bool = False, collective: C
     if config.load.dequantize == "always":
         excluded = QUANTIZED
     device = config.device
-    ops = Ops(device.device, device.dtype, config.cache.dtype, excluded, config.load.cpu_math == "exact")
-    return ops if collective is None else ShardedOps(ops, collective)
+    uniform = config.parallel.math == "exact"
+    ops = Ops(device.device, device.dtype, config.cache.dtype, excluded, config.load.cpu_math == "exact", uniform)
+    return ops if collective is None else operations_of_rank(ops, collective)
 
 
 def _may_dequantize(config: EngineConfig, checkpoint: Checkpoint) -> bool:

@@ -142,6 +142,9 @@ class GatedMLP:
     down: LinearLayer
     act: Activation
 
+    def __post_init__(self) -> None:
+        self.gate_up.feeds(self.down, parts=2)
+
     def input_layout(self, m: int) -> ActivationLayout | None:
         """See MLP."""
         return self.gate_up.input_layout(m)
@@ -159,6 +162,9 @@ class PlainMLP:
     first: LinearLayer
     second: LinearLayer
     act: Activation
+
+    def __post_init__(self) -> None:
+        self.first.feeds(self.second, parts=1)
 
     def input_layout(self, m: int) -> ActivationLayout | None:
         """See MLP."""

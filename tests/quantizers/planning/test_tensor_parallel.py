@@ -11,6 +11,7 @@ import torch
 
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.kernels.cpu import library
 from aiakq.quantizers.model.shapes import LinearShape, pad
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
@@ -96,6 +97,24 @@ def test_the_obstacle_to_tp_is_named_even_if_the_default_group_does_not_fit() ->
     assert found.id == "tensor_parallel" and "4 attention heads" in str(found) and "1, 2, 4" in str(found)
 
 
+def test_what_only_gathering_ranks_can_serve_is_planned_with_a_note() -> None:
+    asked = options(tp=3, group_size=128)
+    found = plan_tensor_parallel(asked, CONFIG, [layer()], gathered=True)
+    assert (found.tp, found.group_size, found.elsewhere, found.parts) == (3, 128, (1, 2, 4, 8), 1)
+    assert found.record() == {"tp": 3, "tp_elsewhere": [1, 2, 4, 8]}
+    assert "only aiakq serves it, on CPUs" in found.notes[-1] and "(8 attention heads)" in found.notes[-1]
+    assert "1, 2, 4, 8." in found.notes[-1]
+    # Groups that straddle a cut of the inputs: attention cannot be padded.
+    shape = layer(k=1600, n=1600, name="model.layers.0.self_attn.o_proj")
+    found = plan_tensor_parallel(options(tp=8, group_size=64), CONFIG, [shape], gathered=True)
+    assert (found.tp, found.group_size) == (8, 64) and "do not divide into groups of 64" in found.notes[-1]
+    # Where every server can, nothing changes; and what cannot be quantized at all is refused as ever.
+    assert plan_tensor_parallel(options(tp=4), CONFIG, [layer()], gathered=True) == plan(options(tp=4), layer())
+    with pytest.raises(AiakqError) as caught:
+        plan_tensor_parallel(options(tp=3, group_size=128), CONFIG, [layer(k=4096 + 32)], gathered=True)
+    assert caught.value.id == "group_size"
+
+
 def test_attention_is_never_padded() -> None:
     """The output projection is as wide as the heads; only an MLP can be made wider without changing the function."""
     shape = layer(k=1600, n=1600, name="model.layers.0.self_attn.o_proj")
@@ -173,6 +192,34 @@ def test_layers_without_fast_kernels_are_reported_in_one_sentence() -> None:
     assert "q_proj+k_proj+v_proj" not in notes[0]
     assert "down_proj" not in notes[0]
     assert not plan_tensor_parallel(options("awq", tp=4), QWEN2_72B_CONFIG, llama_shapes(8192, 28672, 64, 8)).notes
+
+
+def test_any_number_of_ranks_serves_what_was_planned_for_it(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    """Three ranks for four heads: refused before, because other servers cannot."""
+    from aiakq import LLM, SamplingParams
+
+    reason = library.unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    source = tiny_model("LlamaForCausalLM")
+    report = quantize_checkpoint(
+        QuantizeOptions(
+            str(source), str(tmp_path / "out"), "awq", tp=3, group_size=32, samples=8, seqlen=64, evaluate=False,
+            device="cpu",
+        )
+    )  # fmt: skip
+    assert report.tp == 3 and any("With -tp 3 only aiakq serves it" in note for note in report.notes)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["aiakq"]["tp"] == 3 and config["aiakq"]["tp_elsewhere"] == [1, 2, 4]
+    answers, facts = [], []
+    for size in (1, 3):
+        llm = LLM(str(tmp_path / "out"), tensor_parallel_size=size, max_model_len=64)
+        answers.append(llm.generate("abc", SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].token_ids)
+        facts.append(llm.engine.facts.get("ranks"))
+        del llm
+    assert answers[0] == answers[1]
+    assert facts[0] == "served with -tp 1, quantized for -tp 3"
+    assert facts[1].startswith("3 processes share each layer") and "quantized" not in facts[1]
 
 
 def test_padding_a_tensor() -> None:

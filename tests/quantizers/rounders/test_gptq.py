@@ -198,7 +198,7 @@ def test_scales_are_in_their_storage_dtype_and_nothing_is_modified() -> None:
     assert torch.equal(hessian, kept[1])
 
 
-class Alive(TorchDispatchMode):
+class WorkerAlive(TorchDispatchMode):
     """The most memories of at least ``size`` bytes that operations returned, or parts of them, and that were alive at a
     time."""
 
@@ -221,7 +221,7 @@ class Alive(TorchDispatchMode):
 def test_the_memory_for_factors_is_bounded(order: Tensor | None) -> None:
     """No more than three matrices of K * K floats are alive, the second moment among them."""
     _, hessian = problem(k=1024)
-    with Alive(hessian.nbytes) as alive:
+    with WorkerAlive(hessian.nbytes) as alive:
         found = factors(hessian, order, 0.01)
     assert found is not None
     assert alive.most == 3

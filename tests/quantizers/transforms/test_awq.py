@@ -174,13 +174,13 @@ def test_a_sample_is_truncated_only_if_module_outputs_stay_the_same() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x + x.mean(0, keepdim=True))
 
-    kept = module_calls.MOST_TOKENS
+    kept = module_calls.SAMPLE_TOKENS
     try:
-        module_calls.MOST_TOKENS = 64
+        module_calls.SAMPLE_TOKENS = 64
         cut = decoder_block(Block()).inputs.record_calls(["", "down"])
         whole = decoder_block(Mixing()).inputs.record_calls([""])
     finally:
-        module_calls.MOST_TOKENS = kept
+        module_calls.SAMPLE_TOKENS = kept
     assert cut[""][0].output.shape == (1, 64, 64)
     assert cut["down"][0].args[0].shape == (1, 64, 64)
     assert whole[""][0].output.shape == (2, 64, 64)

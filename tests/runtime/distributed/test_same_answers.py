@@ -93,6 +93,17 @@ def test_steps_that_are_submitted_ahead_give_the_same(tiny_model):
     assert answers(folder, tensor_parallel_size=2, **ahead) == answers(folder, **ahead)
 
 
+def test_groups_across_a_cut_and_heads_that_do_not_divide(tiny_model, tmp_path):
+    """Half of 640 inputs are no whole groups of 128, and six heads are too many and too few for four ranks."""
+    sizes = {"hidden_size": 384, "intermediate_size": 640, "num_attention_heads": 6, "num_key_value_heads": 2}
+    source = tiny_model("LlamaForCausalLM", **sizes)
+    options = {"group_size": 128, "samples": 4, "seqlen": 32, "evaluate": False}
+    quantize_checkpoint(QuantizeOptions(str(source), str(tmp_path / "out"), "gptq", **options))
+    alone = answers(tmp_path / "out", dtype="float32")
+    for size in (2, 4):
+        assert answers(tmp_path / "out", dtype="float32", tensor_parallel_size=size) == alone
+
+
 def test_odd_vocabularies_and_one_head_of_keys(tiny_model):
     folder = tiny_model("LlamaForCausalLM", vocab_size=331, num_key_value_heads=1, tie_word_embeddings=True)
     alone = answers(folder, dtype="float32")

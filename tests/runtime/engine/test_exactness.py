@@ -60,22 +60,26 @@ def _until_end(rows: list[list[int]], end: int | list[int] | None) -> list[list[
 
 
 def _ours(change, folder, prompts: list[list[int]], **arguments) -> tuple[list[list[int]], LLM]:
-    llm = change(LLM(str(folder), dtype="float32", max_model_len=128, **arguments))
+    llm = change(LLM(str(folder), **{"dtype": "float32", "max_model_len": 128, **arguments}))
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
     results = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
     return [result.outputs[0].token_ids for result in results], llm
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "GPTNeoXForCausalLM"])
-def test_greedy_tokens_match_transformers(architecture, tiny_model, engine_modes, behind_bytes):
+def test_greedy_tokens_match_transformers(architecture, tiny_model, engine_modes, behind_bytes, rank_arguments):
+    if rank_arguments and architecture not in ARCHITECTURES:
+        pytest.skip("models that run through transformers are not distributed")
     folder = tiny_model(architecture)
     prompts = _prompts(320)
     expected = _transformers_tokens(folder, prompts)
     for mode, given in engine_modes.items():
         if mode not in FEW_MODES and architecture not in EVERY_MODE:
             continue
+        if given.get("async_scheduling") and "pipeline_parallel_size" in rank_arguments:
+            continue
         # The pages of recurrent layers are larger unless told otherwise, and these prompts would not fill one.
-        arguments = {"block_size": 16, **given}
+        arguments = {"block_size": 16, **given, **rank_arguments}
         tokens, llm = _ours(behind_bytes, folder, prompts, **arguments)
         assert tokens == expected, mode
         llm.engine.check()
@@ -93,7 +97,7 @@ def test_greedy_tokens_match_transformers(architecture, tiny_model, engine_modes
             assert llm.engine.stats.prefix_hits > before
 
 
-def test_example_model_matches_transformers(example_model, heldout_text, engine_modes, behind_bytes):
+def test_example_model_matches_transformers(example_model, heldout_text, engine_modes, behind_bytes, rank_arguments):
     from aiakq.runtime.text.tokenizer import Tokenizer
 
     words = heldout_text.split()
@@ -101,14 +105,16 @@ def test_example_model_matches_transformers(example_model, heldout_text, engine_
     prompts = [tokenizer.encode(" ".join(words[at * 50 : at * 50 + 5 + at])) for at in range(NUM_PROMPTS)]
     expected = _transformers_tokens(example_model, prompts)
     for mode in ("batched", "one_at_a_time", "chunked", "preempted"):
-        tokens, _ = _ours(behind_bytes, example_model, prompts, **engine_modes[mode])
+        tokens, _ = _ours(behind_bytes, example_model, prompts, **engine_modes[mode], **rank_arguments)
         assert tokens == expected, mode
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_are_equal_bit_for_bit_whatever_the_batch(example_model, heldout_text, dtype, behind_bytes):
+def test_logits_are_equal_bit_for_bit_whatever_the_batch(
+    example_model, heldout_text, dtype, behind_bytes, rank_arguments
+):
     """Stronger than equal tokens: the log-probabilities of a request do not change in the last bit."""
-    llm = behind_bytes(LLM(str(example_model), dtype=dtype, enable_prefix_caching=False))
+    llm = behind_bytes(LLM(str(example_model), dtype=dtype, enable_prefix_caching=False, **rank_arguments))
     words = heldout_text.split()
     prompts = [" ".join(words[at * 90 : at * 90 + 3 + 7 * at]) for at in range(9)]
     params = SamplingParams(temperature=0, max_tokens=12, logprobs=3)

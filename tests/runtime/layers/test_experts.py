@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from aiakq.kernels.ops.dense import TorchDense
+from aiakq.kernels.ops.experts import GroupedExperts
 from aiakq.runtime.layers.experts import SoftmaxRouting, SparseMLP
 
 
@@ -29,7 +30,7 @@ def weighted_sum(x: Tensor, weights: dict[str, Tensor], top_k: int, normalize: b
 
 
 @dataclass
-class OneByOne:
+class OneByOne(GroupedExperts):
     """Experts of any kind, which get rows in multiples of 16."""
 
     experts: Sequence[Callable[[Tensor], Tensor]]

@@ -1,0 +1,51 @@
+"""Starts the workers of a run (``--workers``), and the loop over the blocks that worker 0 runs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from contextlib import AbstractContextManager
+
+import msgspec
+
+from aiakq.formats.checkpoint_writer import CheckpointWriter
+from aiakq.quantizers.block.decoder_block import BlockPlan
+from aiakq.quantizers.block_loop import BlockLoop, Calibration
+from aiakq.quantizers.prepared import Prepared
+from aiakq.quantizers.progress import OnProgress
+from aiakq.quantizers.workers.messages import Job
+from aiakq.quantizers.workers.protocol import OneProcess, Workers
+from aiakq.quantizers.workers.worker_group import WorkerGroup
+
+
+def start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter) -> AbstractContextManager[Workers]:
+    """The workers of this run, which end with the context; one where no block is left. Raises ``worker_failed``."""
+    options, size = prepared.options, prepared.options.workers
+    if size == 1 or len(writer.steps) >= len(prepared.model.blocks):
+        return contextlib.nullcontext(OneProcess())
+    samples = None if prepared.samples is None else prepared.samples.samples
+    job = Job(
+        checkpoint=str(prepared.source.resolve()),
+        recipe=prepared.recipe.document(),
+        spec=msgspec.to_builtins(plan.spec),
+        storage=str(prepared.storage).removeprefix("torch."),
+        widths=dict(prepared.cut.widths),
+        trust_remote_code=options.trust_remote_code,
+        calibrated=samples is not None,
+        budget=prepared.activation_budget / size,
+        scratch=str(writer.scratch.resolve()),
+        finished=len(writer.steps),
+        quiet=logging.root.manager.disable >= logging.WARNING,
+        size=size,
+    )
+    return WorkerGroup(job, samples)
+
+
+def block_loop(
+    prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter, workers: Workers, progress: OnProgress
+) -> BlockLoop:
+    """The loop of worker 0."""
+    samples = None if prepared.samples is None else prepared.samples.samples
+    budget = prepared.activation_budget / workers.size
+    calibration = Calibration(prepared.model, prepared.recipe, plan, samples, budget, writer.scratch)
+    return BlockLoop(calibration, workers, progress, len(writer.steps), writer)

@@ -1,0 +1,109 @@
+"""The process of a worker other than 0: runs the same blocks with its share of the batches and tasks.
+
+Started by ``worker_group`` with the number of an inherited socket as its only argument. Signals are ignored: it
+ends when worker 0 closes the socket, or ends itself.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+from aiakq.errors import WORKER, AiakqError, one_line
+from aiakq.quantizers.workers.messages import Job, WorkerAlive, WorkerChannel, WorkerFailed
+from aiakq.quantizers.workers.protocol import Value
+from aiakq.quantizers.workers.worker import FirstWorkerGone, Worker
+from aiakq.system.processes import end_with_parent
+
+#: Seconds between two signs of life.
+_SIGN_SECONDS = 2.0
+
+
+def main() -> None:
+    """Entry point of the child process; never returns."""
+    # Ctrl-C in a terminal and a service manager's TERM also reach this process; only the parent acts on them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
+    end_with_parent()
+    channel = WorkerChannel(socket.socket(fileno=int(sys.argv[1])))
+    threading.Thread(target=_give_signs, args=(channel,), daemon=True).start()
+    try:
+        code = _run(channel)
+    except OSError:  # worker 0 went away while we were sending
+        code = 0
+    # Skips the interpreter's tear-down, where thread pools of torch now and then hang.
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _give_signs(channel: WorkerChannel) -> None:
+    while True:
+        try:
+            channel.send(WorkerAlive())
+        except OSError:
+            os._exit(0)  # worker 0 is gone
+        time.sleep(_SIGN_SECONDS)
+
+
+def _run(channel: WorkerChannel) -> int:
+    """Do the job; returns the exit code."""
+    job, samples = channel.receive(), channel.receive()
+    if job is None or samples is None:
+        return 0
+    assert isinstance(job, Job) and isinstance(samples, list), "the first messages say what to quantize"
+    try:
+        _quantize(Worker(channel, job.rank, job.size), job, samples)
+    except FirstWorkerGone:
+        return 0
+    except AiakqError as failure:
+        channel.send(WorkerFailed(failure.id, failure.plain_fields))
+        return failure.exit_code
+    except OSError as failure:
+        if isinstance(failure, ConnectionError):
+            raise
+        channel.send(WorkerFailed("worker_failed", {"worker": job.rank, "reason": one_line(failure)}))
+        return WORKER
+    except BaseException as failure:
+        traceback.print_exc()
+        channel.send(WorkerFailed("worker_failed", {"worker": job.rank, "reason": one_line(failure)}))
+        return WORKER
+    return 0
+
+
+def _quantize(worker: Worker, job: Job, samples: list[Value]) -> None:
+    if job.quiet:
+        logging.disable(logging.WARNING)
+        warnings.simplefilter("ignore")
+    if job.cpus:
+        os.sched_setaffinity(0, job.cpus)
+    import msgspec
+    import torch
+
+    from aiakq.formats.checkpoint import Checkpoint
+    from aiakq.quantizers.block_loop import BlockLoop, Calibration
+    from aiakq.quantizers.model.source import SourceModel
+    from aiakq.quantizers.prepared import block_plan
+    from aiakq.quantizers.recipe import recipe_of
+    from aiakq.spec import QuantSpec
+    from aiakq.system.memory import gc_frozen
+
+    torch.set_num_threads(job.threads)
+    storage = getattr(torch, job.storage)
+    checkpoint = Checkpoint.open(job.checkpoint)
+    model = SourceModel(checkpoint, storage, torch.device("cpu"), job.trust_remote_code, job.widths)
+    plan = block_plan(msgspec.convert(job.spec, QuantSpec), storage, model)
+    ids: list[Any] | None = list(samples) if job.calibrated else None
+    calibration = Calibration(model, recipe_of(job.recipe), plan, ids, job.budget, Path(job.scratch))
+    with gc_frozen():
+        BlockLoop(calibration, worker, lambda _: None, job.finished).run()

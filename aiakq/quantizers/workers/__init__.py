@@ -1,0 +1,1 @@
+"""Workers: processes that quantize one model together (``--workers``)."""

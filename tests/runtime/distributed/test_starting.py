@@ -1,0 +1,65 @@
+"""Which GPU each rank has, and what is refused before any rank is started."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from aiakq.errors import AiakqError
+from aiakq.runtime.config.parallel import ParallelConfig
+from aiakq.runtime.distributed import child_ranks, starting
+
+
+def config(size: int, stages: int = 1) -> SimpleNamespace:
+    parallel = ParallelConfig(size, stages, None, "fast", False, 30.0, {})
+    return SimpleNamespace(parallel=parallel, device=SimpleNamespace(device=torch.device("cuda")))
+
+
+@pytest.fixture
+def four_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+
+
+def test_rank_0_has_the_current_gpu_and_the_others_one_each(four_gpus, monkeypatch):
+    given = []
+    monkeypatch.setattr(starting, "start_child_ranks", lambda *arguments: given.append(arguments))
+    starting.start_ranks(config(3))
+    assert given == [(config(3).parallel, "torch", [2, 0, 1])]
+
+
+def test_fewer_gpus_than_ranks_are_refused(four_gpus):
+    with pytest.raises(AiakqError, match="5 ranks need a GPU each, and 4 can be seen") as failure:
+        starting.start_ranks(config(5))
+    assert failure.value.id == "ranks_unavailable"
+
+
+def test_stages_on_gpus_are_refused(four_gpus):
+    with pytest.raises(AiakqError, match="the stages of a pipeline are on CPUs"):
+        starting.start_ranks(config(2, 2))
+
+
+@pytest.mark.skipif(torch.distributed.is_nccl_available(), reason="this torch has NCCL")
+def test_without_nccl_no_rank_is_started(monkeypatch):
+    monkeypatch.setattr(child_ranks, "ChildRank", None)
+    with pytest.raises(AiakqError, match="this torch was built without NCCL"):
+        child_ranks.start_child_ranks(config(2).parallel, "torch", [0, 1])
+
+
+def test_fast_is_for_gpus_and_exact_for_cpus_unless_said_otherwise():
+    arguments = {
+        "tensor_parallel_size": 2, "pipeline_parallel_size": 1, "pp_layer_partition": None,
+        "distributed_executor_backend": None,
+        "distributed_timeout_seconds": 30.0,
+    }  # fmt: skip
+    found = {
+        (given, device): ParallelConfig.from_args({**arguments, "tensor_parallel_math": given}, {}, device).math
+        for given in ("auto", "fast", "exact")
+        for device in ("cpu", "cuda")
+    }
+    assert found == {
+        ("auto", "cpu"): "exact", ("auto", "cuda"): "fast", ("fast", "cpu"): "fast", ("fast", "cuda"): "fast",
+        ("exact", "cpu"): "exact", ("exact", "cuda"): "exact",
+    }  # fmt: skip

@@ -1,0 +1,149 @@
+"""Ranks as processes that meet through torch.distributed, as those on GPUs do: here over gloo."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from aiakq import LLM, SamplingParams
+from aiakq.errors import AiakqError
+from aiakq.runtime.distributed import child_ranks, rank_group, starting
+
+PROMPTS = [{"prompt_token_ids": [5 + number, 17, 300, 41]} for number in range(4)]
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=2)
+SMALL = {"max_model_len": 128, "num_gpu_blocks_override": 65, "dtype": "float32"}
+
+
+def generate(llm: LLM) -> list[tuple[list[int], list]]:
+    results = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    return [(result.outputs[0].token_ids, result.outputs[0].logprobs) for result in results]
+
+
+@pytest.fixture(autouse=True)
+def through_torch(monkeypatch) -> None:
+    monkeypatch.setattr(starting, "transport_of", lambda config: "torch")
+
+
+@pytest.fixture
+def two_ranks(example_model) -> Callable[..., LLM]:
+    return lambda **arguments: LLM(str(example_model), **{**SMALL, "tensor_parallel_size": 2, **arguments})
+
+
+@pytest.fixture
+def patched(monkeypatch) -> Callable[[str], None]:
+    """``patched(code)`` runs ``code`` in the process of every other rank before it does anything."""
+
+    def patch(code: str) -> None:
+        start = "from aiakq.runtime.loader.rank_process import main; main()"
+        monkeypatch.setattr(child_ranks, "_COMMAND", ("-P", "-c", f"{code}\n{start}"))
+
+    return patch
+
+
+def test_steps_ahead_get_their_tokens_from_rank_0_and_the_bits_are_those_of_one_process(example_model, two_ranks):
+    alone = generate(LLM(str(example_model), **SMALL))
+    before = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else None
+    llm = two_ranks(async_scheduling=True)
+    collective = llm.engine.executor._collective
+    sent, broadcast = [], collective.broadcast
+    collective.broadcast = lambda x: sent.append(len(x)) or broadcast(x)
+    assert generate(llm) == alone
+    assert len(sent) > 10, "the tokens of the step before are not known when a step is submitted"
+    assert before is None or os.listdir("/dev/shm") == before, "ranks find each other without a name"
+
+
+def test_sums_give_close_results(example_model, two_ranks):
+    alone, found = generate(LLM(str(example_model), **SMALL)), generate(two_ranks(tensor_parallel_math="fast"))
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in alone]
+
+
+def test_a_rank_that_is_killed_is_named_at_once(two_ranks):
+    llm = two_ranks()
+    generate(llm)
+    os.kill(llm.engine.executor._group._ranks[0].process.pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(AiakqError, match="Rank 1 failed: it was ended by SIGKILL") as failure:
+        generate(llm)
+    assert time.monotonic() - began < 8 and failure.value.id == "rank_failed"
+
+
+def test_a_rank_that_hangs_is_named_after_the_time_limit(two_ranks):
+    llm = two_ranks(distributed_timeout_seconds=1.5)
+    generate(llm)
+    os.kill(llm.engine.executor._group._ranks[0].process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    expected = r"Rank 1 did not come to operation \d+ of torch.distributed within 1.5 s"
+    with pytest.raises(AiakqError, match=expected) as failure:
+        generate(llm)
+    assert time.monotonic() - began < 10 and failure.value.id == "rank_late"
+
+
+def test_a_rank_that_does_not_start_is_named(two_ranks, patched, monkeypatch):
+    monkeypatch.setattr(rank_group, "START_SECONDS", 1.0)
+    patched("import time; time.sleep(60)")
+    with pytest.raises(AiakqError, match="Rank 1 did not come to the start of a group within 1 s"):
+        two_ranks()
+
+
+def test_a_rank_that_ends_at_the_start_is_named_at_once(two_ranks, patched):
+    patched("import os; os._exit(3)")
+    with pytest.raises(AiakqError, match="Rank 1 failed: it ended with exit code 3"):
+        two_ranks()
+
+
+def test_a_rank_that_would_share_layers_otherwise_is_refused(two_ranks, patched):
+    """Its operations would not be those that the others wait for."""
+    patched("""
+from aiakq.kernels.ops import row_parallel
+row_parallel.FEW_OUTPUTS = 10 ** 6""")
+    with pytest.raises(AiakqError, match="Rank 1 failed: it does not share layers as rank 0 does"):
+        two_ranks(tensor_parallel_math="fast")
+
+
+def test_a_rank_that_would_capture_other_steps_is_refused(two_ranks, patched):
+    patched("""
+from aiakq.runtime.executor.runner import Runner
+Runner.capture = lambda self, bounds, options: setattr(self, "captured", object())""")
+    with pytest.raises(AiakqError, match="Rank 1 failed: it has captured its steps, other than rank 0"):
+        two_ranks()
+
+
+def test_a_step_that_a_rank_has_no_memory_for_ends_all_and_says_so(two_ranks, patched):
+    patched("""
+from aiakq.runtime.executor.runner import Runner
+def forward(self, step): raise MemoryError
+Runner.forward = forward""")
+    llm = two_ranks(distributed_timeout_seconds=5)
+    with pytest.raises(AiakqError, match="Rank 1 failed: it has not enough memory for a step that others have begun"):
+        generate(llm)
+
+
+def test_a_step_that_rank_0_has_no_memory_for_ends_all_and_says_so(two_ranks, monkeypatch):
+    llm = two_ranks()
+
+    def forward(self, step):
+        raise MemoryError
+
+    monkeypatch.setattr(type(llm.engine.executor.runner), "forward", forward)
+    with pytest.raises(AiakqError, match="Rank 0 failed: it has not enough memory for a step that others have begun"):
+        generate(llm)
+
+
+def test_a_step_that_rank_0_cannot_prepare_runs_in_parts(example_model, two_ranks, monkeypatch):
+    """The others have not begun it."""
+    alone, llm = generate(LLM(str(example_model), **SMALL)), two_ranks()
+    kind = type(llm.engine.executor.runner)
+    original, count = kind.prepare, [0]
+
+    def prepare(self, *args):
+        count[0] += 1
+        if count[0] % 3 == 0:
+            raise MemoryError
+        return original(self, *args)
+
+    monkeypatch.setattr(kind, "prepare", prepare)
+    assert generate(llm) == alone
