@@ -46,6 +46,7 @@ class TorchCollective:
 
     time_limit  seconds that a rank waits for another before it gives the group up.
     late_rank   the rank that did not come in time, if the group was given up for that.
+    failure     of an operation, in words, for which the group was given up; empty if there is none.
     """
 
     can_start_over = False
@@ -56,6 +57,7 @@ class TorchCollective:
         self.rank, self.size, self.time_limit = rank, size, time_limit
         self.late_rank: int | None = None
         self.lost_rank: int | None = None  # not told apart from others: who starts the ranks knows
+        self.failure = ""
         self.num_meetings = 0
         self._device = device
         # Never closed: threads of torch may look at it until the process ends, and not at another file of this number.
@@ -167,7 +169,9 @@ class TorchCollective:
             if "timed out" in str(failure).lower():
                 self._find_late_rank()
             else:
-                self.give_up()  # a rank is gone
+                # Most often another rank is gone.
+                self.failure = self.failure or " ".join(str(failure).split())[:300]
+                self.give_up()
 
     def _find_late_rank(self) -> None:
         """Give the group up for the rank that waits for no other, or has waited for the longest."""

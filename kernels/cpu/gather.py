@@ -34,12 +34,14 @@ class NativeCollective:
 
     can_start_over  whether an operation that was begun can be given up without giving up the group.
     can_broadcast   whether rank 0 can send the others what only its device knows.
+    failure         empty: operations do not fail.
     memory      of ``memory_bytes(size)``, the same for all ranks.
     time_limit  seconds that a rank waits for another before it gives the group up.
     """
 
     can_start_over = True
     can_broadcast = False
+    failure = ""
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, time_limit: float) -> None:
         self.rank, self.size = rank, size

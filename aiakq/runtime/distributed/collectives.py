@@ -19,10 +19,12 @@ class RankCollective(Collective, Protocol):
 
     can_start_over  whether an operation that was begun can be given up without giving up the group.
     can_broadcast   whether it has ``broadcast``, for what rank 0 knows only on its device.
+    failure         of an operation, in words, for which the group was given up; empty if there is none.
     """
 
     can_start_over: bool
     can_broadcast: bool
+    failure: str
 
     @property
     def late_rank(self) -> int | None:

@@ -249,7 +249,8 @@ class RankGroup:
         while self._failure is None and time.monotonic() < deadline:
             self.check()
             time.sleep(0.01)  # the thread that notices the end of a rank is behind
-        self._failure = self._failure or error("rank_failed", rank=0, reason="it has lost the others")
+        reason = self.collective.failure if self.collective is not None else ""
+        self._failure = self._failure or error("rank_failed", rank=0, reason=reason or "it has lost the others")
         self.check()
         raise self._failure
 

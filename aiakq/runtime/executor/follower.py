@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -31,6 +32,8 @@ from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.decoder import StageOutput
 
+#: Seconds in which rank 0 notices the end of another rank, which is what this one then suffers from.
+_SECONDS_FOR_CAUSE = 1.0
 #: Why ranks end that cannot abandon a step.
 NO_MEMORY = "it has not enough memory for a step that others have begun"
 
@@ -167,14 +170,23 @@ class Follower:
             if model_input.hidden is None:
                 return None
         found = self._runner.forward(model_input)
-        if self._collective is not None and self._collective.is_given_up:
-            return None  # not to be used; rank 0 says what comes next
+        if self._collective is not None:
+            self._collective.watch_step()
+            if self._collective.is_given_up:
+                self._check_lost(self._collective)
+                return None  # not to be used; rank 0 says what comes next
         if isinstance(found, StageOutput):
             assert stages.link_out is not None
             stages.link_out.send(message.number, found)
         elif stages.samples:
             return Results(message.number, self._sample(batch, found, step.logit_rows))
         return None
+
+    def _check_lost(self, collective: RankCollective) -> None:
+        """Raise ``rank_failed`` if the ranks cannot meet again, for a reason that is not that one is late."""
+        if not collective.can_start_over and collective.late_rank is None:
+            time.sleep(_SECONDS_FOR_CAUSE)
+            raise error("rank_failed", rank=self._rank, reason=collective.failure or "it has lost the others")
 
     def _sample(self, batch: StepBatch, logits: Tensor, rows: list[range]) -> StepResult:
         sampled = SampledStep(batch.chunks, self._own)

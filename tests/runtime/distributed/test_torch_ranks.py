@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
@@ -69,6 +70,33 @@ def test_a_rank_that_is_killed_is_named_at_once(two_ranks):
     with pytest.raises(AiakqError, match="Rank 1 failed: it was ended by SIGKILL") as failure:
         generate(llm)
     assert time.monotonic() - began < 8 and failure.value.id == "rank_failed"
+
+
+def test_of_ranks_that_end_one_after_the_other_the_first_is_named(two_ranks):
+    """Rank 1 loses its connection to rank 2, and does not say so before rank 0 knows why."""
+    llm = two_ranks(tensor_parallel_size=3)
+    generate(llm)
+    os.kill(llm.engine.executor._group._ranks[1].process.pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(AiakqError, match="Rank 2 failed: it was ended by SIGKILL"):
+        generate(llm)
+    assert time.monotonic() - began < 20
+
+
+def test_an_operation_that_fails_is_named_with_its_cause(two_ranks):
+    llm = two_ranks()
+    collective = llm.engine.executor._collective
+
+    class Broken:
+        def allreduce(self, tensors, options):
+            raise RuntimeError("NCCL error:\n unhandled system error")
+
+    whole, collective._backend = collective._backend, Broken()
+    collective.sum(torch.ones(1, 4))
+    assert collective.is_given_up and collective.failure == "NCCL error: unhandled system error"
+    with pytest.raises(AiakqError, match="Rank 0 failed: NCCL error: unhandled system error"):
+        generate(llm)
+    del whole  # until then, rank 1 waits
 
 
 def test_a_rank_that_hangs_is_named_after_the_time_limit(two_ranks):
