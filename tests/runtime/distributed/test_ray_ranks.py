@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,15 +57,15 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     ray_cluster.import_ray()  # its settings
-    made = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20},
-    )
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets are short
+    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20, "temp_dir": folder}
+    made = Cluster(initialize_head=True, head_node_args=head)
     for cpus in (2, 1):
         made.add_node(num_cpus=cpus, object_store_memory=80 << 20)
     yield made
     ray.shutdown()
     made.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
