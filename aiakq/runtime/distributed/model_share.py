@@ -33,17 +33,18 @@ def stage_of(config: EngineConfig, share: ModelShare, checkpoint: Checkpoint | N
 
     Raises ``ranks_unavailable`` where there are not enough layers, and ``bad_option``.
     """
-    if share.num_stages == 1:
-        return None
     count, layers = share.num_stages, config.model.num_layers
     if layers < count:
         raise error("ranks_unavailable", reason=f"the model has {layers} layers, too few for {count} stages")
     partition = config.parallel.layer_partition
+    if partition is not None and (len(partition) != count or sum(partition) != layers):
+        numbers = "1 number" if count == 1 else f"{count} numbers"
+        expected = f"{numbers} whose sum is {layers}, the layers of the model"
+        given = ",".join(map(str, partition))
+        raise error("bad_option", option="--pp-layer-partition", value=given, expected=expected, hint="")
+    if count == 1:
+        return None
     if partition is not None:
-        if len(partition) != count or sum(partition) != layers:
-            expected = f"{count} numbers whose sum is {layers}, the layers of the model"
-            given = ",".join(map(str, partition))
-            raise error("bad_option", option="--pp-layer-partition", value=given, expected=expected, hint="")
         first = sum(partition[: share.stage])
         return Stage(first, first + partition[share.stage], layers)
     layer_bytes, head_bytes = _sizes(config, checkpoint)

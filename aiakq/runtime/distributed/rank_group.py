@@ -113,6 +113,7 @@ class RankGroup:
         self._closing = False
         self._ranks = list(ranks)
         self._heard = [0.0] * (len(ranks) + 1)
+        self._short: set[int] = set()  # steps that a rank had not enough memory for, while an earlier one was awaited
         self._readers = [
             threading.Thread(target=self._read, args=(rank,), name=f"rank-{rank.number}", daemon=True) for rank in ranks
         ]
@@ -195,7 +196,7 @@ class RankGroup:
         Raises ``rank_failed`` and ``rank_late``: for a rank that shows no sign of life.
         """
         began = time.monotonic()
-        while True:
+        while number not in self._short:
             try:
                 rank, message = self._arrived.get(timeout=self._time_limit / 4)
             except queue.Empty:
@@ -205,8 +206,9 @@ class RankGroup:
                 self.check(gone=rank)
             if isinstance(message, Results) and message.number == number:
                 return message.result
-            if isinstance(message, OutOfMemory) and message.number == number:
-                return None
+            if isinstance(message, OutOfMemory):
+                self._short.add(message.number)
+        return None
 
     def abandon_steps(self, number: int) -> None:
         """Have every rank forget the steps from ``number`` on, even if they have begun."""
@@ -214,6 +216,7 @@ class RankGroup:
             self.collective.interrupt()
         self.send(Abandon(number))
         self._answers(Abandoned)
+        self._short.clear()
         if self.num_stages > 1:
             self.send(Resume())
             self._answers(Resumed)

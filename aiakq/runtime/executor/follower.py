@@ -110,8 +110,8 @@ class Follower:
         elif isinstance(message, Abandon):
             return self._abandon(message.number)
         elif isinstance(message, Resume):
-            if self._collective is not None:
-                self._collective.start_over()
+            if self._collective is not None and self._collective.rank == 0:
+                self._collective.start_over()  # the others of its stage have
             return Resumed()
         elif isinstance(message, Sampled):
             _, sequences = self._computed.popleft()

@@ -37,7 +37,7 @@ follower.Follower.apply = apply
 CALL = """
 from aiakq.runtime.loader import rank_process
 follow = rank_process._follow
-def patched(channel, load):
+def patched(channel, load, connect):
     if load.rank == {rank}:
         import {module} as module
         owner = module{owner}
@@ -46,7 +46,7 @@ def patched(channel, load):
             at({count})
             return original(*args, **kwargs)
         setattr(owner, "{name}", function)
-    return follow(channel, load)
+    return follow(channel, load, connect)
 rank_process._follow = patched
 """
 NO_MEMORY = """

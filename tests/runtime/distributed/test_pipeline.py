@@ -75,6 +75,11 @@ def test_layers_that_are_not_all_are_refused(stages, given):
         stages(pp_layer_partition=given)
 
 
+def test_layers_are_checked_without_stages_too(stages):
+    with pytest.raises(AiakqError, match="--pp-layer-partition is '3,3', which is not 1 number whose sum is 6"):
+        stages(pipeline_parallel_size=1, pp_layer_partition="3,3")
+
+
 def test_more_stages_than_layers_are_refused(stages):
     with pytest.raises(AiakqError, match="the model has 6 layers, too few for 7 stages"):
         stages(pipeline_parallel_size=7)
@@ -162,6 +167,22 @@ def forward(self, step):
 Runner.forward = forward""")
     llm = stages(tensor_parallel_size=size, pipeline_parallel_size=3)
     assert generate(llm) == alone
+    assert generate(llm) == alone
+    llm.engine.check()
+
+
+def test_a_stage_has_no_memory_for_a_step_while_an_earlier_one_is_awaited(stages, patched, alone):
+    patched("""
+import time
+from aiakq.runtime.executor.runner import Runner
+original, count = Runner.forward, [0]
+def forward(self, step):
+    count[0] += 1
+    if self.model.stage.is_last and count[0] == 1: time.sleep(1)
+    if not self.model.stage.is_last and count[0] == 2: raise MemoryError
+    return original(self, step)
+Runner.forward = forward""")
+    llm = stages(pipeline_parallel_size=3, max_num_batched_tokens=32)
     assert generate(llm) == alone
     llm.engine.check()
 

@@ -104,9 +104,10 @@ def offer_nothing(others, size, secret) -> None:
     meeting._ask_all(others)
 
 
-def test_a_step_that_rank_0_has_no_memory_for_runs_in_parts_over_sockets(ranks, alone, monkeypatch):
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_step_that_rank_0_has_no_memory_for_runs_in_parts_over_sockets(ranks, alone, monkeypatch, stages):
     monkeypatch.setattr(meeting, "offer_memory", offer_nothing)
-    llm = ranks()
+    llm = ranks(pipeline_parallel_size=stages)
     original, count = type(llm.engine.executor.runner).forward, [0]
 
     def forward(self, step):
