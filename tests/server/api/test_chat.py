@@ -102,7 +102,7 @@ def test_the_chunk_that_opens_a_message_counts_no_tokens(http):
     body = GREEDY | {"stream": True, "stream_options": options, "max_tokens": 4}
     chunks = events(http, body)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts[:2] == [0, 1] and counts[-1] == 4 and chunks[0]["usage"]["prompt_tokens"] > 0
+    assert counts[0] == 0 and counts[1] > 0 and counts[-1] == 4 and chunks[0]["usage"]["prompt_tokens"] > 0
 
 
 def events(http, body: dict) -> list[dict]:
