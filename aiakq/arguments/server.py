@@ -33,7 +33,8 @@ class ServerArguments:
     data_parallel_size: int = argument(
         1,
         "Engines of the same model behind one address, each with weights and KV pages of its own. A request goes to "
-        "the one that has computed its beginning, unless that has much more to do. On a CPU, one per NUMA node pays.",
+        "the one that has computed its beginning, unless that has much more to do. On a CPU, one per NUMA node pays; "
+        "on GPUs, each has those of its ranks.",
         flags=("--data-parallel-size", "-dp"),
         low=1,
         high=64,

@@ -47,7 +47,9 @@ RUNTIME_ERRORS = {
 }
 
 RANK_ERRORS = {
-    "ranks_unavailable": ErrorKind("Several ranks cannot be used here: {reason}.", "Set -tp to 1.", USAGE),
+    "ranks_unavailable": ErrorKind(
+        "Several ranks cannot be used here: {reason}.", "Use fewer ranks or replicas.", USAGE
+    ),
     "rank_failed": ErrorKind(
         "Rank {rank} failed: {reason}.", "Its own last lines are above; often it is too little memory.", WORKER, 503
     ),

@@ -6,10 +6,8 @@ ends when worker 0 closes the socket, or ends itself.
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -23,7 +21,7 @@ from aiakq.errors import WORKER, AiakqError, one_line
 from aiakq.quantizers.workers.messages import Job, WorkerAlive, WorkerChannel, WorkerFailed
 from aiakq.quantizers.workers.protocol import Value
 from aiakq.quantizers.workers.worker import FirstWorkerGone, Worker
-from aiakq.system.processes import end_with_parent
+from aiakq.system.processes import begin_child, exit_child
 
 #: Seconds between two signs of life.
 _SIGN_SECONDS = 2.0
@@ -31,20 +29,14 @@ _SIGN_SECONDS = 2.0
 
 def main() -> None:
     """Entry point of the child process; never returns."""
-    # Ctrl-C in a terminal and a service manager's TERM also reach this process; only the parent acts on them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    faulthandler.enable()
-    end_with_parent()
+    begin_child()
     channel = WorkerChannel(socket.socket(fileno=int(sys.argv[1])))
     threading.Thread(target=_give_signs, args=(channel,), daemon=True).start()
     try:
         code = _run(channel)
     except OSError:  # worker 0 went away while we were sending
         code = 0
-    # Skips the interpreter's tear-down, where thread pools of torch now and then hang.
-    sys.stderr.flush()
-    os._exit(code)
+    exit_child(code)
 
 
 def _give_signs(channel: WorkerChannel) -> None:

@@ -24,8 +24,9 @@ from aiakq.arguments.server import API_KEY_VARIABLE, checked
 from aiakq.errors import AiakqError, error
 from aiakq.server.process.ipc import Failed, call_on_hangup, decode_error, encode_error
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
+from aiakq.system.processes import CHILD_OPTIONS, child_command, end_child
 
-_COMMAND = ("-P", "-c", "from aiakq.server.background import main; main()")
+_CODE = "from aiakq.server.background import main; main()"
 
 
 class _Report(msgspec.Struct):
@@ -69,11 +70,8 @@ class RunningServer:
         """Shut it down with SIGTERM; returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            return self.process.wait()
+        end_child(self.process, timeout)
+        return self.process.wait()
 
     def kill(self) -> None:
         """Kill it."""
@@ -126,12 +124,7 @@ def start_in_background(
     environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, *_COMMAND, str(theirs.fileno())],
-            env=environment,
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stdout=2,
-            process_group=0,
+            child_command(_CODE, theirs.fileno()), env=environment, pass_fds=(theirs.fileno(),), **CHILD_OPTIONS
         )
     ours.sendall(msgspec.json.encode(checked_args) + b"\n")
     server = RunningServer(process, ours, on_event)

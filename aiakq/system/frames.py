@@ -28,3 +28,9 @@ def receive_exactly(sock: socket.socket, count: int) -> bytes | None:
             return None
         received += piece
     return bytes(received)
+
+
+def limit_sending(sock: socket.socket, seconds: float) -> None:
+    """Have a blocking ``send`` raise BlockingIOError after so many ``seconds``."""
+    whole, rest = divmod(seconds, 1.0)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(whole), int(rest * 1e6)))

@@ -1,18 +1,96 @@
-"""Child processes: ending with their parent."""
+"""Child processes: how they start, what they do first, and how they end."""
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn, TypedDict
+
+from aiakq.system.threads import spin_briefly
 
 _PR_SET_PDEATHSIG = 1
+_STDERR = 2
+
+
+class _ChildOptions(TypedDict):
+    stdin: int
+    stdout: int
+    process_group: int
+
+
+#: Arguments of ``Popen``: output of libraries must not mix with our own standard output, and Ctrl-C reaches only the
+#: parent.
+CHILD_OPTIONS: _ChildOptions = {"stdin": subprocess.DEVNULL, "stdout": _STDERR, "process_group": 0}
+
+
+def child_command(code: str, *words: object) -> list[str]:
+    """The command of a process of this interpreter that runs ``code`` with the arguments ``words``.
+
+    The current folder is not on its import path, so that no file there can shadow a library.
+    """
+    return [sys.executable, "-P", "-c", code, *map(str, words)]
+
+
+def start_child(
+    code: str,
+    *words: object,
+    pass_fds: Sequence[int],
+    threads: int,
+    environment: Mapping[str, str] = os.environ,
+    stdin: int = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """Start a process as ``child_command`` says, with ``threads`` threads that compute. Raises OSError."""
+    own = {**environment, "OMP_NUM_THREADS": str(threads)}
+    spin_briefly(own)
+    options = CHILD_OPTIONS | {"stdin": stdin}
+    return subprocess.Popen(child_command(code, *words), pass_fds=pass_fds, env=own, **options)
+
+
+def begin_child() -> None:
+    """What a child process does first: it leaves signals to its parent, and ends with it."""
+    # Ctrl-C in a terminal and a service manager's TERM also reach this process; only the parent acts on them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
+    end_with_parent()
+
+
+def exit_child(code: int) -> NoReturn:
+    """End this process without the interpreter's tear-down, where thread pools of torch now and then hang."""
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def end_child(process: subprocess.Popen[bytes], seconds: float = 2.0) -> None:
+    """Wait for the end of a process that has been asked to end, and kill it if it does not come."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def exit_reason(process: subprocess.Popen[bytes], seconds: float = 5.0) -> str:
+    """Why a process whose socket is closed ended, in words. Waits for its end for so many ``seconds``."""
+    try:
+        return describe_exit(process.wait(seconds))
+    except subprocess.TimeoutExpired:
+        return "it closed its socket"
 
 
 def describe_exit(code: int) -> str:
     """Why a process ended, in words; ``code`` is that of ``Popen.wait``."""
-    return f"it ended with exit code {code}" if code >= 0 else f"it was ended by {signal.Signals(-code).name}"
+    if code >= 0:
+        return f"it ended with exit code {code}"
+    try:
+        return f"it was ended by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal
+        return f"it was ended by signal {-code}"
 
 
 def end_with_parent() -> None:

@@ -9,8 +9,10 @@ by whoever starts a process.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import MutableMapping
+import threading
+from collections.abc import Callable, MutableMapping
 
 #: Turns of GNU OpenMP's waiting loop before a thread sleeps.
 SPIN_COUNT = "2000"
@@ -28,3 +30,21 @@ def spin_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set GOMP_SPINCOUNT in ``environment``, unless the user has set it or OMP_WAIT_POLICY."""
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+
+
+class RestoreThreads:
+    """Called, it gives this process the threads, and the thread that made it the processors, that they had then.
+
+    set_threads  torch.set_num_threads, with which ``threads`` were set.
+    """
+
+    def __init__(self, threads: int, set_threads: Callable[[int], object]) -> None:
+        self._threads, self._set_threads = threads, set_threads
+        self._cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        self._thread = threading.get_native_id()
+
+    def __call__(self) -> None:
+        self._set_threads(self._threads)
+        if self._cpus:
+            with contextlib.suppress(OSError):  # that thread has ended
+                os.sched_setaffinity(self._thread, self._cpus)

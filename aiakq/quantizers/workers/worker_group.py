@@ -5,11 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import signal
 import socket
-import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,16 +19,16 @@ from torch import Tensor
 from aiakq.errors import AiakqError, error
 from aiakq.quantizers.workers.messages import Job, WorkerAlive, WorkerChannel, WorkerFailed
 from aiakq.quantizers.workers.protocol import Task, Value, owners
-from aiakq.system.threads import spin_briefly
+from aiakq.system.frames import limit_sending
+from aiakq.system.processes import end_child, exit_reason, start_child
+from aiakq.system.threads import RestoreThreads
 from aiakq.system.topology import cpu_shares
 
 #: Seconds without any sign of a worker after which it counts as hung.
 TIME_LIMIT = 60.0
 #: Messages of a worker that wait here before it has to wait itself.
 _WAITING = 2
-_STDERR = 2
-#: ``-P`` keeps the current folder off the child's import path, so that no file there can shadow a library.
-_COMMAND = ("-P", "-c", "from aiakq.quantizers.worker_process import main; main()")
+_CODE = "from aiakq.quantizers.worker_process import main; main()"
 
 
 class Link(Protocol):
@@ -112,9 +108,8 @@ class WorkerGroup(FirstWorker):
         """
         super().__init__()
         self.size = job.size
-        self._threads_before = torch.get_num_threads()
-        self._cpus_before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-        threads, cpus = max(1, self._threads_before // self.size), cpu_shares(self.size)
+        self._restore = RestoreThreads(torch.get_num_threads(), torch.set_num_threads)
+        threads, cpus = max(1, torch.get_num_threads() // self.size), cpu_shares(self.size)
         self._others: list[_Worker] = []
         try:
             for rank in range(1, self.size):
@@ -143,9 +138,7 @@ class WorkerGroup(FirstWorker):
             other.hang_up()
         for other in others:
             other.end()
-        torch.set_num_threads(self._threads_before)
-        if self._cpus_before:
-            os.sched_setaffinity(0, self._cpus_before)
+        self._restore()
 
 
 class _Worker:
@@ -159,23 +152,14 @@ class _Worker:
         self._closing = False
         self._last_sign = time.monotonic()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
-        spin_briefly(environment)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, *_COMMAND, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=_STDERR,  # output of libraries must not mix with our own standard output
-                process_group=0,  # Ctrl-C reaches only the parent
-            )
+            self._process = start_child(_CODE, theirs.fileno(), pass_fds=(theirs.fileno(),), threads=job.threads)
         except OSError as failure:
             ours.close()
             raise error("worker_failed", worker=job.rank, reason=f"it could not be started: {failure}") from None
         finally:
             theirs.close()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 1, 0))
+        limit_sending(ours, 1.0)
         self._channel = WorkerChannel(ours, self._heard, self._check)
         self._reader = threading.Thread(target=self._read, name=f"worker-{job.rank}", daemon=True)
         self._reader.start()
@@ -212,11 +196,7 @@ class _Worker:
 
     def end(self) -> None:
         """Wait for the end of the process; kill it if it does not come."""
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_child(self._process)
         self._reader.join(5.0)
         self._channel.socket.close()
 
@@ -226,7 +206,7 @@ class _Worker:
     def _check(self) -> None:
         """Raise why the worker cannot go on, if it cannot."""
         if self._ended.is_set() and self._arrived.empty():
-            raise self._failure or error("worker_failed", worker=self.rank, reason=self._exit_reason())
+            raise self._failure or error("worker_failed", worker=self.rank, reason=exit_reason(self._process))
         if time.monotonic() - self._last_sign > TIME_LIMIT and not self._arrived.full():
             raise error("worker_late", worker=self.rank, limit=TIME_LIMIT)
 
@@ -247,12 +227,3 @@ class _Worker:
                 self._arrived.put(values, timeout=0.2)
                 break
         self._heard()
-
-    def _exit_reason(self) -> str:
-        try:
-            code = self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            return "it closed its socket"
-        if code >= 0:
-            return f"it ended with exit code {code}"
-        return f"it was ended by {signal.Signals(-code).name}"

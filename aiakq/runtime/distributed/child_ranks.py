@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import struct
-import subprocess
-import sys
-import threading
 from collections.abc import Sequence
 
 import torch
@@ -19,13 +14,12 @@ from aiakq.runtime.distributed.collectives import RankCollective, descriptor_byt
 from aiakq.runtime.distributed.links import LinkSender
 from aiakq.runtime.distributed.messages import Channel, Load, frame
 from aiakq.runtime.distributed.rank_group import RankGroup
-from aiakq.system.processes import describe_exit
-from aiakq.system.threads import spin_briefly
+from aiakq.system.frames import limit_sending
+from aiakq.system.processes import end_child, exit_reason, start_child
+from aiakq.system.threads import RestoreThreads
 from aiakq.system.topology import cpu_shares
 
-_STDERR = 2
-#: ``-P`` keeps the current folder off the child's import path, so that no file there can shadow a library.
-_COMMAND = ("-P", "-c", "from aiakq.runtime.loader.rank_process import main; main()")
+_CODE = "from aiakq.runtime.loader.rank_process import main; main()"
 
 
 def start_child_ranks(parallel: ParallelConfig, transport: str, gpus: Sequence[int] = ()) -> RankGroup:
@@ -43,7 +37,7 @@ def start_child_ranks(parallel: ParallelConfig, transport: str, gpus: Sequence[i
         raise error("ranks_unavailable", reason=reason or "they share memory in a way that only Linux has")
     size, count = parallel.tensor_parallel_size, parallel.world_size
     cpus, threads = [[]] * count if gpus else cpu_shares(count), max(1, torch.get_num_threads() // count)
-    restore = RestoreThreads()
+    restore = RestoreThreads(torch.get_num_threads(), torch.set_num_threads)
     ranks: list[ChildRank] = []
     with _Connections(size, count // size, parallel.timeout, transport, device) as connections:
         try:
@@ -67,19 +61,6 @@ def start_child_ranks(parallel: ParallelConfig, transport: str, gpus: Sequence[i
     if cpus[0]:
         os.sched_setaffinity(0, cpus[0])
     return group
-
-
-class RestoreThreads:
-    """Called, it gives this process the threads, and the thread that made it the processors, that they had then."""
-
-    def __init__(self) -> None:
-        self._threads, self._cpus = torch.get_num_threads(), os.sched_getaffinity(0)
-        self._thread = threading.get_native_id()
-
-    def __call__(self) -> None:
-        torch.set_num_threads(self._threads)
-        with contextlib.suppress(OSError):  # that thread has ended
-            os.sched_setaffinity(self._thread, self._cpus)
 
 
 class _Connections:
@@ -132,25 +113,16 @@ class ChildRank:
         """Start the process. Raises ``rank_failed``."""
         self.number = load.rank
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(load.threads)}
-        spin_briefly(environment)
         inherited: Sequence[int | None] = (theirs.fileno(), load.memory, load.link_in, load.link_out)
+        descriptors = [number for number in inherited if number is not None]
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, *_COMMAND, str(theirs.fileno())],
-                pass_fds=[number for number in inherited if number is not None],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=_STDERR,  # output of libraries must not mix with our own standard output
-                process_group=0,  # Ctrl-C reaches only the parent
-            )
+            self.process = start_child(_CODE, theirs.fileno(), pass_fds=descriptors, threads=load.threads)
         except OSError as failure:
             ours.close()
             raise error("rank_failed", rank=load.rank, reason=f"it could not be started: {failure}") from None
         finally:
             theirs.close()
-        seconds, rest = divmod(load.time_limit, 1.0)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
+        limit_sending(ours, load.time_limit)
         self.channel = Channel(ours)
         self.channel.send(frame(load))
 
@@ -160,15 +132,8 @@ class ChildRank:
 
     def end(self) -> None:
         """See Rank."""
-        try:
-            self.process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end_child(self.process)
 
     def exit_reason(self) -> str:
         """See Rank."""
-        try:
-            return describe_exit(self.process.wait(5.0))
-        except subprocess.TimeoutExpired:
-            return "it closed its socket"
+        return exit_reason(self.process)

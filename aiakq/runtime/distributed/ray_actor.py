@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.distributed.connections import CONTROL, Address, Peer, connect
-from aiakq.system.processes import describe_exit
-from aiakq.system.threads import spin_briefly
+from aiakq.system.processes import describe_exit, start_child
 
-_STDERR = 2
-_COMMAND = ("-P", "-c", "from aiakq.runtime.loader.remote_rank import main; main()")
+_CODE = "from aiakq.runtime.loader.remote_rank import main; main()"
 
 
 class RankActor:
@@ -52,16 +49,10 @@ class RankActor:
         return None
 
     def _start(self, sock: int, secret: bytes, host: str, given: Mapping[str, str], threads: int) -> None:
-        environment = {**given, **os.environ, "OMP_NUM_THREADS": str(threads)}
-        spin_briefly(environment)
+        environment = {**given, **os.environ}
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, *_COMMAND, str(sock), host],
-                pass_fds=[sock],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=_STDERR,
-                process_group=0,
+            self._process = start_child(
+                _CODE, sock, host, pass_fds=[sock], threads=threads, environment=environment, stdin=subprocess.PIPE
             )
             assert self._process.stdin is not None
             with self._process.stdin as pipe:

@@ -9,7 +9,6 @@ import logging
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from aiakq.arguments.environment import SETTINGS
 from aiakq.errors import AiakqError, error
 from aiakq.kernels.cpu import library
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.distributed.child_ranks import RestoreThreads
 from aiakq.runtime.distributed.connections import CONTROL, Address, Listener, new_secret
 from aiakq.runtime.distributed.links import LinkSender
 from aiakq.runtime.distributed.meeting import Connections, Meeting
@@ -29,6 +27,8 @@ from aiakq.runtime.distributed.messages import Channel, Listening, Load, RankFai
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.distributed.ray_actor import RankActor
 from aiakq.runtime.distributed.ray_cluster import Placement, Session
+from aiakq.system.frames import limit_sending
+from aiakq.system.threads import RestoreThreads
 
 logger = logging.getLogger("aiakq.runtime")
 
@@ -70,7 +70,7 @@ class _Started:
 
     def __init__(self, session: Session) -> None:
         self._session, self._ray = session, session.ray
-        self._restore: Callable[[], None] = RestoreThreads()
+        self._restore: Callable[[], None] = RestoreThreads(torch.get_num_threads(), torch.set_num_threads)
         self._placement: Placement | None = None
         self._actors: list[Any] = []
         self._channels: dict[int, Channel] = {}
@@ -216,9 +216,7 @@ class RayRank:
         self.number, self.channel, self.actor = number, channel, actor
         self._session, self._ray, self._host = session, session.ray, host
         self._reason: str | None = None
-        seconds, rest = divmod(time_limit, 1.0)
-        limit = struct.pack("ll", int(seconds), int(rest * 1e6))
-        channel.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        limit_sending(channel.socket, time_limit)
         #: Process ids of the actor and of the rank, on its node.
         self.pids: tuple[int, int] = self._ray.get(actor.pids.remote())
         logger.debug("rank %d: process %d of node %s", number, self.pids[1], host)

@@ -8,7 +8,6 @@ from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.distributed.child_ranks import start_child_ranks
 from aiakq.runtime.distributed.rank_group import RankGroup
-from aiakq.runtime.distributed.ray_ranks import start_ray_ranks
 
 
 def start_ranks(config: EngineConfig) -> RankGroup | None:
@@ -21,6 +20,8 @@ def start_ranks(config: EngineConfig) -> RankGroup | None:
     if config.parallel.by_ray:
         if config.device.device.type != "cpu":
             raise error("ranks_unavailable", reason="those that Ray places compute on CPUs, and the device is a GPU")
+        from aiakq.runtime.distributed.ray_ranks import start_ray_ranks
+
         return start_ray_ranks(config)
     gpus = gpus_of_ranks(config) if config.device.device.type == "cuda" else []
     return start_child_ranks(config.parallel, transport_of(config), gpus)

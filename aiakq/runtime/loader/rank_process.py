@@ -6,10 +6,8 @@ ends when rank 0 closes the socket.
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -34,7 +32,7 @@ from aiakq.runtime.distributed.messages import (
     ToRank,
     frame,
 )
-from aiakq.system.processes import end_with_parent
+from aiakq.system.processes import begin_child, exit_child
 
 if TYPE_CHECKING:
     from aiakq.runtime.distributed.collectives import RankCollective
@@ -51,19 +49,13 @@ def main() -> None:
 
 def run_and_exit(file: int, run: Callable[[Channel], int]) -> NoReturn:
     """``run`` with the channel over a socket, whose descriptor is ``file``, and end with the code that it returns."""
-    # Ctrl-C in a terminal and a service manager's TERM also reach this process; only the parent acts on them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    faulthandler.enable()
-    end_with_parent()
+    begin_child()
     channel = Channel(socket.socket(fileno=file))
     try:
         code = run(channel)
     except OSError:  # rank 0 went away while we were sending
         code = 0
-    # Skips the interpreter's tear-down, where thread pools of torch now and then hang.
-    sys.stderr.flush()
-    os._exit(code)
+    exit_child(code)
 
 
 def run_rank(channel: Channel, connect: Callable[[Load], Connections]) -> int:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,11 +28,10 @@ from aiakq.server.process.ipc import (
     frame,
     split,
 )
+from aiakq.system.processes import CHILD_OPTIONS, child_command, describe_exit
 from aiakq.system.threads import spin_briefly
 
-#: ``-P`` keeps the current folder off the child's import path, so that no file there can shadow a library.
-_COMMAND = ("-P", "-c", "from aiakq.server.process.engine_process import main; main()")
-_STDERR = 2
+_CODE = "from aiakq.server.process.engine_process import main; main()"
 #: Bytes of a frame that take milliseconds to decode, as with log-probabilities of prompts.
 _LARGE_FRAME = 256 << 10
 
@@ -54,12 +52,13 @@ class EngineClient:
 
     @classmethod
     async def start(
-        cls, arguments: Mapping[str, Any], cpus: Sequence[int] = (), threads: int | None = None
+        cls, arguments: Mapping[str, Any], cpus: Sequence[int] = (), threads: int | None = None, replica: int = 0
     ) -> EngineClient:
         """Start the process and send it the engine's arguments. Raises ``engine_start`` if that fails.
 
         cpus     processors that it may use; none: all.
         threads  that compute, unless OMP_NUM_THREADS says so; None: as many as there are processors.
+        replica  its number among the engines of the server.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
@@ -68,14 +67,10 @@ class EngineClient:
             environment.setdefault("OMP_NUM_THREADS", str(threads))
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *_COMMAND,
-                str(theirs.fileno()),
+                *child_command(_CODE, theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
                 env=environment,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=_STDERR,  # output of libraries must not mix with our own standard output
-                process_group=0,  # Ctrl-C reaches only the parent; the child ends when the socket closes
+                **CHILD_OPTIONS,
             )
         except OSError as failure:
             ours.close()
@@ -84,7 +79,8 @@ class EngineClient:
             theirs.close()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         client = cls(process, reader, writer)
-        client.send(Start({row.name: arguments[row.name] for row in ENGINE_ARGUMENTS}, list(cpus)))
+        given = {row.name: arguments[row.name] for row in ENGINE_ARGUMENTS}
+        client.send(Start(given, list(cpus), replica, arguments["data_parallel_size"]))
         return client
 
     @property
@@ -167,11 +163,5 @@ class EngineClient:
             code = await asyncio.wait_for(self.process.wait(), 5.0)
         except TimeoutError:
             return "it closed its socket"
-        if code >= 0:
-            return f"it ended with exit code {code}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        cause = " (a file of the model was cut off while it was read)" if name == "SIGBUS" else ""
-        return f"it was ended by {name}{cause}"
+        cause = " (a file of the model was cut off while it was read)" if code == -signal.SIGBUS else ""
+        return f"{describe_exit(code)}{cause}"

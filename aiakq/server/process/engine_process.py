@@ -6,10 +6,8 @@ process ends when the HTTP process closes the socket.
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import os
-import signal
 import socket
 import sys
 import time
@@ -34,7 +32,7 @@ from aiakq.server.process.ipc import (
     call_on_hangup,
     encode_error,
 )
-from aiakq.system.processes import end_with_parent
+from aiakq.system.processes import begin_child, exit_child
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.engine import EngineConfig
@@ -47,11 +45,7 @@ LAST_STEP_SECONDS = 1.0
 
 def main() -> None:
     """Entry point of the child process; never returns."""
-    # Ctrl-C in a terminal and a service manager's TERM also reach this process; only the parent acts on them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    faulthandler.enable()
-    end_with_parent()
+    begin_child()
     peer = socket.socket(fileno=int(sys.argv[1]))
     # Where the kernel does not end this process: the main thread may be loading or in a step.
     call_on_hangup(peer, _end_soon)
@@ -60,9 +54,7 @@ def main() -> None:
         code = _run(link)
     except ConnectionError:  # the HTTP process went away while we were sending
         code = 0
-    # Skips the interpreter's tear-down, where thread pools of torch now and then hang.
-    sys.stderr.flush()
-    os._exit(code)
+    exit_child(code)
 
 
 def _end_soon() -> None:
@@ -106,8 +98,10 @@ def _load(link: EngineLink, start: Start) -> Engine:
     began = time.monotonic()
     from aiakq.formats.model_folder import folder_identity
     from aiakq.runtime.config.engine import EngineConfig
+    from aiakq.runtime.distributed.replica import take_devices
     from aiakq.runtime.loader.loading import load_engine
 
+    take_devices(start.arguments, start.replica, start.num_replicas)
     link.send(Loading("libraries", time.monotonic() - began, "torch and aiakq imported"))
     config = EngineConfig.from_args(start.arguments)
     link.send(

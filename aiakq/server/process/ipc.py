@@ -27,11 +27,14 @@ MAX_FRAME = 1 << 30
 class Start(msgspec.Struct, tag="start"):
     """The first frame to the engine: its arguments, as ``aiakq.arguments.server.checked`` made them.
 
-    cpus  processors that it may use; empty: all.
+    cpus          processors that it may use; empty: all.
+    replica       its number among ``num_replicas`` engines of the same server.
     """
 
     arguments: dict[str, Any]
     cpus: list[int] = []
+    replica: int = 0
+    num_replicas: int = 1
 
 
 class SequenceFrame(msgspec.Struct):

@@ -70,7 +70,7 @@ class Supervisor:
     async def start(self) -> None:
         """Start a process. Raises ``engine_start`` if that fails."""
         self.progress = LoadingProgress()
-        self.engine = await EngineClient.start(self._args, *self._placement)
+        self.engine = await EngineClient.start(self._args, *self._placement, self._replica or 0)
 
     async def load(
         self, on_configured: Callable[[Configured], None] = lambda configured: None, *, report: bool = True

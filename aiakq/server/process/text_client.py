@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import os
 import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -31,11 +30,12 @@ from aiakq.server.process.text_process import (
     TextRequest,
 )
 from aiakq.system.frames import LENGTH, framed
+from aiakq.system.processes import CHILD_OPTIONS, child_command
 
 Result = TypeVar("Result")
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-_COMMAND = ("-P", "-c", "from aiakq.server.process.text_process import main; main()")
+_CODE = "from aiakq.server.process.text_process import main; main()"
 #: Texts processed at a time, and how many of them may be long, so that they do not delay the others.
 NUM_WORKERS, NUM_LONG = 4, 2
 LONG_CHARS = 1 << 15
@@ -356,14 +356,10 @@ async def _spawn(num_sockets: int) -> tuple[list[_Streams], asyncio.subprocess.P
     environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
     try:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *_COMMAND,
-            *map(str, numbers),
+            *child_command(_CODE, *numbers),
             pass_fds=numbers,
             env=environment | {"TOKENIZERS_PARALLELISM": "false"},  # threads would not survive a fork
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=2,
-            process_group=0,
+            **CHILD_OPTIONS,
         )
     finally:
         for _, theirs in pairs:

@@ -31,7 +31,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.text.tokenizer import Tokenizer, TokenizerSource
 from aiakq.system.frames import framed, receive_frame
 from aiakq.system.memory import trim_heap
-from aiakq.system.processes import end_with_parent
+from aiakq.system.processes import begin_child, end_with_parent
 
 #: A worker returns what it freed to the system after a request and reply of more bytes.
 _TRIM_ABOVE_BYTES = 1 << 20
@@ -126,9 +126,7 @@ class Drop(msgspec.Struct):
 
 def main() -> None:
     """Entry point of the process: fork a worker per socket, and replace workers that die."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    end_with_parent()
+    begin_child()
     control, *sockets = [socket.socket(fileno=int(word)) for word in sys.argv[1:]]
     from transformers import AutoTokenizer  # noqa: F401  takes seconds, in which the server learns what to load
 

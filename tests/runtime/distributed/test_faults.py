@@ -103,7 +103,7 @@ def test_a_rank_is_lost_at(place, how, example_model, monkeypatch, tmp_path):
     started = tmp_path / "started"
     code = START.replace("{how}", how) + code.replace("{rank}", str(rank)) + write_pid(started)
     command = f"{code}\nfrom aiakq.runtime.loader.rank_process import main; main()"
-    monkeypatch.setattr(child_ranks, "_COMMAND", ("-P", "-c", command))
+    monkeypatch.setattr(child_ranks, "_CODE", command)
     monkeypatch.setattr("aiakq.runtime.distributed.rank_group.SILENT_SECONDS", 4 * LIMIT)
     with pytest.raises(AiakqError) as failure:
         generate(str(example_model))

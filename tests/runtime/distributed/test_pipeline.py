@@ -53,7 +53,7 @@ def patched(monkeypatch) -> Iterator[Callable[[str], None]]:
 
     def patch(code: str) -> None:
         start = "from aiakq.runtime.loader.rank_process import main; main()"
-        monkeypatch.setattr(child_ranks, "_COMMAND", ("-P", "-c", f"{code}\n{start}"))
+        monkeypatch.setattr(child_ranks, "_CODE", f"{code}\n{start}")
 
     yield patch
 

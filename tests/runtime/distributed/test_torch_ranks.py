@@ -40,7 +40,7 @@ def patched(monkeypatch) -> Callable[[str], None]:
 
     def patch(code: str) -> None:
         start = "from aiakq.runtime.loader.rank_process import main; main()"
-        monkeypatch.setattr(child_ranks, "_COMMAND", ("-P", "-c", f"{code}\n{start}"))
+        monkeypatch.setattr(child_ranks, "_CODE", f"{code}\n{start}")
 
     return patch
 

@@ -1,0 +1,41 @@
+"""Replicas: what each of several engines of one server has to itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from aiakq.errors import error
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def take_devices(arguments: Mapping[str, Any], replica: int, num_replicas: int) -> None:
+    """Have this process see only its GPUs: one for each of its ranks, after those of the replicas before it. Called
+    before CUDA starts.
+
+    arguments  of the engine.
+    replica    its number among ``num_replicas``.
+
+    Raises ``ranks_unavailable`` where there are not enough, or all replicas would be placed in one group.
+    """
+    if num_replicas == 1:
+        return
+    if arguments["distributed_executor_backend"] == "ray":
+        from aiakq.runtime.distributed.ray_cluster import GROUP_VARIABLE
+
+        if os.environ.get(GROUP_VARIABLE):
+            reason = f"the placement group of {GROUP_VARIABLE} is for one replica, and there are {num_replicas}"
+            raise error("ranks_unavailable", reason=reason)
+    count = 0 if arguments["device"] == "cpu" else torch.cuda.device_count()
+    if count == 0:
+        return
+    size = arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"]
+    if count < size * num_replicas:
+        reason = f"{num_replicas} replicas need {size * num_replicas} GPUs, and {count} can be seen"
+        raise error("ranks_unavailable", reason=reason)
+    names = os.environ.get(_VISIBLE, "").split(",") if os.environ.get(_VISIBLE) else [str(gpu) for gpu in range(count)]
+    os.environ[_VISIBLE] = ",".join(names[size * replica : size * (replica + 1)])
