@@ -222,7 +222,7 @@ def chat_values(draw: Draw) -> list[Refusal]:
             "unsupported_parameter",
             "messages[0].content[0].type",
         ),
-        ({"messages": [message | {"tool_calls": [{}]}]}, "unsupported_parameter", "messages[0].tool_calls"),
+        ({"messages": [message | {"tool_calls": [{}]}]}, "missing_field", "messages[0].tool_calls[0].function"),
         ({"messages": [message] * draw.randint(500, 1500)}, "context_length_exceeded", "messages"),
         ({"chat_template": draw.choice(BOMBS)}, "unsupported_parameter", "chat_template"),
         ({"chat_template_kwargs": {"tokenize": True}}, "unsupported_parameter", "chat_template_kwargs.tokenize"),
@@ -273,7 +273,7 @@ SPELLED = (
     "model_config",
 )
 WITHHELD: dict[str, Any] = {
-    "tools": [{"type": "function"}],
+    "tools": [{"type": "function", "function": {"name": "f"}}],
     "functions": [{}],
     "response_format": {"type": "json_object"},
     "guided_json": {},
