@@ -148,8 +148,9 @@ def json_call(
     ignored.
     """
     text.take()  # the brace
-    name, held, started = "", None, False
-    complete = malformed = False
+    name = ""
+    held: list[str] | None = None
+    started = complete = malformed = False
     while not malformed:
         yield from text.skip_spaces()
         mark = yield from text.match("}", ",")

@@ -26,7 +26,7 @@ class PythonicParser(ToolParser):
 
     starts: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
     ends: ClassVar[tuple[str, ...]] = ()
-    marks = ("<|python_tag|>",)
+    marks: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         text.record()
