@@ -90,10 +90,13 @@ def _scalar(text: TextScanner, emit: Emit) -> Parsing[bool]:
 _INVALID = object()
 
 
-def decoded(text: str) -> object:
-    """The value of a JSON text; a sentinel, see ``is_valid``, if it is none."""
+def decoded(text: str, strict: bool = False) -> object:
+    """The value of a JSON text; a sentinel, see ``is_valid``, if it is none.
+
+    Unless ``strict``, strings may have line breaks.
+    """
     try:
-        return json.loads(text, strict=False, parse_constant=_refuse)
+        return json.loads(text, strict=strict, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return _INVALID
 

@@ -6,18 +6,19 @@ import ast
 import json
 import re
 
-from aiakq.server.api.output.json_text import MAX_DEPTH, decoded, is_valid
+from aiakq.server.api.output.json_text import decoded, is_valid
 from aiakq.server.api.output.scanner import Emit, Parsing, TextScanner
 
-#: Most characters of one literal.
-MAX_LITERAL = 1 << 20
-#: Python's own parser is recursive.
-MAX_LITERAL_DEPTH = 64
+#: Most characters of a literal, whose syntax tree takes a hundred times as many bytes, and of a string.
+MAX_LITERAL = 1 << 16
+MAX_STRING = 1 << 20
+#: Most brackets inside each other.
+MAX_DEPTH = 64
 
 _RUN = re.compile(r"[^\"'()\[\]{},\\]+")
 _STRING_RUNS = {quote: re.compile(rf"[^{quote}\\]+") for quote in "\"'"}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_WORDS = {"true": "true", "false": "false", "null": "null"}
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 def python_literal(text: TextScanner, emit: Emit) -> Parsing[bool]:
@@ -63,34 +64,33 @@ def _string(text: TextScanner, emit: Emit) -> Parsing[bool]:
             if not (yield from text.peek()):
                 return False
             emit(text.take())
-        elif character:
-            emit(text.take()) if character == quote else None
-            if character == quote:
-                return True
-        else:
+        elif character == quote:
+            emit(text.take())
+            return True
+        elif not character:
             return False
 
 
 def python_value(text: str) -> str | None:
-    """The JSON of a literal; None if it is none, or has none. true, false and null are literals, too."""
+    """The JSON of a literal of Python or JSON; None if it is neither, or has no JSON."""
     text = text.strip()
-    if text in _WORDS:
-        return text
-    if len(text) > MAX_LITERAL or _depth(text) > MAX_LITERAL_DEPTH:
-        return None
+    value = decoded(text)
+    if not is_valid(value):
+        is_string = text[:1] in ("'", '"')
+        if len(text) > (MAX_STRING if is_string else MAX_LITERAL):
+            return None
+        text = _ESCAPE.sub(_known_escape, text)
+        try:
+            # Line breaks inside strings, which Python forbids, are meant as they stand.
+            value = ast.literal_eval(text.replace("\n", "\\n") if is_string else text)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return None
     try:
-        # Line breaks inside strings, which Python forbids, are meant as they stand.
-        value = ast.literal_eval(text.replace("\n", "\\n") if "\n" in text and text[0] in "\"'" else text)
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return text if is_valid(decoded(text)) else None
+    except (ValueError, TypeError, RecursionError):
+        return None
 
 
-def _depth(text: str) -> int:
-    """At least how deep brackets, and operators in front of a value, are inside each other."""
-    depth = deepest = 0
-    for character in re.findall(r"[()\[\]{}]", text):
-        depth += 1 if character in "([{" else -1
-        deepest = max(deepest, depth)
-    signs = max(map(len, re.findall(r"[+\-~ ]{2,}", text)), default=0)
-    return max(deepest, signs)
+def _known_escape(found: re.Match[str]) -> str:
+    """An escape sequence; a backslash that begins none stands for itself."""
+    return found[0] if found[1] in "\\'\"abfnrtvxuUN01234567\n" else "\\" + found[0]

@@ -45,8 +45,11 @@ class Qwen3CoderParser(ToolParser):
             if not (yield from text.skip("<parameter=")):
                 break
             key: list[str] = []
-            if (yield from text.until(_BEHIND_NAME, key.append)) != ">":
-                break
+            if (yield from text.until(_BEHIND_NAME, key.append, read_mark=False)) != ">":
+                arguments.end()
+                output.content("<parameter=" + "".join(key))
+                return
+            text.take()
             value = arguments.begin("".join(key).strip(), trim_line=True)
             end = yield from text.until(_BEHIND_VALUE, value.add, read_mark=False, keep_rest=False)
             if not end:

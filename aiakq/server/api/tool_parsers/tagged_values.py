@@ -108,7 +108,7 @@ def json_of(text: str, types: frozenset[str]) -> str:
     Without types it is whatever its text reads as.
     """
     stripped = text.strip()
-    value = decoded(stripped)
+    value = decoded(stripped, strict=True)
     if is_valid(value) and _fits(value, types):
         return stripped
     if "string" not in types:
@@ -117,6 +117,8 @@ def json_of(text: str, types: frozenset[str]) -> str:
             return written
         if "boolean" in types and stripped.lower() in ("true", "false"):
             return stripped.lower()
+        if types and stripped in ("", "None", "null"):  # models write an argument that they leave out like this
+            return "null"
     return json.dumps(text, ensure_ascii=False)
 
 

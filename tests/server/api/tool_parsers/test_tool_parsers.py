@@ -288,3 +288,67 @@ def test_time_grows_with_the_text(name):
         parse(name, text)
         parse(name, *[text[at : at + 7] for at in range(0, len(text), 7)])
         assert time.process_time() - start < 8
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "calls", "content"),
+    [
+        ("hermes", '<tool_call>{"arguments": {"city": "A"}, "name": "f"}</tool_call>', [("f", {"city": "A"})], ""),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [("f", {"a": 1})], ""),
+        ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', [("f", {})], ""),
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>', [("f", {})], ""),
+        ("hermes", '<tool_call>{"id": 7, "name": "f", "parameters": {}, "x": [1]}</tool_call>', [("f", {})], ""),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', [("f", {"a": 1})], ""),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}', [("f", {})], ""),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}} and so on', [("f", {})], "and so on"),
+        ("llama3_json", '<|python_tag|>{"name": "other", "parameters": {"a": 1}}', [("other", {"a": 1})], ""),
+        ("llama3_json", '{"type": "function", "name": "get_time", "parameters": {}}', [("get_time", {})], ""),
+        ("llama3_json", '{"name": "Bob", "age": 3}', [], '{"name": "Bob", "age": 3}'),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g{"b": {}}', [("f", {"a": 1}), ("g", {"b": {}})], ""),
+        ("mistral", '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": 1}', [("f", {"a": 1})], ""),
+        ("mistral", "[TOOL_CALLS]no call\n", [], "[TOOL_CALLS]no call\n"),
+        ("granite", '<tool_call>[{"name": "f", "arguments": {}}]', [("f", {})], ""),
+        ("internlm", '<|action_start|> <|plugin|>\n{"name": "f", "parameters": {}}<|action_end|>', [("f", {})], ""),
+        (
+            "pythonic",
+            "[get_weather(city='A', tags=[1, (2,)],), other.f()]",
+            [("get_weather", {"city": "A", "tags": [1, [2]]}), ("other.f", {})],
+            "",
+        ),
+        ("pythonic", "[get_weather(city=unknown(1))]", [("get_weather", {"city": "unknown(1)"})], ""),
+        ("pythonic", "<|python_tag|>[f(a=true)]", [("f", {"a": True})], ""),
+        ("pythonic", "[get_weather('A')]", [("get_weather", {})], "'A')]"),
+        ("qwen3_coder", "<function=f><parameter=a>\n1\n</function>", [("f", {"a": 1})], ""),
+        (
+            "qwen3_coder",
+            "<function=f><parameter=a>1<parameter=b>x</parameter></function></tool_call>",
+            [("f", {"a": 1, "b": "x"})],
+            "",
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=f>\n<parameter=a\n1\n</parameter></function>",
+            [("f", {})],
+            "<parameter=a\n1\n</parameter></function>",
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\na </b>\n\nc\n</parameter>\n</function></tool_call>",
+            [("get_weather", {"city": "a </b>\n\nc"})],
+            "",
+        ),
+        (
+            "deepseek_v3",
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+            [("f", {"a": 1})],
+            "",
+        ),
+        ("glm45", "<tool_call>f</tool_call>", [("f", {})], ""),
+        ("glm45", "<tool_call>two\nlines</tool_call>", [], "<tool_call>two\nlines</tool_call>"),
+        ("phi4_mini_json", "import functools\n[1]", [], "import functools\n[1]"),
+    ],
+)
+def test_forms_that_models_also_write(name, text, calls, content):
+    found = parse(name, text)
+    assert (values(found[1]), found[0]) == (calls, content)
+    assert parse(name, *text) == found
