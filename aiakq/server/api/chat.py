@@ -52,6 +52,7 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
     parallel_tool_calls: bool | None = Field(
         None, description="false: calls after the first one are left out; true if not given."
     )
+    include_reasoning: bool | None = Field(None, description="false: reasoning is left out; needs --reasoning-parser.")
     echo: bool | None = Field(
         None, description="Return the last message before the text, if the text continues it or is of its role."
     )
@@ -80,6 +81,9 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
         kwargs = self.template_kwargs()
         if "tools" in kwargs:
             service.check_calls_tools()
+        if self.include_reasoning is False and service.message_format.reasoning_parser is None:
+            reason = "the server was started without --reasoning-parser"
+            raise error("unsupported_parameter", param="include_reasoning", reason=reason)
         # The template writes special tokens itself.
         add_special_tokens = bool(self.add_special_tokens)
         return [await service.tokenize_chat(self.conversation(), kwargs, add_special_tokens, params)]

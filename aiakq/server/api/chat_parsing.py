@@ -8,7 +8,7 @@ from typing import Any
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.api.conversation import ConversationFields, join_text_parts
 from aiakq.server.api.message_parser import MessageParser, ReasoningTokens
-from aiakq.server.api.output.events import Event
+from aiakq.server.api.output.events import Event, ReasoningPiece
 from aiakq.server.api.service import Service
 from aiakq.server.api.tools import calls_tools, tool_schemas
 from aiakq.server.process.request_stream import Prompt
@@ -23,11 +23,18 @@ class MessageParsers:
     special_tokens  that have to stay in the text.
     """
 
-    def __init__(self, parsers: Sequence[MessageParser], service: Service, special_tokens: frozenset[int]) -> None:
+    def __init__(
+        self,
+        parsers: Sequence[MessageParser],
+        service: Service,
+        special_tokens: frozenset[int],
+        leaves_out_reasoning: bool,
+    ) -> None:
         tokenizer = service.tokenizer
         left_out = tokenizer.special_ids - special_tokens
         self.special_tokens = special_tokens
         self._parsers = parsers
+        self._leaves_out_reasoning = leaves_out_reasoning
         self._reasoning_tokens = [
             ReasoningTokens(parser, lambda id: 0 if id in left_out else len(tokenizer.token_bytes(id)))
             for parser in parsers
@@ -55,12 +62,16 @@ class MessageParsers:
             )
             for index in range(count)
         ]
-        return MessageParsers(parsers, service, service.kept_special_tokens)
+        leaves_out_reasoning = request.include_reasoning is False
+        return MessageParsers(parsers, service, service.kept_special_tokens, leaves_out_reasoning)
 
     def feed(self, index: int, delta: Delta, ended: bool) -> list[Event]:
         """The events of what was added to a choice."""
         self._reasoning_tokens[index].add(delta.token_ids)
-        return self._parsers[index].feed(delta.text, ended)
+        events = self._parsers[index].feed(delta.text, ended)
+        if self._leaves_out_reasoning:
+            return [event for event in events if not isinstance(event, ReasoningPiece)]
+        return events
 
     def has_calls(self, index: int) -> bool:
         """Whether there are calls in a choice so far."""

@@ -45,13 +45,13 @@ class Tool(RequestModel):
     function: ToolFunction
 
     def to_dict(self) -> dict[str, Any]:
-        """The tool as chat templates take it."""
+        """The tool as chat templates take it: many of them need a description and parameters."""
         function = {
             "name": self.function.name,
-            "description": self.function.description,
-            "parameters": self.function.parameters,
+            "description": self.function.description or "",
+            "parameters": self.function.parameters or {"type": "object", "properties": {}},
         }
-        return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+        return {"type": "function", "function": function}
 
 
 Tools = Annotated[FailFastList[Tool], Field(max_length=MAX_TOOLS)]

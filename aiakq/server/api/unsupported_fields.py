@@ -89,7 +89,7 @@ UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = {
     "audio": UnsupportedField("only text is produced"),
     "web_search_options": UnsupportedField("nothing is fetched from the web"),
     "reasoning_effort": UnsupportedField("it belongs to reasoning models", ("none",), hint=True),
-    "include_reasoning": UnsupportedField("reasoning is always returned", (True,)),
+    "include_reasoning": UnsupportedField("only chat completions tell reasoning apart", (True,)),
     "verbosity": UnsupportedField("the model cannot be told", ("medium",), hint=True),
     "mm_processor_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),
     "media_io_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),

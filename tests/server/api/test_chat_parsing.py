@@ -165,6 +165,16 @@ def test_openais_client_reads_calls(reciter):
         assert [call.function.name for call in final.message.tool_calls] == ["get_weather", "get_time"]
 
 
+def test_reasoning_can_be_left_out(reciter, http):
+    answer = chat(reciter, "both", tools=TOOLS, include_reasoning=False)
+    message = answer["choices"][0]["message"]
+    assert message["reasoning"] is None and message["content"] == "Let me look."
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
+    assert added_up(streamed(reciter, "both", include_reasoning=False))["reasoning"] == ""
+    body = {"messages": [{"role": "user", "content": "Hi"}], "include_reasoning": False}
+    assert "--reasoning-parser" in http.post("/v1/chat/completions", json=body).json()["error"]["message"]
+
+
 def test_every_choice_has_its_own_calls(reciter):
     choices = chat(reciter, "both", tools=TOOLS, n=3, temperature=1.0)["choices"]
     assert [len(choice["message"]["tool_calls"]) for choice in choices] == [2, 2, 2]
@@ -246,6 +256,7 @@ def test_tools_are_in_the_prompt_unless_they_may_not_be_called(reciter):
     messages = [{"role": "user", "content": "Hi"}]
     text = prompt(reciter, messages, tools=TOOLS)
     assert '"name": "get_weather"' in text and "strict" not in text
+    assert '{"name": "get_time", "description": "", "parameters": {"type": "object", "properties": {}}}' in text
     assert "get_weather" not in prompt(reciter, messages, tools=TOOLS, tool_choice="none")
 
 
@@ -314,6 +325,14 @@ def test_without_the_flag_tools_are_refused(http):
     assert failure["code"] == "unsupported_parameter" and "--enable-auto-tool-choice" in failure["message"]
     assert http.post("/v1/chat/completions", json=body | {"tool_choice": "none"}).status_code == 200
     assert http.post("/v1/completions", json={"prompt": "a", "tools": TOOLS}).status_code == 400
+
+
+def test_a_template_that_leaves_out_tools_is_refused(reciting_model):
+    options = {"chat_template": "{{ messages[0].content }}", "tool_call_parser": "hermes", "enable_reasoning": False}
+    with start_in_background({"model": reciting_model, **ARGUMENTS, **options}, timeout=240) as server:
+        failure = refusal(server, tools=TOOLS)
+        assert failure["param"] == "tools" and "--chat-template" in failure["message"]
+        assert chat(server, "both")["choices"][0]["message"]["reasoning"] is None
 
 
 def test_parsers_that_cannot_be_told_are_refused_at_the_start(example_model):

@@ -47,6 +47,7 @@ TEMPLATES = [
     ("<|tool_call|>", "granite"),
     ("<|python_start|>", "llama4_pythonic"),
     ("<|python_tag|>", "llama3_json"),
+    ("Respond in the format [func_name1(params_name1=params_value1)]", "pythonic"),
 ]
 
 
@@ -54,8 +55,8 @@ TEMPLATES = [
 def test_parsers_are_named_or_found_from_the_template(template, name):
     found = format_of(template, enable_auto_tool_choice=True)
     assert found.tool_parser is TOOL_PARSERS.load(name) and found.auto_tool_choice
-    named = format_of(template, enable_auto_tool_choice=True, tool_call_parser="pythonic")
-    assert named.tool_parser is TOOL_PARSERS.load("pythonic")
+    named = format_of(template, enable_auto_tool_choice=True, tool_call_parser="llama4_json")
+    assert named.tool_parser is TOOL_PARSERS.load("llama4_json")
 
 
 @pytest.mark.parametrize(

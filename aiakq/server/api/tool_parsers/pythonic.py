@@ -27,6 +27,7 @@ class PythonicParser(ToolParser):
     starts: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
     ends: ClassVar[tuple[str, ...]] = ()
     marks: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
+    template_marks: ClassVar[tuple[str, ...]] = ("[func_name1(",)
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         text.record()

@@ -45,7 +45,10 @@ class Qwen3CoderParser(ToolParser):
             if not (yield from text.skip("<parameter=")):
                 break
             key: list[str] = []
-            if (yield from text.until(_BEHIND_NAME, key.append, read_mark=False)) != ">":
+            end = yield from text.until(_BEHIND_NAME, key.append, read_mark=False)
+            if not end:
+                return  # cut off
+            if end != ">":
                 arguments.end()
                 output.content("<parameter=" + "".join(key))
                 return
