@@ -48,6 +48,30 @@ class ServerArguments:
         "Jinja template, as a file or a single line; the tokenizer's own if not given.",
     )
     response_role: str = argument("assistant", "Role of chat responses.")
+    enable_auto_tool_choice: bool = argument(
+        False, "Let the model decide to call tools: requests may have tools, with tool_choice auto."
+    )
+    tool_call_parser: str | None = argument(
+        None,
+        "How the model writes calls of tools: hermes, llama3_json, mistral, qwen3_coder, ..., see docs/serving.md. If "
+        "not given, found from the chat template.",
+    )
+    tool_parser_plugin: str | None = argument(
+        None, "Python file with parsers of your own: TOOL_PARSERS, a dictionary of names and subclasses of ToolParser."
+    )
+    enable_reasoning: bool = argument(
+        False, "Return reasoning apart from the answer; --reasoning-parser alone does the same."
+    )
+    reasoning_parser: str | None = argument(
+        None,
+        "How the model marks its reasoning: deepseek_r1, qwen3, granite, mistral, glm45 or gptoss. If not given, with "
+        "--enable-reasoning found from the chat template.",
+    )
+    reasoning_parser_plugin: str | None = argument(
+        None,
+        "Python file with parsers of your own: REASONING_PARSERS, a dictionary of names and subclasses of "
+        "ReasoningParser.",
+    )
     api_key: list[str] | None = argument(
         None,
         "Key that requests must send as Authorization: Bearer KEY. Visible in the list of processes: prefer "

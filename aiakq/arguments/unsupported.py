@@ -110,10 +110,7 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("chat_template_content_format", "templates get the content of messages as text", ("auto", "string")),
     Unsupported("guided_decoding_backend", "guided decoding is not built yet: requests that ask for it are refused"),
     Unsupported("logits_processor_pattern", "a request that names Python functions could run anything", refused=True),
-    Unsupported("enable_reasoning", "reasoning parsers are not built yet", refused=True, switch=True),
-    Unsupported("reasoning_parser", "reasoning parsers are not built yet", refused=True),
-    Unsupported("enable_auto_tool_choice", "tool calls are not built yet", refused=True, switch=True),
-    Unsupported("tool_call_parser", "tool calls are not built yet", refused=True),
+    Unsupported("exclude_tools_when_tool_choice_none", "they are left out, always", switch=True),
     # --- adapters and drafts -------------------------------------------------------------------------------------
     Unsupported("enable_lora", _NO_LORA, refused=True, switch=True),
     Unsupported("lora_modules", _NO_LORA, refused=True),

@@ -12,6 +12,7 @@ from typing import Any
 
 from aiakq.errors import error
 from aiakq.runtime.text.output_processor import OutputProcessor
+from aiakq.server.api.message_format import ParserOptions
 from aiakq.server.api.service import ModelInfo, ResponseOptions, Service
 from aiakq.server.process.ipc import Configured, Ready
 from aiakq.server.process.replicas import Replicas, Requests, Supervisors
@@ -29,7 +30,8 @@ async def load_service(
     supervisors: Supervisors, args: Mapping[str, Any], on_event: OnEvent
 ) -> tuple[Service, list[Ready]]:
     """Wait until the engines are ready and build the service. Also returns the engines' own reports."""
-    reports, configured, text = await _load_engines_and_tokenizer(supervisors, args, on_event)
+    parsers = ParserOptions(args)
+    reports, configured, text = await _load_engines_and_tokenizer(supervisors, args, on_event, parsers)
     ready = reports[0]
     names = args["served_model_name"] or [args["model"]]
     metrics = Metrics(names[0], ready.limits.max_model_len, ready.settings)
@@ -62,6 +64,7 @@ async def load_service(
             prompt_tokens_details=args["enable_prompt_tokens_details"],
         ),
         fair_share=args["fair_share"],
+        message_format=parsers.message_format(text.loaded.tools_template),
     )
     if text.tokenizer.has_text and not text.has_template:
         warning = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
@@ -79,7 +82,7 @@ def _manager(reports: Sequence[Ready], text: TextClient, metrics: Metrics, queue
 
 
 async def _load_engines_and_tokenizer(
-    supervisors: Supervisors, args: Mapping[str, Any], on_event: OnEvent
+    supervisors: Supervisors, args: Mapping[str, Any], on_event: OnEvent, parsers: ParserOptions
 ) -> tuple[list[Ready], Configured, TextClient]:
     """Load the tokenizer in its own process while the engines load weights. Raises the first failure of any."""
     chat_template = read_chat_template(args["chat_template"])
@@ -93,6 +96,7 @@ async def _load_engines_and_tokenizer(
         source = (await configured).tokenizer
         start_time = time.monotonic()
         await text.load(source)
+        parsers.message_format(text.loaded.tools_template)  # refused before the engines have read gigabytes
         on_event(phase_event("tokenizer", time.monotonic() - start_time, text.describe()))
 
     engine_task = asyncio.create_task(supervisors.load(configured.set_result))

@@ -95,6 +95,21 @@ def test_its_output_is_served_beside_a_route_of_the_plugin(plugin_folder, quanti
         assert "CountTokensRequest" in json.dumps(route["requestBody"])
 
 
+def test_parsers_find_the_calls_and_the_reasoning_of_their_model(run):
+    code = """
+from aiakq.server.api.message_parser import MessageParser
+from aiakq.server.api.chat_message import message_of
+from aiakq.server.api.reasoning_parsers import REASONING_PARSERS
+from aiakq.server.api.tool_parsers import TOOL_PARSERS
+parser = MessageParser(REASONING_PARSERS.load("brackets")(False), TOOL_PARSERS.load("shell")({}))
+events = [event for piece in '((Hm.)) Well!\\n!f {"a": [1]}' for event in parser.feed(piece)] + parser.feed("", True)
+message = message_of("assistant", events)
+[call] = message.tool_calls
+print(message.reasoning, message.content, call.function.name, call.function.arguments)
+"""
+    assert run("-c", code).stdout.strip() == 'Hm. Well! f {"a": [1]}'
+
+
 def test_a_workload_is_measured_by_its_name(run, tiny_model):
     words = ["--workload", "shared-prefix", "--num-prompts", "6", "--input-len", "64", "--output-len", "3"]
     model = tiny_model("LlamaForCausalLM")

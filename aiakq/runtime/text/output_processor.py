@@ -74,7 +74,15 @@ class NamedPositions(Sequence[PositionLogprobs | None]):
 class _Stream:
     """The text of one sequence, with stop strings cut out."""
 
-    def __init__(self, request_id: str, index: int, spec: RequestSpec, params: SamplingParams, tokenizer: Tokenizer):
+    def __init__(
+        self,
+        request_id: str,
+        index: int,
+        spec: RequestSpec,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        kept_special_tokens: frozenset[int],
+    ) -> None:
         self.request_id = request_id
         self.index = index
         self.spec = spec
@@ -89,6 +97,7 @@ class _Stream:
                 spec.prompt_token_ids,
                 params.skip_special_tokens,
                 params.spaces_between_special_tokens,
+                kept_special_tokens,
             )
             if params.detokenize
             else None
@@ -159,11 +168,13 @@ class OutputProcessor:
         *,
         within_context: bool = False,
         client: str = "",
+        kept_special_tokens: frozenset[int] = frozenset(),
     ) -> list[RequestSpec]:
         """Check a request and start following it; returns what to give the engine.
 
         ``bad_words`` are ``bad_word_ids`` of ``params.bad_words``; tokenized here if not given.
         ``within_context``: a ``max_tokens`` beyond the context stops at its end, instead of being refused.
+        ``kept_special_tokens`` are part of the text even where special tokens are not.
         Raises what ``admit`` raises, and ``unsupported_parameter`` for what needs text where there is none.
         """
         if not self.tokenizer.has_text:
@@ -175,7 +186,9 @@ class OutputProcessor:
         first = admit(id, prompt_token_ids, params, limits, 0, words, priority, cache_salt, within_context, client)
         specs = [first, *(repeat(first, f"{request_id}/{index}", index) for index in range(1, params.num_sequences))]
         for index, spec in enumerate(specs):
-            self._streams[spec.request_id] = _Stream(request_id, index, spec, params, self.tokenizer)
+            self._streams[spec.request_id] = _Stream(
+                request_id, index, spec, params, self.tokenizer, kept_special_tokens
+            )
         return specs
 
     def cancel(self, request_id: str) -> list[str]:

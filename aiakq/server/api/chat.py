@@ -14,6 +14,8 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob
+from aiakq.server.api.chat_message import MessageDelta, ResponseMessage, deltas_of, message_of
+from aiakq.server.api.chat_parsing import MessageParsers
 from aiakq.server.api.conversation import ConversationFields, join_text_parts
 from aiakq.server.api.generation import generate
 from aiakq.server.api.openai import (
@@ -47,6 +49,10 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
     max_completion_tokens: Annotated[int, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
         None, description="The newer name of max_tokens, which it overrides."
     )
+    parallel_tool_calls: bool | None = Field(
+        None, description="false: calls after the first one are left out; true if not given."
+    )
+    include_reasoning: bool | None = Field(None, description="false: reasoning is left out; needs --reasoning-parser.")
     echo: bool | None = Field(
         None, description="Return the last message before the text, if the text continues it or is of its role."
     )
@@ -72,9 +78,15 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
         return error(failure.id, **failure.fields | {"param": names[failure.param]})
 
     async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
+        kwargs = self.template_kwargs()
+        if "tools" in kwargs:
+            service.check_calls_tools()
+        if self.include_reasoning is False and service.message_format.reasoning_parser is None:
+            reason = "the server was started without --reasoning-parser"
+            raise error("unsupported_parameter", param="include_reasoning", reason=reason)
         # The template writes special tokens itself.
         add_special_tokens = bool(self.add_special_tokens)
-        return [await service.tokenize_chat(self.conversation(), self.template_kwargs(), add_special_tokens, params)]
+        return [await service.tokenize_chat(self.conversation(), kwargs, add_special_tokens, params)]
 
 
 class TopLogprob(msgspec.Struct):
@@ -99,22 +111,6 @@ class ChatLogprobs(msgspec.Struct):
 
     content: list[TokenLogprob]
     refusal: None = None
-
-
-class ResponseMessage(msgspec.Struct):
-    """A generated message. ``reasoning_content`` is null: reasoning is not told apart from other text."""
-
-    role: str
-    content: str
-    refusal: None = None
-    reasoning_content: None = None
-
-
-class MessageDelta(msgspec.Struct, kw_only=True):
-    """What was added to a message; ``role`` comes with the first chunk."""
-
-    role: str | msgspec.UnsetType = msgspec.UNSET
-    content: str
 
 
 class ChatChoice(Choice):
@@ -157,6 +153,13 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
     chunk_type = ChatCompletionChunk
     has_chunks = False
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        messages = MessageParsers.of(self.service, self.request, self.prompts[0], self.id, len(self.states))
+        self.messages = messages
+        if messages is not None and self.params.skip_special_tokens:
+            self.kept_special_tokens = messages.special_tokens
+
     @property
     def role(self) -> str:
         """The role of the response: that of the last message if it is not followed by a new one."""
@@ -178,7 +181,11 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
         return self.prompt_token_ids(self.prompts[0]) if first else {}
 
     def choice(self, state: ChoiceState, output: Delta, totals: Mapping[str, Any]) -> ChatChoice:
-        message = ResponseMessage(self.role, self.echoed() + output.text)
+        if self.messages is None:
+            message = ResponseMessage(self.role, self.echoed() + output.text)
+        else:
+            events = self.messages.feed(state.index, output, ended=True)
+            message = message_of(self.role, events, self.echoed())
         return ChatChoice(message=message, **self._fields(state, output), **totals)
 
     def chunk_choices(self, state: ChoiceState, delta: Delta, totals: Mapping[str, Any]) -> list[ChatChunkChoice]:
@@ -189,8 +196,26 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
                 opening.append(MessageDelta(content=echoed))
             for message in opening:
                 choices.append(ChatChunkChoice(index=state.index, delta=message, logprobs=None, finish_reason=None))
+        ended = delta.finish_reason is not None
+        added = [MessageDelta(content=delta.text)]
+        if self.messages is not None:
+            added = list(deltas_of(self.messages.feed(state.index, delta, ended)))
+            if not added and (ended or self.request.logprobs or self.return_token_ids):
+                added = [MessageDelta()]
+        for message in added[:-1]:
+            choices.append(ChatChunkChoice(index=state.index, delta=message, logprobs=None, finish_reason=None))
         fields = self._fields(state, delta)
-        return [*choices, ChatChunkChoice(delta=MessageDelta(content=delta.text), **fields, **totals)]
+        return [*choices, *(ChatChunkChoice(delta=message, **fields, **totals) for message in added[-1:])]
+
+    def finish(self, delta: Delta) -> dict[str, Any]:
+        fields = super().finish(delta)
+        if delta.finish_reason == "stop" and self.messages is not None and self.messages.has_calls(delta.index):
+            fields["finish_reason"] = "tool_calls"
+        return fields
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return 0 if self.messages is None else self.messages.num_reasoning_tokens
 
     def _fields(self, state: ChoiceState, delta: Delta) -> dict[str, Any]:
         """What a choice and a chunk of one have in common."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, WithJsonSchema
 
 from aiakq.errors import error
 from aiakq.server.api.request_model import FailFastList, RequestModel
+from aiakq.server.api.tools import ToolChoice, Tools, calls_tools, check_tools
 from aiakq.server.api.unsupported_fields import UNSUPPORTED_MESSAGE_FIELDS
 
 #: Names that a chat template or its renderer defines.
@@ -48,8 +49,40 @@ _KWARGS_SCHEMA = {
 }
 
 
+class CalledFunction(RequestModel):
+    """The function of a past call. ``arguments`` is JSON as text, or the object itself."""
+
+    open = True
+    ignored_fields = frozenset()
+    unsupported_fields: ClassVar = {}
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class PastCall(RequestModel):
+    """A call of a tool in a past message."""
+
+    open = True
+    ignored_fields = frozenset()
+    unsupported_fields: ClassVar = {}
+
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction
+
+    def to_dict(self) -> dict[str, Any]:
+        """The call as chat templates take it, but for the form of its arguments."""
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        call: dict[str, Any] = {"type": "function", "function": function}
+        return call if self.id is None else {"id": self.id, **call}
+
+
 class ChatMessage(RequestModel):
     """One message. ``content`` is text, or parts of type text.
+
+    An assistant's message may have ``tool_calls`` and its reasoning, under either name; a message of the role tool has
+    the result of the call ``tool_call_id``.
 
     Clients send back messages that they received elsewhere with fields of their own, which are ignored.
     """
@@ -61,13 +94,23 @@ class ChatMessage(RequestModel):
     role: str
     content: Annotated[Any, WithJsonSchema(_CONTENT_SCHEMA)] = None
     name: str | None = None
+    tool_calls: FailFastList[PastCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     def to_dict(self, path: str) -> dict[str, Any]:
-        """The message as chat templates take it: role and text."""
+        """The message as chat templates take it; see ``message_forms`` for that of calls."""
         self.check_extra_fields(path)
-        message = {"role": self.role, "content": join_text_parts(self.content, f"{path}.content")}
-        if self.name is not None:
-            message["name"] = self.name
+        message: dict[str, Any] = {"role": self.role, "content": join_text_parts(self.content, f"{path}.content")}
+        if self.tool_calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [call.to_dict() for call in self.tool_calls]
+        if reasoning := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = message["reasoning"] = reasoning
+        for name in ("name", "tool_call_id"):
+            if getattr(self, name) is not None:
+                message[name] = getattr(self, name)
         return message
 
 
@@ -84,6 +127,8 @@ class ConversationFields(RequestModel):
     chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(_KWARGS_SCHEMA)] | None = Field(
         None, description="Arguments of the chat template, such as enable_thinking."
     )
+    tools: Tools | None = Field(None, description="Functions that the model may call.")
+    tool_choice: ToolChoice = None
 
     def conversation(self) -> list[dict[str, Any]]:
         """The messages as dicts. Raises ``unsupported_parameter`` for anything but text."""
@@ -107,6 +152,9 @@ class ConversationFields(RequestModel):
             if not isinstance(value, (str, int, float, bool, type(None))):
                 raise error("invalid_type", param=param, reason="a text, a number, true, false or null is expected")
             kwargs[name] = value
+        check_tools(self.tools, self.tool_choice)
+        if calls_tools(self.tools, self.tool_choice):
+            kwargs["tools"] = [tool.to_dict() for tool in self.tools or ()]
         return kwargs
 
 

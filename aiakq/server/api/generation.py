@@ -54,11 +54,13 @@ class ResponseBuilder:
     id             of the request, as the client sees it.
     error_body     the shape of an error that ends a stream.
     end_of_stream  what follows the last chunk of a complete stream.
+    kept_special_tokens  special tokens that it needs in the text.
     """
 
     id_prefix = ""
     error_body: type[ErrorBody] = ErrorResponse
     end_of_stream = b""
+    kept_special_tokens: frozenset[int] = frozenset()
 
     def __init__(
         self, service: Service, request: Any, request_id: str, prompts: Sequence[Prompt], params: SamplingParams
@@ -130,6 +132,7 @@ async def _run(
             cache_salt=_cache_salt(getattr(request.state, "owner", ""), given.cache_salt),
             client=client_of(request) if service.fair_share else "",
             bad_words=bad_words,
+            kept_special_tokens=builder.kept_special_tokens,
         )
     except AiakqError as failure:
         raise given.rename_param(failure) from None

@@ -36,7 +36,7 @@ REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 #: The name of a served model.
 ModelName = Annotated[str, Field(json_schema_extra={LIMITED_BY: "model"})]
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -115,7 +115,7 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """``reasoning_tokens`` is 0: reasoning is not told apart from other text."""
+    """``reasoning_tokens`` come before the answer; 0 without a reasoning parser."""
 
     reasoning_tokens: int
 
@@ -324,6 +324,11 @@ class OpenAIResponseBuilder(ResponseBuilder):
     # --- parts
 
     @property
+    def num_reasoning_tokens(self) -> int:
+        """The completion tokens so far that are reasoning."""
+        return 0
+
+    @property
     def finish_reason(self) -> str:
         """ "length" if any choice was cut off by its limit."""
         return "length" if any(state.finish_reason == "length" for state in self.states) else "stop"
@@ -334,7 +339,9 @@ class OpenAIResponseBuilder(ResponseBuilder):
         completion = sum(state.num_tokens for state in self.states)
         cached = sum(state.num_cached_tokens for state in self.states[:: self.params.n])
         details = PromptTokensDetails(cached) if self.service.options.prompt_tokens_details else None
-        return Usage(prompt, completion, prompt + completion, details, CompletionTokensDetails(0))
+        return Usage(
+            prompt, completion, prompt + completion, details, CompletionTokensDetails(self.num_reasoning_tokens)
+        )
 
     def token_text(self, token_id: int, entry: Logprob | None = None) -> str:
         """A token as lists of log-probabilities call it."""

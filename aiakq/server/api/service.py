@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import aiakq
 from aiakq.errors import AiakqError, error
-from aiakq.formats.model_folder import read_file
 from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import bad_word_texts, distinct_lists, truncated
+from aiakq.server.api.fingerprint import fingerprint
+from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.unsupported_fields import UnknownFieldLog
 from aiakq.server.errors import copy_error
 from aiakq.server.http.body import MAX_VALUES
@@ -80,6 +80,7 @@ class Service:
     max_values      limit of the values in one, such as token ids.
     on_unknown_field  accepts unknown fields of requests; None: they are refused.
     fair_share      the engine is shared between clients, not between requests.
+    message_format  how the model writes reasoning and calls of tools.
     log_prompts     characters or token ids of a prompt to log; None: requests are not logged.
     num_in_flight   requests to generate that are not answered yet.
     closing         why no new request is accepted; None until shutdown.
@@ -98,6 +99,7 @@ class Service:
         accept_unknown_fields: bool = False,
         options: ResponseOptions | None = None,
         fair_share: bool = False,
+        message_format: MessageFormat | None = None,
     ) -> None:
         self.model = model
         self.text = text
@@ -109,6 +111,7 @@ class Service:
         self.on_unknown_field = UnknownFieldLog() if accept_unknown_fields else None
         self.options = options or ResponseOptions()
         self.fair_share = fair_share
+        self.message_format = message_format or MessageFormat()
         self.created = int(time.time())
         self.fingerprint = fingerprint(model.names[0], Path(model.path), model.dtype)
         self.max_body_bytes = max_body_bytes
@@ -144,6 +147,20 @@ class Service:
         return self.truncate_prompts(
             [next(found) if isinstance(prompt, str) else Prompt(None, prompt) for prompt in prompts], params
         )
+
+    def check_calls_tools(self) -> None:
+        """Raise ``unsupported_parameter`` if the server does not let the model call tools, or its template has none."""
+        if not self.message_format.auto_tool_choice:
+            reason = "the server was started without --enable-auto-tool-choice; tool_choice 'none' is always possible"
+            raise error("unsupported_parameter", param="tools", reason=reason)
+        if "tools" not in self.text.loaded.tools_template:
+            reason = "the chat template leaves them out; --chat-template names one that does not"
+            raise error("unsupported_parameter", param="tools", reason=reason)
+
+    @cached_property
+    def kept_special_tokens(self) -> frozenset[int]:
+        """Special tokens that are marks of reasoning or of calls."""
+        return self.message_format.special_tokens(self.tokenizer)
 
     async def tokenize_chat(
         self,
@@ -255,12 +272,3 @@ class RequestTracker:
             self._open = False
             self._service.num_in_flight -= 1
             self._service.metrics.request_ended(reason, time.monotonic() - self.arrival_time)
-
-
-def fingerprint(name: str, model: Path, dtype: str) -> str:
-    """``aiakq-<version>-<8 hex digits>`` of the model's name, its config.json, the dtype and the version."""
-    digest = hashlib.sha256(f"{name}\0{dtype}\0".encode())
-    config = model / "config.json"
-    if config.is_file():
-        digest.update(read_file(model, config.name))
-    return f"aiakq-{aiakq.__version__}-{digest.hexdigest()[:8]}"

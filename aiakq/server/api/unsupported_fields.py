@@ -49,7 +49,7 @@ class UnknownFieldLog:
             logger.warning("ignored in requests: %s", ascii(failure.message))
 
 
-_TOOLS = "function calling is not built yet"
+_TOOLS = "only chat completions call tools, which the field tools describes"
 _CONSTRAINED = "constrained output is not built yet"
 _TEXT_ONLY = "only text is read"
 
@@ -89,7 +89,7 @@ UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = {
     "audio": UnsupportedField("only text is produced"),
     "web_search_options": UnsupportedField("nothing is fetched from the web"),
     "reasoning_effort": UnsupportedField("it belongs to reasoning models", ("none",), hint=True),
-    "include_reasoning": UnsupportedField("reasoning is part of the text", (True,)),
+    "include_reasoning": UnsupportedField("only chat completions tell reasoning apart", (True,)),
     "verbosity": UnsupportedField("the model cannot be told", ("medium",), hint=True),
     "mm_processor_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),
     "media_io_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),
@@ -102,8 +102,6 @@ UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = {
     "prompt_embeds": UnsupportedField("prompts are text or token ids"),
 }
 UNSUPPORTED_MESSAGE_FIELDS: Mapping[str, UnsupportedField] = {
-    "tool_calls": UnsupportedField(_TOOLS, ([],)),
-    "tool_call_id": UnsupportedField(_TOOLS),
-    "function_call": UnsupportedField(_TOOLS),
+    "function_call": UnsupportedField("past calls are in tool_calls"),
     "audio": UnsupportedField(_TEXT_ONLY),
 }

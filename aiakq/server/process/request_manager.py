@@ -105,6 +105,7 @@ class RequestManager:
         cache_salt: str = "",
         client: str = "",
         bad_words: Sequence[list[int]] | None = None,
+        kept_special_tokens: frozenset[int] = frozenset(),
     ) -> RequestStream:
         """Admit an HTTP request and send its sequences to the engine.
 
@@ -127,6 +128,7 @@ class RequestManager:
             cache_salt=cache_salt,
             client=client,
             bad_words=bad_words,
+            kept_special_tokens=kept_special_tokens,
         )
         specs = self._add(stream)
         self._streams[stream] = None
@@ -192,6 +194,7 @@ class RequestManager:
                     stream.cache_salt,
                     stream.bad_words,
                     client=stream.client,
+                    kept_special_tokens=stream.kept_special_tokens,
                 )
                 states = stream.sequences[index]
                 if not states:

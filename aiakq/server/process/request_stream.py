@@ -105,6 +105,7 @@ class RequestStream:
         cache_salt: str = "",
         client: str = "",
         bad_words: Sequence[list[int]] | None = None,
+        kept_special_tokens: frozenset[int] = frozenset(),
     ) -> None:
         self.id = id
         self._key = f"{id}-{next(_NUMBERS)}"
@@ -116,6 +117,7 @@ class RequestStream:
         self.cache_salt = cache_salt
         self.client = client
         self.bad_words = bad_words
+        self.kept_special_tokens = kept_special_tokens
         self.sequences: list[list[SequenceProgress]] = [[] for _ in prompts]
         self.num_unfinished = 0
         self.max_generated = 0

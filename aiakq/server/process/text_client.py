@@ -394,7 +394,11 @@ async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
 def _size(request: TextRequest) -> int:
     """About how many characters or ids there are to process."""
     size = sum(map(len, request.texts)) + len(request.token_ids or ())
-    return size + sum(len(message.get("content") or "") + 16 for message in request.messages or ())
+    for message in request.messages or ():
+        size += len(message.get("content") or "") + 16
+        if len(message) > 2:
+            size += len(msgspec.json.encode([message.get("tool_calls"), message.get("reasoning")]))
+    return size + (len(msgspec.json.encode(request.arguments["tools"])) if "tools" in request.arguments else 0)
 
 
 def _write(writer: asyncio.StreamWriter, record: msgspec.Struct) -> None:

@@ -29,6 +29,7 @@ import msgspec
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.text.tokenizer import Tokenizer, TokenizerSource
+from aiakq.server.process.message_forms import message_forms
 from aiakq.system.frames import framed, receive_frame
 from aiakq.system.memory import trim_heap
 from aiakq.system.processes import begin_child, end_with_parent
@@ -65,6 +66,7 @@ class Loaded(msgspec.Struct):
     decoder           what ``TokenDecoder`` takes; empty if the tokenizer is not compiled.
     config            what tokenizer_config.json says, see ``Tokenizer.config``, as JSON.
     has_template      whether conversations can be rendered.
+    tools_template    the template for conversations with tools.
     template_failure  why not, if there is a template.
     """
 
@@ -74,6 +76,7 @@ class Loaded(msgspec.Struct):
     decoder: str = ""
     config: bytes = b"{}"
     has_template: bool = False
+    tools_template: str = ""
     template_failure: str = ""
 
 
@@ -139,7 +142,7 @@ def main() -> None:
     except AiakqError as failure:
         send(control, Loaded(failure=(failure.id, {name: str(value) for name, value in failure.fields.items()})))
         return
-    pool = _WorkerPool(control, sockets, _Worker(tokenizer, template, setup.max_chars))
+    pool = _WorkerPool(control, sockets, _Worker(tokenizer, template, loaded.tools_template, setup.max_chars))
     send(control, loaded)
     pool.run()
     os._exit(0)
@@ -156,6 +159,7 @@ def _load(setup: Setup) -> tuple[Tokenizer, str, Loaded]:
     try:
         if hasattr(hf, "get_chat_template") and (setup.chat_template or tokenizer.has_chat_template):
             template = hf.get_chat_template(setup.chat_template)
+            loaded.tools_template = hf.get_chat_template(setup.chat_template, tools=[{}])
     except ValueError as failure:  # several templates, none of them the default
         loaded.template_failure = str(failure).rstrip(".")[:200]
     loaded.has_template = bool(template or loaded.template_failure)
@@ -267,9 +271,10 @@ class _WorkerPool:
 class _Worker:
     """What a worker does. ``set_current`` publishes the current request, 0 between two, and if it is rendered."""
 
-    def __init__(self, tokenizer: Tokenizer, template: str, max_chars: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: str, tools_template: str, max_chars: int) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._tools_template = tools_template
         self._special_tokens = dict(getattr(tokenizer.hf, "special_tokens_map", {}))
         self._max_chars = max_chars
 
@@ -310,10 +315,20 @@ class _Worker:
     def _render(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        # OpenAI clients send null for absent fields; templates test whether they are defined.
-        given = [{name: value for name, value in one.items() if value is not None} for one in messages]
         values = {**self._special_tokens, **arguments}
-        text = render_jinja_template(conversations=[given], chat_template=self._template, **values)[0][0]
+        template = self._tools_template if "tools" in arguments else self._template
+        failure: Exception | None = None
+        for given in message_forms(messages):
+            try:
+                text = render_jinja_template(conversations=[given], chat_template=template, **values)[0][0]
+                break
+            except MemoryError:
+                raise
+            except Exception as exception:  # of the first form: the template may refuse all of them for one reason
+                failure = failure or exception
+        else:
+            assert failure is not None
+            raise failure
         if len(text) > self._max_chars:
             raise ValueError(f"its text is longer than {self._max_chars} characters")
         return text

@@ -86,6 +86,9 @@ OWN: dict[str, dict[str, tuple[str, ...]]] = {
         "add_generation_prompt": ("bool",),
         "continue_final_message": ("bool",),
         "chat_template_kwargs": ("dict",),
+        "tools": ("list",),
+        "parallel_tool_calls": ("bool",),
+        "include_reasoning": ("bool",),
     },
     TOKENIZE: {"model": ("str",), "prompt": ("str",), "add_special_tokens": ("bool",), "return_token_strs": ("bool",)},
     DETOKENIZE: {"model": ("str",), "tokens": ("list",)},
@@ -222,7 +225,7 @@ def chat_values(draw: Draw) -> list[Refusal]:
             "unsupported_parameter",
             "messages[0].content[0].type",
         ),
-        ({"messages": [message | {"tool_calls": [{}]}]}, "unsupported_parameter", "messages[0].tool_calls"),
+        ({"messages": [message | {"tool_calls": [{}]}]}, "missing_field", "messages[0].tool_calls[0].function"),
         ({"messages": [message] * draw.randint(500, 1500)}, "context_length_exceeded", "messages"),
         ({"chat_template": draw.choice(BOMBS)}, "unsupported_parameter", "chat_template"),
         ({"chat_template_kwargs": {"tokenize": True}}, "unsupported_parameter", "chat_template_kwargs.tokenize"),
@@ -273,7 +276,7 @@ SPELLED = (
     "model_config",
 )
 WITHHELD: dict[str, Any] = {
-    "tools": [{"type": "function"}],
+    "tools": [{"type": "function", "function": {"name": "f"}}],
     "functions": [{}],
     "response_format": {"type": "json_object"},
     "guided_json": {},

@@ -1,8 +1,8 @@
-"""The served model."""
+"""The fingerprint of a served model."""
 
 from __future__ import annotations
 
-from aiakq.server.api.service import fingerprint
+from aiakq.server.api.fingerprint import fingerprint
 
 
 def test_fingerprints_tell_models_apart(tmp_path):

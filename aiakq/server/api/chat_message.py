@@ -1,0 +1,106 @@
+"""The messages of chat responses, whole and in pieces, made of the events of a parser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from aiakq.server.api.output.events import ArgumentsPiece, CallStarted, ContentPiece, Event, ReasoningPiece
+
+
+class FunctionCall(msgspec.Struct):
+    """The called function and its arguments, the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ResponseMessage(msgspec.Struct):
+    """A generated message.
+
+    ``content`` is null if there are only calls or only reasoning; ``reasoning_content`` and ``reasoning`` are the same
+    text, null without a reasoning parser; ``tool_calls`` is there if there are any.
+    """
+
+    role: str
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class FunctionCallDelta(msgspec.Struct):
+    """The name comes first, then the arguments in pieces, which add up to their JSON."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCallDelta(msgspec.Struct):
+    """What was added to the call number ``index``; its first one has its id, type and name."""
+
+    index: int
+    function: FunctionCallDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class MessageDelta(msgspec.Struct, kw_only=True):
+    """What was added to a message; ``role`` comes with the first chunk."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+def message_of(role: str, events: Iterable[Event], echoed: str = "") -> ResponseMessage:
+    """The whole message; ``echoed`` comes before its content."""
+    content, reasoning = [echoed], []
+    calls: list[tuple[CallStarted, list[str]]] = []
+    for event in events:
+        if isinstance(event, ContentPiece):
+            content.append(event.text)
+        elif isinstance(event, ReasoningPiece):
+            reasoning.append(event.text)
+        elif isinstance(event, CallStarted):
+            calls.append((event, []))
+        elif isinstance(event, ArgumentsPiece):
+            calls[event.index][1].append(event.text)
+    message = ResponseMessage(role, "".join(content))
+    if reasoning:
+        message.reasoning_content = message.reasoning = "".join(reasoning)
+    if calls:
+        message.tool_calls = [
+            ToolCall(id=call.id, function=FunctionCall(call.name, "".join(arguments))) for call, arguments in calls
+        ]
+    if (reasoning or calls) and not message.content:
+        message.content = None
+    return message
+
+
+def deltas_of(events: Iterable[Event]) -> Iterator[MessageDelta]:
+    """The same in pieces."""
+    for event in events:
+        if isinstance(event, ContentPiece):
+            yield MessageDelta(content=event.text)
+        elif isinstance(event, ReasoningPiece):
+            yield MessageDelta(reasoning_content=event.text, reasoning=event.text)
+        elif isinstance(event, CallStarted):
+            function = FunctionCallDelta(event.name)
+            yield MessageDelta(tool_calls=[ToolCallDelta(event.index, function, event.id, "function")])
+        elif isinstance(event, ArgumentsPiece):
+            yield MessageDelta(tool_calls=[ToolCallDelta(event.index, FunctionCallDelta(arguments=event.text))])

@@ -1,0 +1,88 @@
+"""The parsers of the choices of one chat request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiakq.runtime.text.output_processor import Delta
+from aiakq.server.api.conversation import ConversationFields, join_text_parts
+from aiakq.server.api.message_parser import MessageParser, ReasoningTokens
+from aiakq.server.api.output.events import Event, ReasoningPiece
+from aiakq.server.api.service import Service
+from aiakq.server.api.tools import calls_tools, tool_schemas
+from aiakq.server.process.request_stream import Prompt
+
+#: Tokens of a prompt whose text shows whether it ends with reasoning.
+_TAIL_TOKENS = 32
+
+
+class MessageParsers:
+    """A parser for each choice.
+
+    special_tokens  that have to stay in the text.
+    """
+
+    def __init__(
+        self,
+        parsers: Sequence[MessageParser],
+        service: Service,
+        special_tokens: frozenset[int],
+        leaves_out_reasoning: bool,
+    ) -> None:
+        tokenizer = service.tokenizer
+        left_out = tokenizer.special_ids - special_tokens
+        self.special_tokens = special_tokens
+        self._parsers = parsers
+        self._leaves_out_reasoning = leaves_out_reasoning
+        self._reasoning_tokens = [
+            ReasoningTokens(parser, lambda id: 0 if id in left_out else len(tokenizer.token_bytes(id)))
+            for parser in parsers
+        ]
+
+    @staticmethod
+    def of(service: Service, request: Any, prompt: Prompt, request_id: str, count: int) -> MessageParsers | None:
+        """Those of ``count`` choices; None if the text of the request is taken as it is."""
+        format = service.message_format
+        wants_calls = calls_tools(request.tools, request.tool_choice) and format.tool_parser is not None
+        if not service.tokenizer.has_text or not (wants_calls or format.reasoning_parser is not None):
+            return None
+        is_open = False
+        if format.reasoning_parser is not None:
+            end = service.tokenizer.decode(prompt.token_ids[-_TAIL_TOKENS:], skip_special_tokens=False)
+            is_open = format.reasoning_parser.opened_by(end, _continued(request))
+        schemas = tool_schemas(request.tools)
+        max_calls = 1 if request.parallel_tool_calls is False else None
+        parsers = [
+            MessageParser(
+                format.reasoning_parser(is_open) if format.reasoning_parser is not None else None,
+                format.tool_parser(schemas) if wants_calls and format.tool_parser is not None else None,
+                f"{request_id}/{index}",
+                max_calls,
+            )
+            for index in range(count)
+        ]
+        leaves_out_reasoning = request.include_reasoning is False
+        return MessageParsers(parsers, service, service.kept_special_tokens, leaves_out_reasoning)
+
+    def feed(self, index: int, delta: Delta, ended: bool) -> list[Event]:
+        """The events of what was added to a choice."""
+        self._reasoning_tokens[index].add(delta.token_ids)
+        events = self._parsers[index].feed(delta.text, ended)
+        if self._leaves_out_reasoning:
+            return [event for event in events if not isinstance(event, ReasoningPiece)]
+        return events
+
+    def has_calls(self, index: int) -> bool:
+        """Whether there are calls in a choice so far."""
+        return self._parsers[index].num_calls > 0
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """The tokens so far that are reasoning, those of all choices."""
+        return sum(tokens.count for tokens in self._reasoning_tokens)
+
+
+def _continued(request: ConversationFields) -> str | None:
+    """The text of the message that the model continues, if there is one."""
+    return join_text_parts(request.messages[-1].content, "messages") if request.continue_final_message else None

@@ -1,0 +1,94 @@
+"""The parsers that the operator's options name, or that the chat template needs."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from aiakq.errors import error
+from aiakq.server.api.message_parser import MessageFormat
+from aiakq.server.api.reasoning_parsers import REASONING_PARSERS
+from aiakq.server.api.reasoning_parsers.base import ReasoningParser
+from aiakq.server.api.tool_parsers import TOOL_PARSERS
+from aiakq.server.api.tool_parsers.base import ToolParser
+
+
+class ParserOptions:
+    """The options about parsers, checked before the model is loaded.
+
+    Raises ``bad_option`` for a name that no parser has and for a file that cannot be used, and ``plugin``.
+    """
+
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        self._auto_tool_choice: bool = args["enable_auto_tool_choice"]
+        self._tools = self._reasoning = None
+        if self._auto_tool_choice or args["tool_call_parser"] is not None:
+            self._tools = _Choice("tool_call_parser", "tool_parser_plugin", TOOL_PARSERS, ToolParser, args)
+        if args["enable_reasoning"] or args["reasoning_parser"] is not None:
+            self._reasoning = _Choice(
+                "reasoning_parser", "reasoning_parser_plugin", REASONING_PARSERS, ReasoningParser, args
+            )
+
+    def message_format(self, template: str) -> MessageFormat:
+        """The parsers, where none is named those of ``template``. Raises ``bad_option`` if they cannot be told."""
+        return MessageFormat(
+            self._tools.parser(template) if self._tools else None,
+            self._reasoning.parser(template) if self._reasoning else None,
+            self._auto_tool_choice,
+        )
+
+
+class _Choice:
+    """One of the parsers of a registry, or of the operator's own file."""
+
+    def __init__(self, name: str, plugin: str, registry: Any, base: type[Any], args: Mapping[str, Any]) -> None:
+        self._option = "--" + name.replace("_", "-")
+        self._base = base
+        self._parsers: dict[str, Any] = {}
+        if args[plugin] is not None:
+            self._parsers = _own_parsers("--" + plugin.replace("_", "-"), args[plugin], plugin, base)
+        self._names = [*self._parsers, *(each for each in registry if each not in self._parsers)]
+        self._registry = registry
+        self._named = args[name]
+        if self._named is not None and self._named not in self._names:
+            raise self._refusal(self._named, "one of the parsers")
+        if self._named is not None:
+            self._load(self._named)
+
+    def parser(self, template: str) -> Any:
+        """The class that is named, or the first whose marks ``template`` has."""
+        if self._named is not None:
+            return self._load(self._named)
+        for name in self._names:
+            parser = self._load(name)
+            if parser.template_marks and all(mark in template for mark in parser.template_marks):
+                return parser
+        raise self._refusal("not given", "needed: no parser fits the chat template")
+
+    def _load(self, name: str) -> Any:
+        parser = self._parsers.get(name) or self._registry.load(name)
+        if not (isinstance(parser, type) and issubclass(parser, self._base)):
+            raise error("plugin", reason=f"{name!r} is not a subclass of {self._base.__name__}")
+        return parser
+
+    def _refusal(self, value: str, expected: str) -> Exception:
+        hint = f"The parsers are {', '.join(self._names)}."
+        return error("bad_option", option=self._option, value=value, expected=expected, hint=hint)
+
+
+def _own_parsers(option: str, path: str, plugin: str, base: type[Any]) -> dict[str, Any]:
+    """The parsers of the operator's own Python file, by name. Raises ``bad_option``."""
+    table = "TOOL_PARSERS" if plugin.startswith("tool") else "REASONING_PARSERS"
+    hint = f"It has to define {table}, a dictionary of names and subclasses of {base.__name__}."
+    spec = importlib.util.spec_from_file_location(f"aiakq_{plugin}", path)
+    if spec is None or spec.loader is None:
+        raise error("bad_option", option=option, value=path, expected="a Python file", hint=hint)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        return dict(getattr(module, table))
+    except Exception as failure:
+        reason = f"{type(failure).__name__}: {failure}".splitlines()[0].rstrip(".")
+        expected = f"a file of parsers ({reason})"
+        raise error("bad_option", option=option, value=path, expected=expected, hint=hint) from failure

@@ -1,0 +1,197 @@
+"""JSON in generated text: passes values on as they are written, and reads the object of a call.
+
+The text of arguments is not made anew: it is emitted as the model wrote it. Only what JSON forbids inside strings and
+models write all the same (line breaks, unknown escapes) is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection
+
+from aiakq.server.api.output.events import EventSink
+from aiakq.server.api.output.scanner import Emit, Parsing, TextScanner
+
+#: Most brackets inside each other.
+MAX_DEPTH = 256
+#: Most characters of a name or a key.
+MAX_NAME = 256
+
+_STRING_RUN = re.compile(r'[^"\\\x00-\x1f]+')
+_BETWEEN = re.compile(r"[ \t\r\n0-9A-Za-z.,:+\-]+")
+_SCALAR = re.compile(r"[0-9A-Za-z.+\-]+")
+_CLOSING = {"{": "}", "[": "]"}
+
+
+def json_value(text: TextScanner, emit: Emit) -> Parsing[bool]:
+    """Read a value and emit its text in pieces. Returns whether it is complete; reading stops where it is malformed."""
+    first = yield from text.peek()
+    if first == '"':
+        return (yield from json_string(text, emit))
+    if first not in _CLOSING:
+        return (yield from _scalar(text, emit))
+    closing: list[str] = []
+    while True:
+        if run := text.span(_BETWEEN):
+            emit(run)
+        character = yield from text.peek()
+        if character == '"':
+            if not (yield from json_string(text, emit)):
+                return False
+        elif character in _CLOSING and len(closing) < MAX_DEPTH:
+            closing.append(_CLOSING[character])
+            emit(text.take())
+        elif character and character == closing[-1]:
+            closing.pop()
+            emit(text.take())
+            if not closing:
+                return True
+        elif not character or not _BETWEEN.match(character):
+            return False
+
+
+def json_string(text: TextScanner, emit: Emit) -> Parsing[bool]:
+    """Read a string, as ``json_value`` does."""
+    if (yield from text.peek()) != '"':
+        return False
+    emit(text.take())
+    while True:
+        if run := text.span(_STRING_RUN):
+            emit(run)
+        character = yield from text.peek()
+        if character == '"':
+            emit(text.take())
+            return True
+        if character == "\\":
+            text.take()
+            escaped = yield from text.peek()
+            if not escaped:
+                return False
+            if escaped in '"\\/bfnrtu':
+                emit("\\" + text.take())
+            else:  # \' is ', and \d, of a regular expression, was meant to be \\d
+                emit("" if escaped == "'" else "\\\\")
+        elif not character:
+            return False
+        elif character < " ":
+            emit(json.dumps(text.take())[1:-1])
+
+
+def _scalar(text: TextScanner, emit: Emit) -> Parsing[bool]:
+    """Read a number or a word. It ends where another character begins, or with the text."""
+    pieces: list[str] = []
+    while (character := (yield from text.peek())) and _SCALAR.match(character):
+        pieces.append(text.span(_SCALAR))
+        emit(pieces[-1])
+    return bool(pieces) and bool(character) and decoded("".join(pieces)) is not _INVALID
+
+
+_INVALID = object()
+
+
+def decoded(text: str, strict: bool = False) -> object:
+    """The value of a JSON text; a sentinel, see ``is_valid``, if it is none.
+
+    Unless ``strict``, strings may have line breaks.
+    """
+    try:
+        return json.loads(text, strict=strict, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return _INVALID
+
+
+def is_valid(value: object) -> bool:
+    """Whether ``value``, from ``decoded``, is a value."""
+    return value is not _INVALID
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def read_string(text: TextScanner) -> Parsing[str | None]:
+    """Read a string of at most ``MAX_NAME`` characters, and return its value; None if there is none."""
+    pieces: list[str] = []
+    if not (yield from json_string(text, pieces.append)):
+        return None
+    value = decoded("".join(pieces))
+    return value if isinstance(value, str) and len(value) <= MAX_NAME else None
+
+
+def arguments_value(text: TextScanner, emit: Emit) -> Parsing[bool]:
+    """Read the arguments of a call and emit them as the text of an object, in pieces; none if they are null.
+
+    Some models write the object as a string.
+    """
+    first = yield from text.peek()
+    if first == "{":
+        return (yield from json_value(text, emit))
+    pieces: list[str] = []
+    complete = yield from json_value(text, pieces.append)
+    written = "".join(pieces)
+    value = decoded(written)
+    if isinstance(value, str) and isinstance(decoded(value), dict):
+        emit(value)
+    elif value is not None:
+        emit(written)
+    return complete
+
+
+def json_call(
+    text: TextScanner,
+    output: EventSink,
+    name_keys: Collection[str] = ("name",),
+    argument_keys: Collection[str] = ("arguments", "parameters"),
+    accepts: Callable[[str], bool] = bool,
+) -> Parsing[bool]:
+    """Read an object such as {"name": "f", "arguments": {}} as a call. Returns whether there was one.
+
+    Without a name that ``accepts`` takes there is no call. Arguments before the name wait for it. Other keys are
+    ignored.
+    """
+    text.take()  # the brace
+    name = ""
+    held: list[str] | None = None
+    started = complete = malformed = False
+    while not malformed:
+        yield from text.skip_spaces()
+        mark = yield from text.match("}", ",")
+        if mark == "}":
+            complete = True
+            break
+        if mark:
+            continue
+        key = yield from _key(text)
+        if key in argument_keys and not started and held is None:
+            if name:
+                output.start_call(name)
+                started = True
+            held = []
+            malformed = not (yield from arguments_value(text, output.arguments if name else held.append))
+        elif key in name_keys and not name:
+            name = (yield from read_string(text)) or ""
+            if not name or not accepts(name):
+                return False
+            if held is not None:
+                output.start_call(name)
+                output.arguments("".join(held))
+                started = True
+        else:
+            malformed = key is None or not (yield from json_value(text, lambda piece: None))
+    if complete and name and not started:
+        output.start_call(name)
+        started = True
+    if started and (complete or not text.is_exhausted):  # else the text was cut off
+        output.end_call()
+    return started
+
+
+def _key(text: TextScanner) -> Parsing[str | None]:
+    """Read a key of an object and the colon behind it; None if there is none."""
+    key = yield from read_string(text)
+    yield from text.skip_spaces()
+    if key is None or not (yield from text.match(":")):
+        return None
+    yield from text.skip_spaces()
+    return key

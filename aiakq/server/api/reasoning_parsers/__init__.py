@@ -1,0 +1,23 @@
+"""Reasoning parsers, by the names of ``--reasoning-parser``: each finds the reasoning in front of an answer.
+
+Other packages add parsers as entry points of ``aiakq.reasoning_parsers``; see docs/adding.md.
+"""
+
+from __future__ import annotations
+
+from aiakq.registry import Registry
+
+_HERE = "aiakq.server.api.reasoning_parsers"
+
+#: Subclasses of ``ReasoningParser``, in the order in which they are tried where the chat template decides.
+REASONING_PARSERS = Registry(
+    "aiakq.reasoning_parsers",
+    {
+        "gptoss": f"{_HERE}.gptoss:GptossReasoningParser",
+        "mistral": f"{_HERE}.mistral:MistralReasoningParser",
+        "granite": f"{_HERE}.granite:GraniteReasoningParser",
+        "deepseek_r1": f"{_HERE}.deepseek_r1:DeepseekR1ReasoningParser",
+        "glm45": f"{_HERE}.glm45:Glm45ReasoningParser",
+        "qwen3": f"{_HERE}.qwen3:Qwen3ReasoningParser",
+    },
+)

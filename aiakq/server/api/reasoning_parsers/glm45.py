@@ -1,0 +1,11 @@
+"""glm45: <think> and </think>, of GLM-4.5 and later."""
+
+from __future__ import annotations
+
+from aiakq.server.api.reasoning_parsers.base import ReasoningParser
+
+
+class Glm45ReasoningParser(ReasoningParser):
+    """The same marks as those of Qwen3."""
+
+    template_marks = ("</think>", "[gMASK]")

@@ -1,0 +1,34 @@
+"""Tool parsers, by the names of ``--tool-call-parser``: each finds the calls in the text of one family of models.
+
+Other packages add parsers as entry points of ``aiakq.tool_parsers``; see docs/adding.md.
+"""
+
+from __future__ import annotations
+
+from aiakq.registry import Registry
+
+_HERE = "aiakq.server.api.tool_parsers"
+
+#: Subclasses of ``ToolParser``, in the order in which they are tried where the chat template decides.
+TOOL_PARSERS = Registry(
+    "aiakq.tool_parsers",
+    {
+        "qwen3_coder": f"{_HERE}.qwen3_coder:Qwen3CoderParser",
+        "qwen3_xml": f"{_HERE}.qwen3_coder:Qwen3CoderParser",
+        "glm45": f"{_HERE}.glm45:Glm45Parser",
+        "glm47": f"{_HERE}.glm45:Glm45Parser",
+        "deepseek_v3": f"{_HERE}.deepseek_v3:DeepseekV3Parser",
+        "kimi_k2": f"{_HERE}.kimi_k2:KimiK2Parser",
+        "mistral": f"{_HERE}.mistral:MistralParser",
+        "internlm": f"{_HERE}.internlm:InternlmParser",
+        "jamba": f"{_HERE}.jamba:JambaParser",
+        "phi4_mini_json": f"{_HERE}.phi4_mini_json:Phi4MiniJsonParser",
+        "granite-20b-fc": f"{_HERE}.granite_20b_fc:Granite20bFcParser",
+        "granite": f"{_HERE}.granite:GraniteParser",
+        "llama4_pythonic": f"{_HERE}.llama4_pythonic:Llama4PythonicParser",
+        "hermes": f"{_HERE}.hermes:HermesParser",
+        "llama3_json": f"{_HERE}.llama3_json:Llama3JsonParser",
+        "llama4_json": f"{_HERE}.llama3_json:Llama3JsonParser",
+        "pythonic": f"{_HERE}.pythonic:PythonicParser",
+    },
+)

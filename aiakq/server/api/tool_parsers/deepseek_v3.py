@@ -1,0 +1,70 @@
+"""deepseek_v3: calls between <｜tool▁calls▁begin｜> and <｜tool▁calls▁end｜>, of DeepSeek V3 and R1.
+
+A call is <｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME, its arguments in a fence of JSON, <｜tool▁call▁end｜>.
+From V3.1 on it is <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>.
+"""
+
+from __future__ import annotations
+
+from aiakq.server.api.output.events import EventSink
+from aiakq.server.api.output.json_text import MAX_NAME, arguments_value
+from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
+from aiakq.server.api.tool_parsers.base import ToolParser
+
+_BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_STARTS = Marks(_BEGIN, _CALL)
+_BEHIND_TYPE = Marks(_SEPARATOR, _CALL_END, _CALL, _END, "\n")
+_BEHIND_NAME = Marks("```", "{", _CALL_END, _CALL, _END)
+
+
+class DeepseekV3Parser(ToolParser):
+    """Both forms of the calls."""
+
+    marks = (_BEGIN, _END, _CALL, _SEPARATOR, _CALL_END)
+    template_marks = (_BEGIN,)
+
+    def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        while mark := (yield from text.until(_STARTS, output.content)):
+            text.record(mark)
+            if mark == _BEGIN:
+                yield from text.skip_spaces()
+                if not (yield from text.match(_CALL)):
+                    output.content(text.recorded())
+                    continue
+            if not (yield from self._read_call(text, output)):
+                output.content(text.recorded())
+                continue
+            text.recorded()
+            # Behind a call comes another one or the end; white space between is dropped.
+            yield from text.skip_spaces()
+            yield from text.skip(_END)
+
+    def _read_call(self, text: TextScanner, output: EventSink) -> Parsing[bool]:
+        """Read a call behind its first mark. Returns whether there was one."""
+        kind: list[str] = []
+        if (yield from text.until(_BEHIND_TYPE, kind.append, read_mark=False)) != _SEPARATOR:
+            return False
+        yield from text.match(_SEPARATOR)
+        name = "".join(kind).strip()
+        fenced = False
+        if (yield from text.peek()) != "{":
+            pieces: list[str] = []
+            behind = yield from text.until(_BEHIND_NAME, pieces.append, read_mark=False)
+            name = "".join(pieces).strip()
+            fenced = bool((yield from text.match("```json", "```")))
+            yield from text.skip_spaces()
+            if not behind:
+                return False
+        if not 0 < len(name) <= MAX_NAME or (yield from text.peek()) != "{":
+            return False
+        output.start_call(name)
+        complete = yield from arguments_value(text, output.arguments)
+        if complete or not text.is_exhausted:
+            output.end_call()
+        yield from text.skip_spaces()
+        if fenced:
+            yield from text.skip("```")
+            yield from text.skip_spaces()
+        yield from text.skip(_CALL_END)
+        return True

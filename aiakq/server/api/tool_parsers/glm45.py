@@ -1,0 +1,57 @@
+"""glm45, glm47: <tool_call>NAME<arg_key>K</arg_key><arg_value>V</arg_value></tool_call>, of GLM-4.5 and later."""
+
+from __future__ import annotations
+
+from aiakq.server.api.output.events import EventSink
+from aiakq.server.api.output.json_text import MAX_NAME
+from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
+from aiakq.server.api.tool_parsers.base import ToolParser
+from aiakq.server.api.tool_parsers.tagged_values import TaggedArguments
+
+_STARTS = Marks("<tool_call>")
+_BEHIND_NAME = Marks("<arg_key>", "</tool_call>", "<tool_call>")
+_BEHIND_KEY = Marks("</arg_key>", "</tool_call>")
+_BEHIND_VALUE = Marks("</arg_value>", "</tool_call>")
+
+
+class Glm45Parser(ToolParser):
+    """Values are text. Line breaks between the tags make no difference."""
+
+    marks = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    template_marks = ("<arg_key>",)
+
+    def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        while mark := (yield from text.until(_STARTS, output.content)):
+            text.record(mark)
+            name: list[str] = []
+            end = yield from text.until(_BEHIND_NAME, name.append, read_mark=False)
+            called = "".join(name).strip()
+            if end in ("", "<tool_call>") or not 0 < len(called) <= MAX_NAME or "\n" in called:
+                output.content(text.recorded())
+                continue
+            text.recorded()
+            output.start_call(called)
+            yield from self._read_arguments(text, output, TaggedArguments(self.tools.get(called, {}), output))
+
+    def _read_arguments(self, text: TextScanner, output: EventSink, arguments: TaggedArguments) -> Parsing[None]:
+        """Read what is behind the name of a call, to its end."""
+        while True:
+            yield from text.skip_spaces()
+            if not (yield from text.skip("<arg_key>")):
+                break
+            key: list[str] = []
+            if (yield from text.until(_BEHIND_KEY, key.append, read_mark=False)) != "</arg_key>":
+                break
+            yield from text.match("</arg_key>")
+            yield from text.skip_spaces()
+            if not (yield from text.skip("<arg_value>")):
+                break
+            value = arguments.begin("".join(key).strip(), trim_line=False)
+            end = yield from text.until(_BEHIND_VALUE, value.add, read_mark=False, keep_rest=False)
+            if not end:
+                return  # cut off
+            value.end()
+            yield from text.match("</arg_value>")
+        if not text.is_exhausted:
+            arguments.end()
+            yield from text.skip("</tool_call>")

@@ -1,0 +1,14 @@
+"""granite-20b-fc: <function_call>{"name": ..., "arguments": {...}}, of Granite 20B Function Calling."""
+
+from __future__ import annotations
+
+from aiakq.server.api.output.scanner import Marks
+from aiakq.server.api.tool_parsers.base import JsonToolParser
+
+
+class Granite20bFcParser(JsonToolParser):
+    """A mark per call, without an end."""
+
+    marks = ("<function_call>",)
+    template_marks = ("<function_call>",)
+    starts = Marks("<function_call>")

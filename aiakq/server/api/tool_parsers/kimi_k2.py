@@ -1,0 +1,59 @@
+"""kimi_k2: calls between <|tool_calls_section_begin|> and <|tool_calls_section_end|>, of Kimi K2.
+
+A call is <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>; what is in front of the
+arguments is its id.
+"""
+
+from __future__ import annotations
+
+from aiakq.server.api.output.events import EventSink
+from aiakq.server.api.output.json_text import MAX_NAME, arguments_value
+from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
+from aiakq.server.api.tool_parsers.base import ToolParser
+
+_BEGIN, _END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_STARTS = Marks(_BEGIN, _CALL)
+_BEHIND_ID = Marks(_ARGUMENTS, _CALL_END, _CALL, _END)
+
+
+class KimiK2Parser(ToolParser):
+    """Calls with ids that the model writes, which its template wants to see again."""
+
+    marks = (_BEGIN, _END, _CALL, _ARGUMENTS, _CALL_END)
+    template_marks = (_BEGIN,)
+
+    def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        while mark := (yield from text.until(_STARTS, output.content)):
+            text.record(mark)
+            if mark == _BEGIN:
+                yield from text.skip_spaces()
+                if not (yield from text.match(_CALL)):
+                    output.content(text.recorded())
+                    continue
+            if not (yield from self._read_call(text, output)):
+                output.content(text.recorded())
+                continue
+            text.recorded()
+            yield from text.skip_spaces()
+            yield from text.skip(_END)
+
+    def _read_call(self, text: TextScanner, output: EventSink) -> Parsing[bool]:
+        """Read a call behind its first mark. Returns whether there was one."""
+        pieces: list[str] = []
+        if (yield from text.until(_BEHIND_ID, pieces.append, read_mark=False)) != _ARGUMENTS:
+            return False
+        yield from text.match(_ARGUMENTS)
+        yield from text.skip_spaces()
+        id = "".join(pieces).strip()
+        name = id.rpartition(":")[0] or id
+        name = name.removeprefix("functions.")
+        if not name or len(id) > MAX_NAME or (yield from text.peek()) != "{":
+            return False
+        output.start_call(name, id if ":" in id else "")
+        complete = yield from arguments_value(text, output.arguments)
+        if complete or not text.is_exhausted:
+            output.end_call()
+        yield from text.skip_spaces()
+        yield from text.skip(_CALL_END)
+        return True

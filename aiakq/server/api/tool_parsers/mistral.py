@@ -1,0 +1,62 @@
+"""mistral: [TOOL_CALLS][{"name": ..., "arguments": {...}}], or from version 11 on [TOOL_CALLS]name[ARGS]{...}."""
+
+from __future__ import annotations
+
+import hashlib
+import string
+
+from aiakq.server.api.output.events import EventSink
+from aiakq.server.api.output.json_text import MAX_NAME, arguments_value
+from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
+from aiakq.server.api.tool_parsers.base import JsonToolParser
+
+_ALPHABET = string.ascii_letters + string.digits
+_BEHIND_NAME = Marks("[ARGS]", "[CALL_ID]", "{", "\n")
+
+
+class MistralParser(JsonToolParser):
+    """Both forms of the calls. Ids are 9 letters and digits, as the chat templates demand."""
+
+    marks = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+    template_marks = ("[TOOL_CALLS]",)
+    starts = Marks("[TOOL_CALLS]")
+
+    def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        while mark := (yield from text.until(self.starts, output.content)):
+            text.record()
+            spaces = yield from text.skip_spaces()
+            if (yield from text.peek()) in ("[", "{"):
+                yield from self.read_calls(text, output, mark + spaces)
+            else:
+                yield from self._read_named(text, output, mark + spaces)
+
+    def _read_named(self, text: TextScanner, output: EventSink, mark: str) -> Parsing[None]:
+        """Read a call whose name is in front of its arguments."""
+        text.record(mark)
+        name: list[str] = []
+        behind = yield from text.until(_BEHIND_NAME, name.append, read_mark=False)
+        called, id = "".join(name).strip(), ""
+        if behind == "[CALL_ID]":
+            yield from text.match(behind)
+            pieces: list[str] = []
+            behind = yield from text.until(_BEHIND_NAME, pieces.append, read_mark=False)
+            id = "".join(pieces).strip()[:MAX_NAME]
+        yield from text.match("[ARGS]")
+        yield from text.skip_spaces()
+        if not 0 < len(called) <= MAX_NAME or (yield from text.peek()) != "{":
+            output.content(text.recorded())
+            return
+        text.recorded()
+        output.start_call(called, id)
+        complete = yield from arguments_value(text, output.arguments)
+        if complete or not text.is_exhausted:
+            output.end_call()
+
+    @staticmethod
+    def call_id(seed: str) -> str:
+        number = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=16).digest())
+        letters = []
+        for _ in range(9):
+            number, digit = divmod(number, len(_ALPHABET))
+            letters.append(_ALPHABET[digit])
+        return "".join(letters)

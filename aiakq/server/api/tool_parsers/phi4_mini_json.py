@@ -1,0 +1,14 @@
+"""phi4_mini_json: functools[{"name": ..., "arguments": {...}}], of Phi-4-mini."""
+
+from __future__ import annotations
+
+from aiakq.server.api.output.scanner import Marks
+from aiakq.server.api.tool_parsers.base import JsonToolParser
+
+
+class Phi4MiniJsonParser(JsonToolParser):
+    """All calls in one array. The word alone is no mark: it is also a Python module."""
+
+    marks = ("functools[",)
+    template_marks = ("functools",)
+    starts = Marks("functools[")

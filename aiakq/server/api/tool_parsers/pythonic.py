@@ -1,0 +1,113 @@
+"""pythonic: [f(a=1), g(b="x")], of Llama 3.2 and ToolACE."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import ClassVar
+
+from aiakq.server.api.output.events import EventSink
+from aiakq.server.api.output.json_text import MAX_NAME
+from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
+from aiakq.server.api.tool_parsers.base import ToolParser
+from aiakq.server.api.tool_parsers.python_values import python_literal, python_value
+
+_NAME = re.compile(r"[\w.\-]+")
+
+
+class PythonicParser(ToolParser):
+    """A list of calls in Python, whose arguments are literals.
+
+    The list is the beginning of the message, or stands behind a mark. Without a mark it is one only if it calls a tool
+    of the request first: an answer may begin with a bracket, too.
+
+    starts, ends  the marks around the list.
+    """
+
+    starts: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
+    ends: ClassVar[tuple[str, ...]] = ()
+    marks: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
+    template_marks: ClassVar[tuple[str, ...]] = ("[func_name1(",)
+
+    def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        text.record()
+        yield from text.skip_spaces()
+        mark = yield from text.match(*self.starts)
+        if (yield from text.peek()) == "[":
+            yield from self._read_list(text, output, only_known=not mark)
+        else:
+            output.content(text.recorded())
+        marks = Marks(*self.starts)
+        while mark := (yield from text.until(marks, output.content)):
+            text.record(mark)
+            yield from text.skip_spaces()
+            yield from self._read_list(text, output, only_known=False)
+
+    def _read_list(self, text: TextScanner, output: EventSink, only_known: bool) -> Parsing[None]:
+        """Read the calls of a list. What is none is content, with what was recorded before."""
+        found = False
+        in_list = bool((yield from text.match("[")))
+        while True:
+            yield from text.skip_spaces()
+            if found:
+                if in_list and (yield from text.match("]")):
+                    text.record()
+                    break
+                yield from text.match(",")
+                yield from text.skip_spaces()
+            name = yield from _name(text)
+            if not name or (only_known and not found and name not in self.tools) or not (yield from text.match("(")):
+                break
+            output.start_call(name)
+            found = True
+            if not (yield from _arguments(text, output)):
+                text.record()
+                break
+            text.record()
+        output.content(text.recorded())
+        if found and self.ends:
+            yield from text.skip_spaces()
+            yield from text.skip(*self.ends)
+
+
+def _name(text: TextScanner) -> Parsing[str]:
+    """Read a name, which may have dots; "" if there is none."""
+    pieces: list[str] = []
+    while _NAME.match((yield from text.peek())):
+        pieces.append(text.span(_NAME))
+        if sum(map(len, pieces)) > MAX_NAME:
+            return ""
+    return "".join(pieces)
+
+
+def _arguments(text: TextScanner, output: EventSink) -> Parsing[bool]:
+    """Read the arguments of a call up to its bracket. Returns whether they were well-formed."""
+    first = True
+    while True:
+        yield from text.skip_spaces()
+        if (yield from text.match(")")):
+            output.arguments("" if first else "}")
+            output.end_call()
+            return True
+        if not first and not (yield from text.match(",")):
+            break
+        yield from text.skip_spaces()
+        if (yield from text.peek()) == ")":  # behind a last comma
+            continue
+        name = yield from _name(text)
+        yield from text.skip_spaces()
+        if not name or not (yield from text.match("=")):
+            break
+        pieces: list[str] = []
+        complete = yield from python_literal(text, pieces.append)
+        if not complete and text.is_exhausted:
+            break
+        written = "".join(pieces).strip()
+        value = python_value(written)
+        value = json.dumps(written, ensure_ascii=False) if value is None else value
+        output.arguments(("{" if first else ", ") + f"{json.dumps(name, ensure_ascii=False)}: {value}")
+        first = False
+    if not text.is_exhausted:
+        output.arguments("" if first else "}")
+        output.end_call()
+    return False

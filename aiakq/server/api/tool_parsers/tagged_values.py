@@ -1,0 +1,126 @@
+"""Arguments that the model writes as text between tags: their JSON, by the types in the tool's schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from aiakq.server.api.output.events import EventSink
+from aiakq.server.api.output.json_text import decoded, is_valid
+from aiakq.server.api.output.scanner import Emit
+from aiakq.server.api.tool_parsers.python_values import python_value
+
+_TYPES: dict[type, tuple[str, ...]] = {
+    str: ("string",),
+    bool: ("boolean",),
+    int: ("integer", "number"),
+    float: ("number",),
+    list: ("array",),
+    dict: ("object",),
+    type(None): ("null",),
+}
+
+
+class TaggedArguments:
+    """Writes the arguments of one call as a JSON object, value by value.
+
+    schema  of the object.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], output: EventSink) -> None:
+        properties = schema.get("properties")
+        self._properties = properties if isinstance(properties, Mapping) else {}
+        self._output = output
+        self._keys: set[str] = set()
+
+    def begin(self, key: str, trim_line: bool) -> ArgumentText:
+        """A value begins; ``trim_line``: a line break at its beginning and its end are not part of it."""
+        separator = ", " if self._keys else "{"
+        name = json.dumps(key, ensure_ascii=False)
+        self._keys.add(key)
+        self._output.arguments(f"{separator}{name}: ")
+        return ArgumentText(json_types(self._properties.get(key)), self._output.arguments, trim_line)
+
+    def end(self) -> None:
+        """All arguments are there."""
+        if self._keys:
+            self._output.arguments("}")
+        self._output.end_call()
+
+
+class ArgumentText:
+    """The text of one value, in pieces: ``add``, then ``end``. A string is passed on while it is written."""
+
+    def __init__(self, types: frozenset[str], emit: Emit, trim_line: bool) -> None:
+        self._types = types
+        self._emit = emit
+        self._trim_line = trim_line
+        self._is_string = types == {"string"}
+        self._at_start = True
+        self._pieces: list[str] = []
+        self._line_break = ""  # held: it may be the last one
+        if self._is_string:
+            emit('"')
+
+    def add(self, text: str) -> None:
+        if not self._is_string:
+            self._pieces.append(text)
+            return
+        if self._trim_line:
+            if self._at_start and text:
+                text, self._at_start = text.removeprefix("\n"), False
+            text = self._line_break + text
+            self._line_break = "\n" if text.endswith("\n") else ""
+            text = text.removesuffix("\n")
+        self._emit(json.dumps(text, ensure_ascii=False)[1:-1])
+
+    def end(self) -> None:
+        """The value is complete."""
+        if self._is_string:
+            self._emit('"')
+            return
+        text = "".join(self._pieces)
+        if self._trim_line:
+            text = text.removeprefix("\n").removesuffix("\n")
+        self._emit(json_of(text, self._types))
+
+
+def json_types(schema: Any) -> frozenset[str]:
+    """The types that a JSON schema names, also in its alternatives; empty if it names none."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    given = schema.get("type")
+    named = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    types = {name for name in named if isinstance(name, str)}
+    for key in ("anyOf", "oneOf"):
+        for each in schema.get(key) or () if isinstance(schema.get(key), list) else ():
+            if isinstance(each, Mapping) and isinstance(each.get("type"), str):
+                types.add(each["type"])
+    if not types and isinstance(schema.get("enum"), list):
+        types = {name for value in schema["enum"] for name in _TYPES.get(type(value), ())[:1]}
+    return frozenset(types)
+
+
+def json_of(text: str, types: frozenset[str]) -> str:
+    """The JSON of a value written as ``text``: of one of ``types`` if it can be read so, else a string.
+
+    Without types it is whatever its text reads as.
+    """
+    stripped = text.strip()
+    value = decoded(stripped, strict=True)
+    if is_valid(value) and _fits(value, types):
+        return stripped
+    if "string" not in types:
+        written = python_value(stripped)
+        if written is not None and _fits(decoded(written), types):
+            return written
+        if "boolean" in types and stripped.lower() in ("true", "false"):
+            return stripped.lower()
+        if types and stripped in ("", "None", "null"):  # models write an argument that they leave out like this
+            return "null"
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _fits(value: object, types: frozenset[str]) -> bool:
+    return not types or bool(types.intersection(_TYPES.get(type(value), ())))

@@ -1,0 +1,101 @@
+"""Request fields for tools: which there are, and whether the model may call them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, WithJsonSchema
+
+from aiakq.errors import AiakqError, error
+from aiakq.server.api.output.json_text import MAX_NAME
+from aiakq.server.api.request_model import FailFastList, RequestModel
+
+#: The most tools of a request.
+MAX_TOOLS = 1024
+
+_CHOICE_SCHEMA = {
+    "anyOf": [{"enum": ["none", "auto", None]}],
+    "description": "none: no tool is called, and the prompt names none. auto, the default: the model decides.",
+}
+ToolChoice = Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)]
+
+
+class ToolFunction(RequestModel):
+    """A function that the model may call. ``parameters`` is the JSON schema of its arguments."""
+
+    open = True
+    ignored_fields = frozenset()
+    unsupported_fields: ClassVar = {}
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Annotated[bool, WithJsonSchema({"enum": [False, None]})] | None = None
+
+
+class Tool(RequestModel):
+    """A tool, which is a function."""
+
+    open = True
+    ignored_fields = frozenset()
+    unsupported_fields: ClassVar = {}
+
+    type: Annotated[str, WithJsonSchema({"const": "function"})]
+    function: ToolFunction
+
+    def to_dict(self) -> dict[str, Any]:
+        """The tool as chat templates take it: many of them need a description and parameters."""
+        function = {
+            "name": self.function.name,
+            "description": self.function.description or "",
+            "parameters": self.function.parameters or {"type": "object", "properties": {}},
+        }
+        return {"type": "function", "function": function}
+
+
+Tools = Annotated[FailFastList[Tool], Field(max_length=MAX_TOOLS)]
+
+
+def tool_schemas(tools: Sequence[Tool] | None) -> dict[str, Mapping[str, Any]]:
+    """The JSON schemas of the arguments, by the name of the tool."""
+    return {tool.function.name: tool.function.parameters or {} for tool in tools or ()}
+
+
+def check_tools(tools: Sequence[Tool] | None, choice: Any) -> None:
+    """Raise ``unsupported_parameter``, ``missing_field``, ``invalid_type`` or ``value_out_of_range`` for tools."""
+    for number, tool in enumerate(tools or ()):
+        path = f"tools[{number}]"
+        tool.check_extra_fields(path)
+        if tool.type != "function":
+            raise error("unsupported_parameter", param=f"{path}.type", reason="only tools of type function are called")
+        if tool.function.strict:
+            raise needs_grammar(f"{path}.function.strict", "true", "send false: arguments may then miss their schema")
+    if choice is None or choice in ("none", "auto"):
+        return
+    if choice == "required":
+        raise needs_grammar("tool_choice", "'required'", "send 'auto', and ask for the call in a message")
+    if not isinstance(choice, dict):
+        expected = "none, auto, required, or an object with type and function"
+        if isinstance(choice, str):
+            raise error("value_out_of_range", param="tool_choice", value=choice[:64], allowed=expected)
+        raise error("invalid_type", param="tool_choice", reason=f"{expected} is expected")
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise error("missing_field", param="tool_choice.function.name")
+    if name not in tool_schemas(tools):
+        allowed = "the name of one of the tools"
+        raise error("value_out_of_range", param="tool_choice.function.name", value=name[:64], allowed=allowed)
+    raise needs_grammar("tool_choice", "a named function", "send 'auto' with this tool alone")
+
+
+def needs_grammar(param: str, value: str, remedy: str) -> AiakqError:
+    """The refusal of what only constrained decoding can guarantee, which is not built yet."""
+    reason = f"{value} needs constrained decoding, which is not built yet; {remedy}"
+    return error("unsupported_parameter", param=param, reason=reason)
+
+
+def calls_tools(tools: Sequence[Tool] | None, choice: Any) -> bool:
+    """Whether the model may call tools; then they are in the prompt."""
+    return bool(tools) and choice != "none"

@@ -1,0 +1,341 @@
+"""Calls of tools and reasoning in chat completions, of a model that writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+from reciting_model import write_model
+
+from aiakq.errors import AiakqError
+from aiakq.server.background import RunningServer, start_in_background
+
+TEMPLATE = """{%- if tools %}<tools>{{ tools | tojson }}</tools>
+{% endif %}
+{%- for message in messages %}[{{ message.role }}]
+{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}
+{{- message.content or '' }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }} of {{ call.id }}
+{%- for name, value in call.function.arguments | items %} {{ name }}={{ value }}{% endfor %}</tool_call>{% endfor %}
+{%- if message.tool_call_id %} for {{ message.tool_call_id }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt and open_thought %}<think>{% endif %}"""
+
+SCRIPTS = {
+    "<|both|>": [
+        "<think>",
+        "It asks for",
+        " the weather.",
+        "</think>",
+        "\n\nLet me",
+        " look.\n",
+        "<tool_call>",
+        '\n{"name": "get_wea',
+        'ther", "arguments": {"city": "Ber',
+        'gen", "days": ',
+        "[1,",
+        " {}]}}\n",
+        "</tool_call>",
+        '\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool',
+        "_call>\n",
+    ],
+    "<|plain|>": ["Hel", "lo, ", "wor", "ld.\n\n", "- a\n", "<|odd|>", "- b"],
+    "<|broken|>": ["Like ", "<tool_", "call>", "so", " {it", " goes"],
+}
+SPECIAL = ("<tool_call>", "</tool_call>", "<|odd|>")
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+            "strict": False,
+        },
+    },
+    {"type": "function", "function": {"name": "get_time"}},
+]
+ARGUMENTS = {
+    "dtype": "float32",
+    "num_gpu_blocks_override": 513,
+    "served_model_name": ["reciter"],
+    "enable_auto_tool_choice": True,
+    "enable_reasoning": True,
+}
+
+
+@pytest.fixture(scope="session")
+def reciting_model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "reciter"
+    write_model(folder, SCRIPTS, TEMPLATE, SPECIAL)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def reciter(reciting_model) -> Iterator[RunningServer]:
+    """Its parsers are found from its template: hermes and qwen3."""
+    with start_in_background({"model": reciting_model, **ARGUMENTS}, timeout=240) as running:
+        yield running
+
+
+def chat(server: RunningServer, script: str, **fields: Any) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": f"<|{script}|>"}], "temperature": 0, **fields}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refusal(server: RunningServer, **fields: Any) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": "<|plain|>"}], **fields}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=60)
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+def streamed(server: RunningServer, script: str, **fields: Any) -> list[dict[str, Any]]:
+    body = {"messages": [{"role": "user", "content": f"<|{script}|>"}], "temperature": 0, "stream": True, **fields}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=60)
+    lines = [line[6:] for line in answer.text.splitlines() if line]
+    assert lines[-1] == "[DONE]", answer.text
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def added_up(chunks: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
+    """The message that a client makes of a stream."""
+    message: dict[str, Any] = {"content": "", "reasoning": "", "reasoning_content": "", "tool_calls": []}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            if choice["index"] != index:
+                continue
+            delta = choice["delta"]
+            for name in ("content", "reasoning", "reasoning_content"):
+                message[name] += delta.get(name, "")
+            for call in delta.get("tool_calls", []):
+                if "id" in call:
+                    assert call["index"] == len(message["tool_calls"]) and call["type"] == "function"
+                    function = {"name": call["function"]["name"], "arguments": ""}
+                    message["tool_calls"].append({"id": call["id"], "type": "function", "function": function})
+                assert "name" not in call["function"] or "id" in call
+                message["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+            message["finish_reason"] = choice["finish_reason"]
+    return message
+
+
+def test_calls_and_reasoning_are_told_apart(reciter):
+    answer = chat(reciter, "both", tools=TOOLS)
+    [choice] = answer["choices"]
+    message = choice["message"]
+    assert message["reasoning"] == message["reasoning_content"] == "It asks for the weather."
+    assert message["content"] == "Let me look." and choice["finish_reason"] == "tool_calls"
+    weather, clock = message["tool_calls"]
+    assert weather["function"] == {"name": "get_weather", "arguments": '{"city": "Bergen", "days": [1, {}]}'}
+    assert clock["function"] == {"name": "get_time", "arguments": "{}"}
+    assert weather["type"] == "function" and weather["id"] != clock["id"]
+    usage = answer["usage"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == 4
+    assert usage["completion_tokens"] == len(SCRIPTS["<|both|>"]) + 1
+
+
+def test_a_stream_adds_up_to_the_message(reciter):
+    fields = {"tools": TOOLS, "request_id": "same"}
+    message = chat(reciter, "both", **fields)["choices"][0]["message"]
+    chunks = streamed(reciter, "both", **fields, stream_options={"include_usage": True})
+    found = added_up(chunks[:-1])
+    assert found["finish_reason"] == "tool_calls"
+    for name in ("content", "reasoning", "reasoning_content", "tool_calls"):
+        assert found[name] == message[name], name
+    assert chunks[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert sum(chunk["choices"][0]["finish_reason"] is not None for chunk in chunks[:-1]) == 1
+
+
+def test_openais_client_reads_calls(reciter):
+    with httpx.Client(trust_env=False) as plain:
+        client = OpenAI(base_url=f"{reciter.url}/v1", api_key="none", max_retries=0, http_client=plain)
+        body: Any = {"model": "reciter", "messages": [{"role": "user", "content": "<|both|>"}], "tools": TOOLS}
+        message = client.chat.completions.create(**body).choices[0].message
+        assert [json.loads(call.function.arguments) for call in message.tool_calls][1] == {}
+        with client.chat.completions.stream(**body) as stream:
+            final = stream.get_final_completion().choices[0]
+        assert final.finish_reason == "tool_calls"
+        assert [call.function.name for call in final.message.tool_calls] == ["get_weather", "get_time"]
+
+
+def test_reasoning_can_be_left_out(reciter, http):
+    answer = chat(reciter, "both", tools=TOOLS, include_reasoning=False)
+    message = answer["choices"][0]["message"]
+    assert message["reasoning"] is None and message["content"] == "Let me look."
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
+    assert added_up(streamed(reciter, "both", include_reasoning=False))["reasoning"] == ""
+    body = {"messages": [{"role": "user", "content": "Hi"}], "include_reasoning": False}
+    assert "--reasoning-parser" in http.post("/v1/chat/completions", json=body).json()["error"]["message"]
+
+
+def test_every_choice_has_its_own_calls(reciter):
+    choices = chat(reciter, "both", tools=TOOLS, n=3, temperature=1.0)["choices"]
+    assert [len(choice["message"]["tool_calls"]) for choice in choices] == [2, 2, 2]
+    assert len({call["id"] for choice in choices for call in choice["message"]["tool_calls"]}) == 6
+    chunks = streamed(reciter, "both", tools=TOOLS, n=3)
+    assert [len(added_up(chunks, index)["tool_calls"]) for index in range(3)] == [2, 2, 2]
+    used = chat(reciter, "both", tools=TOOLS, n=3)["usage"]
+    assert used["completion_tokens_details"]["reasoning_tokens"] == 12
+
+
+def test_without_tools_or_with_none_text_is_content(reciter):
+    for fields in ({}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}, {"tool_choice": "auto"}):
+        [choice] = chat(reciter, "both", **fields)["choices"]
+        message = choice["message"]
+        assert "tool_calls" not in message and choice["finish_reason"] == "stop"
+        assert message["reasoning"] == "It asks for the weather." and "get_weather" in message["content"]
+    [choice] = chat(reciter, "plain", tools=TOOLS)["choices"]
+    assert choice["message"]["content"] == "Hello, world.\n\n- a\n- b" and choice["finish_reason"] == "stop"
+    assert choice["message"]["reasoning"] is None
+    assert added_up(streamed(reciter, "plain", tools=TOOLS))["content"] == choice["message"]["content"]
+
+
+def test_special_tokens_are_in_the_text_where_they_are_asked_for(reciter):
+    [choice] = chat(reciter, "plain", tools=TOOLS, skip_special_tokens=False)["choices"]
+    assert choice["message"]["content"] == "Hello, world.\n\n- a\n<|odd|>- b"
+    [choice] = chat(reciter, "both", tools=TOOLS, skip_special_tokens=False)["choices"]
+    assert len(choice["message"]["tool_calls"]) == 2 and choice["message"]["content"] == "Let me look."
+
+
+def test_what_is_no_call_is_content(reciter):
+    [choice] = chat(reciter, "broken", tools=TOOLS)["choices"]
+    assert choice["message"]["content"] == "Like <tool_call>so {it goes" and choice["finish_reason"] == "stop"
+
+
+def test_a_limit_ends_with_length(reciter):
+    whole = chat(reciter, "both", tools=TOOLS)["choices"][0]["message"]
+    for limit in range(1, len(SCRIPTS["<|both|>"])):
+        [choice] = chat(reciter, "both", tools=TOOLS, max_tokens=limit)["choices"]
+        assert choice["finish_reason"] == "length"
+        message = choice["message"]
+        assert not message["content"] or limit > 4
+        for call, other in zip(message.get("tool_calls", []), whole["tool_calls"], strict=False):
+            assert other["function"]["arguments"].startswith(call["function"]["arguments"])
+        found = added_up(streamed(reciter, "both", tools=TOOLS, max_tokens=limit))
+        assert found["finish_reason"] == "length" and found["content"] == (message["content"] or "")
+
+
+def test_one_call_at_most_without_parallel_calls(reciter):
+    message = chat(reciter, "both", tools=TOOLS, parallel_tool_calls=False)["choices"][0]["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_weather"]
+
+
+def test_log_probabilities_are_those_of_all_tokens(reciter):
+    fields = {"tools": TOOLS, "logprobs": True, "return_token_ids": True}
+    [choice] = chat(reciter, "both", **fields)["choices"]
+    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) == len(SCRIPTS["<|both|>"]) + 1
+    chunks = [chunk["choices"][0] for chunk in streamed(reciter, "both", **fields)]
+    assert sum((chunk.get("token_ids", []) for chunk in chunks), []) == choice["token_ids"]
+    tokens = [entry["token"] for chunk in chunks if chunk["logprobs"] for entry in chunk["logprobs"]["content"]]
+    assert tokens == [entry["token"] for entry in choice["logprobs"]["content"]]
+
+
+def prompt(server: RunningServer, messages: list[dict[str, Any]], **fields: Any) -> str:
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http:
+        ids = http.post("/tokenize", json={"messages": messages, **fields})
+        assert ids.status_code == 200, ids.text
+        return http.post("/detokenize", json={"tokens": ids.json()["tokens"]}).json()["prompt"]
+
+
+def test_a_prompt_that_opens_the_thought_begins_with_reasoning(reciter):
+    kwargs = {"chat_template_kwargs": {"open_thought": True}}
+    answer = chat(reciter, "plain", **kwargs, tools=TOOLS)
+    message = answer["choices"][0]["message"]
+    assert message["reasoning"] == "It asks for the weather." and message["content"] == "Let me look."
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 3
+
+
+def test_tools_are_in_the_prompt_unless_they_may_not_be_called(reciter):
+    messages = [{"role": "user", "content": "Hi"}]
+    text = prompt(reciter, messages, tools=TOOLS)
+    assert '"name": "get_weather"' in text and "strict" not in text
+    assert '{"name": "get_time", "description": "", "parameters": {"type": "object", "properties": {}}}' in text
+    assert "get_weather" not in prompt(reciter, messages, tools=TOOLS, tool_choice="none")
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Bergen"}', {"city": "Bergen"}], ids=["text", "object"])
+@pytest.mark.parametrize("content", [None, "", [{"type": "text", "text": ""}]], ids=str)
+def test_past_calls_are_rendered(reciter, arguments, content):
+    call = {"id": "abc", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": content, "tool_calls": [call], "reasoning": "Hm."},
+        {"role": "tool", "tool_call_id": "abc", "content": [{"type": "text", "text": "Rain"}]},
+        {"role": "assistant", "content": "It rains.", "tool_calls": [], "reasoning_content": None},
+        {"role": "user", "content": "Oh"},
+    ]
+    assert prompt(reciter, messages) == (
+        "[user]Hi[assistant]<think>Hm.</think><tool_call>get_weather of abc city=Bergen</tool_call>"
+        "[tool]Rain for abc[assistant]It rains.[user]Oh"
+    )
+
+
+def test_wrong_arguments_of_past_calls_do_not_end_a_conversation(reciter):
+    for arguments, shown in (('{"city": ', ' arguments={"city": '), ("", ""), (None, ""), ("[1]", " arguments=[1]")):
+        call = {"id": "a", "function": {"name": "f", "arguments": arguments}}
+        text = prompt(reciter, [{"role": "assistant", "content": None, "tool_calls": [call]}])
+        assert text == f"[assistant]<tool_call>f of a{shown}</tool_call>"
+
+
+def test_what_needs_a_grammar_is_refused(reciter):
+    named = {"type": "function", "function": {"name": "get_time"}}
+    strict = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    for fields, param in (
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": named}, "tool_choice"),
+        ({"tools": strict}, "tools[0].function.strict"),
+    ):
+        failure = refusal(reciter, **fields)
+        assert (failure["code"], failure["param"]) == ("unsupported_parameter", param)
+        assert "constrained decoding" in failure["message"] and "send" in failure["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "missing_field", "tools[0].function"),
+        ({"tools": [{"type": "web", "function": {"name": "f"}}]}, "unsupported_parameter", "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "invalid_type", "tools[0].function.name"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "value_out_of_range", "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": 1}, "invalid_type", "tool_choice"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "value_out_of_range",
+            "tool_choice.function.name",
+        ),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "missing_field", "tool_choice.function.name"),
+    ],
+    ids=str,
+)
+def test_malformed_fields_are_refused(reciter, fields, code, param):
+    failure = refusal(reciter, **fields)
+    assert (failure["code"], failure["param"]) == (code, param)
+
+
+def test_without_the_flag_tools_are_refused(http):
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, "max_tokens": 1}
+    failure = http.post("/v1/chat/completions", json=body).json()["error"]
+    assert failure["code"] == "unsupported_parameter" and "--enable-auto-tool-choice" in failure["message"]
+    assert http.post("/v1/chat/completions", json=body | {"tool_choice": "none"}).status_code == 200
+    assert http.post("/v1/completions", json={"prompt": "a", "tools": TOOLS}).status_code == 400
+
+
+def test_a_template_that_leaves_out_tools_is_refused(reciting_model):
+    options = {"chat_template": "{{ messages[0].content }}", "tool_call_parser": "hermes", "enable_reasoning": False}
+    with start_in_background({"model": reciting_model, **ARGUMENTS, **options}, timeout=240) as server:
+        failure = refusal(server, tools=TOOLS)
+        assert failure["param"] == "tools" and "--chat-template" in failure["message"]
+        assert chat(server, "both")["choices"][0]["message"]["reasoning"] is None
+
+
+def test_parsers_that_cannot_be_told_are_refused_at_the_start(example_model):
+    with pytest.raises(AiakqError) as caught:
+        start_in_background({"model": str(example_model), "enable_auto_tool_choice": True}, timeout=240)
+    assert caught.value.id == "bad_option" and "hermes" in str(caught.value.remedy)
