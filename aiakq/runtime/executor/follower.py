@@ -25,12 +25,14 @@ from aiakq.runtime.distributed.messages import (
     Resumed,
     Sampled,
     ToRank,
+    UseVocabulary,
 )
 from aiakq.runtime.engine.records import StepBatch, StepResult
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.decoder import StageOutput
+from aiakq.runtime.structured.compiler import GrammarCompiler
 
 #: Seconds in which rank 0 notices the end of another rank, which is what this one then suffers from.
 _SECONDS_FOR_CAUSE = 1.0
@@ -119,6 +121,9 @@ class Follower:
                 for sequence, token in zip(sequences, message.tokens, strict=True):
                     if token is not None:
                         sequence.token_ids.append(token)
+        elif isinstance(message, UseVocabulary):
+            if self._stages.samples:
+                self._sequences.compiler = GrammarCompiler(message.vocabulary)
         elif isinstance(message, ResetSequences):
             self._computed.clear()
             self._sequences.clear()

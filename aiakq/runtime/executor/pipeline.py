@@ -12,13 +12,14 @@ from collections import deque
 
 import torch
 
-from aiakq.runtime.distributed.messages import Batch, Launch, ResetSequences, Sampled
+from aiakq.runtime.distributed.messages import Batch, Launch, ResetSequences, Sampled, UseVocabulary
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.engine.records import StepBatch, StepResult
 from aiakq.runtime.executor.local import fits
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.decoder import StageOutput
+from aiakq.runtime.structured.vocabulary import Vocabulary
 
 
 class PipelinedStep:
@@ -95,6 +96,10 @@ class PipelineExecutor:
         self._pending.clear()
         self._sequences.clear()
         self._group.send(ResetSequences())
+
+    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """See ``Executor``. The last stage samples."""
+        self._group.send(UseVocabulary(vocabulary))
 
     def _compute(self, step: PipelinedStep, batch: StepBatch) -> None:
         step_input = self.runner.prepare(batch.chunks, step.sequences, self._sequences)

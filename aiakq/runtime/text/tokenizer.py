@@ -94,6 +94,14 @@ class Tokenizer:
         return f"{len(self.hf)} tokens" if hasattr(self.hf, "__len__") else "from an extension"
 
     @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id; 0 if the tokenizer does not tell."""
+        if self._backend is None and not hasattr(self.hf, "get_vocab"):
+            return 0
+        vocab = self._backend.get_vocab() if self._backend is not None else self.hf.get_vocab()
+        return max(vocab.values(), default=-1) + 1
+
+    @property
     def longest_token(self) -> int:
         """The most characters a token of the vocabulary stands for; 0 if the tokenizer does not tell."""
         if not hasattr(self.hf, "get_vocab"):
@@ -109,6 +117,15 @@ class Tokenizer:
         for part in ("normalizer", "pre_tokenizer", "post_processor"):
             serialized[part] = None
         return json.dumps(serialized)
+
+    def model_json(self) -> str:
+        """What ``CompiledModel`` takes; empty if the tokenizer is not compiled."""
+        if self._backend is None:
+            return ""
+        serialized = json.loads(self._backend.to_str())
+        for part in ("normalizer", "pre_tokenizer", "post_processor"):
+            serialized[part] = None
+        return json.dumps({**serialized, "added_tokens": []})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of ``text``, with whatever the tokenizer puts around it if ``add_special_tokens``.
@@ -235,6 +252,7 @@ def _byte_characters() -> dict[str, int]:
 
 
 _BYTE_CHARACTERS = _byte_characters()
+_CHARACTER_OF = {byte: character for character, byte in _BYTE_CHARACTERS.items()}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -274,6 +292,14 @@ class _Spelling:
             replaced=tuple(replaced),
             known=kinds <= {"ByteLevel", "ByteFallback", "Replace", "Metaspace", "Fuse", "Strip"},
         )
+
+    def spelled(self, text: str) -> str:
+        """``text`` in the characters of the vocabulary."""
+        if self.byte_level:
+            return "".join(_CHARACTER_OF[byte] for byte in text.encode())
+        for pattern, content in self.replaced:
+            text = text.replace(content, pattern) if content else text
+        return text
 
     def bytes_of(self, token: str) -> bytes | None:
         if not self.known:
@@ -333,6 +359,23 @@ class TokenDecoder(Tokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         raise NotImplementedError("it only decodes")
+
+
+class CompiledModel:
+    """Text to ids from ``Tokenizer.model_json``, in time that the length of the text bounds.
+
+    Texts are not split into words before. Merges that cross words are not in a vocabulary, or rare.
+    """
+
+    def __init__(self, serialized: str) -> None:
+        import tokenizers
+
+        self._backend = tokenizers.Tokenizer.from_str(serialized)
+        self._spelling = _Spelling.of(self._backend)
+
+    def split(self, text: str) -> list[int]:
+        """The ids of ``text``, without special tokens."""
+        return self._backend.encode(self._spelling.spelled(text), add_special_tokens=False).ids
 
 
 #: How much longer the replacements of a decoder or a normalizer may make a text.

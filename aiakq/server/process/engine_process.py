@@ -31,6 +31,7 @@ from aiakq.server.process.ipc import (
     Started,
     Stepped,
     Submit,
+    UseVocabulary,
     call_on_hangup,
     encode_error,
 )
@@ -146,6 +147,8 @@ def _serve(link: EngineLink, engine: Engine) -> None:
                 inbox.extend(Abort(request_id) for request_id in record.request_ids)
             elif isinstance(record, Reset):
                 inbox.append(ResetPrefixCache())
+            elif isinstance(record, UseVocabulary):
+                engine.set_vocabulary(record.vocabulary())
         return inbox
 
     engine.on_start = lambda request_ids: link.send(Started(request_ids))
