@@ -12,6 +12,7 @@ import pytest
 
 from aiakq import LLM
 from aiakq.runtime.engine.records import Executor, PendingStep, StepBatch, StepResult
+from aiakq.runtime.structured.vocabulary import Vocabulary
 
 T = TypeVar("T")
 
@@ -31,6 +32,9 @@ class EncodingExecutor:
 
     def reset(self) -> None:
         self.inner.reset()
+
+    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
+        self.inner.set_vocabulary(self.crossed(vocabulary, Vocabulary))
 
     def crossed(self, record: T, type_: type[T]) -> T:
         encoded = msgspec.msgpack.encode(record)

@@ -18,7 +18,7 @@ from aiakq.runtime.text.tokenizer import is_panic
 #: Characters of the grammars whose compiled forms are kept, and how many there are at most.
 CACHE_CHARS, CACHE_GRAMMARS = 4 << 20, 256
 #: Items of a parser in one step: a grammar that needs more fails, instead of slowing down others.
-STEP_MAX_ITEMS = 5000
+STEP_MAX_ITEMS = 1000
 
 
 class _Tokens:
