@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from aiakq.runtime.text.tokenizer import CompiledModel, Tokenizer
+from aiakq.runtime.text.spelling import CompiledModel
+from aiakq.runtime.text.tokenizer import Tokenizer
 
 
 class Vocabulary(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ from aiakq.server.process.ipc import (
     Started,
     Stepped,
     Submit,
-    UseVocabulary,
+    GiveVocabulary,
     call_on_hangup,
     encode_error,
 )
@@ -147,7 +147,7 @@ def _serve(link: EngineLink, engine: Engine) -> None:
                 inbox.extend(Abort(request_id) for request_id in record.request_ids)
             elif isinstance(record, Reset):
                 inbox.append(ResetPrefixCache())
-            elif isinstance(record, UseVocabulary):
+            elif isinstance(record, GiveVocabulary):
                 engine.set_vocabulary(record.vocabulary())
         return inbox
 

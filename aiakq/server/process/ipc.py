@@ -108,7 +108,7 @@ class Cancel(msgspec.Struct, tag="cancel"):
     request_ids: list[str]
 
 
-class UseVocabulary(msgspec.Struct, tag="vocabulary"):
+class GiveVocabulary(msgspec.Struct, tag="vocabulary"):
     """What grammars of requests are made of: a ``Vocabulary``, encoded when the tokenizer was loaded."""
 
     encoded: bytes
@@ -171,7 +171,7 @@ class Stepped(msgspec.Struct, tag="stepped"):
     output: StepOutput
 
 
-ToEngine = Start | Submit | Cancel | Reset | UseVocabulary
+ToEngine = Start | Submit | Cancel | Reset | GiveVocabulary
 FromEngine = Configured | Loading | Ready | Failed | Started | Stepped
 
 _encoder = msgspec.msgpack.Encoder()

@@ -20,7 +20,7 @@ from aiakq.runtime.engine.messages import (
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor
 from aiakq.server.errors import copy_error
-from aiakq.server.process.ipc import Cancel, Reset, Submit, ToEngine, UseVocabulary
+from aiakq.server.process.ipc import Cancel, Reset, Submit, ToEngine, GiveVocabulary
 from aiakq.server.process.request_stream import (
     Prompt,
     RequestStream,
@@ -256,7 +256,7 @@ class RequestManager:
         self._send = send
         self._limits = self._processor.limits = limits
         if self.vocabulary:
-            send(UseVocabulary(self.vocabulary))
+            send(GiveVocabulary(self.vocabulary))
         for stream in list(self._streams):
             if not stream.is_complete:
                 self.adopt(stream)

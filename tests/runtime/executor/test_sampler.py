@@ -261,7 +261,10 @@ def test_prompt_logprobs_put_the_actual_token_first():
         {"truncate_prompt_tokens": 0},
         {"truncate_prompt_tokens": -2},
         {"logits_processors": ["print"]},
-        {"guided_decoding": {"json": {}}},
+        {"guided_decoding": {"json": 3}},
+        {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+        {"structured_outputs": {"regex": "a"}, "guided_decoding": {"regex": "a"}},
+        {"structured_outputs": 5},
     ],
     ids=str,
 )
