@@ -23,7 +23,11 @@ from aiakq.kernels.types import SamplingProblem
 
 IMPLEMENTATIONS = Registry(
     "aiakq.implementations.sampling",
-    {"cpu": "aiakq.kernels.cpu.sampling", "torch": "aiakq.kernels.ops.sampling"},
+    {
+        "cpu": "aiakq.kernels.cpu.sampling",
+        "triton": "aiakq.kernels.triton.sampling",
+        "torch": "aiakq.kernels.ops.sampling",
+    },
     plugins_first=True,
 )
 

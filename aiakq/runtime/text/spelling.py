@@ -21,7 +21,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True)
-class Spelling:
+class TokenSpelling:
     """How a vocabulary spells the bytes of its tokens.
 
     byte_level     every character stands for a byte.
@@ -36,11 +36,11 @@ class Spelling:
     known: bool = False
 
     @staticmethod
-    def of(backend: Any) -> Spelling:
+    def of(backend: Any) -> TokenSpelling:
         """From the decoder of a compiled tokenizer; of any other one nothing is known."""
         decoder = getattr(backend, "decoder", None)
         if decoder is None:
-            return Spelling()
+            return TokenSpelling()
         state = json.loads(decoder.__getstate__())
         steps = state["decoders"] if state["type"] == "Sequence" else [state]
         kinds = {step["type"] for step in steps}
@@ -50,7 +50,7 @@ class Spelling:
             if step["type"] == "Replace" and "String" in step["pattern"]
         ]
         replaced += [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
-        return Spelling(
+        return TokenSpelling(
             byte_level="ByteLevel" in kinds,
             byte_fallback="ByteFallback" in kinds,
             replaced=tuple(replaced),
@@ -90,7 +90,7 @@ class CompiledModel:
         import tokenizers
 
         self._backend = tokenizers.Tokenizer.from_str(serialized)
-        self._spelling = Spelling.of(self._backend)
+        self._spelling = TokenSpelling.of(self._backend)
 
     def split(self, text: str) -> list[int]:
         """The ids of ``text``, without special tokens."""

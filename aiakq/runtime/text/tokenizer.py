@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,7 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import check_files, read_json
-from aiakq.runtime.text.spelling import Spelling
+from aiakq.runtime.text.spelling import TokenSpelling
 
 
 @dataclass(frozen=True)
@@ -191,8 +190,8 @@ class Tokenizer:
         return frozenset(getattr(self.hf, "all_special_ids", ()))
 
     @cached_property
-    def _spelling(self) -> Spelling:
-        return Spelling.of(self._backend or getattr(self.hf, "_tokenizer", None))
+    def _spelling(self) -> TokenSpelling:
+        return TokenSpelling.of(self._backend or getattr(self.hf, "_tokenizer", None))
 
     @property
     def has_chat_template(self) -> bool:

@@ -24,6 +24,7 @@ from aiakq.server.process.ipc import (
     Configured,
     EngineLink,
     Failed,
+    GiveVocabulary,
     Loading,
     Ready,
     Reset,
@@ -31,7 +32,6 @@ from aiakq.server.process.ipc import (
     Started,
     Stepped,
     Submit,
-    GiveVocabulary,
     call_on_hangup,
     encode_error,
 )

@@ -20,7 +20,7 @@ from aiakq.runtime.engine.messages import (
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor
 from aiakq.server.errors import copy_error
-from aiakq.server.process.ipc import Cancel, Reset, Submit, ToEngine, GiveVocabulary
+from aiakq.server.process.ipc import Cancel, GiveVocabulary, Reset, Submit, ToEngine
 from aiakq.server.process.request_stream import (
     Prompt,
     RequestStream,
