@@ -8,11 +8,13 @@ and its page table under a slot number, and a step names only what is new (docs/
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Protocol
 
 import msgspec
 
 from aiakq.runtime.engine.messages import RequestSpec, TokenLogprobs
+from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
 
 
@@ -132,3 +134,6 @@ class Executor(Protocol):
 
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
         """What grammars of sequences are made of; comes before the first sequence with one."""
+
+    def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
+        """Begin to compile ``grammar`` beside the steps; None if nothing is to be waited for."""

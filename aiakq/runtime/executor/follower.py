@@ -19,6 +19,7 @@ from aiakq.runtime.distributed.messages import (
     Batch,
     Launch,
     OutOfMemory,
+    PrepareGrammar,
     ResetSequences,
     Results,
     Resume,
@@ -124,6 +125,9 @@ class Follower:
         elif isinstance(message, UseVocabulary):
             if self._stages.samples:
                 self._sequences.compiler = GrammarCompiler(message.vocabulary)
+        elif isinstance(message, PrepareGrammar):
+            if self._sequences.compiler is not None:
+                self._sequences.compiler.prepare(message.grammar)
         elif isinstance(message, ResetSequences):
             self._computed.clear()
             self._sequences.clear()

@@ -6,7 +6,8 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, cast
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.structured.grammars import WHITESPACE, Grammar, not_enforceable
@@ -57,12 +58,34 @@ class GrammarCompiler:
         self._library = llguidance
         self._special_ids = {vocabulary.tokens[id].decode(errors="replace"): id for id in vocabulary.special_ids}
         tokens = _Tokens(vocabulary)
-        self._tokenizer = llguidance.LLTokenizer(tokens, n_vocab=len(vocabulary.tokens), eos_token=vocabulary.eos_ids)
+        self._tokenizer = llguidance.LLTokenizer(
+            cast(Any, tokens), n_vocab=len(vocabulary.tokens), eos_token=vocabulary.eos_ids
+        )
         tokens.greedy = self._tokenizer.greedy_tokenize
         self._limits = llguidance.LLParserLimits(step_max_items=STEP_MAX_ITEMS, verbose_errors=False)
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
         self._chars = 0
         self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "grammars")
+        self._preparing: dict[Grammar, Future[None]] = {}
+
+    def prepare(self, grammar: Grammar) -> Future[None] | None:
+        """Begin to compile ``grammar`` in another thread; None if it is there. ``matcher`` raises its failure."""
+        with self._lock:
+            if grammar in self._compiled:
+                return None
+            if grammar not in self._preparing:
+                self._preparing[grammar] = self._thread.submit(self._prepare, grammar)
+            return self._preparing[grammar]
+
+    def _prepare(self, grammar: Grammar) -> None:
+        try:
+            self._keep(grammar, self._compile(grammar, ""))
+        except AiakqError:
+            pass
+        finally:
+            with self._lock:
+                self._preparing.pop(grammar, None)
 
     def matcher(
         self, grammar: Grammar, outputs: Sequence[int] = (), param: str = "structured_outputs"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -161,7 +161,7 @@ def _tag_grammar(param: str, tags: Any, whitespace: str | None, closed: bool) ->
     return Grammar("structural_tag", _checked_text(param, json.dumps(tags, ensure_ascii=False)), whitespace, closed)
 
 
-_MAKERS = {
+_MAKERS: dict[str, Callable[[str, Any, str | None, bool], Grammar]] = {
     "json": json_grammar,
     "regex": _regex_grammar,
     "choice": _choice_grammar,
@@ -208,6 +208,9 @@ def _check_depth(param: str, schema: Any) -> None:
 
 
 def not_enforceable(param: str, reason: str) -> AiakqError:
-    """The error for a grammar that llguidance refuses with ``reason``: its first line, which names the keyword."""
-    first = (reason.strip().splitlines() or ["no reason given"])[0]
-    return error("grammar_not_enforceable", param=param, reason=first.rstrip(".")[:300])
+    """The error for a grammar that llguidance refuses with ``reason``: its first line, which names the keyword, and
+    what is wrong with a regular expression, which comes last.
+    """
+    lines = reason.strip().splitlines() or ["no reason given"]
+    wrong = [line.removeprefix("error: ") for line in lines[1:] if line.startswith("error: ")]
+    return error("grammar_not_enforceable", param=param, reason="; ".join([lines[0], *wrong]).rstrip(".:")[:300])

@@ -82,7 +82,7 @@ class Submit(msgspec.Struct, tag="submit"):
                 prompt_index[id(spec.prompt_token_ids)],
                 sampling_index[id(spec.sampling)],
                 *(getattr(spec, name) for name in _PLAIN_FIELDS),
-                grammar=grammar_index.get(id(spec.grammar), -1),
+                grammar_index.get(id(spec.grammar), -1),
             )
             for spec in specs
         ]
@@ -96,7 +96,7 @@ class Submit(msgspec.Struct, tag="submit"):
                 self.prompts[sequence.prompt],
                 self.samplings[sequence.sampling],
                 *(getattr(sequence, name) for name in _PLAIN_FIELDS),
-                grammar=None if sequence.grammar < 0 else self.grammars[sequence.grammar],
+                None if sequence.grammar < 0 else self.grammars[sequence.grammar],
             )
             for sequence in self.sequences
         ]
