@@ -200,7 +200,7 @@ class LLM:
             self.engine.set_vocabulary(vocabulary)
         assert params.grammar is not None
         name = "structured_outputs" if params.guided_decoding is None else "guided_decoding"
-        self._compiler.matcher(params.grammar, param=name)
+        self._compiler.matcher(self.engine.limits.grammars.apply(params.grammar), param=name)
 
     def _executor_with_functions(self) -> LocalExecutor:
         """The executor, if it can call functions of this process. Raises ``unsupported_parameter``."""

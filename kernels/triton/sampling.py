@@ -29,7 +29,7 @@ class TritonSampler(TorchSampler):
     """TorchSampler, which reads and writes no logits that a mask allows."""
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-        """See TorchSampler."""
+        """Set what ``bits`` [N, W] int32 do not allow in rows ``rows`` [N] int64 of ``logits`` [R, V] to -inf."""
         from aiakq.kernels.triton.sampling_kernel import mask_kernel
 
         vocab = logits.shape[1]

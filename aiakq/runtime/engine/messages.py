@@ -14,7 +14,7 @@ import msgspec
 
 from aiakq.errors import error
 from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.structured.grammars import Grammar, GrammarDefaults
 
 #: The ``error`` of a sequence whose logits are not finite.
 NOT_FINITE = "the model's output is not finite (overflow)"
@@ -36,6 +36,7 @@ class ModelLimits:
     max_logprobs  most log-probabilities per position a client may ask for.
     max_new_tokens  what longer answers are cut to; None: nothing.
     by_priority   whether requests may have a priority.
+    grammars      how structured output is written unless a request says otherwise.
     """
 
     vocab_size: int
@@ -45,6 +46,7 @@ class ModelLimits:
     eos_token_ids: tuple[int, ...] = ()
     max_new_tokens: int | None = None
     by_priority: bool = False
+    grammars: GrammarDefaults = GrammarDefaults()
 
 
 class RequestSpec(msgspec.Struct, frozen=True):
@@ -132,7 +134,7 @@ def admit(
         priority=priority,
         cache_salt=cache_salt,
         client=client,
-        grammar=params.grammar,
+        grammar=None if params.grammar is None else limits.grammars.apply(params.grammar),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from aiakq.errors import AiakqError
 from aiakq.runtime.structured.grammars import WHITESPACE, Grammar, not_enforceable
 from aiakq.runtime.structured.matcher import GrammarMatcher
-from aiakq.runtime.structured.structural_tags import tag_grammar
+from aiakq.runtime.structured.structural_tags import quoted, tag_grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import is_panic
 
@@ -121,8 +121,8 @@ class GrammarCompiler:
             if not matcher.is_error():
                 matcher.compute_bitmask()
             failure = matcher.get_error()
-        except AiakqError:
-            raise
+        except AiakqError as problem:
+            failure = str(problem.fields["reason"])
         except BaseException as problem:  # Rust can panic
             if not isinstance(problem, Exception) and not is_panic(problem):
                 raise
@@ -148,7 +148,7 @@ class GrammarCompiler:
         if grammar.kind == "regex":
             return make.grammar_from_regex(text)
         if grammar.kind == "choice":
-            choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
+            choices = " | ".join(map(quoted, json.loads(text)))
             return make.grammar_from_lark(f"start: {choices}")
         if grammar.kind == "structural_tag":
             return tag_grammar(json.loads(text), lambda schema: json_schema(grammar, schema), self._special_ids)

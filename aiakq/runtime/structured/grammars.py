@@ -67,6 +67,38 @@ class GuidedDecodingParams:
     structural_tag: str | dict[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class GrammarDefaults:
+    """How answers are written unless a request says otherwise: --structured-outputs-config.
+
+    compact  JSON without blanks.
+    closed   see ``Grammar``.
+    """
+
+    compact: bool = False
+    closed: bool = False
+
+    @classmethod
+    def from_args(cls, given: Mapping[str, Any]) -> GrammarDefaults:
+        """Raises ``bad_option``."""
+        option, names = "--structured-outputs-config", ("disable_any_whitespace", "disable_additional_properties")
+        without_effect = {"backend": BACKENDS, "disable_fallback": (True, False)}
+        without_effect |= {"reasoning_parser": ("",), "enable_in_reasoning": (False,)}
+        for name, value in given.items():
+            allowed = (True, False) if name in names else without_effect.get(name, ())
+            if value is not None and value not in allowed:
+                expected = f"one of {', '.join(map(str, allowed))}" if allowed else f"one of {', '.join(names)}"
+                raise error("bad_option", option=option, value=f"{name}: {value}", expected=expected, hint="")
+        return cls(bool(given.get(names[0])), bool(given.get(names[1])))
+
+    def apply(self, grammar: Grammar) -> Grammar:
+        """``grammar`` with what its request leaves open."""
+        if grammar.kind not in ("json", "structural_tag"):
+            return grammar
+        whitespace = "" if self.compact and grammar.whitespace is None else grammar.whitespace
+        return Grammar(grammar.kind, grammar.text, whitespace, grammar.closed or self.closed)
+
+
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _FLAGS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 

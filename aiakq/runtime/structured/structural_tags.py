@@ -6,6 +6,7 @@ Both forms of vLLM's ``structural_tag``: ``structures`` with ``triggers``, and a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from aiakq.runtime.structured.grammars import not_enforceable
 
 _TEXT = r"/(.|\n)*/"
 _PARAM = "structural_tag"
+_CONTROL = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 
 
 def tag_grammar(tags: Mapping[str, Any], schema_of: Callable[[Any], Any], special_ids: Mapping[str, int]) -> str:
@@ -116,12 +118,12 @@ class _Rules:
         """Text up to ``mark``, and that."""
         if mark in self._special_ids:
             return f"{text} {self._quoted(mark)}"
-        return self._rule(f"{text} {json.dumps(mark, ensure_ascii=False)}", "[lazy]")
+        return self._rule(f"{text} {quoted(mark)}", "[lazy]")
 
     def _quoted(self, text: str) -> str:
         if text in self._special_ids:
             return f"<[{self._special_ids[text]}]>"
-        return json.dumps(text, ensure_ascii=False) if text else ""
+        return quoted(text) if text else ""
 
     def _rule(self, body: str, options: str = "") -> str:
         name = f"rule_{len(self._lines)}"
@@ -139,6 +141,11 @@ class _Rules:
         name = f"grammar_{len(self._grammars)}"
         self._grammars.append({"name": name, "lark_grammar": any_to_lark(text)})
         return self._rule(f"@{name}")
+
+
+def quoted(text: str) -> str:
+    """``text`` as a Lark grammar has it, where control characters are escaped."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def _escaped(pattern: str) -> str:

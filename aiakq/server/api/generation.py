@@ -117,7 +117,8 @@ async def _run(
 ) -> Response:
     given, prompts, params = await read_generation_request(service, body, model)
     if params.grammar is not None:
-        await service.text.check_grammar(params.grammar, given.grammar_name())
+        grammar = service.model.limits.grammars.apply(params.grammar)
+        await service.text.check_grammar(grammar, given.grammar_name())
     bad_words = await service.bad_word_ids(params)
     service.check_available()  # tokenization took a while
     state = request.state
