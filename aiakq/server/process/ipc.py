@@ -81,8 +81,8 @@ class Submit(msgspec.Struct, tag="submit"):
                 spec.request_id,
                 prompt_index[id(spec.prompt_token_ids)],
                 sampling_index[id(spec.sampling)],
-                *(getattr(spec, name) for name in _PLAIN_FIELDS),
-                grammar_index.get(id(spec.grammar), -1),
+                grammar=grammar_index.get(id(spec.grammar), -1),
+                **{name: getattr(spec, name) for name in _PLAIN_FIELDS},
             )
             for spec in specs
         ]
@@ -95,8 +95,8 @@ class Submit(msgspec.Struct, tag="submit"):
                 sequence.request_id,
                 self.prompts[sequence.prompt],
                 self.samplings[sequence.sampling],
-                *(getattr(sequence, name) for name in _PLAIN_FIELDS),
-                None if sequence.grammar < 0 else self.grammars[sequence.grammar],
+                grammar=None if sequence.grammar < 0 else self.grammars[sequence.grammar],
+                **{name: getattr(sequence, name) for name in _PLAIN_FIELDS},
             )
             for sequence in self.sequences
         ]

@@ -251,6 +251,13 @@ def test_without_a_tokenizer_there_is_no_grammar(example_model):
         llm.generate([5, 6], params(1))
 
 
+def test_json_without_blanks_by_default(example_model):
+    config = {"backend": "xgrammar", "disable_any_whitespace": True}
+    llm = LLM(model=str(example_model), dtype="float32", structured_outputs_config=config)
+    text = llm.generate("Once", params(0), use_tqdm=False)[0].outputs[0].text
+    assert text.startswith('{"name":"') and ',"ages":[' in text
+
+
 def test_masks_of_every_sampler_agree():
     torch.manual_seed(1)
     from aiakq.kernels.cpu.sampling import NativeSampler

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import jsonschema
 import openai
 import pytest
@@ -157,3 +162,17 @@ def test_a_grammar_that_explodes_fails_alone(client, http):
         )
     assert "too complex" in str(caught.value)
     assert http.post("/v1/completions", json={**PROMPT, "max_tokens": 1}).status_code == 200
+
+
+def test_a_restarted_engine_continues_under_the_same_grammar(start_server):
+    body = {**PROMPT, "max_tokens": 900, "ignore_eos": True, "guided_regex": "[a-f ]{2000,}"}
+    with start_server() as server, ThreadPoolExecutor(1) as pool, httpx.Client(base_url=server.url, timeout=90) as http:
+        alone = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        waiting = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=90)
+        while "vllm:num_requests_running{" not in (page := http.get("/metrics").text) or re.search(
+            r"^vllm:num_requests_running\{[^}]*\} 0", page, re.MULTILINE
+        ):
+            time.sleep(0.01)
+        os.kill([event.engine_pid for event in server.events if event.engine_pid is not None][-1], signal.SIGKILL)
+        assert waiting.result().json()["choices"][0]["text"] == alone
+        assert re.fullmatch("[a-f ]+", alone)
