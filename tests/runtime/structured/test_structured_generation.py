@@ -10,7 +10,6 @@ from pathlib import Path
 import jsonschema
 import pydantic
 import pytest
-import torch
 
 from aiakq import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
 from aiakq.errors import AiakqError
@@ -256,23 +255,3 @@ def test_json_without_blanks_by_default(example_model):
     llm = LLM(model=str(example_model), dtype="float32", structured_outputs_config=config)
     text = llm.generate("Once", params(0), use_tqdm=False)[0].outputs[0].text
     assert text.startswith('{"name":"') and ',"ages":[' in text
-
-
-def test_masks_of_every_sampler_agree():
-    torch.manual_seed(1)
-    from aiakq.kernels.cpu.sampling import NativeSampler
-
-    vocab = 1003
-    logits = torch.randn(5, vocab)
-    bits = torch.randint(-(2**31), 2**31, (3, 32), dtype=torch.int64).int()
-    bits[2] = 0
-    masks = sampling.TokenMasks([0, 2, 4], bits)
-    rows = [sampling.SampleRow(temperature=1.0, uniform=0.3, top_p=0.9) for _ in range(5)]
-    native = NativeSampler()(logits, rows, None, masks).collect()
-    reference = sampling.TorchSampler(vocab)(logits, rows, None, masks).collect()
-    for at in range(4):
-        assert native[at].token == reference[at].token
-        assert native[at].logprob == pytest.approx(reference[at].logprob, abs=1e-5)
-    assert native[4].outcome is reference[4].outcome is sampling.SampleOutcome.NOTHING_LEFT
-    for at, line in ((0, 0), (2, 1)):
-        assert bits[line, native[at].token // 32] >> (native[at].token % 32) & 1
