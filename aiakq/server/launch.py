@@ -79,6 +79,8 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
         try:
             loading = asyncio.create_task(load_service(supervisors, args, on_event))
             if not await signals.wait_or(loading):
+                # It fails because of that, and nobody asks why.
+                loading.add_done_callback(lambda task: task.cancelled() or task.exception())
                 supervisors.kill()
                 return 128 + signals.received[0]
             service, ready = _result_or_kill(loading, supervisors)

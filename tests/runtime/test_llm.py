@@ -195,7 +195,7 @@ def _copy(example_model, folder, **changes):
         ({"quantization": "awq"}, "quantization_mismatch"),
         ({"quantization": "foo"}, "bad_option"),
         ({"max_num_batched_tokens": 10, "enable_chunked_prefill": False}, "option_conflict"),
-        ({"pipeline_parallel_size": 2}, "bad_option"),
+        ({"pipeline_parallel_size": 65}, "bad_option"),
         ({"device": "cuda"}, "device"),
     ],
 )

@@ -241,7 +241,7 @@ def test_term_while_loading_ends_the_server(example_model):
         "sys.exit(serve(args, lambda event: print(event.kind, event.url, flush=True)))\n"
     )
     command = [sys.executable, "-P", "-c", code, str(example_model)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         kind, url = process.stdout.readline().split()
         assert kind == "listening"
         answer = httpx.get(f"{url}/health", trust_env=False)
@@ -252,6 +252,7 @@ def test_term_while_loading_ends_the_server(example_model):
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 143
         assert "ready" not in process.stdout.read()
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_a_public_address_without_key_causes_a_warning(start_server):

@@ -67,7 +67,7 @@ class ParallelConfig:
     def remark(self, config_json: Mapping[str, Any]) -> str | None:
         """What to tell whoever serves a checkpoint with another tensor-parallel size than it was quantized for."""
         planned = planned_size(config_json)
-        if planned in (None, self.tensor_parallel_size):
+        if planned in (None, 1, self.tensor_parallel_size):
             return None
         return f"served with -tp {self.tensor_parallel_size}, quantized for -tp {planned}"
 

@@ -111,12 +111,16 @@ void gather_over_sockets(const Gather& op, Worker& worker) {
           [&](int64_t row) { return x + ((top + row) * op.x_stride + begin - op.first) * size; },
           [&](int64_t row) { return line(own, row); });
       parallel_for(worker, 1, 1, [&](int64_t) { exchange(group, rows, columns, size, own); });
-      for (int32_t rank = 0; rank < group.size; rank++) {
+      // An item is some rows of one rank. Which columns those are is read inside: a thread that is late skips the loop,
+      // and the others may be exchanging again by then.
+      const int64_t rows_per_item = max(1, COPIED / max(1, columns * size / group.size));
+      parallel_for(worker, ceil_div(rows, rows_per_item) * group.size, 1, [&](int64_t item) {
+        const int32_t rank = (int32_t)(item % group.size);
         const Columns part = rank == group.rank ? own : received(group, rank);
-        copy_rows(
-            worker, rows, part.count * size, [&](int64_t row) { return line(part, row); },
-            [&](int64_t row) { return y + ((top + row) * op.y_stride + left + part.first) * size; });
-      }
+        const int64_t first = item / group.size * rows_per_item;
+        for (int64_t row = first; row < min(first + rows_per_item, rows); row++)
+          memcpy(y + ((top + row) * op.y_stride + left + part.first) * size, line(part, row), part.count * size);
+      });
     }
   }
 }

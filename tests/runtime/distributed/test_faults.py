@@ -112,9 +112,17 @@ def test_a_rank_is_lost_at(place, how, example_model, monkeypatch, tmp_path):
     pids = [int(line) for line in started.read_text().splitlines()]
     assert len(pids) == 3
     deadline = time.monotonic() + MORE
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+    while any(runs(pid) for pid in pids):
         assert time.monotonic() < deadline, "a rank is left"
         time.sleep(0.05)
+
+
+def runs(pid: int) -> bool:
+    """Whether the process has not ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def write_pid(file: Path) -> str:

@@ -24,6 +24,14 @@ def generate(llm: LLM) -> list[tuple[list[int], list]]:
     return [(result.outputs[0].token_ids, result.outputs[0].logprobs) for result in results]
 
 
+def runs(pid: int) -> bool:
+    """Whether the process has not ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def ranks_of(llm: LLM) -> list[int]:
     """Process ids of ranks 1 and up."""
     return [rank.process.pid for rank in llm.engine.executor._group._ranks]
@@ -106,7 +114,7 @@ def test_a_lost_rank_of_any_stage_is_named(stages, rank, how):
         generate(llm)
     assert time.monotonic() - began < 10
     deadline = time.monotonic() + 10
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+    while any(runs(pid) for pid in pids):
         assert time.monotonic() < deadline, "all ranks end"
         time.sleep(0.05)
 

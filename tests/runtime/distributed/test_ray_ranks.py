@@ -131,7 +131,7 @@ def test_a_process_that_is_killed_is_named_at_once(ranks, monkeypatch, which, sh
     began = time.monotonic()
     with pytest.raises(AiakqError, match="Rank 1 failed: ") as failure:
         generate(llm)
-    assert time.monotonic() - began < 6 and failure.value.id == "rank_failed"
+    assert time.monotonic() - began < 10 and failure.value.id == "rank_failed"
     if which == 1:
         assert "it was ended by SIGKILL on node" in failure.value.message
     wait_for_end(pids[1])
