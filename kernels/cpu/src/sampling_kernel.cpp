@@ -33,8 +33,9 @@ struct Logits {
 // Sixteen logits, from a multiple of 16 on; those past the end, and of tokens not allowed, are minus infinity.
 INLINE F read(const Logits& logits, int64_t i, int64_t count) {
   const uint32_t allowed = logits.mask ? logits.mask[i / 32] >> (i & 16) & 0xffff : 0xffff;
-  if (i + 16 <= count && allowed == 0xffff) return load(logits.x + i);
   if (!allowed) return splat(MINUS_INFINITY);
+  if (i + 16 <= count && allowed == 0xffff) return load(logits.x + i);
+  if (i + 16 <= count) return select_bits(allowed, load(logits.x + i), splat(MINUS_INFINITY));
   alignas(64) float held[16];
   for (int lane = 0; lane < 16; lane++)
     held[lane] = i + lane < count && (allowed >> lane & 1) ? logits.x[i + lane] : MINUS_INFINITY;
