@@ -12,13 +12,24 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from aiakq.runtime.llm import LLM
     from aiakq.runtime.sampling_params import SamplingParams
+    from aiakq.runtime.structured.grammars import GuidedDecodingParams, StructuredOutputsParams
     from aiakq.runtime.text.outputs import CompletionOutput, RequestOutput
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "GuidedDecodingParams",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 _LAZY = {
     "LLM": "aiakq.runtime.llm",
     "SamplingParams": "aiakq.runtime.sampling_params",
+    "GuidedDecodingParams": "aiakq.runtime.structured.grammars",
+    "StructuredOutputsParams": "aiakq.runtime.structured.grammars",
     "RequestOutput": "aiakq.runtime.text.outputs",
     "CompletionOutput": "aiakq.runtime.text.outputs",
 }

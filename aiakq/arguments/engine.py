@@ -218,6 +218,11 @@ class TokenizerArguments:
         "encode, decode and apply_chat_template of transformers.",
     )
     skip_tokenizer_init: bool = argument(False, "Load no tokenizer: prompts and answers are token ids.")
+    structured_outputs_config: dict[str, Any] | None = argument(
+        None,
+        "How structured output is written unless a request says otherwise, as a JSON object: disable_any_whitespace, "
+        "disable_additional_properties; backend, with any of vLLM's names, changes nothing.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,6 +125,12 @@ REQUEST_ERRORS = {
     "missing_field": ErrorKind("The request field {param} is missing.", "", USAGE),
     "unknown_field": ErrorKind("The request field {param} is not known.", "Remove it, or check its spelling.", USAGE),
     "unsupported_parameter": ErrorKind("{param} is not supported: {reason}.", "", USAGE),
+    "grammar_not_enforceable": ErrorKind("{param} cannot be enforced: {reason}.", "", USAGE),
+    "grammar_failed": ErrorKind(
+        "The text cannot be continued as the request's grammar demands: it became too complex.",
+        "Simplify the grammar.",
+        USAGE,
+    ),
     "invalid_token_id": ErrorKind(
         "{param} holds the token id {value}, outside 0..{last}.", "Use ids of this model's vocabulary.", USAGE
     ),

@@ -15,6 +15,8 @@ from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache, StepOu
 from aiakq.runtime.executor.local import LocalExecutor
 from aiakq.runtime.loader.loading import load_engine
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.structured.compiler import GrammarCompiler
+from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor, truncated
 from aiakq.runtime.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from aiakq.runtime.text.tokenizer import is_panic
@@ -39,6 +41,7 @@ class LLM:
         self.engine = load_engine(self.config)
         self._processor = OutputProcessor(self.tokenizer, self.engine.limits)
         self._ids = itertools.count()
+        self._compiler: GrammarCompiler | None = None  # made for the first request with a grammar
 
     def get_tokenizer(self) -> Any:
         """The transformers tokenizer. Raises ``no_tokenizer``."""
@@ -159,6 +162,8 @@ class LLM:
                 request_id = str(next(self._ids))
                 ids = truncated(ids, each, self.engine.limits)
                 results[request_id] = _empty(request_id, text, ids, each)
+                if each.grammar is not None:
+                    self._check_grammar(each)
                 specs = self._processor.add(request_id, ids, each, priority, salt, within_context=True)
                 inbox += specs
                 if each.logits_processors:
@@ -181,6 +186,21 @@ class LLM:
             if each.num_sequences > each.n:
                 result.outputs = _best(result.outputs, each.n)
         return list(results.values())
+
+    def _check_grammar(self, params: SamplingParams) -> None:
+        """Raise ``grammar_not_enforceable`` for a grammar that cannot be enforced, ``no_tokenizer`` for any without
+        text.
+        """
+        if self._compiler is None:
+            if not self.tokenizer.has_text:
+                raise error("no_tokenizer")
+            vocabulary = Vocabulary.of(self.tokenizer)
+            limits = self.engine.limits
+            self._compiler = GrammarCompiler(vocabulary.resized(limits.vocab_size, limits.eos_token_ids))
+            self.engine.set_vocabulary(vocabulary)
+        assert params.grammar is not None
+        name = "structured_outputs" if params.guided_decoding is None else "guided_decoding"
+        self._compiler.matcher(self.engine.limits.grammars.apply(params.grammar), param=name)
 
     def _executor_with_functions(self) -> LocalExecutor:
         """The executor, if it can call functions of this process. Raises ``unsupported_parameter``."""

@@ -6,10 +6,11 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from aiakq.errors import error
+from aiakq.runtime.structured.grammars import Grammar, grammar_of
 
 #: Below this a temperature is greedy: dividing logits by it would overflow (documented in docs/serving.md).
 GREEDY_BELOW = 1e-5
@@ -24,7 +25,6 @@ MAX_BAD_WORDS = 128
 MAX_STOP_TOKEN_IDS = 128
 #: A token id as a key of JSON: as it is written, so that no two keys name one token.
 TOKEN_KEY = re.compile(r"^(0|-?[1-9][0-9]{0,39})$")
-_GUIDED = "guided decoding is not built yet"
 
 
 @dataclass(frozen=True)
@@ -182,17 +182,18 @@ class SamplingParams:
         allowed="1 or more, or -1 for what fits",
         schema={"integer": {"not": {"const": 0}}},
     )
-    guided_decoding: Any = _param(None, "Refused.", only_local=True)
-    structured_outputs: Any = _param(None, "Refused.", only_local=True)
+    guided_decoding: Any = _param(None, "Older name of structured_outputs: a GuidedDecodingParams.", only_local=True)
+    structured_outputs: Any = _param(
+        None, "What the text has to match: a StructuredOutputsParams, or a dict with its fields.", only_local=True
+    )
     stop_strings: tuple[str, ...] = field(init=False, default=())
+    grammar: Grammar | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_stops()
         self._check_words()
-        for name in ("guided_decoding", "structured_outputs"):
-            if getattr(self, name) is not None:
-                raise error("unsupported_parameter", param=name, reason=_GUIDED)
+        self._check_grammar()
         if any(not callable(each) for each in self.logits_processors or ()):
             raise error("invalid_type", param="logits_processors", reason="functions are expected")
         if self.truncate_prompt_tokens == 0:
@@ -213,6 +214,12 @@ class SamplingParams:
         if self.logit_bias is not None:
             self.logit_bias = _checked_bias(self.logit_bias)
         self._check_ids()
+
+    def as_record(self) -> SamplingParams:
+        """These parameters without those that no record can carry, and without structured outputs."""
+        if self.logits_processors or self.structured_outputs is not None or self.guided_decoding is not None:
+            return replace(self, logits_processors=None, structured_outputs=None, guided_decoding=None)
+        return self
 
     @property
     def num_sequences(self) -> int:
@@ -266,6 +273,12 @@ class SamplingParams:
         if stops and not self.detokenize:
             raise error("unsupported_parameter", param="stop", reason="it needs detokenize=True")
         self.stop_strings = tuple(stops)
+
+    def _check_grammar(self) -> None:
+        if self.structured_outputs is not None and self.guided_decoding is not None:
+            raise error("unsupported_parameter", param="guided_decoding", reason="structured_outputs is given too")
+        name = "structured_outputs" if self.guided_decoding is None else "guided_decoding"
+        self.grammar = grammar_of(name, getattr(self, name))
 
     def _check_ids(self) -> None:
         """Replace ``allowed_token_ids`` by sorted distinct ids, and ``stop_token_ids`` by distinct ids."""

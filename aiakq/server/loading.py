@@ -69,6 +69,9 @@ async def load_service(
     if text.tokenizer.has_text and not text.has_template:
         warning = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
         on_event(ServerEvent("warning", warning))
+    if text.loaded.grammar_failure:
+        warning = f"Structured output is refused: {text.loaded.grammar_failure}."
+        on_event(ServerEvent("warning", warning))
     return service, reports
 
 
@@ -78,6 +81,8 @@ def _manager(reports: Sequence[Ready], text: TextClient, metrics: Metrics, queue
         RequestManager(OutputProcessor(text.tokenizer, each.limits), each.limits, metrics.of_engine(number), queue)
         for number, each in enumerate(reports)
     ]
+    for manager in managers:
+        manager.vocabulary = text.loaded.vocabulary
     return managers[0] if len(managers) == 1 else Replicas(managers, int(reports[0].settings["block_size"]))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
-from aiakq.kernels.ops.sampling import ModifiedLogits, SampleOutcome, SampleResult, SampleRow
+from aiakq.kernels.ops.sampling import ModifiedLogits, SampleOutcome, SampleResult, SampleRow, TokenMasks
 from aiakq.kernels.types import SamplingProblem
 
 #: Bytes of logits of all rows from which several threads sample.
@@ -59,7 +59,11 @@ class NativeSampler:
         self._ops = library.OpList(self._op)
 
     def __call__(
-        self, raw: Tensor, rows: Sequence[SampleRow], modified: ModifiedLogits | None = None
+        self,
+        raw: Tensor,
+        rows: Sequence[SampleRow],
+        modified: ModifiedLogits | None = None,
+        masks: TokenMasks | None = None,
     ) -> NativePendingSamples:
         """See Sampler."""
         vocab = raw.shape[1]
@@ -76,17 +80,17 @@ class NativeSampler:
                 native.top_k, native.top_p, native.min_p = max(row.top_k, 0), row.top_p, row.min_p
             if row.num_logprobs is not None:
                 native.ranked, native.count = 1, row.num_logprobs
-        nothing_left: list[int] = []
         if modified is not None:
             modified = modified._replace(logits=modified.logits.contiguous())
-            nothing_left = _use_modified(table, modified)
+            for index, at in enumerate(modified.rows):
+                table[at].logits = modified.logits.data_ptr() + index * vocab * 4
+        if masks is not None:
+            masks = masks._replace(bits=masks.bits.contiguous())
+            for index, at in enumerate(masks.rows):
+                table[at].mask = masks.bits.data_ptr() + index * masks.bits.shape[1] * 4
         top = _top_buffers(table) if any(row.num_logprobs for row in rows) else None
         self._run(table, vocab)
-        results = _results(table, top)
-        for at in nothing_left:
-            if results[at].outcome is SampleOutcome.DONE:
-                results[at] = results[at]._replace(outcome=SampleOutcome.NOTHING_LEFT)
-        return NativePendingSamples(results)
+        return NativePendingSamples(_results(table, top))
 
     def _run(self, table: Array[Structure], vocab: int) -> None:
         threads = torch.get_num_threads() if len(table) * vocab * 4 >= SHARED_FROM else 1
@@ -99,20 +103,6 @@ class NativeSampler:
             op.m, op.vocabulary, op.rows = len(table), vocab, ctypes.addressof(table)
             op.scratch = self._scratch.data_ptr()
             self._ops(threads)
-
-
-def _use_modified(table: Array[Structure], modified: ModifiedLogits) -> list[int]:
-    """Point rows of ``table`` to their modified logits. Returns the rows of which no token is left; those stay with the
-    raw logits, from which any token can be sampled.
-    """
-    address, row_bytes = modified.logits.data_ptr(), modified.logits.shape[1] * 4
-    nothing_left = []
-    for index, (at, largest) in enumerate(zip(modified.rows, modified.logits.amax(dim=-1).tolist(), strict=True)):
-        if largest == -math.inf:
-            nothing_left.append(at)
-        else:
-            table[at].logits = address + index * row_bytes
-    return nothing_left
 
 
 def _top_buffers(table: Array[Structure]) -> tuple[Tensor, Tensor]:
@@ -134,7 +124,9 @@ def _results(table: Array[Structure], top: tuple[Tensor, Tensor] | None) -> list
     ids, values = ([], []) if top is None else (top[0].tolist(), top[1].tolist())
     at = 0
     for native in table:
-        outcome = SampleOutcome.DONE if math.isfinite(native.normalizer) else SampleOutcome.NOT_FINITE
+        outcome = SampleOutcome.NOTHING_LEFT if native.nothing_left else SampleOutcome.DONE
+        if not math.isfinite(native.normalizer):
+            outcome = SampleOutcome.NOT_FINITE
         end = at + native.count
         found = ids[at:end], values[at:end]
         results.append(SampleResult(native.token, native.log_probability, outcome, native.rank, *found))

@@ -23,7 +23,11 @@ from aiakq.kernels.types import SamplingProblem
 
 IMPLEMENTATIONS = Registry(
     "aiakq.implementations.sampling",
-    {"cpu": "aiakq.kernels.cpu.sampling", "torch": "aiakq.kernels.ops.sampling"},
+    {
+        "cpu": "aiakq.kernels.cpu.sampling",
+        "triton": "aiakq.kernels.triton.sampling",
+        "torch": "aiakq.kernels.ops.sampling",
+    },
     plugins_first=True,
 )
 
@@ -57,7 +61,7 @@ class SampleOutcome(IntEnum):
     """What became of a row.
 
     NOT_FINITE       its raw logits are not finite.
-    NOTHING_LEFT     every modified logit is -inf.
+    NOTHING_LEFT     every modified logit of a token that is allowed is -inf.
     MORE_CANDIDATES  the token is not settled: to be sampled again with ``all_candidates``.
     """
 
@@ -91,6 +95,15 @@ class ModifiedLogits(NamedTuple):
     logits: Tensor
 
 
+class TokenMasks(NamedTuple):
+    """Row ``rows[i]`` is sampled among the tokens allowed by ``bits[i]``, of the host: [at least V / 32] int32, bit
+    t % 32 of word t // 32 for token t.
+    """
+
+    rows: list[int]
+    bits: Tensor
+
+
 class PendingSamples(Protocol):
     """Rows whose sampling was launched."""
 
@@ -106,7 +119,11 @@ class Sampler(Protocol):
     """Samples one token per row, at most R rows at a time, by inverting the cumulative distribution."""
 
     def __call__(
-        self, raw: Tensor, rows: Sequence[SampleRow], modified: ModifiedLogits | None = None
+        self,
+        raw: Tensor,
+        rows: Sequence[SampleRow],
+        modified: ModifiedLogits | None = None,
+        masks: TokenMasks | None = None,
     ) -> PendingSamples:
         """Launch sampling from ``raw`` [R, V] float32, which is not modified and may be overwritten afterwards."""
 
@@ -134,14 +151,27 @@ class TorchSampler:
         self.candidates = candidates
 
     def __call__(
-        self, raw: Tensor, rows: Sequence[SampleRow], modified: ModifiedLogits | None = None
+        self,
+        raw: Tensor,
+        rows: Sequence[SampleRow],
+        modified: ModifiedLogits | None = None,
+        masks: TokenMasks | None = None,
     ) -> TorchPendingSamples:
         """See Sampler."""
         logits = raw
         if modified is not None:
             logits = raw.index_copy(0, on_device(modified.rows, raw.device), modified.logits)
+        if masks is not None:
+            logits = logits.clone() if logits is raw else logits
+            self.mask(logits, on_device(masks.rows, raw.device), on_device(masks.bits, raw.device))
         tokens, packed = self._launch(raw, logits, rows)
         return TorchPendingSamples(tokens, on_host(packed), rows)
+
+    def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        """Set what ``bits`` [N, W] int32 do not allow in rows ``rows`` [N] int64 of ``logits`` [R, V] to -inf."""
+        shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
+        allowed = (bits.unsqueeze(-1) >> shifts & 1).flatten(1)[:, : logits.shape[1]].bool()
+        logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill(~allowed, float("-inf")))
 
     def _launch(self, raw: Tensor, logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Tensor, Tensor]:
         """Tokens [R] int64 sampled from ``logits`` [R, V], and what the host has to know of them in one tensor float64.

@@ -23,6 +23,7 @@ from aiakq.kernels.types import (
     NormProblem,
     QWeight,
     RotaryTables,
+    SamplingProblem,
 )
 
 #: Relative error, root mean square, from which on a kernel is wrong and not merely rounded.
@@ -255,6 +256,19 @@ def _gated_norm(device: torch.device) -> float:
     return worst
 
 
+def _sampling(device: torch.device) -> float:
+    """Masks over some rows of logits."""
+    logits, rows = torch.randn(5, 1003, device=device), torch.tensor([3, 0], device=device)
+    bits = torch.randint(-(2**31), 2**31, (2, 32), dtype=torch.int64, device=device).int()
+    found = []
+    for name in ("triton", "torch"):
+        masked = logits.clone()
+        sampler = REGISTRIES["sampling"].load(name).prepare(SamplingProblem(torch.float32, device.type))
+        sampler.mask(masked, rows, bits)
+        found.append(masked.clamp(min=-100))
+    return _error(*found)
+
+
 #: Family -> its check: the largest error on a device.
 FAMILIES: dict[str, Callable[[torch.device], float]] = {
     "weight-only linear": _weight_only,
@@ -266,4 +280,5 @@ FAMILIES: dict[str, Callable[[torch.device], float]] = {
     "convolution": _convolution,
     "recurrence": _recurrence,
     "gated norm": _gated_norm,
+    "sampling": _sampling,
 }

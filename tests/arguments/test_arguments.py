@@ -82,6 +82,7 @@ SHOWN_BY = {
     "tokenizer_revision": "test_a_tokenizer_may_be_of_another_revision_or_another_model",
     "tokenizer_mode": "test_the_slow_way_gives_the_same_text",
     "tokenizer_extension_path": "test_an_extension_makes_the_tokenizer",
+    "structured_outputs_config": "test_json_without_blanks_by_default",
     "skip_tokenizer_init": "test_without_a_tokenizer_ids_go_in_and_come_out",
     "max_model_len": "test_the_longest_context_that_fits_into_memory",
     "block_size": "test_block_size_and_number_of_blocks_are_as_given",

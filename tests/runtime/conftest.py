@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,6 +13,8 @@ import pytest
 
 from aiakq import LLM
 from aiakq.runtime.engine.records import Executor, PendingStep, StepBatch, StepResult
+from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.structured.vocabulary import Vocabulary
 
 T = TypeVar("T")
 
@@ -31,6 +34,12 @@ class EncodingExecutor:
 
     def reset(self) -> None:
         self.inner.reset()
+
+    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
+        self.inner.set_vocabulary(self.crossed(vocabulary, Vocabulary))
+
+    def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
+        return self.inner.prepare_grammar(self.crossed(grammar, Grammar))
 
     def crossed(self, record: T, type_: type[T]) -> T:
         encoded = msgspec.msgpack.encode(record)

@@ -10,6 +10,7 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import read_json
+from aiakq.runtime.structured.grammars import GrammarDefaults
 
 #: Architectures with learned positions: they have no rotary embedding.
 _LEARNED_POSITIONS = frozenset({"OPTForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM"})
@@ -114,11 +115,13 @@ class GenerationConfig:
 
     sampling        default values of SamplingParams.
     max_new_tokens  limit of every answer; None: there is none.
+    grammars        how structured output is written.
     """
 
     eos_token_ids: tuple[int, ...]
     sampling: Mapping[str, Any]
     max_new_tokens: int | None
+    grammars: GrammarDefaults = GrammarDefaults()
 
     @staticmethod
     def from_args(folder: Path, args: Mapping[str, Any], raw: Mapping[str, Any]) -> GenerationConfig:
@@ -132,7 +135,8 @@ class GenerationConfig:
         if not all(type(id) is int for id in eos_token_ids):
             raise error("model_malformed", file="generation_config.json", reason=f"eos_token_id is {eos!r:.64}")
         sampling = {name: values[name] for name in _SAMPLING if name in values}
-        return GenerationConfig(eos_token_ids, sampling, max_new_tokens_of(values))
+        grammars = GrammarDefaults.from_args(args["structured_outputs_config"] or {})
+        return GenerationConfig(eos_token_ids, sampling, max_new_tokens_of(values), grammars)
 
 
 def max_new_tokens_of(generation: Mapping[str, Any]) -> int | None:

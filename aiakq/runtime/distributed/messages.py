@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from aiakq.runtime.engine.records import StepBatch, StepResult
+from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.system.frames import framed, receive_frame
 
 
@@ -143,6 +145,18 @@ class Resumed(msgspec.Struct, tag="resumed"):
     """The ranks of this one's stage may meet again."""
 
 
+class UseVocabulary(msgspec.Struct, tag="vocabulary"):
+    """What grammars of sequences are made of, for the rank that samples."""
+
+    vocabulary: Vocabulary
+
+
+class PrepareGrammar(msgspec.Struct, tag="grammar"):
+    """Sequences with this grammar will follow."""
+
+    grammar: Grammar
+
+
 class Sampled(msgspec.Struct, tag="sampled"):
     """What the oldest step sampled: for each of its chunks a token, or None if it continues no sequence."""
 
@@ -177,7 +191,19 @@ class RankFailed(msgspec.Struct, tag="failed"):
     fields: dict[str, Any]
 
 
-ToRank = Load | CountPages | Configure | Batch | Launch | Abandon | Resume | Sampled | ResetSequences
+ToRank = (
+    Load
+    | CountPages
+    | Configure
+    | Batch
+    | Launch
+    | Abandon
+    | Resume
+    | Sampled
+    | ResetSequences
+    | UseVocabulary
+    | PrepareGrammar
+)
 FromRank = (
     Listening | RankLoaded | PagesCounted | RankReady | Abandoned | Resumed | Results | OutOfMemory | Alive | RankFailed
 )

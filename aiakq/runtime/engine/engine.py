@@ -42,6 +42,7 @@ from aiakq.runtime.engine.records import (
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.structured.vocabulary import Vocabulary
 
 #: The id of the request with which the engine tests the model.
 PROBE = "probe"
@@ -125,6 +126,10 @@ class Engine:
         self.executor.reset()
         self._count([], outputs)
         return outputs
+
+    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """What grammars of requests are made of; comes before the first request with one."""
+        self.executor.set_vocabulary(vocabulary.resized(self.limits.vocab_size, self.limits.eos_token_ids))
 
     def check(self) -> None:
         """Assert the invariants that hold between steps: no page or slot lost, used twice or mixed up, and every
@@ -274,7 +279,7 @@ class Engine:
         count = 0
         while reason is None and count < len(tokens):
             sequence.token_ids.append(tokens[count].token)
-            reason, stop_reason = sequence.finish_reason(tokens[count].token)
+            reason, stop_reason = sequence.finish_reason(tokens[count].token, tokens[count].ends)
             count += 1
         output = self._output(sequence)
         for sampled in tokens[:count]:

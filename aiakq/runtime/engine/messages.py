@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
 from aiakq.errors import error
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.structured.grammars import Grammar, GrammarDefaults
 
 #: The ``error`` of a sequence whose logits are not finite.
 NOT_FINITE = "the model's output is not finite (overflow)"
 #: The ``error`` of a sequence whose own masks forbid every token.
 NOTHING_LEFT = "no token is left that the request allows"
+#: The ``error`` of a sequence whose grammar can no longer say what may follow.
+GRAMMAR_FAILED = "its grammar cannot be followed any further"
 #: The ``error`` of a sequence whose chunk does not fit into memory, even alone.
 OUT_OF_MEMORY = "its part of a step does not fit into memory"
 
@@ -33,6 +36,7 @@ class ModelLimits:
     max_logprobs  most log-probabilities per position a client may ask for.
     max_new_tokens  what longer answers are cut to; None: nothing.
     by_priority   whether requests may have a priority.
+    grammars      how structured output is written unless a request says otherwise.
     """
 
     vocab_size: int
@@ -42,12 +46,14 @@ class ModelLimits:
     eos_token_ids: tuple[int, ...] = ()
     max_new_tokens: int | None = None
     by_priority: bool = False
+    grammars: GrammarDefaults = GrammarDefaults()
 
 
 class RequestSpec(msgspec.Struct, frozen=True):
     """One sequence to generate, every field checked. Made by ``admit`` only.
 
-    sampling         the request's parameters, whole; without ``logits_processors``, which no record can carry.
+    sampling         the request's parameters; without ``logits_processors``, which no record can carry, and without
+                     structured outputs, of which ``grammar`` is what remains.
     max_tokens       tokens to generate at most; 0 scores the prompt and stops.
     seed             the sequence's own: that of the request plus its index, or a random one, so that a preempted
                      sequence repeats itself.
@@ -56,6 +62,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     priority         lower ones are scheduled first.
     cache_salt       pages are shared only between requests with the same one.
     client           whose it is: steps are shared between clients (``FairScheduler``).
+    grammar          what the text has to match.
     """
 
     request_id: str
@@ -68,6 +75,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     priority: int = 0
     cache_salt: str = ""
     client: str = ""
+    grammar: Grammar | None = None
 
 
 def admit(
@@ -118,7 +126,7 @@ def admit(
     return RequestSpec(
         request_id=request_id,
         prompt_token_ids=list(prompt_token_ids),
-        sampling=replace(params, logits_processors=None) if params.logits_processors else params,
+        sampling=params.as_record(),
         max_tokens=max_tokens,
         seed=secrets.randbits(63) if params.seed is None else params.seed + index,
         eos_token_ids=[] if params.ignore_eos else list(limits.eos_token_ids),
@@ -126,6 +134,7 @@ def admit(
         priority=priority,
         cache_salt=cache_salt,
         client=client,
+        grammar=None if params.grammar is None else limits.grammars.apply(params.grammar),
     )
 
 

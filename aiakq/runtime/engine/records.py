@@ -8,11 +8,14 @@ and its page table under a slot number, and a step names only what is new (docs/
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Protocol
 
 import msgspec
 
 from aiakq.runtime.engine.messages import RequestSpec, TokenLogprobs
+from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.structured.vocabulary import Vocabulary
 
 
 class NewSequence(msgspec.Struct, frozen=True):
@@ -63,7 +66,8 @@ class SampledToken(msgspec.Struct):
 
     logprob   of the raw logits, before temperature and penalties.
     logprobs  of the most likely tokens, if the request asked.
-    error     why there is no valid token: NOT_FINITE or NOTHING_LEFT.
+    error     why there is no valid token: NOT_FINITE, NOTHING_LEFT or GRAMMAR_FAILED.
+    ends      whether the text is complete with it, because its grammar allows nothing more.
     resample  whether there is none because the candidates were not enough to settle it.
     """
 
@@ -72,6 +76,7 @@ class SampledToken(msgspec.Struct):
     logprobs: TokenLogprobs | None = None
     error: str | None = None
     resample: bool = False
+    ends: bool = False
 
     @property
     def is_valid(self) -> bool:
@@ -126,3 +131,9 @@ class Executor(Protocol):
 
     def reset(self) -> None:
         """Drop every pending step and every sequence."""
+
+    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """What grammars of sequences are made of; comes before the first sequence with one."""
+
+    def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
+        """Begin to compile ``grammar`` beside the steps; None if nothing is to be waited for."""

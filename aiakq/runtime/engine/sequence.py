@@ -113,13 +113,18 @@ class Sequence:
         self.num_computed_tokens = len(self.token_ids) - 1
         self.resamples = True
 
-    def finish_reason(self, token: int) -> tuple[str | None, int | None]:
-        """Whether the sequence ends with ``token`` just appended: (finish_reason, stop_reason)."""
+    def finish_reason(self, token: int, is_complete: bool = False) -> tuple[str | None, int | None]:
+        """Whether the sequence ends with ``token`` just appended: (finish_reason, stop_reason).
+
+        is_complete  whether its grammar allows nothing more.
+        """
         if self.num_outputs >= self.spec.sampling.min_tokens:
             if token in self.eos_ids:
                 return "stop", None
             if token in self.stop_ids:
                 return "stop", token
+        if is_complete:
+            return "stop", None
         if self.num_outputs >= self.spec.max_tokens:
             return "length", None
         return None, None

@@ -19,18 +19,21 @@ from aiakq.runtime.distributed.messages import (
     Batch,
     Launch,
     OutOfMemory,
+    PrepareGrammar,
     ResetSequences,
     Results,
     Resume,
     Resumed,
     Sampled,
     ToRank,
+    UseVocabulary,
 )
 from aiakq.runtime.engine.records import StepBatch, StepResult
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.decoder import StageOutput
+from aiakq.runtime.structured.compiler import GrammarCompiler
 
 #: Seconds in which rank 0 notices the end of another rank, which is what this one then suffers from.
 _SECONDS_FOR_CAUSE = 1.0
@@ -119,6 +122,12 @@ class Follower:
                 for sequence, token in zip(sequences, message.tokens, strict=True):
                     if token is not None:
                         sequence.token_ids.append(token)
+        elif isinstance(message, UseVocabulary):
+            if self._stages.samples:
+                self._sequences.compiler = GrammarCompiler(message.vocabulary)
+        elif isinstance(message, PrepareGrammar):
+            if self._sequences.compiler is not None:
+                self._sequences.compiler.prepare(message.grammar)
         elif isinstance(message, ResetSequences):
             self._computed.clear()
             self._sequences.clear()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import torch
 
@@ -18,6 +19,9 @@ from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.decoder import whole_logits
 from aiakq.runtime.sampling_params import LogitsProcessor
+from aiakq.runtime.structured.compiler import GrammarCompiler
+from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.structured.vocabulary import Vocabulary
 
 
 class LocalPendingStep(SampledStep):
@@ -111,6 +115,15 @@ class LocalExecutor:
         """See ``Executor``."""
         self._pending.clear()
         self._sequences.clear()
+
+    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """See ``Executor``."""
+        self._sequences.compiler = GrammarCompiler(vocabulary)
+
+    def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
+        """See ``Executor``."""
+        compiler = self._sequences.compiler
+        return None if compiler is None else compiler.prepare(grammar)
 
     def register_logits_processors(self, request_id: str, processors: Sequence[LogitsProcessor]) -> None:
         """Apply ``processors`` to the logits of a request that is about to be added to the engine.

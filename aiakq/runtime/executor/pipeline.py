@@ -9,16 +9,20 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import deque
+from concurrent.futures import Future
 
 import torch
 
-from aiakq.runtime.distributed.messages import Batch, Launch, ResetSequences, Sampled
+from aiakq.runtime.distributed.messages import Batch, Launch, PrepareGrammar, ResetSequences, Sampled, UseVocabulary
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.engine.records import StepBatch, StepResult
 from aiakq.runtime.executor.local import fits
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.decoder import StageOutput
+from aiakq.runtime.structured.compiler import GrammarCompiler
+from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.structured.vocabulary import Vocabulary
 
 
 class PipelinedStep:
@@ -58,6 +62,7 @@ class PipelineExecutor:
         self._sequences = RunningSequences(num_slots, max_pages)
         self._pending: deque[PipelinedStep] = deque()
         self._numbers = itertools.count()
+        self._compiler: GrammarCompiler | None = None
         weakref.finalize(self, group.close)
 
     @torch.inference_mode()
@@ -95,6 +100,20 @@ class PipelineExecutor:
         self._pending.clear()
         self._sequences.clear()
         self._group.send(ResetSequences())
+
+    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """See ``Executor``. The last stage samples."""
+        self._group.send(UseVocabulary(vocabulary))
+        self._compiler = GrammarCompiler(vocabulary)
+
+    def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
+        """See ``Executor``. The last stage compiles it; so does this one, which then knows how long that takes."""
+        if self._compiler is None:
+            return None
+        preparing = self._compiler.prepare(grammar)
+        if preparing is not None:
+            self._group.send(PrepareGrammar(grammar))
+        return preparing
 
     def _compute(self, step: PipelinedStep, batch: StepBatch) -> None:
         step_input = self.runner.prepare(batch.chunks, step.sequences, self._sequences)

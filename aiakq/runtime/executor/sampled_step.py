@@ -8,8 +8,8 @@ from torch import Tensor
 
 from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.transfer import on_device
-from aiakq.runtime.engine.messages import TokenLogprobs
-from aiakq.runtime.engine.records import Chunk, ChunkResult, StepResult
+from aiakq.runtime.engine.messages import GRAMMAR_FAILED, NOT_FINITE, TokenLogprobs
+from aiakq.runtime.engine.records import Chunk, ChunkResult, SampledToken, StepResult
 from aiakq.runtime.executor.sampler import SamplerOutput, SamplerRow, prompt_logprobs, sample
 from aiakq.runtime.executor.sequences import SequenceState
 
@@ -71,12 +71,26 @@ class SampledStep:
         for index, sequence in enumerate(self._sequences):
             row = self._row_of.get(sequence)
             result = ChunkResult() if row is None else ChunkResult([tokens[row]])
-            if row is not None and tokens[row].is_valid:
-                sequence.token_ids.append(tokens[row].token)
+            if row is not None:
+                _check_grammar(sequence, tokens[row])
+                if tokens[row].is_valid:
+                    sequence.token_ids.append(tokens[row].token)
             if index in self._scores:
                 result.prompt_logprobs = self._scores[index]()
             results.append(result)
         return StepResult(results)
+
+
+def _check_grammar(sequence: SequenceState, sampled: SampledToken) -> None:
+    """Advance the grammar of ``sequence`` by what was sampled, and note there if it ends, or fails."""
+    matcher = sequence.matcher
+    if sequence.spec.grammar is None or sampled.error == NOT_FINITE:
+        return
+    if matcher is not None and sampled.is_valid:
+        matcher.advance(sampled.token)
+        sampled.ends = matcher.is_finished
+    if matcher is None or matcher.failure is not None:
+        sampled.error = GRAMMAR_FAILED
 
 
 def _prompt_scores(

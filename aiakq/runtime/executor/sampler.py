@@ -11,9 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
-from aiakq.kernels.ops.sampling import ModifiedLogits, PendingSamples, SampleOutcome, Sampler, SampleResult, SampleRow
+from aiakq.kernels.ops.sampling import (
+    ModifiedLogits,
+    PendingSamples,
+    SampleOutcome,
+    Sampler,
+    SampleResult,
+    SampleRow,
+    TokenMasks,
+)
 from aiakq.kernels.transfer import on_device
 from aiakq.runtime.engine.messages import NOT_FINITE, NOTHING_LEFT, TokenLogprobs
 from aiakq.runtime.engine.records import SampledToken
@@ -79,7 +88,8 @@ def _sampled(result: SampleResult) -> SampledToken:
 def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow]) -> SamplerOutput:
     """Sample one token per row of ``logits`` [R, V] float32, which may change after the call.
 
-    Log-probabilities are those of the model, before penalties, biases and masks.
+    Log-probabilities are those of the model, before penalties, biases and masks. Grammars come last: whatever else a
+    request asks for, they decide what is allowed.
     """
     vocab = logits.shape[1]
     changed = [at for at, row in enumerate(rows) if row.sequence.modifier.modifies(row.position)]
@@ -88,7 +98,19 @@ def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow]) -> SamplerO
         modified = ModifiedLogits(changed, logits.index_select(0, on_device(changed, logits.device)))
         for values, at in zip(modified.logits, changed, strict=True):
             rows[at].sequence.modifier.apply(values, rows[at].sequence.token_ids, rows[at].position)
-    return SamplerOutput(sampler(logits, [row.request(vocab) for row in rows], modified))
+    return SamplerOutput(sampler(logits, [row.request(vocab) for row in rows], modified, _masks(rows)))
+
+
+def _masks(rows: list[SamplerRow]) -> TokenMasks | None:
+    """What the grammars of ``rows`` allow; None if none has one."""
+    found = [(at, row.sequence.matcher) for at, row in enumerate(rows) if row.sequence.matcher is not None]
+    if not found:
+        return None
+    # Matchers write whole masks: they may know a token more than there are logits.
+    bits = torch.empty(len(found), max(matcher.num_words for _, matcher in found), dtype=torch.int32)
+    for line, (_, matcher) in zip(bits, found, strict=True):
+        matcher.fill_mask(line.data_ptr())
+    return TokenMasks([at for at, _ in found], bits)
 
 
 def prompt_logprobs(

@@ -11,6 +11,8 @@ from aiakq.runtime.engine.messages import RequestSpec
 from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
 from aiakq.runtime.executor.logits_modifier import LogitsModifier
 from aiakq.runtime.sampling_params import LogitsProcessor
+from aiakq.runtime.structured.compiler import GrammarCompiler
+from aiakq.runtime.structured.matcher import GrammarMatcher
 
 
 class SequenceState:
@@ -19,10 +21,11 @@ class SequenceState:
     token_ids  prompt, then the tokens of collected steps.
     pages      its KV pages in order.
     modifier   of its logits.
+    matcher    of its grammar, after ``token_ids``; None: it has none.
     state_at   per row of its states, the number of tokens it is the state after, or none; see StateRows.
     """
 
-    __slots__ = ("modifier", "num_prompt", "pages", "sampling", "slot", "spec", "state_at", "token_ids")
+    __slots__ = ("matcher", "modifier", "num_prompt", "pages", "sampling", "slot", "spec", "state_at", "token_ids")
 
     def __init__(self, record: NewSequence, logits_processors: Sequence[LogitsProcessor] = ()) -> None:
         spec: RequestSpec = record.spec
@@ -34,16 +37,19 @@ class SequenceState:
         self.pages: list[int] = []
         self.state_at: list[int | None] = []
         self.modifier = LogitsModifier(spec, logits_processors)
+        self.matcher: GrammarMatcher | None = None
 
 
 class RunningSequences:
     """The running sequences by slot, and one page table for all.
 
     page_table  [slots, max pages] int32 on the host; row s holds the pages of slot s, padded with page 0.
+    compiler    of the sequences' grammars; None where nothing is sampled, or no grammar was announced.
     """
 
     def __init__(self, num_slots: int, max_pages: int) -> None:
         self.page_table = torch.zeros(num_slots, max_pages, dtype=torch.int32)
+        self.compiler: GrammarCompiler | None = None
         self._states: dict[int, SequenceState] = {}
 
     def update(self, batch: StepBatch, processors: Mapping[str, Sequence[LogitsProcessor]]) -> list[SequenceState]:
@@ -56,7 +62,10 @@ class RunningSequences:
             self.page_table[slot, : len(state.pages)] = 0
         for record in batch.new_sequences:
             assert record.slot not in self._states, f"slot {record.slot} is in use"
-            self._states[record.slot] = SequenceState(record, processors.get(record.spec.request_id, ()))
+            state = SequenceState(record, processors.get(record.spec.request_id, ()))
+            if record.spec.grammar is not None and self.compiler is not None:
+                state.matcher = self.compiler.matcher_or_failed(record.spec.grammar, record.output_token_ids)
+            self._states[record.slot] = state
         return [self._append_pages(chunk) for chunk in batch.chunks]
 
     def rows(self, slots: list[int], width: int) -> Tensor:

@@ -87,15 +87,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     size = num_pages * kv_bytes_per_page(model, config.cache)
     pages = f"{pool.num_usable} of {config.cache.block_size} tokens = {tokens} tokens, {size / 2**20:.0f} MiB"
     on_phase(Phase("KV pages", time.monotonic() - started, pages))
-    limits = ModelLimits(
-        vocab_size=model.vocab_size,
-        max_model_len=config.max_model_len,
-        max_kv_tokens=tokens,
-        max_logprobs=config.max_logprobs,
-        eos_token_ids=config.generation.eos_token_ids,
-        max_new_tokens=config.generation.max_new_tokens,
-        by_priority=config.scheduler.scheduling_policy == "priority",
-    )
+    limits = _limits(config, model.vocab_size, tokens)
     dtype = str(config.device.dtype).removeprefix("torch.")
     facts = {
         "model": f"{config.model.architecture}, {method}",
@@ -119,6 +111,19 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     executor = new_executor(runner, group, num_slots, -(-bounds.length // config.cache.block_size))
     stages = config.parallel.pipeline_parallel_size
     return Engine(executor, scheduler, limits, facts, max(stages, 1 + config.scheduler.async_scheduling))
+
+
+def _limits(config: EngineConfig, vocab_size: int, max_kv_tokens: int) -> ModelLimits:
+    return ModelLimits(
+        vocab_size=vocab_size,
+        max_model_len=config.max_model_len,
+        max_kv_tokens=max_kv_tokens,
+        max_logprobs=config.max_logprobs,
+        eos_token_ids=config.generation.eos_token_ids,
+        max_new_tokens=config.generation.max_new_tokens,
+        by_priority=config.scheduler.scheduling_policy == "priority",
+        grammars=config.generation.grammars,
+    )
 
 
 def device_name(device: torch.device) -> str:

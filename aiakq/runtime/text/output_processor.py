@@ -243,12 +243,16 @@ class OutputProcessor:
             if output.logprobs is not None:
                 delta.logprobs = (delta.logprobs or []) + [self._named(output.logprobs[at], stream)]
             # A stop token ends the text without being part of it; end-of-sequence is special and skipped anyway.
-            ends = at == last and output.finish_reason == "stop"
+            # The last token of a grammar is part of it.
+            ends = at == last and output.finish_reason == "stop" and self._is_end(token, stream.params)
             text, stop = stream.take(token, hide=ends and not stream.params.include_stop_str_in_output)
             delta.text += text
             if stop is not None:
                 return stop
         return None
+
+    def _is_end(self, token: int, params: SamplingParams) -> bool:
+        return token in self.limits.eos_token_ids or token in (params.stop_token_ids or ())
 
     def _named(self, position: TokenLogprobs, stream: _Stream) -> PositionLogprobs:
         """A position's log-probabilities by token id, the chosen one first."""

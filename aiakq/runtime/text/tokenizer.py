@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import check_files, read_json
+from aiakq.runtime.text.spelling import TokenSpelling
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,14 @@ class Tokenizer:
         return f"{len(self.hf)} tokens" if hasattr(self.hf, "__len__") else "from an extension"
 
     @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id; 0 if the tokenizer does not tell."""
+        if self._backend is None and not hasattr(self.hf, "get_vocab"):
+            return 0
+        vocab = self._backend.get_vocab() if self._backend is not None else self.hf.get_vocab()
+        return max(vocab.values(), default=-1) + 1
+
+    @property
     def longest_token(self) -> int:
         """The most characters a token of the vocabulary stands for; 0 if the tokenizer does not tell."""
         if not hasattr(self.hf, "get_vocab"):
@@ -109,6 +117,15 @@ class Tokenizer:
         for part in ("normalizer", "pre_tokenizer", "post_processor"):
             serialized[part] = None
         return json.dumps(serialized)
+
+    def model_json(self) -> str:
+        """What ``CompiledModel`` takes; empty if the tokenizer is not compiled."""
+        if self._backend is None:
+            return ""
+        serialized = json.loads(self._backend.to_str())
+        for part in ("normalizer", "pre_tokenizer", "post_processor"):
+            serialized[part] = None
+        return json.dumps({**serialized, "added_tokens": []})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of ``text``, with whatever the tokenizer puts around it if ``add_special_tokens``.
@@ -173,8 +190,8 @@ class Tokenizer:
         return frozenset(getattr(self.hf, "all_special_ids", ()))
 
     @cached_property
-    def _spelling(self) -> _Spelling:
-        return _Spelling.of(self._backend or getattr(self.hf, "_tokenizer", None))
+    def _spelling(self) -> TokenSpelling:
+        return TokenSpelling.of(self._backend or getattr(self.hf, "_tokenizer", None))
 
     @property
     def has_chat_template(self) -> bool:
@@ -225,69 +242,6 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     return getattr(value, "content", str(value))
-
-
-def _byte_characters() -> dict[str, int]:
-    """Character -> byte of byte-level vocabularies: printable bytes stand for themselves (GPT-2's table)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
-
-
-_BYTE_CHARACTERS = _byte_characters()
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-
-
-@dataclass(frozen=True)
-class _Spelling:
-    """How a vocabulary spells the bytes of its tokens.
-
-    byte_level     every character stands for a byte.
-    byte_fallback  "<0x0A>" is a byte.
-    replaced       what stands for other text, such as "▁" for a space.
-    known          whether this says it all; else only decoding tells what a token adds.
-    """
-
-    byte_level: bool = False
-    byte_fallback: bool = False
-    replaced: tuple[tuple[str, str], ...] = ()
-    known: bool = False
-
-    @staticmethod
-    def of(backend: Any) -> _Spelling:
-        """From the decoder of a compiled tokenizer; of any other one nothing is known."""
-        decoder = getattr(backend, "decoder", None)
-        if decoder is None:
-            return _Spelling()
-        state = json.loads(decoder.__getstate__())
-        steps = state["decoders"] if state["type"] == "Sequence" else [state]
-        kinds = {step["type"] for step in steps}
-        replaced = [
-            (step["pattern"]["String"], step["content"])
-            for step in steps
-            if step["type"] == "Replace" and "String" in step["pattern"]
-        ]
-        replaced += [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
-        return _Spelling(
-            byte_level="ByteLevel" in kinds,
-            byte_fallback="ByteFallback" in kinds,
-            replaced=tuple(replaced),
-            known=kinds <= {"ByteLevel", "ByteFallback", "Replace", "Metaspace", "Fuse", "Strip"},
-        )
-
-    def bytes_of(self, token: str) -> bytes | None:
-        if not self.known:
-            return None
-        if self.byte_level:
-            # Added tokens are spelled as they are; characters of theirs need not be in the table.
-            spelled = all(character in _BYTE_CHARACTERS for character in token)
-            return bytes(_BYTE_CHARACTERS[character] for character in token) if spelled else token.encode()
-        byte = _BYTE_TOKEN.fullmatch(token) if self.byte_fallback else None
-        if byte is not None:
-            return bytes([int(byte[1], 16)])
-        for pattern, content in self.replaced:
-            token = token.replace(pattern, content)
-        return token.encode()
 
 
 class NoTokenizer(Tokenizer):

@@ -47,6 +47,9 @@ class GenerationInput(Protocol):
     def rename_param(self, failure: AiakqError) -> AiakqError:
         """``failure`` with the client's name of the parameter it is about, if ours is another."""
 
+    def grammar_name(self) -> str:
+        """The field that says what the text has to match."""
+
 
 class ResponseBuilder:
     """Builds the response to one request, whole or as chunks of a stream. Subclasses define its shape.
@@ -115,6 +118,9 @@ async def _run(
     tracker: RequestTracker,
 ) -> Response:
     given, prompts, params = await read_generation_request(service, body, model)
+    if params.grammar is not None:
+        grammar = service.model.limits.grammars.apply(params.grammar)
+        await service.text.check_grammar(grammar, given.grammar_name())
     bad_words = await service.bad_word_ids(params)
     service.check_available()  # tokenization took a while
     state = request.state

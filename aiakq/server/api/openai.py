@@ -26,6 +26,7 @@ from aiakq.server.api.generation import ResponseBuilder
 from aiakq.server.api.request_model import LIMITED_BY, RequestModel
 from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields
 from aiakq.server.api.service import Service
+from aiakq.server.api.structured_fields import StructuredFields, structured_values
 from aiakq.server.api.unsupported_fields import IGNORED_STREAM_OPTIONS
 from aiakq.server.process.request_stream import Prompt, RequestDeltas
 
@@ -54,7 +55,7 @@ class StreamOptions(RequestModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(SamplingFields):
+class GenerationRequest(SamplingFields, StructuredFields):
     """The fields of completions and chat; names and meaning as in the OpenAI API and vLLM."""
 
     model: ModelName | None = Field(None, description="A served name; the first one if not given.")
@@ -94,6 +95,7 @@ class GenerationRequest(SamplingFields):
     def sampling_values(self) -> dict[str, Any]:
         """The sampling parameters this request sets."""
         values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        values.update(structured_values(self))
         return {name: value for name, value in values.items() if value is not None}
 
     def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:

@@ -91,10 +91,18 @@ def parse_body(model: type[Model], body: bytes, on_unknown: OnUnknownField | Non
     except ValidationError as failure:
         raise _to_aiakq_error(failure) from None
     request.check_extra_fields(on_unknown=on_unknown)
-    options = getattr(request, "stream_options", None)
-    if options is not None:
-        options.check_extra_fields("stream_options", on_unknown)
+    check_nested(request, "", on_unknown)
     return request
+
+
+def check_nested(request: RequestModel, path: str, on_unknown: OnUnknownField | None) -> None:
+    """``RequestModel.check_extra_fields`` of the objects that are fields of ``request``; lists check their own."""
+    for name in type(request).model_fields:
+        value = getattr(request, name)
+        if isinstance(value, RequestModel):
+            nested = f"{path}{name.rstrip('_')}"
+            value.check_extra_fields(nested, on_unknown)
+            check_nested(value, f"{nested}.", on_unknown)
 
 
 def _to_aiakq_error(failure: ValidationError) -> AiakqError:

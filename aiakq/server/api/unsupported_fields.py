@@ -50,7 +50,6 @@ class UnknownFieldLog:
 
 
 _TOOLS = "only chat completions call tools, which the field tools describes"
-_CONSTRAINED = "constrained output is not built yet"
 _TEXT_ONLY = "only text is read"
 
 #: Accepted without effect on the response: bookkeeping of the hosted service, and hints.
@@ -75,15 +74,6 @@ UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = {
     "tool_choice": UnsupportedField(_TOOLS, ("none", "auto")),
     "functions": UnsupportedField(_TOOLS, ([],)),
     "function_call": UnsupportedField(_TOOLS, ("none", "auto")),
-    "response_format": UnsupportedField("only the type text is built yet", ({"type": "text"},)),
-    "structured_outputs": UnsupportedField(_CONSTRAINED),
-    "guided_json": UnsupportedField(_CONSTRAINED),
-    "guided_regex": UnsupportedField(_CONSTRAINED),
-    "guided_choice": UnsupportedField(_CONSTRAINED),
-    "guided_grammar": UnsupportedField(_CONSTRAINED),
-    "guided_decoding_backend": UnsupportedField(_CONSTRAINED),
-    "guided_whitespace_pattern": UnsupportedField(_CONSTRAINED),
-    "structural_tag": UnsupportedField(_CONSTRAINED),
     "suffix": UnsupportedField("the model was not asked to fill in the middle", ("",)),
     "modalities": UnsupportedField("only text is produced", (["text"],)),
     "audio": UnsupportedField("only text is produced"),

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 from aiakq.errors import WORKER, AiakqError, error, one_line
 from aiakq.runtime.engine.loop import run
 from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache
+from aiakq.server.process.held_requests import HeldRequests
 from aiakq.server.process.ipc import (
     Cancel,
     Configured,
     EngineLink,
     Failed,
+    GiveVocabulary,
     Loading,
     Ready,
     Reset,
@@ -128,19 +130,24 @@ def _load(link: EngineLink, start: Start) -> Engine:
 def _serve(link: EngineLink, engine: Engine) -> None:
     """Run the engine on what the HTTP process sends, until that is gone."""
 
+    held = HeldRequests(engine.executor)
+
     def receive(idle: bool) -> Inbox | None:
-        records = link.receive(wait=idle)
+        records = link.receive(wait=idle and not held.wait())
         if records is None:
             return None
         inbox: Inbox = []
         for record in records:
             if isinstance(record, Submit):
-                inbox.extend(record.specs())
+                inbox.extend(held.hold(record.specs()))
             elif isinstance(record, Cancel):
+                held.cancel(record.request_ids)
                 inbox.extend(Abort(request_id) for request_id in record.request_ids)
             elif isinstance(record, Reset):
                 inbox.append(ResetPrefixCache())
-        return inbox
+            elif isinstance(record, GiveVocabulary):
+                engine.set_vocabulary(record.vocabulary())
+        return inbox + held.ready()
 
     engine.on_start = lambda request_ids: link.send(Started(request_ids))
     run(engine, receive, lambda output: link.send(Stepped(output)))

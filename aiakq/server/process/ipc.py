@@ -17,6 +17,8 @@ import msgspec
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, StepOutput
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.system.frames import LENGTH, framed
 
@@ -38,7 +40,10 @@ class Start(msgspec.Struct, tag="start"):
 
 
 class SequenceFrame(msgspec.Struct):
-    """A ``RequestSpec`` whose prompt and sampling parameters are given by their index in ``Submit``."""
+    """A ``RequestSpec`` whose prompt, sampling parameters and grammar are given by their index in ``Submit``.
+
+    grammar  -1: none.
+    """
 
     request_id: str
     prompt: int
@@ -50,6 +55,11 @@ class SequenceFrame(msgspec.Struct):
     priority: int
     cache_salt: str
     client: str
+    grammar: int
+
+
+#: The fields of a sequence that are sent as they are.
+_PLAIN_FIELDS = SequenceFrame.__struct_fields__[3:-1]
 
 
 class Submit(msgspec.Struct, tag="submit"):
@@ -58,6 +68,7 @@ class Submit(msgspec.Struct, tag="submit"):
     prompts: list[list[int]]
     samplings: list[SamplingParams]
     sequences: list[SequenceFrame]
+    grammars: list[Grammar] = []
 
     @classmethod
     def of(cls, specs: Sequence[RequestSpec]) -> Submit:
@@ -66,16 +77,19 @@ class Submit(msgspec.Struct, tag="submit"):
         samplings = {id(spec.sampling): spec.sampling for spec in specs}
         prompt_index = {key: index for index, key in enumerate(prompts)}
         sampling_index = {key: index for index, key in enumerate(samplings)}
+        grammars = {id(spec.grammar): spec.grammar for spec in specs if spec.grammar is not None}
+        grammar_index = {key: index for index, key in enumerate(grammars)}
         sequences = [
             SequenceFrame(
                 spec.request_id,
                 prompt_index[id(spec.prompt_token_ids)],
                 sampling_index[id(spec.sampling)],
-                *(getattr(spec, name) for name in SequenceFrame.__struct_fields__[3:]),
+                grammar=grammar_index.get(id(spec.grammar), -1),
+                **{name: getattr(spec, name) for name in _PLAIN_FIELDS},
             )
             for spec in specs
         ]
-        return cls(list(prompts.values()), list(samplings.values()), sequences)
+        return cls(list(prompts.values()), list(samplings.values()), sequences, list(grammars.values()))
 
     def specs(self) -> list[RequestSpec]:
         """The sequences. Their lists are shared and must not be modified."""
@@ -84,7 +98,8 @@ class Submit(msgspec.Struct, tag="submit"):
                 sequence.request_id,
                 self.prompts[sequence.prompt],
                 self.samplings[sequence.sampling],
-                *(getattr(sequence, name) for name in SequenceFrame.__struct_fields__[3:]),
+                grammar=None if sequence.grammar < 0 else self.grammars[sequence.grammar],
+                **{name: getattr(sequence, name) for name in _PLAIN_FIELDS},
             )
             for sequence in self.sequences
         ]
@@ -94,6 +109,15 @@ class Cancel(msgspec.Struct, tag="cancel"):
     """Sequences to abort."""
 
     request_ids: list[str]
+
+
+class GiveVocabulary(msgspec.Struct, tag="vocabulary"):
+    """What grammars of requests are made of: a ``Vocabulary``, encoded when the tokenizer was loaded."""
+
+    encoded: bytes
+
+    def vocabulary(self) -> Vocabulary:
+        return msgspec.msgpack.decode(self.encoded, type=Vocabulary)
 
 
 class Reset(msgspec.Struct, tag="reset"):
@@ -150,7 +174,7 @@ class Stepped(msgspec.Struct, tag="stepped"):
     output: StepOutput
 
 
-ToEngine = Start | Submit | Cancel | Reset
+ToEngine = Start | Submit | Cancel | Reset | GiveVocabulary
 FromEngine = Configured | Loading | Ready | Failed | Started | Stepped
 
 _encoder = msgspec.msgpack.Encoder()

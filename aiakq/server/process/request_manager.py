@@ -8,11 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.engine.messages import NOTHING_LEFT, OUT_OF_MEMORY, EngineStats, ModelLimits, RequestSpec, StepOutput
+from aiakq.runtime.engine.messages import (
+    GRAMMAR_FAILED,
+    NOTHING_LEFT,
+    OUT_OF_MEMORY,
+    EngineStats,
+    ModelLimits,
+    RequestSpec,
+    StepOutput,
+)
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor
 from aiakq.server.errors import copy_error
-from aiakq.server.process.ipc import Cancel, Reset, Submit, ToEngine
+from aiakq.server.process.ipc import Cancel, GiveVocabulary, Reset, Submit, ToEngine
 from aiakq.server.process.request_stream import (
     Prompt,
     RequestStream,
@@ -74,6 +82,7 @@ class RequestManager:
         self.num_generation_tokens = 0
         self.failure: AiakqError | None = error("loading")
         self.num_unfinished = 0
+        self.vocabulary = b""
         self._processor = processor
         self._limits = limits
         self._metrics = metrics
@@ -249,6 +258,8 @@ class RequestManager:
         self.failure = None
         self._send = send
         self._limits = self._processor.limits = limits
+        if self.vocabulary:
+            send(GiveVocabulary(self.vocabulary))
         for stream in list(self._streams):
             if not stream.is_complete:
                 self.adopt(stream)
@@ -395,6 +406,8 @@ def _sequence_error(reason: str) -> AiakqError:
     """The error for a sequence that the engine finished with ``reason``."""
     if reason == NOTHING_LEFT:
         return error("nothing_left", reason=reason)
+    if reason == GRAMMAR_FAILED:
+        return error("grammar_failed")
     if reason == OUT_OF_MEMORY:
         return error("request_memory")
     return error("numerical_error", reason=reason.rstrip("."))

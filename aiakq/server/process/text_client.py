@@ -19,6 +19,7 @@ import msgspec
 
 from aiakq.arguments.server import API_KEY_VARIABLE
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.structured.grammars import Grammar, not_enforceable
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
 from aiakq.server.process.text_process import (
     MAX_SECONDS,
@@ -220,6 +221,19 @@ class TextClient:
         )
         return await self.run(request)
 
+    async def check_grammar(self, grammar: Grammar, param: str) -> None:
+        """Raise ``grammar_not_enforceable`` for a grammar that cannot be enforced, or not within limits."""
+        if self._setup.source.left_out:
+            raise error("no_tokenizer")
+        if self.loaded.grammar_failure:
+            raise not_enforceable(param, self.loaded.grammar_failure)
+        try:
+            await self.run(TextRequest(0, grammar=grammar))
+        except AiakqError as failure:
+            if failure.id != "grammar_not_enforceable":
+                raise
+            raise not_enforceable(param, failure.fields["reason"]) from None
+
     async def run(self, request: TextRequest) -> TextReply:
         """Give ``request`` to a worker; if the caller is cancelled, its work is dropped.
 
@@ -243,10 +257,14 @@ class TextClient:
             reply = TextReply(request.number, failure="its process ended")
             if request.messages is not None:
                 reply.failed = "template"
+            elif request.grammar is not None:
+                reply.failed = "grammar"
         finally:
             self._short_since.pop(request.number, None)
         if reply.failure and reply.failed == "template":
             raise error("chat_template", reason=reply.failure)
+        if reply.failure and reply.failed == "grammar":
+            raise not_enforceable("grammar", reply.failure)
         if reply.failure:
             raise error("tokenization", reason=reply.failure)
         return reply
@@ -394,6 +412,8 @@ async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
 def _size(request: TextRequest) -> int:
     """About how many characters or ids there are to process."""
     size = sum(map(len, request.texts)) + len(request.token_ids or ())
+    if request.grammar is not None:
+        size += len(request.grammar.text)
     for message in request.messages or ():
         size += len(message.get("content") or "") + 16
         if len(message) > 2:

@@ -27,7 +27,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError, error, one_line
+from aiakq.runtime.structured.compiler import GrammarCompiler
+from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import Tokenizer, TokenizerSource
 from aiakq.server.process.message_forms import message_forms
 from aiakq.system.frames import framed, receive_frame
@@ -36,17 +39,18 @@ from aiakq.system.processes import begin_child, end_with_parent
 
 #: A worker returns what it freed to the system after a request and reply of more bytes.
 _TRIM_ABOVE_BYTES = 1 << 20
-#: Number of the current request, then whether its template has been rendered.
+#: Number of the current request, then which of _PARTS a worker is at.
 _CURRENT = struct.Struct("=QQ")
 #: Processor time to render a conversation, and to tokenize; the latter grows with the text.
 MAX_SECONDS = 1.0
 MAX_SECONDS_PER_CHAR = 1e-5
-#: Bytes a worker may allocate beyond those it starts with: for a template, and for the rest.
-MAX_TEMPLATE_BYTES, MAX_BYTES = 512 << 20, 1 << 30
+#: Bytes a worker may allocate beyond those it starts with: for a template, for a grammar, and for the rest.
+MAX_TEMPLATE_BYTES, MAX_GRAMMAR_BYTES, MAX_BYTES = 512 << 20, 512 << 20, 1 << 30
 #: Processor time and bytes to load a tokenizer.
 MAX_LOAD_SECONDS, MAX_LOAD_BYTES = 120, 8 << 30
 
-Part = Literal["template", "tokenizer"]
+Part = Literal["template", "tokenizer", "grammar"]
+_PARTS: tuple[Part, ...] = ("template", "tokenizer", "grammar")
 
 
 class Setup(msgspec.Struct):
@@ -68,6 +72,8 @@ class Loaded(msgspec.Struct):
     has_template      whether conversations can be rendered.
     tools_template    the template for conversations with tools.
     template_failure  why not, if there is a template.
+    vocabulary        what engines make grammars of: an encoded ``Vocabulary``.
+    grammar_failure   why there is none.
     """
 
     failure: tuple[str, dict[str, Any]] | None = None
@@ -78,6 +84,8 @@ class Loaded(msgspec.Struct):
     has_template: bool = False
     tools_template: str = ""
     template_failure: str = ""
+    vocabulary: bytes = b""
+    grammar_failure: str = ""
 
 
 class TextRequest(msgspec.Struct):
@@ -91,6 +99,7 @@ class TextRequest(msgspec.Struct):
     as_json              return the ids as JSON, too many for the event loop otherwise, and with ``with_token_texts``
                          its spelling in the vocabulary.
     token_ids            to turn into a text; then all else is ignored but ``skip_special_tokens``.
+    grammar              to compile; then all else is ignored.
     """
 
     number: int
@@ -104,6 +113,7 @@ class TextRequest(msgspec.Struct):
     with_token_texts: bool = False
     token_ids: list[int] | None = None
     skip_special_tokens: bool = False
+    grammar: Grammar | None = None
 
 
 class TextReply(msgspec.Struct):
@@ -142,7 +152,8 @@ def main() -> None:
     except AiakqError as failure:
         send(control, Loaded(failure=(failure.id, {name: str(value) for name, value in failure.fields.items()})))
         return
-    pool = _WorkerPool(control, sockets, _Worker(tokenizer, template, loaded.tools_template, setup.max_chars))
+    worker = _Worker(tokenizer, template, loaded.tools_template, setup.max_chars, _compiler(tokenizer, loaded))
+    pool = _WorkerPool(control, sockets, worker)
     send(control, loaded)
     pool.run()
     os._exit(0)
@@ -173,6 +184,18 @@ def _load(setup: Setup) -> tuple[Tokenizer, str, Loaded]:
         from transformers.utils import chat_template_utils  # noqa: F401  imported once, for all workers
     resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return tokenizer, template, loaded
+
+
+def _compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None:
+    """The compiler that all workers share; fills in the vocabulary of ``loaded``, or why there is none."""
+    try:
+        vocabulary = Vocabulary.of(tokenizer)
+        loaded.vocabulary = msgspec.msgpack.encode(vocabulary)
+        # Which tokens end a text is the engine's business: here only grammars are tried.
+        return GrammarCompiler(vocabulary.resized(len(vocabulary.tokens), []))
+    except BaseException as failure:  # llguidance is written in Rust too
+        loaded.vocabulary, loaded.grammar_failure = b"", f"its tokenizer cannot be used for it ({one_line(failure)})"
+        return None
 
 
 class _WorkerPool:
@@ -232,14 +255,14 @@ class _WorkerPool:
         slot = self._slots.pop(pid)
         if not os.WIFSIGNALED(status) and not os.WEXITSTATUS(status):
             return
-        number, rendered = _CURRENT.unpack_from(self._current, slot * _CURRENT.size)
+        number, at = _CURRENT.unpack_from(self._current, slot * _CURRENT.size)
+        failed = _PARTS[at]
         timed_out = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
         reason = "it ended its process; is it too large?"
         if timed_out:
-            reason = "it took too long" if rendered else f"it took longer than {MAX_SECONDS:g} s"
+            reason = "it took too long" if failed == "tokenizer" else f"it took longer than {MAX_SECONDS:g} s"
         try:
             if number:
-                failed: Part = "tokenizer" if rendered else "template"
                 send(self._sockets[slot], TextReply(number, failure=reason, failed=failed))
         except OSError:  # the server is gone
             return
@@ -262,40 +285,46 @@ class _WorkerPool:
             offset = slot * _CURRENT.size
             code = self._worker.run(
                 self._sockets[slot],
-                lambda number, rendered: _CURRENT.pack_into(self._current, offset, number, rendered),
+                lambda number, part: _CURRENT.pack_into(self._current, offset, number, _PARTS.index(part)),
             )
         finally:
             os._exit(code)
 
 
 class _Worker:
-    """What a worker does. ``set_current`` publishes the current request, 0 between two, and if it is rendered."""
+    """What a worker does. ``set_current`` publishes the current request, 0 between two, and what is done of it."""
 
-    def __init__(self, tokenizer: Tokenizer, template: str, tools_template: str, max_chars: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: str,
+        tools_template: str,
+        max_chars: int,
+        compiler: GrammarCompiler | None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._tools_template = tools_template
         self._special_tokens = dict(getattr(tokenizer.hf, "special_tokens_map", {}))
         self._max_chars = max_chars
+        self._compiler = compiler
 
-    def run(self, sock: socket.socket, set_current: Callable[[int, bool], None]) -> int:
+    def run(self, sock: socket.socket, set_current: Callable[[int, Part], None]) -> int:
         """Work until the socket closes."""
         # Processor time, not wall-clock time: the machine may be busy, and neither part can sleep.
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         while (body := receive_frame(sock)) is not None:
             request = msgspec.msgpack.decode(body, type=TextRequest)
             part: Part = "tokenizer"
+
+            def begin(next_part: Part, seconds: float, num_bytes: int, number: int = request.number) -> None:
+                nonlocal part
+                part = next_part
+                set_current(number, part)
+                _set_limits(seconds, num_bytes)
+
             try:
-                if request.messages is not None:
-                    part = "template"
-                    set_current(request.number, False)
-                    _set_limits(MAX_SECONDS, MAX_TEMPLATE_BYTES)
-                    request.texts = [self._render(request.messages, request.arguments)]
-                    part = "tokenizer"
-                set_current(request.number, True)
-                size = sum(map(len, request.texts)) + len(request.token_ids or ())
-                _set_limits(MAX_SECONDS + MAX_SECONDS_PER_CHAR * size, MAX_BYTES)
-                frame = _frame(self._process(request))
+                frame = _frame(self._answer(request, begin))
             except MemoryError:
                 frame = _frame(TextReply(request.number, failure="it takes too much memory", failed=part))
             except BaseException as exception:  # templates can raise anything, and tokenizers in Rust can panic
@@ -304,13 +333,34 @@ class _Worker:
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
             # From here on the request is not dropped, so that a frame is sent whole or not at all.
-            set_current(0, False)
+            set_current(0, "template")
             sock.sendall(frame)
             if len(body) + len(frame) > _TRIM_ABOVE_BYTES:
                 # A collection of reference cycles would write to memory that all workers share.
                 del body, request, frame
                 trim_heap()
         return 0
+
+    def _answer(self, request: TextRequest, begin: Callable[[Part, float, int], None]) -> TextReply:
+        """Do what ``request`` asks for. ``begin`` limits the processor time and the bytes of what follows."""
+        if request.grammar is not None:
+            begin("grammar", MAX_SECONDS, MAX_GRAMMAR_BYTES)
+            return self._compile(request.number, request.grammar)
+        if request.messages is not None:
+            begin("template", MAX_SECONDS, MAX_TEMPLATE_BYTES)
+            request.texts = [self._render(request.messages, request.arguments)]
+        size = sum(map(len, request.texts)) + len(request.token_ids or ())
+        begin("tokenizer", MAX_SECONDS + MAX_SECONDS_PER_CHAR * size, MAX_BYTES)
+        return self._process(request)
+
+    def _compile(self, number: int, grammar: Grammar) -> TextReply:
+        """Whether ``grammar`` can be enforced."""
+        assert self._compiler is not None, "the server knows that there is none"
+        try:
+            self._compiler.matcher(grammar)
+        except AiakqError as problem:
+            return TextReply(number, failure=str(problem.fields["reason"]), failed="grammar")
+        return TextReply(number)
 
     def _render(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template

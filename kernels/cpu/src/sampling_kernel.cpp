@@ -24,11 +24,21 @@ constexpr int64_t CHUNKS = 256;
 
 INLINE uint32_t lanes_left(int64_t left) { return left >= 16 ? 0xffff : (1u << left) - 1; }
 
-// Sixteen logits; those past the end are minus infinity.
-INLINE F read(const float* x, int64_t i, int64_t count) {
-  if (i + 16 <= count) return load(x + i);
+// Logits, and which tokens are allowed: bit t % 32 of word t / 32 for token t. Without a mask all are.
+struct Logits {
+  const float* x;
+  const uint32_t* mask;
+};
+
+// Sixteen logits, from a multiple of 16 on; those past the end, and of tokens not allowed, are minus infinity.
+INLINE F read(const Logits& logits, int64_t i, int64_t count) {
+  const uint32_t allowed = logits.mask ? logits.mask[i / 32] >> (i & 16) & 0xffff : 0xffff;
+  if (!allowed) return splat(MINUS_INFINITY);
+  if (i + 16 <= count && allowed == 0xffff) return load(logits.x + i);
+  if (i + 16 <= count) return select_bits(allowed, load(logits.x + i), splat(MINUS_INFINITY));
   alignas(64) float held[16];
-  for (int lane = 0; lane < 16; lane++) held[lane] = i + lane < count ? x[i + lane] : MINUS_INFINITY;
+  for (int lane = 0; lane < 16; lane++)
+    held[lane] = i + lane < count && (allowed >> lane & 1) ? logits.x[i + lane] : MINUS_INFINITY;
   return load(held);
 }
 
@@ -53,7 +63,7 @@ INLINE float value_of(uint32_t key) {
 INLINE float value_at(const uint64_t* keys, int64_t i) { return value_of((uint32_t)(keys[i] >> 32)); }
 
 // The largest value, NaN if any is NaN.
-float max_of(const float* x, int64_t count) {
+float max_of(const Logits& x, int64_t count) {
   F best = splat(MINUS_INFINITY);
   uint32_t ordered = 0xffff;
   for (int64_t i = 0; i < count; i += 16) {
@@ -64,7 +74,7 @@ float max_of(const float* x, int64_t count) {
   return ordered == 0xffff ? reduce_max(best) : __builtin_nanf("");
 }
 
-int64_t first_at_least(const float* x, int64_t count, float value) {
+int64_t first_at_least(const Logits& x, int64_t count, float value) {
   for (int64_t i = 0; i < count; i += 16) {
     const uint32_t found = ge_mask(read(x, i, count), splat(value)) & lanes_left(count - i);
     if (found) return i + __builtin_ctz(found);
@@ -72,7 +82,7 @@ int64_t first_at_least(const float* x, int64_t count, float value) {
   return 0;
 }
 
-int64_t count_above(const float* x, int64_t count, float value) {
+int64_t count_above(const Logits& x, int64_t count, float value) {
   int64_t above = 0;
   for (int64_t i = 0; i < count; i += 16)
     above += __builtin_popcount(~ge_mask(splat(value), read(x, i, count)) & lanes_left(count - i));
@@ -80,7 +90,7 @@ int64_t count_above(const float* x, int64_t count, float value) {
 }
 
 // The sum of e^(x / temperature - best) over x[from..to), in blocks of 128.
-template <bool DIVIDED> double mass_of(const float* x, int64_t from, int64_t to, float temperature, float best) {
+template <bool DIVIDED> double mass_of(const Logits& x, int64_t from, int64_t to, float temperature, float best) {
   const F t = splat(temperature), top = splat(best);
   double total = 0;
   for (int64_t i = from; i < to; i += 128) {
@@ -93,7 +103,7 @@ template <bool DIVIDED> double mass_of(const float* x, int64_t from, int64_t to,
   }
   return total;
 }
-double mass(const float* x, int64_t from, int64_t to, float temperature, float best) {
+double mass(const Logits& x, int64_t from, int64_t to, float temperature, float best) {
   return temperature == 1 ? mass_of<false>(x, from, to, 1, best) : mass_of<true>(x, from, to, temperature, best);
 }
 
@@ -155,7 +165,7 @@ int64_t selected(const Candidates& c, const Selection& selection) {
 }
 
 // Collects and sorts at least the selected tokens.
-void collect(const float* x, int64_t count, float temperature, const Selection& selection, Candidates& c) {
+void collect(const Logits& x, int64_t count, float temperature, const Selection& selection, Candidates& c) {
   const F t = splat(temperature);
   F threshold = splat(selection.threshold);
   const int64_t max_tokens = selection.max_tokens;
@@ -185,12 +195,12 @@ void collect(const float* x, int64_t count, float temperature, const Selection& 
 }
 
 // Samples from all tokens, in the order of the vocabulary.
-int64_t sample_from_all(const SampleRow& row, int64_t count, float best) {
+int64_t sample_from_all(const SampleRow& row, const Logits& logits, int64_t count, float best) {
   const int64_t chunk = round_up(ceil_div(count, CHUNKS), 128);
   double sums[CHUNKS], total = 0;
   int64_t chunks = 0;
   for (int64_t from = 0; from < count; from += chunk, chunks++)
-    total += sums[chunks] = mass(row.logits, from, min(from + chunk, count), row.temperature, best);
+    total += sums[chunks] = mass(logits, from, min(from + chunk, count), row.temperature, best);
   const double target = row.uniform * total;
   double before = 0;
   int64_t at = 0;
@@ -201,7 +211,7 @@ int64_t sample_from_all(const SampleRow& row, int64_t count, float best) {
   int64_t last = -1;
   for (int64_t i = at * chunk; i < min((at + 1) * chunk, count); i += 16) {
     alignas(64) float weights[16];
-    store(weights, weight_of(scaled(read(row.logits, i, count), t) - top));
+    store(weights, weight_of(scaled(read(logits, i, count), t) - top));
     for (int lane = 0; lane < 16; lane++) {
       if (weights[lane] <= 0) continue;
       last = i + lane;
@@ -213,8 +223,8 @@ int64_t sample_from_all(const SampleRow& row, int64_t count, float best) {
 }
 
 // Samples from the tokens that min-p, top-k and top-p keep, in descending order.
-int64_t sample_from_best(const SampleRow& row, int64_t count, float best, Candidates& c) {
-  const double total = mass(row.logits, 0, count, row.temperature, best);
+int64_t sample_from_best(const SampleRow& row, const Logits& logits, int64_t count, float best, Candidates& c) {
+  const double total = mass(logits, 0, count, row.temperature, best);
   // Weights are relative to all tokens. The logarithm of their sum is rounded to float, as by torch.logsumexp.
   const float normalizer = (float)((double)best + log(total));
   const double whole = total * exp((double)(best - normalizer));
@@ -228,7 +238,7 @@ int64_t sample_from_best(const SampleRow& row, int64_t count, float best, Candid
     // Below it, all tokens together would weigh less than what top-p cuts off.
     selection.threshold = fmaxf(MIN_FLOAT, best + (float)log((1 - row.top_p) * total / (double)count) - margin);
   }
-  collect(row.logits, count, row.temperature, selection, c);
+  collect(logits, count, row.temperature, selection, c);
   double* weights = (double*)c.scratch;
   const int64_t limit = min(c.count, selection.max_tokens);
   int64_t kept = 0;
@@ -258,32 +268,36 @@ int64_t sample_from_best(const SampleRow& row, int64_t count, float best, Candid
   return c.count ? (int64_t)(uint32_t)c.keys[at] : 0;
 }
 
-int64_t choose_token(const SampleRow& row, int64_t count, float best, Candidates& c) {
-  if (row.given >= 0) return row.given;
-  if (!(row.temperature > 0)) return first_at_least(row.logits, count, best);
+int64_t choose_token(const SampleRow& row, const Logits& logits, int64_t count, float best, Candidates& c) {
+  if (!(row.temperature > 0)) return first_at_least(logits, count, best);
   const float top = best / row.temperature + 0.0f;
-  if (!(fabsf(top) <= -MIN_FLOAT)) return first_at_least(row.logits, count, best);
+  if (!(fabsf(top) <= -MIN_FLOAT)) return first_at_least(logits, count, best);
   const bool cut = row.top_k > 0 || row.top_p < 1 || row.min_p > 0;
-  return cut ? sample_from_best(row, count, top, c) : sample_from_all(row, count, top);
+  return cut ? sample_from_best(row, logits, count, top, c) : sample_from_all(row, logits, count, top);
 }
 
 void sample_row(SampleRow& row, int64_t count, Candidates& c) {
-  const float best = max_of(row.raw, count);
+  const Logits raw = {row.raw, nullptr}, logits = {row.logits, row.mask};
+  const float best = max_of(raw, count);
   const bool finite = fabsf(best) <= -MIN_FLOAT;
-  row.normalizer = finite ? (float)((double)best + log(mass(row.raw, 0, count, 1, best))) : best;
+  row.normalizer = finite ? (float)((double)best + log(mass(raw, 0, count, 1, best))) : best;
   row.token = row.given >= 0 ? row.given : 0;
-  row.rank = 0;
+  row.rank = row.nothing_left = 0;
   row.log_probability = __builtin_nanf("");
   for (int64_t i = 0; i < row.count; i++) {
     row.top_ids[i] = (int32_t)i;
     row.top_values[i] = row.log_probability;
   }
   if (!finite) return;
-  row.token = (int32_t)choose_token(row, count, row.logits == row.raw ? best : max_of(row.logits, count), c);
+  if (row.given < 0) {
+    const float left = row.logits == row.raw && !row.mask ? best : max_of(logits, count);
+    row.nothing_left = left == MINUS_INFINITY;
+    if (!row.nothing_left) row.token = (int32_t)choose_token(row, logits, count, left, c);
+  }
   row.log_probability = row.raw[row.token] - row.normalizer;
-  if (row.ranked) row.rank = (int32_t)count_above(row.raw, count, row.raw[row.token]) + 1;
+  if (row.ranked) row.rank = (int32_t)count_above(raw, count, row.raw[row.token]) + 1;
   if (!row.count) return;
-  collect(row.raw, count, 1, {MINUS_INFINITY, row.count, 0, best}, c);
+  collect(raw, count, 1, {MINUS_INFINITY, row.count, 0, best}, c);
   for (int64_t i = 0; i < min(row.count, c.count); i++) {
     row.top_ids[i] = (int32_t)(uint32_t)c.keys[i];
     row.top_values[i] = value_at(c.keys, i) - row.normalizer;

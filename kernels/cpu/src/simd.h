@@ -56,6 +56,8 @@ INLINE F round_nearest(F a) { return {_mm512_roundscale_ps(a.v, 0x08)}; }
 INLINE uint32_t ge_mask(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
 // x where a >= b, else 0.
 INLINE F select_ge(F a, F b, F x) { return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ), x.v)}; }
+// a in the lanes whose bit is set, b in the others.
+INLINE F select_bits(uint32_t bits, F a, F b) { return {_mm512_mask_mov_ps(b.v, (__mmask16)bits, a.v)}; }
 INLINE float reduce_add(F a) { return _mm512_reduce_add_ps(a.v); }
 INLINE float reduce_max(F a) { return _mm512_reduce_max_ps(a.v); }
 
@@ -139,6 +141,13 @@ INLINE uint32_t ge_mask(F x, F y) {
 INLINE F select_ge(F x, F y, F z) {
   return {_mm256_and_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), z.a),
           _mm256_and_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ), z.b)};
+}
+INLINE __m256 lanes_of_bits(uint32_t bits) {
+  const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)bits), lane), lane));
+}
+INLINE F select_bits(uint32_t bits, F x, F y) {
+  return {_mm256_blendv_ps(y.a, x.a, lanes_of_bits(bits)), _mm256_blendv_ps(y.b, x.b, lanes_of_bits(bits >> 8))};
 }
 INLINE float reduce_add(F x) {
   float lanes[16], half[8];
@@ -255,6 +264,11 @@ INLINE uint32_t ge_mask(F a, F b) {
   return bits;
 }
 INLINE F select_ge(F a, F b, F x) { return {(Floats)((Ints)x.v & (Ints)(a.v >= b.v))}; }
+INLINE F select_bits(uint32_t bits, F a, F b) {
+  const Ints lane = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+  const Ints all = (Ints)(((int32_t)bits & lane) == lane);
+  return {(Floats)(((Ints)a.v & all) | ((Ints)b.v & ~all))};
+}
 INLINE float reduce_add(F a) {
   for (int half = 8; half; half /= 2)
     for (int i = 0; i < half; i++) a.v[i] += a.v[i + half];

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aiakq.kernels.cpu.sampling import NativeSampler
-from aiakq.kernels.ops.sampling import SampleRow, TorchSampler
+from aiakq.kernels.ops.sampling import ModifiedLogits, SampleOutcome, SampleRow, TokenMasks, TorchSampler
 from aiakq.runtime.engine.messages import ModelLimits, admit
 from aiakq.runtime.engine.records import NewSequence, SampledToken
 from aiakq.runtime.executor import sampler
@@ -160,3 +160,31 @@ def test_sampling_does_not_modify_the_logits(isa):
     kept = logits.clone()
     sample(logits, [sampler_row(500, outputs=(4, 4), repetition_penalty=1.3, logit_bias={"7": 9}), sampler_row(500)])
     assert torch.equal(logits, kept)
+
+
+@pytest.mark.parametrize("vocab", [1003, 4096])
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.2}, {"temperature": 0.0}], ids=str)
+def test_masks_allow_the_same_tokens_as_in_torch(isa, cut, vocab):
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(6, vocab, generator=generator)
+    bits = torch.randint(-(2**31), 2**31, (4, vocab // 32 + 1), generator=generator).int()
+    bits[1] &= torch.randint(-(2**31), 2**31, bits[1].shape, generator=generator).int()
+    bits[2] = 0
+    bits[3] = 0
+    bits[3, 7] = 1 << 30
+    masks = TokenMasks([0, 2, 4, 5], bits)
+    modified = ModifiedLogits([1, 2], logits[[1, 2]].flip(1))
+    rows = [SampleRow(**{"temperature": 1.0, "uniform": 0.3, "num_logprobs": 2} | cut) for _ in range(6)]
+    native = NativeSampler()(logits, rows, modified, masks).collect()
+    reference = TorchSampler(vocab)(logits, rows, modified, masks).collect()
+    for mine, theirs in zip(native, reference, strict=True):
+        assert mine.outcome is theirs.outcome
+        if mine.outcome is SampleOutcome.DONE:
+            assert (
+                mine.token == theirs.token and mine.rank == theirs.rank and list(mine.top_ids) == list(theirs.top_ids)
+            )
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
+    assert native[4].outcome is SampleOutcome.NOTHING_LEFT
+    assert native[5].token == 7 * 32 + 30
+    for line, row in enumerate(masks.rows[:2]):
+        assert bits[line, native[row].token // 32] >> (native[row].token % 32) & 1

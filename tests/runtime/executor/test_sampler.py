@@ -261,7 +261,7 @@ def test_prompt_logprobs_put_the_actual_token_first():
         {"truncate_prompt_tokens": 0},
         {"truncate_prompt_tokens": -2},
         {"logits_processors": ["print"]},
-        {"guided_decoding": {"json": {}}},
+        {"structured_outputs": 5},
     ],
     ids=str,
 )

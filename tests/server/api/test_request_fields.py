@@ -143,7 +143,7 @@ def test_unknown_fields_can_be_ignored_with_a_warning(http, start_server):
         streamed = other.post("/v1/completions", json=PLAIN | {"stream": True, "stream_options": options})
         assert streamed.status_code == 200
         assert other.post("/tokenize", json={"prompt": "a", "no_such_field": 1}).status_code == 200
-        assert refused(other, guided_json={})["code"] == "unsupported_parameter"
+        assert refused(other, tools=[{}])["code"] == "unsupported_parameter"
         for number in range(150):
             other.post("/detokenize", json={"tokens": [5], f"name\n{number}": 1})
         description = other.get("/openapi.json").json()

@@ -278,11 +278,6 @@ SPELLED = (
 WITHHELD: dict[str, Any] = {
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "functions": [{}],
-    "response_format": {"type": "json_object"},
-    "guided_json": {},
-    "guided_regex": "(a+)+$",
-    "guided_grammar": "(" * 500,
-    "structured_outputs": {"regex": "(a|a)*b"},
     "suffix": "end",
     "use_beam_search": True,
     "length_penalty": 2.0,

@@ -1,0 +1,1 @@
+"""Structured output: grammars of requests, and which tokens they allow next."""

@@ -1,0 +1,248 @@
+"""Grammars of requests: what an answer has to match, as plain data, and as llguidance takes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from aiakq.errors import AiakqError, error
+
+Kind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
+
+#: Most characters of a schema, a grammar or a pattern, and most levels of a schema.
+MAX_CHARS, MAX_DEPTH = 1 << 20, 64
+#: Most texts of a choice, and most characters of them together.
+MAX_CHOICES, MAX_CHOICE_CHARS = 8192, 1 << 18
+#: Between the tokens of JSON, unless a request says otherwise. Bounded: some models write nothing but blanks.
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
+#: vLLM's names of libraries; here one library does it all.
+BACKENDS = ("auto", "guidance", "lm-format-enforcer", "outlines", "xgrammar")
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an answer has to match.
+
+    text        a JSON schema, a regular expression, a JSON list of texts, a grammar (Lark or GBNF), structural tags.
+    whitespace  pattern of the blanks between tokens of JSON; empty: there are none; None: WHITESPACE.
+    closed      objects have no properties but those that the schema names.
+    """
+
+    kind: Kind
+    text: str
+    whitespace: str | None = None
+    closed: bool = False
+
+
+@dataclass
+class StructuredOutputsParams:
+    """What an answer has to match; vLLM's names. Exactly one of the first six is given."""
+
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_fallback: bool = False
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+@dataclass
+class GuidedDecodingParams:
+    """``StructuredOutputsParams`` under the name and with the fields it had in vLLM 0.7."""
+
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    backend: str | None = None
+    whitespace_pattern: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class GrammarDefaults:
+    """How answers are written unless a request says otherwise: --structured-outputs-config.
+
+    compact  JSON without blanks.
+    closed   see ``Grammar``.
+    """
+
+    compact: bool = False
+    closed: bool = False
+
+    @classmethod
+    def from_args(cls, given: Mapping[str, Any]) -> GrammarDefaults:
+        """Raises ``bad_option``."""
+        option, names = "--structured-outputs-config", ("disable_any_whitespace", "disable_additional_properties")
+        without_effect = {"backend": BACKENDS, "disable_fallback": (True, False)}
+        without_effect |= {"reasoning_parser": ("",), "enable_in_reasoning": (False,)}
+        for name, value in given.items():
+            allowed = (True, False) if name in names else without_effect.get(name, ())
+            if value is not None and value not in allowed:
+                expected = f"one of {', '.join(map(str, allowed))}" if allowed else f"one of {', '.join(names)}"
+                raise error("bad_option", option=option, value=f"{name}: {value}", expected=expected, hint="")
+        return cls(bool(given.get(names[0])), bool(given.get(names[1])))
+
+    def apply(self, grammar: Grammar) -> Grammar:
+        """``grammar`` with what its request leaves open."""
+        if grammar.kind not in ("json", "structural_tag"):
+            return grammar
+        whitespace = "" if self.compact and grammar.whitespace is None else grammar.whitespace
+        return Grammar(grammar.kind, grammar.text, whitespace, grammar.closed or self.closed)
+
+
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_FLAGS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+
+
+def grammar_of(param: str, given: Any) -> Grammar | None:
+    """The grammar that ``given`` asks for: one of the two classes above, or a mapping with their fields; None if none.
+
+    param  what the client calls it, for error messages.
+
+    Raises invalid_type, value_out_of_range, unknown_field, unsupported_parameter.
+    """
+    if isinstance(given, Grammar):
+        return given
+    values: Mapping[str, Any] = given if isinstance(given, Mapping) else getattr(given, "__dict__", None) or {}
+    if given is not None and not isinstance(given, (Mapping, StructuredOutputsParams, GuidedDecodingParams)):
+        raise error("invalid_type", param=param, reason="an object is expected")
+    values = {name: value for name, value in values.items() if value is not None}
+    known = {*_KINDS, *_FLAGS, "backend", "whitespace_pattern"}
+    for name in values:
+        if name not in known:
+            raise error("unknown_field", param=f"{param}.{name:.64}")
+    for name in _FLAGS:
+        _check_type(f"{param}.{name}", values.get(name, False), bool, "true or false is expected")
+    if values.get("backend", "auto").partition(":")[0] not in BACKENDS:
+        raise error(
+            "value_out_of_range", param=f"{param}.backend", value=values["backend"], allowed=", ".join(BACKENDS)
+        )
+    kinds = [name for name in _KINDS if name in values]
+    if values.get("json_object") is False:
+        raise error("value_out_of_range", param=f"{param}.json_object", value=False, allowed="true")
+    if len(kinds) > 1:
+        raise error("unsupported_parameter", param=f"{param}.{kinds[1]}", reason=f"{kinds[0]} is given too")
+    if not kinds:
+        return None
+    whitespace = values.get("whitespace_pattern")
+    if whitespace is not None:
+        _check_type(f"{param}.whitespace_pattern", whitespace, str, "a regular expression is expected")
+    if values.get("disable_any_whitespace"):
+        whitespace = ""
+    closed = bool(values.get("disable_additional_properties"))
+    kind = kinds[0]
+    return new_grammar(kind, f"{param}.{kind}", values[kind], whitespace, closed)
+
+
+def new_grammar(kind: str, param: str, value: Any, whitespace: str | None = None, closed: bool = False) -> Grammar:
+    """The grammar for ``value`` of the field ``kind`` of ``StructuredOutputsParams``. Raises as ``grammar_of``."""
+    return _MAKERS[kind](param, value, whitespace, closed)
+
+
+def json_grammar(param: str, schema: Any, whitespace: str | None = None, closed: bool = False) -> Grammar:
+    """JSON that matches ``schema``: an object, a boolean, or the text of one, or a pydantic model. Raises as
+    ``grammar_of``.
+    """
+    if hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    if isinstance(schema, str):
+        schema = parse_json(param, schema)
+    if not isinstance(schema, (dict, bool)):
+        raise error("invalid_type", param=param, reason="a JSON schema is an object, or the text of one")
+    _check_depth(param, schema)
+    return Grammar("json", _checked_text(param, json.dumps(schema, ensure_ascii=False)), whitespace, closed)
+
+
+def _regex_grammar(param: str, pattern: Any, whitespace: str | None, closed: bool) -> Grammar:
+    return Grammar("regex", _checked_text(param, pattern))
+
+
+def _choice_grammar(param: str, texts: Any, whitespace: str | None, closed: bool) -> Grammar:
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise error("invalid_type", param=param, reason="a list of strings is expected")
+    distinct = list(dict.fromkeys(texts))
+    if not distinct or len(distinct) > MAX_CHOICES or sum(map(len, distinct)) > MAX_CHOICE_CHARS:
+        allowed = f"1 to {MAX_CHOICES} texts, of {MAX_CHOICE_CHARS} characters together"
+        raise error("value_out_of_range", param=param, value=f"{len(distinct)} texts", allowed=allowed)
+    return Grammar("choice", json.dumps(distinct, ensure_ascii=False))
+
+
+def _lark_grammar(param: str, text: Any, whitespace: str | None, closed: bool) -> Grammar:
+    return Grammar("grammar", _checked_text(param, text))
+
+
+def _json_object_grammar(param: str, value: Any, whitespace: str | None, closed: bool) -> Grammar:
+    _check_type(param, value, bool, "true is expected")
+    return Grammar("json", '{"type": "object"}', whitespace)
+
+
+def _tag_grammar(param: str, tags: Any, whitespace: str | None, closed: bool) -> Grammar:
+    if isinstance(tags, str):
+        tags = parse_json(param, tags)
+    _check_type(param, tags, dict, "an object is expected, or the text of one")
+    _check_depth(param, tags)
+    return Grammar("structural_tag", _checked_text(param, json.dumps(tags, ensure_ascii=False)), whitespace, closed)
+
+
+_MAKERS: dict[str, Callable[[str, Any, str | None, bool], Grammar]] = {
+    "json": json_grammar,
+    "regex": _regex_grammar,
+    "choice": _choice_grammar,
+    "grammar": _lark_grammar,
+    "json_object": _json_object_grammar,
+    "structural_tag": _tag_grammar,
+}
+
+
+def parse_json(param: str, text: str) -> Any:
+    """``text`` as JSON. Raises ``invalid_type``."""
+    try:
+        return json.loads(_checked_text(param, text))
+    except (ValueError, RecursionError) as failure:
+        raise error("invalid_type", param=param, reason=f"it is not valid JSON: {failure}") from None
+
+
+def _check_type(param: str, value: Any, expected: type, reason: str) -> None:
+    if not isinstance(value, expected):
+        raise error("invalid_type", param=param, reason=reason)
+
+
+def _checked_text(param: str, text: Any) -> str:
+    _check_type(param, text, str, "a text is expected")
+    if not text or len(text) > MAX_CHARS or "\0" in text:
+        allowed = f"a text of 1 to {MAX_CHARS} characters without NUL"
+        raise error("value_out_of_range", param=param, value=f"{text[:32]}", allowed=allowed)
+    return text
+
+
+def _check_depth(param: str, schema: Any) -> None:
+    level, depth = [schema], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            allowed = f"at most {MAX_DEPTH} levels"
+            raise error("value_out_of_range", param=param, value="a deeper one", allowed=allowed)
+        level = [
+            child
+            for each in level
+            if isinstance(each, (dict, list))
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+
+
+def not_enforceable(param: str, reason: str) -> AiakqError:
+    """The error for a grammar that llguidance refuses with ``reason``: its first line, which names the keyword, and
+    what is wrong with a regular expression, which comes last.
+    """
+    lines = reason.strip().splitlines() or ["no reason given"]
+    wrong = [line.removeprefix("error: ") for line in lines[1:] if line.startswith("error: ")]
+    return error("grammar_not_enforceable", param=param, reason="; ".join([lines[0], *wrong]).rstrip(".:")[:300])

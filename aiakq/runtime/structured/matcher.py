@@ -1,0 +1,53 @@
+"""GrammarMatcher: which tokens the grammar of one sequence allows next."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from aiakq.runtime.text.tokenizer import is_panic
+
+
+class GrammarMatcher:
+    """The state of a grammar after the tokens of one sequence.
+
+    failure  why it cannot say what is allowed, and the sequence has to fail; None as long as it can.
+    """
+
+    def __init__(self, matcher: Any, num_words: int) -> None:
+        self.failure: str | None = None
+        self.num_words = num_words
+        self._matcher = matcher
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the text is complete and nothing can follow."""
+        return self.failure is None and self._matcher.is_stopped()
+
+    def fill_mask(self, address: int) -> None:
+        """Write the bits of the tokens allowed next to ``num_words`` int32 at ``address``; all are 0 after a failure.
+
+        Bit t % 32 of word t // 32 is that of token t.
+        """
+        if self.failure is None:
+            self._call(lambda: self._matcher.unsafe_compute_mask_ptr(address, 4 * self.num_words))
+        if self.failure is not None:
+            ctypes.memset(address, 0, 4 * self.num_words)
+
+    def advance(self, token: int) -> None:
+        """The sequence goes on with ``token``. Nothing happens after the end of the text."""
+        if self.failure is None and not self._matcher.is_stopped():
+            self._call(lambda: self._matcher.consume_token(token))
+
+    def _call(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as problem:
+            if not isinstance(problem, Exception) and not is_panic(problem):
+                raise
+            self.failure = str(problem) or type(problem).__name__
+            return
+        # In its error state the library allows the end of the text: it would look like a complete answer.
+        if self._matcher.is_error():
+            self.failure = (self._matcher.get_error().strip().splitlines() or ["unknown"])[0]

@@ -1,0 +1,172 @@
+"""Structural tags: free text in which tags hold text that has to match something, as a grammar of llguidance.
+
+Both forms of vLLM's ``structural_tag``: ``structures`` with ``triggers``, and a tree of ``format`` objects.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiakq.runtime.structured.grammars import not_enforceable
+
+_TEXT = r"/(.|\n)*/"
+_PARAM = "structural_tag"
+_CONTROL = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
+
+
+def tag_grammar(tags: Mapping[str, Any], schema_of: Callable[[Any], Any], special_ids: Mapping[str, int]) -> str:
+    """The grammar of ``tags``.
+
+    schema_of    adds the request's options to a JSON schema.
+    special_ids  special tokens by their text: in a tag such a text is the token.
+
+    Raises ``grammar_not_enforceable``.
+    """
+    rules = _Rules(schema_of, special_ids)
+    if "structures" in tags:
+        structures = [
+            {"begin": _text(one, "begin"), "content": _schema(one.get("schema")), "end": _text(one, "end")}
+            for one in _list(tags, "structures", dict)
+        ]
+        start = rules.triggered(_list(tags, "triggers", str), structures, at_least_one=False, stops=False)
+    else:
+        start = rules.of(tags.get("format"))
+    return rules.whole(start)
+
+
+class _Rules:
+    """Rules of a Lark grammar, and grammars in other languages that they name."""
+
+    def __init__(self, schema_of: Callable[[Any], Any], special_ids: Mapping[str, int]) -> None:
+        self._schema_of, self._special_ids = schema_of, special_ids
+        self._lines: list[str] = []
+        self._grammars: list[dict[str, Any]] = []
+
+    def whole(self, start: str) -> str:
+        lark = "\n".join(["%llguidance {}", f"start: {start}", *self._lines])
+        return json.dumps({"grammars": [{"name": "tags", "lark_grammar": lark}, *self._grammars]})
+
+    def of(self, part: Any) -> str:
+        """The name of a rule for the ``format`` object ``part``."""
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "const_string":
+            return self._rule(self._quoted(_text(part, "value")))
+        if kind == "json_schema":
+            return self._rule("%json " + json.dumps(self._schema_of(_schema(part.get("json_schema"))["json_schema"])))
+        if kind == "regex":
+            return self._rule(f"/{_escaped(_text(part, 'pattern'))}/")
+        if kind == "grammar":
+            return self._other(_text(part, "grammar"))
+        if kind == "any_text":
+            return self._rule(self._terminal(_TEXT))
+        if kind == "sequence":
+            return self._rule(" ".join(map(self.of, _list(part, "elements", dict))))
+        if kind == "or":
+            return self._rule(" | ".join(map(self.of, _list(part, "elements", dict))))
+        if kind == "tag":
+            return self._tag(part)
+        if kind == "triggered_tags":
+            return self.triggered(
+                _list(part, "triggers", str),
+                _list(part, "tags", dict),
+                at_least_one=bool(part.get("at_least_one")),
+                stops=bool(part.get("stop_after_first")),
+            )
+        if kind == "tags_with_separator":
+            return self._separated(part)
+        raise not_enforceable(_PARAM, f"the format {str(kind)[:64]!r} is not known")
+
+    def triggered(self, triggers: list[str], tags: list[dict[str, Any]], *, at_least_one: bool, stops: bool) -> str:
+        """Text with ``tags``, each of which begins with one of ``triggers``: what begins like one is one.
+
+        at_least_one  there is no text before the first of them, which has to be there.
+        stops         the first of them ends the text.
+        """
+        text = self._terminal(_TEXT)
+        in_text = []
+        for tag in tags:
+            begin = _text(tag, "begin")
+            trigger = max((one for one in triggers if one and begin.startswith(one)), key=len, default=None)
+            if trigger is None:
+                raise not_enforceable(_PARAM, f"no trigger begins the tag {begin[:64]!r}")
+            in_text.append(self._rule(f"{self._until(text, trigger)} {self._rest(tag, begin[len(trigger) :])}"))
+        later = self._rule(" | ".join(in_text))
+        first = self._rule(" | ".join(map(self._tag, tags))) if at_least_one else ""
+        if stops:
+            return self._rule(first or f"{later} | {text}")
+        return self._rule(f"{first} ({later})* {text}")
+
+    def _separated(self, part: Mapping[str, Any]) -> str:
+        tag = self._rule(" | ".join(map(self._tag, _list(part, "tags", dict))))
+        many = tag if part.get("stop_after_first") else f"{tag} ({self._quoted(_text(part, 'separator'))} {tag})*"
+        return self._rule(many if part.get("at_least_one") else f"({many})?")
+
+    def _tag(self, tag: Mapping[str, Any]) -> str:
+        return self._rule(f"{self._quoted(_text(tag, 'begin'))} {self._rest(tag, '')}")
+
+    def _rest(self, tag: Mapping[str, Any], begin: str) -> str:
+        """What follows the trigger of a tag: the rest of its beginning, its content and its end."""
+        content, end = tag.get("content"), _text(tag, "end")
+        if isinstance(content, dict) and content.get("type") == "any_text" and end:
+            return f"{self._quoted(begin)} {self._until(self._terminal(_TEXT), end)}"
+        return f"{self._quoted(begin)} {self.of(content)} {self._quoted(end)}"
+
+    def _until(self, text: str, mark: str) -> str:
+        """Text up to ``mark``, and that."""
+        if mark in self._special_ids:
+            return f"{text} {self._quoted(mark)}"
+        return self._rule(f"{text} {quoted(mark)}", "[lazy]")
+
+    def _quoted(self, text: str) -> str:
+        if text in self._special_ids:
+            return f"<[{self._special_ids[text]}]>"
+        return quoted(text) if text else ""
+
+    def _rule(self, body: str, options: str = "") -> str:
+        name = f"rule_{len(self._lines)}"
+        self._lines.append(f"{name}{options}: {body}")
+        return name
+
+    def _terminal(self, body: str) -> str:
+        name = f"TEXT_{len(self._lines)}"
+        self._lines.append(f"{name}: {body}")
+        return name
+
+    def _other(self, text: str) -> str:
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        name = f"grammar_{len(self._grammars)}"
+        self._grammars.append({"name": name, "lark_grammar": any_to_lark(text)})
+        return self._rule(f"@{name}")
+
+
+def quoted(text: str) -> str:
+    """``text`` as a Lark grammar has it, where control characters are escaped."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
+
+
+def _escaped(pattern: str) -> str:
+    from llguidance import regex_to_lark
+
+    return regex_to_lark(pattern, "")
+
+
+def _schema(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {} if schema is None else schema}
+
+
+def _text(part: Mapping[str, Any], name: str) -> str:
+    value = part.get(name, "" if name == "end" else None)
+    if not isinstance(value, str):
+        raise not_enforceable(_PARAM, f"{name} has to be a text")
+    return value
+
+
+def _list(part: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+    value = part.get(name)
+    if not isinstance(value, list) or not value or not all(isinstance(one, kind) for one in value):
+        raise not_enforceable(_PARAM, f"{name} has to be a list that is not empty, of {kind.__name__}")
+    return value

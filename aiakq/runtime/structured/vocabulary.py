@@ -1,0 +1,53 @@
+"""Vocabulary: the bytes of every token, all that a grammar needs to know of a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from aiakq.runtime.text.spelling import CompiledModel
+from aiakq.runtime.text.tokenizer import Tokenizer
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """Tokens by id.
+
+    tokens       what each adds to a text, in UTF-8; empty for those that are never generated.
+    special_ids  tokens that are no text.
+    eos_ids      tokens that end a text.
+    model        the merges or scores of a compiled tokenizer, without what splits and changes texts before, as
+                 tokenizer.json; may be empty.
+    """
+
+    tokens: list[bytes]
+    special_ids: list[int]
+    eos_ids: list[int] = []
+    model: str = ""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Vocabulary:
+        """The tokens of ``tokenizer``, which has text."""
+        size = tokenizer.vocab_size
+        return cls(
+            [tokenizer.token_bytes(id) for id in range(size)],
+            sorted(tokenizer.special_ids),
+            model=tokenizer.model_json(),
+        )
+
+    def resized(self, size: int, eos_ids: Sequence[int]) -> Vocabulary:
+        """For logits of ``size`` tokens. Without ``eos_ids`` one token more is made up, which no logits have."""
+        tokens = [*self.tokens[:size], *[b""] * (size - len(self.tokens))]
+        special = {id for id in self.special_ids if id < size}
+        ends = list(eos_ids)
+        if not ends:
+            tokens.append(b"<end>")
+            ends = [size]
+        return Vocabulary(tokens, sorted(special | set(ends)), ends, self.model)
+
+    def splitter(self) -> Callable[[str], list[int]]:
+        """Splits a text into tokens as the tokenizer would, or nearly so; into none if it is not known how."""
+        if not self.model:
+            return lambda text: []
+        tokenizer = CompiledModel(self.model)
+        return tokenizer.split

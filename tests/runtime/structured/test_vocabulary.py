@@ -1,0 +1,60 @@
+"""Vocabularies of tokenizers of every kind, as grammars need them."""
+
+from __future__ import annotations
+
+import tokenizers
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from aiakq.runtime.structured.compiler import GrammarCompiler
+from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.text.tokenizer import Tokenizer
+
+TEXTS = ['{"name": "x", "ages": [1, 2]}', "The sea was calm, and nobody spoke.", "naïve café — 你好 🙂"]
+
+
+def test_the_bytes_of_a_byte_level_vocabulary(example_model):
+    tokenizer = Tokenizer.load(example_model)
+    vocabulary = Vocabulary.of(tokenizer)
+    assert len(vocabulary.tokens) == tokenizer.vocab_size == len(tokenizer.hf)
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert b"".join(vocabulary.tokens[id] for id in ids) == text.encode()
+    assert {vocabulary.tokens[id] for id in vocabulary.special_ids} >= {b"<|im_end|>"}
+
+
+def test_texts_are_split_as_the_tokenizer_does_it(example_model):
+    tokenizer = Tokenizer.load(example_model)
+    split = Vocabulary.of(tokenizer).splitter()
+    for text in TEXTS:
+        ids = split(text)
+        assert ids == tokenizer.encode(text, add_special_tokens=False)
+    assert split("<|im_end|>") != tokenizer.encode("<|im_end|>"), "special tokens are no text"
+
+
+def test_a_tokenizer_in_python_has_a_vocabulary_too(example_model):
+    compiled, slow = (Tokenizer.load(example_model, mode=mode) for mode in ("auto", "slow"))
+    own = Vocabulary.of(slow)
+    assert own.tokens == Vocabulary.of(compiled).tokens and own.model == ""
+    assert own.splitter()("abc") == []
+    matcher = GrammarCompiler(own.resized(len(own.tokens), [2])).matcher(Grammar("regex", "abc"))
+    for token in compiled.encode("abc", add_special_tokens=False):
+        matcher.advance(token)
+    assert matcher.is_finished
+
+
+def test_sentencepiece_spells_spaces_and_bytes():
+    words = ["<unk>", "▁the", "▁sea", "s", "▁"]
+    vocab = {token: id for id, token in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(256))])}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    vocabulary = Vocabulary.of(Tokenizer(PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")))
+    assert vocabulary.tokens[1:6] == [b" the", b" sea", b"s", b" ", b"\0"]
+    assert vocabulary.special_ids == [0]
+    matcher = GrammarCompiler(vocabulary.resized(300, [0])).matcher(Grammar("regex", "(é| the seas)"))
+    for token in (1, 2, 3):
+        matcher.advance(token)
+    assert matcher.failure is None and matcher.is_finished

@@ -1,0 +1,40 @@
+"""Requests whose grammar is being compiled: they wait, others do not, and they can be cancelled."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, admit
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.structured.grammars import Grammar
+from aiakq.server.process.held_requests import HeldRequests
+
+
+class Compiling:
+    """An executor of which only the compiler is there."""
+
+    def __init__(self) -> None:
+        self.futures: dict[str, Future[None]] = {}
+
+    def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
+        return self.futures.setdefault(grammar.text, Future())
+
+
+def spec(id: str, regex: str = "") -> RequestSpec:
+    params = SamplingParams(structured_outputs={"regex": regex} if regex else None)
+    return admit(id, [1], params, ModelLimits(9, 99, 99))
+
+
+def test_only_those_with_a_grammar_wait_until_it_is_compiled():
+    compiling = Compiling()
+    held = HeldRequests(compiling)
+    one, two, free = spec("one", "a"), spec("two", "b"), spec("free")
+    assert not held.wait()
+    assert held.hold([one, free, two]) == [free]
+    assert held.wait() and held.ready() == []
+    compiling.futures["b"].set_result(None)
+    assert held.ready() == [two] and held.ready() == []
+    assert held.hold([spec("late", "b")]) != []
+    held.cancel(["one"])
+    compiling.futures["a"].set_result(None)
+    assert held.ready() == [] and not held.wait()
