@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 from aiakq.errors import AiakqError
@@ -57,6 +58,7 @@ class GrammarCompiler:
         self.num_words = -(-len(vocabulary.tokens) // 32)
         self._library = llguidance
         self._special_ids = {vocabulary.tokens[id].decode(errors="replace"): id for id in vocabulary.special_ids}
+        self._end_ids = vocabulary.eos_ids
         tokens = _Tokens(vocabulary)
         self._tokenizer = llguidance.LLTokenizer(
             cast(Any, tokens), n_vocab=len(vocabulary.tokens), eos_token=vocabulary.eos_ids
@@ -151,7 +153,8 @@ class GrammarCompiler:
             choices = " | ".join(map(quoted, json.loads(text)))
             return make.grammar_from_lark(f"start: {choices}")
         if grammar.kind == "structural_tag":
-            return tag_grammar(json.loads(text), lambda schema: json_schema(grammar, schema), self._special_ids)
+            schema_of = partial(json_schema, grammar)
+            return tag_grammar(json.loads(text), schema_of, self._special_ids, self._end_ids)
         from llguidance.gbnf_to_lark import any_to_lark
 
         return make.grammar_from_lark(any_to_lark(text))

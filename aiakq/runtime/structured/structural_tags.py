@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from aiakq.runtime.structured.grammars import not_enforceable
@@ -17,15 +17,21 @@ _PARAM = "structural_tag"
 _CONTROL = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 
 
-def tag_grammar(tags: Mapping[str, Any], schema_of: Callable[[Any], Any], special_ids: Mapping[str, int]) -> str:
+def tag_grammar(
+    tags: Mapping[str, Any],
+    schema_of: Callable[[Any], Any],
+    special_ids: Mapping[str, int],
+    end_ids: Collection[int] = (),
+) -> str:
     """The grammar of ``tags``.
 
     schema_of    adds the request's options to a JSON schema.
     special_ids  special tokens by their text: in a tag such a text is the token.
+    end_ids      those that end a text.
 
     Raises ``grammar_not_enforceable``.
     """
-    rules = _Rules(schema_of, special_ids)
+    rules = _Rules(schema_of, special_ids, end_ids)
     if "structures" in tags:
         structures = [
             {"begin": _text(one, "begin"), "content": _schema(one.get("schema")), "end": _text(one, "end")}
@@ -40,8 +46,13 @@ def tag_grammar(tags: Mapping[str, Any], schema_of: Callable[[Any], Any], specia
 class _Rules:
     """Rules of a Lark grammar, and grammars in other languages that they name."""
 
-    def __init__(self, schema_of: Callable[[Any], Any], special_ids: Mapping[str, int]) -> None:
-        self._schema_of, self._special_ids = schema_of, special_ids
+    def __init__(
+        self, schema_of: Callable[[Any], Any], special_ids: Mapping[str, int], end_ids: Collection[int]
+    ) -> None:
+        self._schema_of, self._special_ids, self._end_ids = schema_of, special_ids, frozenset(end_ids)
+        names = sorted((re.escape(name) for name in special_ids if name), key=len, reverse=True)
+        self._special = re.compile(f"({'|'.join(names)})") if names else None
+        self._is_plain = False  # special tokens are written as text
         self._lines: list[str] = []
         self._grammars: list[dict[str, Any]] = []
 
@@ -74,30 +85,51 @@ class _Rules:
                 _list(part, "tags", dict),
                 at_least_one=bool(part.get("at_least_one")),
                 stops=bool(part.get("stop_after_first")),
+                keeps_special=bool(part.get("any_special_tokens")),
             )
         if kind == "tags_with_separator":
             return self._separated(part)
         raise not_enforceable(_PARAM, f"the format {str(kind)[:64]!r} is not known")
 
-    def triggered(self, triggers: list[str], tags: list[dict[str, Any]], *, at_least_one: bool, stops: bool) -> str:
+    def triggered(
+        self,
+        triggers: list[str],
+        tags: list[dict[str, Any]],
+        *,
+        at_least_one: bool,
+        stops: bool,
+        keeps_special: bool = False,
+    ) -> str:
         """Text with ``tags``, each of which begins with one of ``triggers``: what begins like one is one.
 
-        at_least_one  there is no text before the first of them, which has to be there.
-        stops         the first of them ends the text.
+        at_least_one   there is no text before the first of them, which has to be there.
+        stops          the first of them ends the text.
+        keeps_special  special tokens may be in the text.
         """
         text = self._terminal(_TEXT)
         in_text = []
+        begins = {self._split(one)[0] for one in triggers}
+        others = {id for name, id in self._special_ids.items() if name not in begins} - self._end_ids
+        if keeps_special and others:
+            prefix = self._rule(f"{text} <[{','.join(map(str, sorted(others)))}]>")
+            prefix = f"({prefix})*"
+        else:
+            prefix = ""
         for tag in tags:
             begin = _text(tag, "begin")
             trigger = max((one for one in triggers if one and begin.startswith(one)), key=len, default=None)
             if trigger is None:
                 raise not_enforceable(_PARAM, f"no trigger begins the tag {begin[:64]!r}")
-            in_text.append(self._rule(f"{self._until(text, trigger)} {self._rest(tag, begin[len(trigger) :])}"))
+            for self._is_plain in (False, True):  # a model may spell a special token letter by letter
+                if not self._is_plain or self._special_ids.keys() & set(self._split(trigger, plain=False)):
+                    found = f"{self._until(text, trigger)} {self._rest(tag, begin[len(trigger) :])}"
+                    in_text.append(self._rule(f"{prefix} {found}"))
+            self._is_plain = False
         later = self._rule(" | ".join(in_text))
         first = self._rule(" | ".join(map(self._tag, tags))) if at_least_one else ""
         if stops:
-            return self._rule(first or f"{later} | {text}")
-        return self._rule(f"{first} ({later})* {text}")
+            return self._rule(first or f"{later} | {prefix} {text}")
+        return self._rule(f"{first} ({later})* {prefix} {text}")
 
     def _separated(self, part: Mapping[str, Any]) -> str:
         tag = self._rule(" | ".join(map(self._tag, _list(part, "tags", dict))))
@@ -116,14 +148,21 @@ class _Rules:
 
     def _until(self, text: str, mark: str) -> str:
         """Text up to ``mark``, and that."""
-        if mark in self._special_ids:
+        first, *more = self._split(mark)
+        if first in self._special_ids and not self._is_plain:
             return f"{text} {self._quoted(mark)}"
-        return self._rule(f"{text} {quoted(mark)}", "[lazy]")
+        rest = " ".join(self._quoted(each) for each in more)
+        return self._rule(f"{self._rule(f'{text} {quoted(first)}', '[lazy]')} {rest}")
 
     def _quoted(self, text: str) -> str:
-        if text in self._special_ids:
-            return f"<[{self._special_ids[text]}]>"
-        return quoted(text) if text else ""
+        special = {} if self._is_plain else self._special_ids
+        return " ".join(f"<[{special[one]}]>" if one in special else quoted(one) for one in self._split(text))
+
+    def _split(self, text: str, plain: bool | None = None) -> list[str]:
+        """``text`` in parts that are special tokens and parts without any; all of it if it is ``plain``."""
+        plain = self._is_plain if plain is None else plain
+        found = [text] if plain or self._special is None else self._special.split(text)
+        return [part for part in found if part]
 
     def _rule(self, body: str, options: str = "") -> str:
         name = f"rule_{len(self._lines)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -16,6 +17,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
     tokens       what each adds to a text, in UTF-8; empty for those that are never generated.
     special_ids  tokens that are no text.
     eos_ids      tokens that end a text.
+    added_ids    tokens that are found in a text first.
     model        the merges or scores of a compiled tokenizer, without what splits and changes texts before, as
                  tokenizer.json; may be empty.
     """
@@ -23,6 +25,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
     tokens: list[bytes]
     special_ids: list[int]
     eos_ids: list[int] = []
+    added_ids: list[int] = []
     model: str = ""
 
     @classmethod
@@ -32,6 +35,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
         return cls(
             [tokenizer.token_bytes(id) for id in range(size)],
             sorted(tokenizer.special_ids),
+            added_ids=sorted(tokenizer.added_ids),
             model=tokenizer.model_json(),
         )
 
@@ -43,11 +47,22 @@ class Vocabulary(msgspec.Struct, frozen=True):
         if not ends:
             tokens.append(b"<end>")
             ends = [size]
-        return Vocabulary(tokens, sorted(special | set(ends)), ends, self.model)
+        added = [id for id in self.added_ids if id < size]
+        return Vocabulary(tokens, sorted(special | set(ends)), ends, added, self.model)
 
     def splitter(self) -> Callable[[str], list[int]]:
         """Splits a text into tokens as the tokenizer would, or nearly so; into none if it is not known how."""
         if not self.model:
             return lambda text: []
         tokenizer = CompiledModel(self.model)
-        return tokenizer.split
+        added = {self.tokens[id].decode(errors="replace"): id for id in self.added_ids if self.tokens[id]}
+        if not added:
+            return tokenizer.split
+        longest_first = sorted(map(re.escape, added), key=len, reverse=True)
+        pattern = re.compile(f"({'|'.join(longest_first)})")
+
+        def split(text: str) -> list[int]:
+            parts = filter(None, pattern.split(text))
+            return [id for part in parts for id in ([added[part]] if part in added else tokenizer.split(part))]
+
+        return split

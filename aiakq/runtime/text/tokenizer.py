@@ -189,6 +189,13 @@ class Tokenizer:
             return frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
         return frozenset(getattr(self.hf, "all_special_ids", ()))
 
+    @property
+    def added_ids(self) -> frozenset[int]:
+        """Tokens that a text is split at before anything else, and that are part of it."""
+        backend = self._backend or getattr(self.hf, "_tokenizer", None)
+        found = {} if backend is None else backend.get_added_tokens_decoder()
+        return frozenset(id for id, token in found.items() if not token.special)
+
     @cached_property
     def _spelling(self) -> TokenSpelling:
         return TokenSpelling.of(self._backend or getattr(self.hf, "_tokenizer", None))

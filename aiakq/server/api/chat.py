@@ -12,10 +12,12 @@ from starlette.responses import Response
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob
+from aiakq.server.api.answer_grammar import answer_grammar
 from aiakq.server.api.chat_message import MessageDelta, ResponseMessage, deltas_of, message_of
-from aiakq.server.api.chat_parsing import MessageParsers
+from aiakq.server.api.chat_parsing import MessageParsers, reasoning_is_open
 from aiakq.server.api.conversation import ConversationFields, join_text_parts
 from aiakq.server.api.generation import generate
 from aiakq.server.api.openai import (
@@ -80,13 +82,20 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
     async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
         kwargs = self.template_kwargs()
         if "tools" in kwargs:
-            service.check_calls_tools()
+            service.check_calls_tools(is_forced=self.forces_calls)
         if self.include_reasoning is False and service.message_format.reasoning_parser is None:
             reason = "the server was started without --reasoning-parser"
             raise error("unsupported_parameter", param="include_reasoning", reason=reason)
         # The template writes special tokens itself.
         add_special_tokens = bool(self.add_special_tokens)
         return [await service.tokenize_chat(self.conversation(), kwargs, add_special_tokens, params)]
+
+    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], own: Grammar | None) -> Grammar | None:
+        parser = service.message_format.reasoning_parser
+        if own is None and not self.may_call:
+            return None
+        reasoning = None if parser is None else (parser, reasoning_is_open(service, self, prompts[0]))
+        return await answer_grammar(service, self, own, reasoning)
 
 
 class TopLogprob(msgspec.Struct):

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiakq.runtime.text.output_processor import Delta
+from aiakq.server.api.answer_grammar import tool_parser_of
 from aiakq.server.api.conversation import ConversationFields, join_text_parts
 from aiakq.server.api.message_parser import MessageParser, ReasoningTokens
 from aiakq.server.api.output.events import Event, ReasoningPiece
 from aiakq.server.api.service import Service
-from aiakq.server.api.tools import calls_tools, tool_schemas
+from aiakq.server.api.tools import tool_schemas
 from aiakq.server.process.request_stream import Prompt
 
 #: Tokens of a prompt whose text shows whether it ends with reasoning.
@@ -44,19 +45,16 @@ class MessageParsers:
     def of(service: Service, request: Any, prompt: Prompt, request_id: str, count: int) -> MessageParsers | None:
         """Those of ``count`` choices; None if the text of the request is taken as it is."""
         format = service.message_format
-        wants_calls = calls_tools(request.tools, request.tool_choice) and format.tool_parser is not None
-        if not service.tokenizer.has_text or not (wants_calls or format.reasoning_parser is not None):
+        tool_parser = tool_parser_of(service, request)
+        if not service.tokenizer.has_text or not (tool_parser is not None or format.reasoning_parser is not None):
             return None
-        is_open = False
-        if format.reasoning_parser is not None:
-            end = service.tokenizer.decode(prompt.token_ids[-_TAIL_TOKENS:], skip_special_tokens=False)
-            is_open = format.reasoning_parser.opened_by(end, _continued(request))
+        is_open = format.reasoning_parser is not None and reasoning_is_open(service, request, prompt)
         schemas = tool_schemas(request.tools)
         max_calls = 1 if request.parallel_tool_calls is False else None
         parsers = [
             MessageParser(
                 format.reasoning_parser(is_open) if format.reasoning_parser is not None else None,
-                format.tool_parser(schemas) if wants_calls and format.tool_parser is not None else None,
+                tool_parser(schemas) if tool_parser is not None else None,
                 f"{request_id}/{index}",
                 max_calls,
             )
@@ -81,6 +79,14 @@ class MessageParsers:
     def num_reasoning_tokens(self) -> int:
         """The tokens so far that are reasoning, those of all choices."""
         return sum(tokens.count for tokens in self._reasoning_tokens)
+
+
+def reasoning_is_open(service: Service, request: Any, prompt: Prompt) -> bool:
+    """Whether the message begins with reasoning, without its first mark, because ``prompt`` ends with that."""
+    parser = service.message_format.reasoning_parser
+    assert parser is not None
+    end = service.tokenizer.decode(prompt.token_ids[-_TAIL_TOKENS:], skip_special_tokens=False)
+    return parser.opened_by(end, _continued(request))
 
 
 def _continued(request: ConversationFields) -> str | None:

@@ -8,7 +8,7 @@ from pydantic import Field, WithJsonSchema
 
 from aiakq.errors import error
 from aiakq.server.api.request_model import FailFastList, RequestModel
-from aiakq.server.api.tools import ToolChoice, Tools, calls_tools, check_tools
+from aiakq.server.api.tools import ToolChoice, Tools, calls_tools, check_tools, forced_tools
 from aiakq.server.api.unsupported_fields import UNSUPPORTED_MESSAGE_FIELDS
 
 #: Names that a chat template or its renderer defines.
@@ -130,6 +130,16 @@ class ConversationFields(RequestModel):
     tools: Tools | None = Field(None, description="Functions that the model may call.")
     tool_choice: ToolChoice = None
 
+    @property
+    def may_call(self) -> bool:
+        """Whether the model may call tools."""
+        return calls_tools(self.tools, self.tool_choice)
+
+    @property
+    def forces_calls(self) -> bool:
+        """Whether it has to."""
+        return forced_tools(self.tools, self.tool_choice) is not None
+
     def conversation(self) -> list[dict[str, Any]]:
         """The messages as dicts. Raises ``unsupported_parameter`` for anything but text."""
         return [message.to_dict(f"messages[{i}]") for i, message in enumerate(self.messages)]
@@ -153,7 +163,7 @@ class ConversationFields(RequestModel):
                 raise error("invalid_type", param=param, reason="a text, a number, true, false or null is expected")
             kwargs[name] = value
         check_tools(self.tools, self.tool_choice)
-        if calls_tools(self.tools, self.tool_choice):
+        if self.may_call:
             kwargs["tools"] = [tool.to_dict() for tool in self.tools or ()]
         return kwargs
 

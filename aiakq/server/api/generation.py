@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.api.request_model import parse_body
 from aiakq.server.api.service import RequestTracker, Service
@@ -47,8 +48,8 @@ class GenerationInput(Protocol):
     def rename_param(self, failure: AiakqError) -> AiakqError:
         """``failure`` with the client's name of the parameter it is about, if ours is another."""
 
-    def grammar_name(self) -> str:
-        """The field that says what the text has to match."""
+    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], own: Grammar | None) -> Grammar | None:
+        """What the text has to match, which is checked; ``own``: what the fields for structured output say."""
 
 
 class ResponseBuilder:
@@ -118,9 +119,8 @@ async def _run(
     tracker: RequestTracker,
 ) -> Response:
     given, prompts, params = await read_generation_request(service, body, model)
-    if params.grammar is not None:
-        grammar = service.model.limits.grammars.apply(params.grammar)
-        await service.text.check_grammar(grammar, given.grammar_name())
+    own = None if params.grammar is None else service.model.limits.grammars.apply(params.grammar)
+    params.grammar = await given.grammar_of(service, prompts, own)
     bad_words = await service.bad_word_ids(params)
     service.check_available()  # tokenization took a while
     state = request.state

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
 from aiakq.server.api.generation import ResponseBuilder
@@ -101,6 +102,12 @@ class GenerationRequest(SamplingFields, StructuredFields):
     def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """The request's own values over ``defaults`` (of the model) over those of ``SamplingParams``."""
         return SamplingParams(**{**defaults, **self.sampling_values()})
+
+    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], own: Grammar | None) -> Grammar | None:
+        """What the text has to match, which is checked; ``own``: what the fields for structured output say."""
+        if own is not None:
+            await service.text.check_grammar(own, self.grammar_name())
+        return own
 
     def rename_param(self, failure: AiakqError) -> AiakqError:
         """``failure`` with the client's name of the parameter it is about, if ours is another."""

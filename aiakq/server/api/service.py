@@ -148,10 +148,13 @@ class Service:
             [next(found) if isinstance(prompt, str) else Prompt(None, prompt) for prompt in prompts], params
         )
 
-    def check_calls_tools(self) -> None:
-        """Raise ``unsupported_parameter`` if the server does not let the model call tools, or its template has none."""
-        if not self.message_format.auto_tool_choice:
-            reason = "the server was started without --enable-auto-tool-choice; tool_choice 'none' is always possible"
+    def check_calls_tools(self, is_forced: bool) -> None:
+        """Raise ``unsupported_parameter`` if the server does not let the model decide to call tools, or its template
+        has none. ``is_forced``: it does not decide.
+        """
+        if not (is_forced or self.message_format.auto_tool_choice):
+            reason = "the server was started without --enable-auto-tool-choice, and the model is to decide; "
+            reason += "tool_choice 'none', 'required' or a named function is always possible"
             raise error("unsupported_parameter", param="tools", reason=reason)
         if "tools" not in self.text.loaded.tools_template:
             reason = "the chat template leaves them out; --chat-template names one that does not"

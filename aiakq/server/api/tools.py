@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, WithJsonSchema
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import error
 from aiakq.server.api.output.json_text import MAX_NAME
 from aiakq.server.api.request_model import FailFastList, RequestModel
 
@@ -15,14 +15,17 @@ from aiakq.server.api.request_model import FailFastList, RequestModel
 MAX_TOOLS = 1024
 
 _CHOICE_SCHEMA = {
-    "anyOf": [{"enum": ["none", "auto", None]}],
-    "description": "none: no tool is called, and the prompt names none. auto, the default: the model decides.",
+    "anyOf": [{"enum": ["none", "auto", "required", None]}, {"type": "object"}],
+    "description": "none: no tool is called, and the prompt names none. auto, the default: the model decides. "
+    "required: at least one is called. An object with type and function: the tool of this name is called.",
 }
 ToolChoice = Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)]
 
 
 class ToolFunction(RequestModel):
-    """A function that the model may call. ``parameters`` is the JSON schema of its arguments."""
+    """A function that the model may call. ``parameters`` is the JSON schema of its arguments; with ``strict`` a request
+    is refused if it cannot be enforced.
+    """
 
     open = True
     ignored_fields = frozenset()
@@ -31,7 +34,7 @@ class ToolFunction(RequestModel):
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Annotated[bool, WithJsonSchema({"enum": [False, None]})] | None = None
+    strict: bool | None = None
 
 
 class Tool(RequestModel):
@@ -69,12 +72,12 @@ def check_tools(tools: Sequence[Tool] | None, choice: Any) -> None:
         tool.check_extra_fields(path)
         if tool.type != "function":
             raise error("unsupported_parameter", param=f"{path}.type", reason="only tools of type function are called")
-        if tool.function.strict:
-            raise needs_grammar(f"{path}.function.strict", "true", "send false: arguments may then miss their schema")
     if choice is None or choice in ("none", "auto"):
         return
     if choice == "required":
-        raise needs_grammar("tool_choice", "'required'", "send 'auto', and ask for the call in a message")
+        if not tools:
+            raise error("missing_field", param="tools")
+        return
     if not isinstance(choice, dict):
         expected = "none, auto, required, or an object with type and function"
         if isinstance(choice, str):
@@ -87,15 +90,17 @@ def check_tools(tools: Sequence[Tool] | None, choice: Any) -> None:
     if name not in tool_schemas(tools):
         allowed = "the name of one of the tools"
         raise error("value_out_of_range", param="tool_choice.function.name", value=name[:64], allowed=allowed)
-    raise needs_grammar("tool_choice", "a named function", "send 'auto' with this tool alone")
-
-
-def needs_grammar(param: str, value: str, remedy: str) -> AiakqError:
-    """The refusal of what only constrained decoding can guarantee, which is not built yet."""
-    reason = f"{value} needs constrained decoding, which is not built yet; {remedy}"
-    return error("unsupported_parameter", param=param, reason=reason)
 
 
 def calls_tools(tools: Sequence[Tool] | None, choice: Any) -> bool:
     """Whether the model may call tools; then they are in the prompt."""
     return bool(tools) and choice != "none"
+
+
+def forced_tools(tools: Sequence[Tool] | None, choice: Any) -> Sequence[Tool] | None:
+    """The tools of which one has to be called; None: the model decides."""
+    if choice == "required":
+        return tools
+    if isinstance(choice, Mapping):
+        return [tool for tool in tools or () if tool.function.name == choice["function"]["name"]]
+    return None

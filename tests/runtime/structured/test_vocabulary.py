@@ -33,6 +33,14 @@ def test_texts_are_split_as_the_tokenizer_does_it(example_model):
     assert split("<|im_end|>") != tokenizer.encode("<|im_end|>"), "special tokens are no text"
 
 
+def test_added_tokens_are_found_first(example_model):
+    tokenizer = Tokenizer.load(example_model)
+    tokenizer.hf.add_tokens(["<tool_call>", "<tool_call>\n"])
+    split = Vocabulary.of(tokenizer).splitter()
+    for text in ("a<tool_call>b</tool_call>", "<tool_call>\n<tool_call>", "x"):
+        assert split(text) == tokenizer.encode(text, add_special_tokens=False)
+
+
 def test_a_tokenizer_in_python_has_a_vocabulary_too(example_model):
     compiled, slow = (Tokenizer.load(example_model, mode=mode) for mode in ("auto", "slow"))
     own = Vocabulary.of(slow)

@@ -35,7 +35,8 @@ SCRIPTS = {
         " look.\n",
         "<tool_call>",
         '\n{"name": "get_wea',
-        'ther", "arguments": {"city": "Ber',
+        'ther", "arguments": {',
+        '"city": "Ber',
         'gen", "days": ',
         "[1,",
         " {}]}}\n",
@@ -53,7 +54,7 @@ TOOLS = [
         "function": {
             "name": "get_weather",
             "description": "The weather.",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "array"}}},
             "strict": False,
         },
     },
@@ -204,9 +205,72 @@ def test_special_tokens_are_in_the_text_where_they_are_asked_for(reciter):
     assert len(choice["message"]["tool_calls"]) == 2 and choice["message"]["content"] == "Let me look."
 
 
-def test_what_is_no_call_is_content(reciter):
-    [choice] = chat(reciter, "broken", tools=TOOLS)["choices"]
-    assert choice["message"]["content"] == "Like <tool_call>so {it goes" and choice["finish_reason"] == "stop"
+def test_what_begins_like_a_call_becomes_one(reciter):
+    """The model would go on with "so {it goes"."""
+    for fields in ({}, {"n": 2, "temperature": 0.1}, {"parallel_tool_calls": False}):
+        [choice, *_] = chat(reciter, "broken", tools=TOOLS[1:], **fields)["choices"]
+        [call, *_] = choice["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {} and call["function"]["name"] == "get_time"
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"].startswith("Like")
+
+
+@pytest.mark.parametrize("script", ["plain", "both", "broken"])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_time"}}], ids=str)
+def test_a_forced_call_is_one(reciter, script, choice):
+    fields = {"tools": TOOLS[1:] if choice == "required" else TOOLS, "tool_choice": choice, "max_tokens": 100}
+    fields["logit_bias"] = None if script == "both" else no_thought(reciter)
+    [answer] = chat(reciter, script, **fields, parallel_tool_calls=False)["choices"]
+    message = answer["message"]
+    assert [call["function"] for call in message["tool_calls"]] == [{"name": "get_time", "arguments": "{}"}]
+    assert message["content"] is None and answer["finish_reason"] == "tool_calls"
+    assert message["reasoning"] == ("It asks for the weather." if script == "both" else None)
+    found = added_up(streamed(reciter, script, **fields, parallel_tool_calls=False))
+    assert [call["function"] for call in found["tool_calls"]] == [call["function"] for call in message["tool_calls"]]
+
+
+def test_calls_can_be_forced_without_a_parser(reciting_model):
+    options = {"enable_auto_tool_choice": False, "enable_reasoning": False}
+    with start_in_background({"model": reciting_model, **ARGUMENTS, **options}, timeout=240) as server:
+        [answer] = chat(server, "plain", tools=TOOLS[1:], tool_choice="required", max_tokens=60)["choices"]
+        assert answer["message"]["tool_calls"][0]["function"] == {"name": "get_time", "arguments": "{}"}
+        assert "--enable-auto-tool-choice" in refusal(server, tools=TOOLS)["message"]
+
+
+NUMBERS = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2}
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused_if_it_is_strict(reciter):
+    schema = {"type": "object", "properties": {"a": NUMBERS | {"uniqueItems": True}}}
+    function = {"name": "f", "parameters": schema}
+    failure = refusal(reciter, tools=[TOOLS[1], {"type": "function", "function": function | {"strict": True}}])
+    assert failure["code"] == "grammar_not_enforceable" and failure["param"] == "tools[1].function.parameters"
+    assert "uniqueItems" in failure["message"]
+    [answer] = chat(reciter, "both", tools=[*TOOLS, {"type": "function", "function": function}])["choices"]
+    assert len(answer["message"]["tool_calls"]) == 2
+
+
+def no_thought(server: RunningServer) -> dict[str, int]:
+    """A logit bias against reasoning: all that does not recite is equally likely."""
+    ids = httpx.post(f"{server.url}/tokenize", json={"prompt": "<<think>"}, trust_env=False).json()["tokens"]
+    assert len(ids) == 2
+    return {str(id): -100 for id in ids}
+
+
+@pytest.mark.parametrize("script", ["both", "plain"])
+def test_the_format_of_the_response_begins_behind_the_reasoning(reciter, script):
+    schema = {"type": "json_schema", "json_schema": {"schema": NUMBERS}}
+    for fields in ({"response_format": schema}, {"guided_json": NUMBERS}):
+        bias = no_thought(reciter) if script == "plain" else None
+        [answer] = chat(reciter, script, **fields, max_tokens=80, logit_bias=bias)["choices"]
+        assert set(json.loads(answer["message"]["content"])) <= {1, 2}
+        assert answer["message"]["reasoning"] == ("It asks for the weather." if script == "both" else None)
+
+
+def test_an_answer_in_a_format_may_be_a_call_instead(reciter):
+    fields = {"guided_json": NUMBERS, "tools": TOOLS, "max_tokens": 80, "logit_bias": no_thought(reciter)}
+    [answer] = chat(reciter, "plain", **fields)["choices"]
+    assert set(json.loads(answer["message"]["content"])) <= {1, 2} and "tool_calls" not in answer["message"]
 
 
 def test_a_limit_ends_with_length(reciter):
@@ -284,19 +348,6 @@ def test_wrong_arguments_of_past_calls_do_not_end_a_conversation(reciter):
         assert text == f"[assistant]<tool_call>f of a{shown}</tool_call>"
 
 
-def test_what_needs_a_grammar_is_refused(reciter):
-    named = {"type": "function", "function": {"name": "get_time"}}
-    strict = [{"type": "function", "function": {"name": "f", "strict": True}}]
-    for fields, param in (
-        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": named}, "tool_choice"),
-        ({"tools": strict}, "tools[0].function.strict"),
-    ):
-        failure = refusal(reciter, **fields)
-        assert (failure["code"], failure["param"]) == ("unsupported_parameter", param)
-        assert "constrained decoding" in failure["message"] and "send" in failure["message"]
-
-
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
@@ -305,6 +356,7 @@ def test_what_needs_a_grammar_is_refused(reciter):
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "invalid_type", "tools[0].function.name"),
         ({"tools": TOOLS, "tool_choice": "any"}, "value_out_of_range", "tool_choice"),
         ({"tools": TOOLS, "tool_choice": 1}, "invalid_type", "tool_choice"),
+        ({"tool_choice": "required"}, "missing_field", "tools"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "value_out_of_range",

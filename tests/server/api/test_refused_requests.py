@@ -119,7 +119,7 @@ CHATS = [
     ({"messages": [{"role": "user", "content": "word " * 3000}]}, 400, "context_length_exceeded", "messages"),
     ({"tools": [{"type": "function"}]}, 400, "missing_field", "tools[0].function"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "unsupported_parameter", "tools"),
-    ({"tool_choice": "required"}, 400, "unsupported_parameter", "tool_choice"),
+    ({"tool_choice": "required"}, 400, "missing_field", "tools"),
     ({"chat_template": "{{ x }}"}, 400, "unsupported_parameter", "chat_template"),
     ({"chat_template_kwargs": {"tokenize": True}}, 400, "unsupported_parameter", "chat_template_kwargs.tokenize"),
     ({"chat_template_kwargs": {"a": [1]}}, 400, "invalid_type", "chat_template_kwargs.a"),

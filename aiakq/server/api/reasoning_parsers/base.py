@@ -13,6 +13,7 @@ class ReasoningParser:
 
     starts, ends    the marks around the reasoning. Those that are special tokens stay in the text.
     marks           further ones that are special tokens.
+    has_answer_mark  whether the answer begins behind one of ``ends``.
     open_default    whether the message begins with reasoning if the prompt does not say.
     template_marks  a chat template with all of these is one of this format; empty: that cannot be told.
     is_open         whether this message begins with reasoning, without its first mark.
@@ -21,6 +22,7 @@ class ReasoningParser:
     starts: ClassVar[tuple[str, ...]] = ("<think>",)
     ends: ClassVar[tuple[str, ...]] = ("</think>",)
     marks: ClassVar[tuple[str, ...]] = ()
+    has_answer_mark: ClassVar[bool] = True
     open_default: ClassVar[bool] = False
     template_marks: ClassVar[tuple[str, ...]] = ()
 

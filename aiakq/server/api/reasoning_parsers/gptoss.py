@@ -21,6 +21,7 @@ class GptossReasoningParser(ReasoningParser):
     starts = ("<|channel|>analysis<|message|>",)
     ends = ("<|end|>", "<|channel|>final<|message|>")
     marks = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
+    has_answer_mark = False
     template_marks = ("<|channel|>analysis",)
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:

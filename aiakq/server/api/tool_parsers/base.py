@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from aiakq.runtime.structured.formats import Format, regex, schema, sequence, some_tags, tag
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import json_call
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
@@ -16,6 +18,8 @@ class ToolParser:
 
     marks           the texts around calls. Those that are special tokens stay in the text for it.
     template_marks  a chat template with all of these is one of this format; empty: that cannot be told.
+    triggers        a text with one of these in it has a call there; empty: that is not so in this format.
+    separator       what models write between two calls.
     tools           the JSON schemas of the arguments, by the name of the tool.
 
     A parser never raises: what is no call is content. It takes time and memory in proportion to the text.
@@ -23,6 +27,8 @@ class ToolParser:
 
     marks: ClassVar[tuple[str, ...]] = ()
     template_marks: ClassVar[tuple[str, ...]] = ()
+    triggers: ClassVar[tuple[str, ...]] = ()
+    separator: ClassVar[str] = ""
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
         self.tools = tools
@@ -31,21 +37,54 @@ class ToolParser:
         """Read ``text`` to its end; its calls and everything else go to ``output``."""
         raise NotImplementedError
 
+    @classmethod
+    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format] | None:
+        """Tags with calls of tools, whose arguments have these JSON ``schemas``; None: no grammar is known for them.
+
+        only_one  a tag has one call; else it has all calls where the format is an array.
+        """
+        return None
+
     @staticmethod
     def call_id(seed: str) -> str:
         """The id of a call that the model gave none; equal for equal seeds."""
         return "chatcmpl-tool-" + hashlib.blake2b(seed.encode(), digest_size=16).hexdigest()
 
 
+_BLANKS = regex(r"[ \n]{0,2}")
+
+
+def json_call_tag(name: str, arguments: Any, key: str) -> Format:
+    """A JSON object with the name and the arguments of a call; ``arguments`` is their JSON schema."""
+    return tag(f'{{"name": {json.dumps(name)}, "{key}": ', schema(arguments), "}")
+
+
 class JsonToolParser(ToolParser):
     """Calls that are JSON objects with a name and arguments, behind a mark: one, an array, or several in a row.
 
-    starts      the marks; one may end with the bracket of an array.
-    ends        what may follow the calls.
+    starts         the marks; one may end with the bracket of an array.
+    ends           what may follow the calls.
+    call_begins    what models write before a call, or before all of them and with the bracket of an array.
+    arguments_key  what they call the arguments.
     """
 
     starts: ClassVar[Marks]
     ends: ClassVar[tuple[str, ...]] = ()
+    call_begins: ClassVar[tuple[str, ...]] = ()
+    arguments_key: ClassVar[str] = "arguments"
+
+    @classmethod
+    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format] | None:
+        calls = [json_call_tag(name, each, cls.arguments_key) for name, each in schemas.items()]
+        end = cls.ends[0] if cls.ends else ""
+        tags: list[Format] = []
+        for begin in cls.call_begins:
+            if begin.endswith("["):
+                content = sequence(_BLANKS, some_tags(calls, ", ", only_one=only_one), _BLANKS)
+                tags.append(tag(begin, content, f"]{end}"))
+            else:
+                tags += [tag(begin, sequence(_BLANKS, each, _BLANKS), end) if begin else each for each in calls]
+        return tags
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         while mark := (yield from text.until(self.starts, output.content)):
@@ -78,3 +117,14 @@ class JsonToolParser(ToolParser):
             spaces = text.recorded()
             if not end and not text.is_exhausted:
                 output.content(spaces)
+
+
+class PlainJsonParser(JsonToolParser):
+    """An array of calls and nothing else: the form of forced calls where no grammar is known for the model's own."""
+
+    call_begins = ("[",)
+    arguments_key = "parameters"
+
+    def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        if (yield from text.match("[")):
+            yield from self.read_calls(text, output, "[")

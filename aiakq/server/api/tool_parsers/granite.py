@@ -11,4 +11,6 @@ class GraniteParser(JsonToolParser):
 
     marks = ("<|tool_call|>", "<tool_call>")
     template_marks = ("<|tool_call|>",)
+    triggers = ("<|tool_call|>", "<tool_call>")
+    call_begins = ("<|tool_call|>[", "<tool_call>[")
     starts = Marks("<|tool_call|>", "<tool_call>")

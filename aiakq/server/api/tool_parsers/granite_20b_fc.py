@@ -11,4 +11,7 @@ class Granite20bFcParser(JsonToolParser):
 
     marks = ("<function_call>",)
     template_marks = ("<function_call>",)
+    triggers = ("<function_call>",)
+    call_begins = ("<function_call>",)
+    separator = "\n"
     starts = Marks("<function_call>")

@@ -11,5 +11,8 @@ class HermesParser(JsonToolParser):
 
     marks = ("<tool_call>", "</tool_call>")
     template_marks = ("<tool_call>",)
+    triggers = ("<tool_call>",)
+    call_begins = ("<tool_call>",)
+    separator = "\n"
     starts = Marks("<tool_call>")
     ends = ("</tool_call>",)

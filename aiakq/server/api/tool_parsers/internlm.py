@@ -11,5 +11,9 @@ class InternlmParser(JsonToolParser):
 
     marks = ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>", "<|action_end|>")
     template_marks = ("<|action_start|>",)
+    triggers = ("<|action_start|>",)
+    call_begins = ("<|action_start|><|plugin|>",)
+    separator = "\n"
+    arguments_key = "parameters"
     starts = Marks("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>")
     ends = ("<|action_end|>",)

@@ -11,5 +11,7 @@ class JambaParser(JsonToolParser):
 
     marks = ("<tool_calls>", "</tool_calls>")
     template_marks = ("<tool_calls>",)
+    triggers = ("<tool_calls>",)
+    call_begins = ("<tool_calls>[",)
     starts = Marks("<tool_calls>")
     ends = ("</tool_calls>",)

@@ -6,6 +6,10 @@ arguments is its id.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from aiakq.runtime.structured.formats import Format, const, regex, schema, sequence, some_tags, tag
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME, arguments_value
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
@@ -22,6 +26,15 @@ class KimiK2Parser(ToolParser):
 
     marks = (_BEGIN, _END, _CALL, _ARGUMENTS, _CALL_END)
     template_marks = (_BEGIN,)
+    triggers = (_BEGIN,)
+
+    @classmethod
+    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format] | None:
+        calls = []
+        for name, each in schemas.items():
+            content = sequence(regex("[0-9]{1,3}"), const(_ARGUMENTS), schema(each))
+            calls.append(tag(f"{_CALL}functions.{name}:", content, _CALL_END))
+        return [tag(_BEGIN, some_tags(calls, "", only_one=only_one), _END)]
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         while mark := (yield from text.until(_STARTS, output.content)):

@@ -16,6 +16,9 @@ class Llama3JsonParser(JsonToolParser):
 
     marks = ("<|python_tag|>",)
     template_marks = ("<|python_tag|>",)
+    call_begins = ("",)
+    separator = "; "
+    arguments_key = "parameters"
     starts = Marks("<|python_tag|>")
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import string
+from collections.abc import Mapping
+from typing import Any
 
+from aiakq.runtime.structured.formats import Format, schema, tag
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME, arguments_value
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
@@ -19,7 +22,15 @@ class MistralParser(JsonToolParser):
 
     marks = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
     template_marks = ("[TOOL_CALLS]",)
+    triggers = ("[TOOL_CALLS]",)
+    call_begins = ("[TOOL_CALLS][",)
     starts = Marks("[TOOL_CALLS]")
+
+    @classmethod
+    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format] | None:
+        """The model has been trained on one of the two forms, which it then prefers."""
+        named = [tag(f"[TOOL_CALLS]{name}[ARGS]", schema(each)) for name, each in schemas.items()]
+        return [*(super().call_tags(schemas, only_one) or ()), *named]
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         while mark := (yield from text.until(self.starts, output.content)):

@@ -11,4 +11,6 @@ class Phi4MiniJsonParser(JsonToolParser):
 
     marks = ("functools[",)
     template_marks = ("functools",)
+    triggers = ("functools[",)
+    call_begins = ("functools[",)
     starts = Marks("functools[")

@@ -1,0 +1,87 @@
+"""Parts of structural tags, as ``format`` objects: what a text consists of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from aiakq.runtime.structured.grammars import Grammar
+
+Format = dict[str, Any]
+
+_TEXT: Format = {"type": "any_text"}
+
+
+def const(text: str) -> Format:
+    """This text and nothing else."""
+    return {"type": "const_string", "value": text}
+
+
+def regex(pattern: str) -> Format:
+    """Text that matches ``pattern`` as a whole."""
+    return {"type": "regex", "pattern": pattern}
+
+
+def schema(value: Any) -> Format:
+    """JSON of a schema."""
+    return {"type": "json_schema", "json_schema": value}
+
+
+def sequence(*parts: Format) -> Format:
+    """One after the other."""
+    return {"type": "sequence", "elements": list(parts)}
+
+
+def either(*parts: Format) -> Format:
+    """One of them."""
+    return parts[0] if len(parts) == 1 else {"type": "or", "elements": list(parts)}
+
+
+def tag(begin: str, content: Format, end: str = "") -> Format:
+    """``content`` between two marks."""
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def text_up_to(end: str, begin: str = "") -> Format:
+    """Any text between two marks."""
+    return tag(begin, _TEXT, end)
+
+
+def some_tags(tags: Sequence[Format], separator: str, *, only_one: bool) -> Format:
+    """At least one of ``tags``, in any order and number unless ``only_one``."""
+    found = {"type": "tags_with_separator", "tags": list(tags), "separator": separator, "at_least_one": True}
+    return found | {"stop_after_first": only_one}
+
+
+def text_with_tags(tags: Sequence[Format], triggers: Sequence[str], *, only_one: bool) -> Format:
+    """Text with any number of ``tags``, or at most one: what begins like one of ``triggers`` is one. Other special
+    tokens may be in the text.
+    """
+    found = {"type": "triggered_tags", "triggers": list(triggers), "tags": list(tags), "any_special_tokens": True}
+    return found | {"stop_after_first": only_one}
+
+
+def format_of(grammar: Grammar) -> Format:
+    """``grammar`` as a part of another one."""
+    if grammar.kind == "json":
+        return schema(json.loads(grammar.text))
+    if grammar.kind == "regex":
+        return regex(grammar.text)
+    if grammar.kind == "choice":
+        return either(*map(const, json.loads(grammar.text)))
+    if grammar.kind == "grammar":
+        return {"type": "grammar", "grammar": grammar.text}
+    tags = json.loads(grammar.text)
+    if "structures" not in tags:
+        return tags["format"]
+    each = [tag(one["begin"], schema(one.get("schema")), one.get("end", "")) for one in tags["structures"]]
+    return text_with_tags(each, tags["triggers"], only_one=False)
+
+
+def tag_grammar_of(part: Format, like: Grammar | None = None) -> Grammar:
+    """The grammar of ``part``, which writes JSON as ``like`` says."""
+    text = json.dumps({"format": part}, ensure_ascii=False)
+    if like is None:
+        return Grammar("structural_tag", text)
+    return Grammar("structural_tag", text, like.whitespace, like.closed)
