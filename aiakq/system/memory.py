@@ -5,9 +5,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+#: Seconds between two collections of all reference cycles, and when the last one was.
+_COLLECTION_SECONDS = 5.0
+_last_collection = float("-inf")
 
 
 def free_host_memory() -> int:
@@ -27,10 +32,16 @@ def free_host_memory() -> int:
 def release_host_memory() -> None:
     """Return memory that is no longer used to the system.
 
-    Reference cycles are collected first. glibc keeps freed blocks of a few megabytes in its heap, which grows when
-    allocation sizes vary; ``malloc_trim`` returns them.
+    Reference cycles are collected first: all of them, or, if that took place in the last seconds, young ones, since it
+    scans every object there is. glibc keeps freed blocks of a few megabytes in its heap, which grows when allocation
+    sizes vary; ``malloc_trim`` returns them.
     """
-    gc.collect()
+    global _last_collection
+    if time.monotonic() - _last_collection > _COLLECTION_SECONDS:
+        gc.collect()
+        _last_collection = time.monotonic()
+    else:
+        gc.collect(1)
     trim_heap()
 
 

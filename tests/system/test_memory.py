@@ -42,3 +42,15 @@ def test_objects_are_collected_again_after_freezing():
     with memory.gc_frozen():
         assert gc.get_freeze_count() > before
     assert gc.get_freeze_count() == 0
+
+
+def test_everything_is_collected_only_now_and_then(monkeypatch):
+    """A full collection takes a tenth of a second and more, and a step without memory is seldom the only one."""
+    collected = []
+    monkeypatch.setattr(memory.gc, "collect", lambda generation=2: collected.append(generation))
+    monkeypatch.setattr(memory, "_last_collection", float("-inf"))
+    for _ in range(3):
+        memory.release_host_memory()
+    monkeypatch.setattr(memory, "_COLLECTION_SECONDS", 0.0)
+    memory.release_host_memory()
+    assert collected == [2, 1, 1, 2]

@@ -156,9 +156,9 @@ class Follower:
         if self._collective is not None and not self._collective.can_start_over:
             raise error("rank_failed", rank=self._rank, reason=NO_MEMORY)
         self._is_blocked = True
-        release_memory()
         if self._collective is not None:
-            self._collective.interrupt()
+            self._collective.interrupt()  # first: others wait for this rank
+        release_memory()
         return OutOfMemory(message.number)
 
     def _run(self, message: Launch, batch: StepBatch) -> Results | None:

@@ -6,6 +6,7 @@ ends when rank 0 closes the socket.
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import socket
@@ -172,6 +173,9 @@ def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]
         stages.link_in, stages.wait = LinkReceiver(link_in), lambda: inbox.wait_for(link_in)
     max_pages = -(-sizes.length // config.cache.block_size)
     follower = Follower(runner, load.rank, collective, stages, sizes.num_slots, max_pages)
+    # Objects made while loading live as long as the process: exclude them from garbage collection.
+    gc.collect()
+    gc.freeze()
     channel.send(frame(RankReady(runner.captured is not None)))
     pulse.busy.clear()
     while (request := inbox.receive()) is not None:
