@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -21,6 +22,11 @@ from aiakq.runtime.text.tokenizer import is_panic
 CACHE_CHARS, CACHE_GRAMMARS = 4 << 20, 256
 #: Items of a parser in one step: a grammar that needs more fails, instead of slowing down others.
 STEP_MAX_ITEMS = 1000
+#: Drafts of JSON Schema in which nothing beside a reference counts, but for what is referred to.
+_OLD_DRAFT = re.compile(r"json-schema\.org/draft-0[3-7]/")
+_BESIDE_REFERENCES = ("$ref", "$schema", "$id", "id", "definitions", "$defs")
+#: Keywords whose values are no schemas.
+_VALUES = ("const", "enum", "default", "examples")
 
 
 class _Tokens:
@@ -169,9 +175,23 @@ def json_schema(grammar: Grammar, schema: Any) -> dict[str, Any]:
         options = {**options, "whitespace_pattern": None, "whitespace_flexible": False}
     elif grammar.whitespace is not None:
         options["whitespace_pattern"] = grammar.whitespace
+    if _OLD_DRAFT.search(str(schema.get("$schema", ""))):
+        schema = _references_alone(schema)
     if grammar.closed:
         schema = _closed(schema)
     return {**schema, "x-guidance": options}
+
+
+def _references_alone(schema: Any) -> Any:
+    """``schema`` of a draft up to 7, where a reference makes everything beside it void."""
+    if isinstance(schema, list):
+        return [_references_alone(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = schema
+    if isinstance(schema.get("$ref"), str):  # else it is a property of this name
+        kept = {name: value for name, value in schema.items() if name in _BESIDE_REFERENCES}
+    return {name: value if name in _VALUES else _references_alone(value) for name, value in kept.items()}
 
 
 def _closed(schema: Any) -> Any:
@@ -180,7 +200,7 @@ def _closed(schema: Any) -> Any:
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {name: value if name in ("const", "enum", "default") else _closed(value) for name, value in schema.items()}
+    closed = {name: value if name in _VALUES else _closed(value) for name, value in schema.items()}
     if isinstance(closed.get("properties"), dict) and "type" in closed:
         closed.setdefault("additionalProperties", False)
     return closed

@@ -264,3 +264,23 @@ def test_the_defaults_of_an_engine_are_checked():
     for wrong in ({"backend": "magic"}, {"disable_any_whitespace": 3}, {"unknown": 1}, {"enable_in_reasoning": True}):
         with pytest.raises(AiakqError, match=re.escape("--structured-outputs-config")):
             GrammarDefaults.from_args(wrong)
+
+
+@pytest.mark.parametrize(
+    ("draft", "counts"),
+    [("http://json-schema.org/draft-07/schema#", False), ("https://json-schema.org/draft/2020-12/schema", True)],
+)
+def test_what_is_beside_a_reference_counts_as_the_draft_says(compiler, draft, counts):
+    number = {"$ref": "#/definitions/number", "maximum": 5}
+    named = {"$ref": {"type": "integer", "maximum": 5}}
+    schema = {
+        "$schema": draft,
+        "type": "object",
+        "properties": {"a": number, "b": {"type": "object", "properties": named, "additionalProperties": False}},
+        "additionalProperties": False,
+        "definitions": {"number": {"type": "integer", "minimum": 3}},
+    }
+    grammar = of(json=schema)
+    assert accepts(compiler, grammar, '{"a": 4}') and not accepts(compiler, grammar, '{"a": 1}')
+    assert accepts(compiler, grammar, '{"a": 9}') is not counts
+    assert accepts(compiler, grammar, '{"b": {"$ref": 4}}') and not accepts(compiler, grammar, '{"b": {"$ref": 9}}')
