@@ -37,5 +37,6 @@ def take_devices(arguments: Mapping[str, Any], replica: int, num_replicas: int) 
     if count < size * num_replicas:
         reason = f"{num_replicas} replicas need {size * num_replicas} GPUs, and {count} can be seen"
         raise error("ranks_unavailable", reason=reason)
-    names = os.environ.get(_VISIBLE, "").split(",") if os.environ.get(_VISIBLE) else [str(gpu) for gpu in range(count)]
+    visible = os.environ.get(_VISIBLE)
+    names = visible.split(",") if visible else [str(gpu) for gpu in range(count)]
     os.environ[_VISIBLE] = ",".join(names[size * replica : size * (replica + 1)])

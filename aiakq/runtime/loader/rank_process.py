@@ -6,7 +6,6 @@ ends when rank 0 closes the socket.
 
 from __future__ import annotations
 
-import gc
 import os
 import select
 import socket
@@ -33,6 +32,7 @@ from aiakq.runtime.distributed.messages import (
     ToRank,
     frame,
 )
+from aiakq.system.memory import freeze_objects
 from aiakq.system.processes import begin_child, exit_child
 
 if TYPE_CHECKING:
@@ -173,9 +173,7 @@ def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]
         stages.link_in, stages.wait = LinkReceiver(link_in), lambda: inbox.wait_for(link_in)
     max_pages = -(-sizes.length // config.cache.block_size)
     follower = Follower(runner, load.rank, collective, stages, sizes.num_slots, max_pages)
-    # Objects made while loading live as long as the process: exclude them from garbage collection.
-    gc.collect()
-    gc.freeze()
+    freeze_objects()
     channel.send(frame(RankReady(runner.captured is not None)))
     pulse.busy.clear()
     while (request := inbox.receive()) is not None:

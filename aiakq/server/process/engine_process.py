@@ -6,7 +6,6 @@ process ends when the HTTP process closes the socket.
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import sys
@@ -34,6 +33,7 @@ from aiakq.server.process.ipc import (
     call_on_hangup,
     encode_error,
 )
+from aiakq.system.memory import freeze_objects
 from aiakq.system.processes import begin_child, exit_child
 
 if TYPE_CHECKING:
@@ -120,9 +120,7 @@ def _load(link: EngineLink, start: Start) -> Engine:
         link.send(Loading(phase.name, phase.seconds, phase.detail))
 
     engine = load_engine(config, on_phase)
-    # Objects made while loading live as long as the process: exclude them from garbage collection.
-    gc.collect()
-    gc.freeze()
+    freeze_objects()
     link.send(Ready(engine.limits, dict(engine.facts), _settings(config), config.scheduler.max_num_seqs))
     return engine
 
