@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.structured.grammars import WHITESPACE, Grammar, not_enforceable
+from aiakq.runtime.structured.grammars import NO_SCHEMAS, WHITESPACE, Grammar, closed_schema, not_enforceable
 from aiakq.runtime.structured.matcher import GrammarMatcher
 from aiakq.runtime.structured.structural_tags import quoted, tag_grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
@@ -25,8 +25,6 @@ STEP_MAX_ITEMS = 1000
 #: Drafts of JSON Schema in which nothing beside a reference counts, but for what is referred to.
 _OLD_DRAFT = re.compile(r"json-schema\.org/draft-0[3-7]/")
 _BESIDE_REFERENCES = ("$ref", "$schema", "$id", "id", "definitions", "$defs")
-#: Keywords whose values are no schemas.
-_VALUES = ("const", "enum", "default", "examples")
 
 
 class _Tokens:
@@ -178,7 +176,7 @@ def json_schema(grammar: Grammar, schema: Any) -> dict[str, Any]:
     if _OLD_DRAFT.search(str(schema.get("$schema", ""))):
         schema = _references_alone(schema)
     if grammar.closed:
-        schema = _closed(schema)
+        schema = closed_schema(schema)
     return {**schema, "x-guidance": options}
 
 
@@ -191,16 +189,4 @@ def _references_alone(schema: Any) -> Any:
     kept = schema
     if isinstance(schema.get("$ref"), str):  # else it is a property of this name
         kept = {name: value for name, value in schema.items() if name in _BESIDE_REFERENCES}
-    return {name: value if name in _VALUES else _references_alone(value) for name, value in kept.items()}
-
-
-def _closed(schema: Any) -> Any:
-    """``schema`` whose objects have no properties but those that it names, unless it says so itself."""
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {name: value if name in _VALUES else _closed(value) for name, value in schema.items()}
-    if isinstance(closed.get("properties"), dict) and "type" in closed:
-        closed.setdefault("additionalProperties", False)
-    return closed
+    return {name: value if name in NO_SCHEMAS else _references_alone(value) for name, value in kept.items()}

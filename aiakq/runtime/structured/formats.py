@@ -6,11 +6,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.structured.structural_tags import format_of_tags
 
 Format = dict[str, Any]
 
-_TEXT: Format = {"type": "any_text"}
+ANY_TEXT: Format = {"type": "any_text"}
 
 
 def const(text: str) -> Format:
@@ -45,7 +48,7 @@ def tag(begin: str, content: Format, end: str = "") -> Format:
 
 def text_up_to(end: str, begin: str = "") -> Format:
     """Any text between two marks."""
-    return tag(begin, _TEXT, end)
+    return tag(begin, ANY_TEXT, end)
 
 
 def some_tags(tags: Sequence[Format], separator: str, *, only_one: bool) -> Format:
@@ -63,7 +66,7 @@ def text_with_tags(tags: Sequence[Format], triggers: Sequence[str], *, only_one:
 
 
 def format_of(grammar: Grammar) -> Format:
-    """``grammar`` as a part of another one."""
+    """``grammar`` as a part of another one. Raises ``grammar_not_enforceable``."""
     if grammar.kind == "json":
         return schema(json.loads(grammar.text))
     if grammar.kind == "regex":
@@ -72,16 +75,10 @@ def format_of(grammar: Grammar) -> Format:
         return either(*map(const, json.loads(grammar.text)))
     if grammar.kind == "grammar":
         return {"type": "grammar", "grammar": grammar.text}
-    tags = json.loads(grammar.text)
-    if "structures" not in tags:
-        return tags["format"]
-    each = [tag(one["begin"], schema(one.get("schema")), one.get("end", "")) for one in tags["structures"]]
-    return text_with_tags(each, tags["triggers"], only_one=False)
+    return format_of_tags(json.loads(grammar.text))
 
 
 def tag_grammar_of(part: Format, like: Grammar | None = None) -> Grammar:
     """The grammar of ``part``, which writes JSON as ``like`` says."""
-    text = json.dumps({"format": part}, ensure_ascii=False)
-    if like is None:
-        return Grammar("structural_tag", text)
-    return Grammar("structural_tag", text, like.whitespace, like.closed)
+    like = like or Grammar("structural_tag", "")
+    return msgspec.structs.replace(like, kind="structural_tag", text=json.dumps({"format": part}, ensure_ascii=False))

@@ -19,6 +19,8 @@ MAX_CHARS, MAX_DEPTH = 1 << 20, 64
 MAX_CHOICES, MAX_CHOICE_CHARS = 8192, 1 << 18
 #: Between the tokens of JSON, unless a request says otherwise. Bounded: some models write nothing but blanks.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
+#: Keywords whose values are no schemas.
+NO_SCHEMAS = ("const", "enum", "default", "examples")
 #: vLLM's names of libraries; here one library does it all.
 BACKENDS = ("auto", "guidance", "lm-format-enforcer", "outlines", "xgrammar")
 
@@ -237,6 +239,18 @@ def _check_depth(param: str, schema: Any) -> None:
             if isinstance(each, (dict, list))
             for child in (each.values() if isinstance(each, dict) else each)
         ]
+
+
+def closed_schema(schema: Any) -> Any:
+    """``schema`` whose objects have no properties but those that it names, unless it says so itself."""
+    if isinstance(schema, list):
+        return [closed_schema(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: value if name in NO_SCHEMAS else closed_schema(value) for name, value in schema.items()}
+    if isinstance(closed.get("properties"), dict) and "type" in closed:
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def not_enforceable(param: str, reason: str) -> AiakqError:

@@ -32,15 +32,22 @@ def tag_grammar(
     Raises ``grammar_not_enforceable``.
     """
     rules = _Rules(schema_of, special_ids, end_ids)
-    if "structures" in tags:
-        structures = [
-            {"begin": _text(one, "begin"), "content": _schema(one.get("schema")), "end": _text(one, "end")}
-            for one in _list(tags, "structures", dict)
-        ]
-        start = rules.triggered(_list(tags, "triggers", str), structures, at_least_one=False, stops=False)
-    else:
-        start = rules.of(tags.get("format"))
-    return rules.whole(start)
+    return rules.whole(rules.of(format_of_tags(tags)))
+
+
+def format_of_tags(tags: Mapping[str, Any]) -> Any:
+    """The ``format`` object of ``tags`` in either form. Raises ``grammar_not_enforceable``."""
+    if "structures" not in tags:
+        return tags.get("format")
+    structures = [
+        {
+            "begin": one.get("begin"),
+            "content": {"type": "json_schema", "json_schema": one.get("schema")},
+            "end": one.get("end", ""),
+        }
+        for one in _list(tags, "structures", dict)
+    ]
+    return {"type": "triggered_tags", "triggers": tags.get("triggers"), "tags": structures}
 
 
 class _Rules:
@@ -51,8 +58,7 @@ class _Rules:
     ) -> None:
         self._schema_of, self._special_ids, self._end_ids = schema_of, special_ids, frozenset(end_ids)
         names = sorted((re.escape(name) for name in special_ids if name), key=len, reverse=True)
-        self._special = re.compile(f"({'|'.join(names)})") if names else None
-        self._is_plain = False  # special tokens are written as text
+        self._special = re.compile(f"({'|'.join(names)})") if names else None  # None: they are spelled as text
         self._lines: list[str] = []
         self._grammars: list[dict[str, Any]] = []
 
@@ -64,9 +70,11 @@ class _Rules:
         """The name of a rule for the ``format`` object ``part``."""
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "const_string":
-            return self._rule(self._quoted(_text(part, "value")))
+            value = _text(part, "value")
+            return self._rule(self._mark(value) if value in self._special_ids else quoted(value))
         if kind == "json_schema":
-            return self._rule("%json " + json.dumps(self._schema_of(_schema(part.get("json_schema"))["json_schema"])))
+            schema = part.get("json_schema")
+            return self._rule("%json " + json.dumps(self._schema_of({} if schema is None else schema)))
         if kind == "regex":
             return self._rule(f"/{_escaped(_text(part, 'pattern'))}/")
         if kind == "grammar":
@@ -108,23 +116,22 @@ class _Rules:
         """
         text = self._terminal(_TEXT)
         in_text = []
-        begins = {self._split(one)[0] for one in triggers}
-        others = {id for name, id in self._special_ids.items() if name not in begins} - self._end_ids
+        begins = {self._parts(one)[0] for one in triggers if one}
+        others = {id for id in self._special_ids.values() if f"<[{id}]>" not in begins} - self._end_ids
+        prefix = ""
         if keeps_special and others:
-            prefix = self._rule(f"{text} <[{','.join(map(str, sorted(others)))}]>")
-            prefix = f"({prefix})*"
-        else:
-            prefix = ""
+            prefix = "(" + self._rule(f"{text} <[{','.join(map(str, sorted(others)))}]>") + ")*"
         for tag in tags:
             begin = _text(tag, "begin")
             trigger = max((one for one in triggers if one and begin.startswith(one)), key=len, default=None)
             if trigger is None:
                 raise not_enforceable(_PARAM, f"no trigger begins the tag {begin[:64]!r}")
-            for self._is_plain in (False, True):  # a model may spell a special token letter by letter
-                if not self._is_plain or self._special_ids.keys() & set(self._split(trigger, plain=False)):
-                    found = f"{self._until(text, trigger)} {self._rest(tag, begin[len(trigger) :])}"
-                    in_text.append(self._rule(f"{prefix} {found}"))
-            self._is_plain = False
+            rest = begin[len(trigger) :]
+            in_text.append(self._rule(f"{prefix} {self._until(text, trigger)} {self._rest(tag, rest)}"))
+            if self._parts(trigger) != [quoted(trigger)]:  # a model may spell a special token letter by letter
+                special, self._special = self._special, None
+                in_text.append(self._rule(f"{prefix} {self._until(text, trigger)} {self._rest(tag, rest)}"))
+                self._special = special
         later = self._rule(" | ".join(in_text))
         first = self._rule(" | ".join(map(self._tag, tags))) if at_least_one else ""
         if stops:
@@ -133,36 +140,35 @@ class _Rules:
 
     def _separated(self, part: Mapping[str, Any]) -> str:
         tag = self._rule(" | ".join(map(self._tag, _list(part, "tags", dict))))
-        many = tag if part.get("stop_after_first") else f"{tag} ({self._quoted(_text(part, 'separator'))} {tag})*"
+        many = tag if part.get("stop_after_first") else f"{tag} ({self._mark(_text(part, 'separator'))} {tag})*"
         return self._rule(many if part.get("at_least_one") else f"({many})?")
 
     def _tag(self, tag: Mapping[str, Any]) -> str:
-        return self._rule(f"{self._quoted(_text(tag, 'begin'))} {self._rest(tag, '')}")
+        return self._rule(f"{self._mark(_text(tag, 'begin'))} {self._rest(tag, '')}")
 
     def _rest(self, tag: Mapping[str, Any], begin: str) -> str:
         """What follows the trigger of a tag: the rest of its beginning, its content and its end."""
         content, end = tag.get("content"), _text(tag, "end")
         if isinstance(content, dict) and content.get("type") == "any_text" and end:
-            return f"{self._quoted(begin)} {self._until(self._terminal(_TEXT), end)}"
-        return f"{self._quoted(begin)} {self.of(content)} {self._quoted(end)}"
+            return f"{self._mark(begin)} {self._until(self._terminal(_TEXT), end)}"
+        return f"{self._mark(begin)} {self.of(content)} {self._mark(end)}"
 
     def _until(self, text: str, mark: str) -> str:
         """Text up to ``mark``, and that."""
-        first, *more = self._split(mark)
-        if first in self._special_ids and not self._is_plain:
-            return f"{text} {self._quoted(mark)}"
-        rest = " ".join(self._quoted(each) for each in more)
-        return self._rule(f"{self._rule(f'{text} {quoted(first)}', '[lazy]')} {rest}")
+        first, *more = self._parts(mark)
+        if first.startswith("<["):  # ends any text
+            return f"{text} {self._mark(mark)}"
+        return self._rule(" ".join([self._rule(f"{text} {first}", "[lazy]"), *more]))
 
-    def _quoted(self, text: str) -> str:
-        special = {} if self._is_plain else self._special_ids
-        return " ".join(f"<[{special[one]}]>" if one in special else quoted(one) for one in self._split(text))
+    def _mark(self, text: str) -> str:
+        """``text``, with the special tokens in it."""
+        return " ".join(self._parts(text))
 
-    def _split(self, text: str, plain: bool | None = None) -> list[str]:
-        """``text`` in parts that are special tokens and parts without any; all of it if it is ``plain``."""
-        plain = self._is_plain if plain is None else plain
-        found = [text] if plain or self._special is None else self._special.split(text)
-        return [part for part in found if part]
+    def _parts(self, text: str) -> list[str]:
+        """The special tokens in ``text``, and what is between them, in order."""
+        ids = {} if self._special is None else self._special_ids
+        parts = [text] if self._special is None else self._special.split(text)
+        return [f"<[{ids[part]}]>" if part in ids else quoted(part) for part in parts if part]
 
     def _rule(self, body: str, options: str = "") -> str:
         name = f"rule_{len(self._lines)}"
@@ -191,10 +197,6 @@ def _escaped(pattern: str) -> str:
     from llguidance import regex_to_lark
 
     return regex_to_lark(pattern, "")
-
-
-def _schema(schema: Any) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {} if schema is None else schema}
 
 
 def _text(part: Mapping[str, Any], name: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.structured.formats import (
+    ANY_TEXT,
     Format,
     either,
     format_of,
@@ -18,7 +20,7 @@ from aiakq.runtime.structured.formats import (
     text_up_to,
     text_with_tags,
 )
-from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.structured.grammars import Grammar, closed_schema
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 from aiakq.server.api.service import Service
 from aiakq.server.api.tool_parsers.base import PlainJsonParser, ToolParser
@@ -33,75 +35,114 @@ def tool_parser_of(service: Service, request: Any) -> type[ToolParser] | None:
     if not calls_tools(request.tools, request.tool_choice):
         return None
     parser = service.message_format.tool_parser
-    if forced_tools(request.tools, request.tool_choice) is None:
+    forced = forced_tools(request.tools, request.tool_choice)
+    if forced is None:
         return parser
-    return PlainJsonParser if parser is None or parser.call_tags({}, True) is None else parser
+    names = [tool.function.name for tool in forced]
+    return parser if parser is not None and parser.has_grammar(names) else PlainJsonParser
 
 
 async def answer_grammar(
-    service: Service, request: Any, own: Grammar | None, reasoning: tuple[type[ReasoningParser], bool] | None
+    service: Service, request: Any, own: Grammar | None, reasoning: Reasoning | None
 ) -> Grammar | None:
     """What the answer has to match, checked; None: anything.
 
     own        what the fields for structured output say.
-    reasoning  its parser, and whether it is open at the end of the prompt; None: there is none.
+    reasoning  None: it is not told apart.
 
-    Raises ``grammar_not_enforceable`` and ``unsupported_parameter``.
+    Raises ``grammar_not_enforceable``, ``unsupported_parameter`` and ``value_out_of_range``.
     """
     parser = tool_parser_of(service, request)
-    calls = None if parser is None else _Calls(service, request, parser)
-    if own is not None:
-        await service.text.check_grammar(own, request.grammar_name())
+    calls = None if parser is None else _Calls(service, request, parser, own)
     if calls is None or not calls.are_enforced:
-        if own is None or reasoning is None:
-            return own
-        return await _checked(service, _behind_reasoning(format_of(own), *reasoning), own, request.grammar_name())
-    wrap = (lambda part: part) if reasoning is None else lambda part: _behind_reasoning(part, *reasoning)
-    like = own or Grammar("structural_tag", "", closed=True)
+        if own is not None and reasoning is not None:
+            name = request.grammar_name()
+            return await _checked(service, reasoning.before(format_of(own), name), own, name)
+        if own is not None:
+            await service.text.check_grammar(own, request.grammar_name())
+        return own
+
+    async def grammar(schemas: Mapping[str, Any]) -> Grammar:
+        part = calls.format(schemas)
+        if reasoning is not None:
+            part = reasoning.before(part, "tools", may_end=not calls.is_forced and own is None)
+        return await _checked(service, part, own, "tools")
+
     try:
-        return await _checked(service, wrap(calls.format(calls.schemas, own)), like, "tools")
+        return await grammar(calls.schemas)
     except AiakqError as failure:
         if failure.id != "grammar_not_enforceable":
             raise
-    schemas = await calls.enforceable_schemas()
-    return await _checked(service, wrap(calls.format(schemas, own)), like, "tools")
+    if own is not None:
+        await service.text.check_grammar(own, request.grammar_name())
+    return await grammar(await calls.enforceable_schemas())
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """How the answer begins.
+
+    is_open  whether it begins with reasoning, without its first mark.
+    """
+
+    parser: type[ReasoningParser]
+    is_open: bool
+
+    def before(self, answer: Format, param: str, may_end: bool = False) -> Format:
+        """``answer`` where it begins: behind the reasoning, if there is any.
+
+        param    of the request that asks for ``answer``.
+        may_end  with the reasoning, without an answer.
+        """
+        parser = self.parser
+        if not parser.has_answer_mark:
+            reason = "the text of this model is in channels, in which it cannot be enforced"
+            raise error("unsupported_parameter", param=param, reason=reason)
+        rest = sequence(_BLANKS, answer)
+        if self.is_open:
+            ended = [sequence(text_up_to(end), rest) for end in parser.ends]
+            return either(*ended, *([ANY_TEXT] if may_end else []))
+        begun = [sequence(text_up_to(end, start), rest) for start in parser.starts for end in parser.ends]
+        return either(answer, *begun)
 
 
 class _Calls:
     """The calls that the answer to a request may have.
 
-    are_enforced  whether a grammar is needed, and there is one.
+    are_enforced  whether there is a grammar for them.
+    is_forced     whether there has to be one.
     schemas       JSON schemas of the arguments, by the name of the tool.
     """
 
-    def __init__(self, service: Service, request: Any, parser: type[ToolParser]) -> None:
-        self._service, self._parser = service, parser
+    def __init__(self, service: Service, request: Any, parser: type[ToolParser], own: Grammar | None) -> None:
+        """own: what the message matches if there are none; None: anything."""
+        self._service, self._parser, self._own = service, parser, own
         forced = forced_tools(request.tools, request.tool_choice)
-        self._tools: Sequence[Tool] = request.tools if forced is None else forced
-        self._is_forced = forced is not None
+        self._tools = [(number, tool) for number, tool in enumerate(request.tools) if forced is None or tool in forced]
+        self.is_forced = forced is not None
         self._only_one = isinstance(request.tool_choice, Mapping) or request.parallel_tool_calls is False
-        self.schemas = {tool.function.name: _arguments_schema(tool) for tool in self._tools}
-        self.are_enforced = self._is_forced or bool(parser.triggers)
+        names = [tool.function.name for _, tool in self._tools]
+        self.are_enforced = self.is_forced or (bool(parser.triggers) and parser.has_grammar(names))
         if self.are_enforced:
+            self.schemas = {tool.function.name: _arguments_schema(number, tool) for number, tool in self._tools}
             return
-        for number, tool in enumerate(self._tools):
+        for number, tool in self._tools:
             if tool.function.strict:
                 reason = "with tool_choice 'auto' calls in the format of this model cannot be enforced; 'required' can"
                 raise error("unsupported_parameter", param=f"tools[{number}].function.strict", reason=reason)
-        if request.grammar_and_name() is not None:
+        if own is not None:
             reason = "it does not go with tools whose calls cannot be enforced, unless tool_choice is 'none'"
             raise error("unsupported_parameter", param=request.grammar_name(), reason=reason)
 
-    def format(self, schemas: Mapping[str, Any], own: Grammar | None) -> Format:
+    def format(self, schemas: Mapping[str, Any]) -> Format:
         """Calls with arguments of these ``schemas``, or what is possible instead of them."""
         tags = self._parser.call_tags(schemas, self._only_one)
-        assert tags is not None, "parsers with triggers have tags"
         # All calls of an array are in one tag.
         calls = some_tags(tags, self._parser.separator, only_one=self._only_one or not self._parser.separator)
-        if self._is_forced:
+        if self.is_forced:
             return calls
-        if own is not None:
-            return either(calls, format_of(own))
+        if self._own is not None:
+            return either(calls, format_of(self._own))
         return text_with_tags(tags, self._parser.triggers, only_one=self._only_one)
 
     async def enforceable_schemas(self) -> dict[str, Any]:
@@ -109,12 +150,11 @@ class _Calls:
         them that is strict.
         """
         found = {}
-        for number, tool in enumerate(self._tools):
+        for number, tool in self._tools:
             name = tool.function.name
             found[name] = self.schemas[name]
             try:
-                param = f"tools[{number}].function.parameters"
-                await _checked(self._service, schema(found[name]), Grammar("json", "", closed=True), param)
+                await _checked(self._service, schema(found[name]), self._own, _parameters(number))
             except AiakqError as failure:
                 if failure.id != "grammar_not_enforceable" or tool.function.strict:
                     raise
@@ -122,26 +162,23 @@ class _Calls:
         return found
 
 
-def _arguments_schema(tool: Tool) -> dict[str, Any]:
-    """The JSON schema of the arguments of ``tool``, which are an object."""
+def _parameters(number: int) -> str:
+    return f"tools[{number}].function.parameters"
+
+
+def _arguments_schema(number: int, tool: Tool) -> dict[str, Any]:
+    """The JSON schema of the arguments of ``tool``, which are an object. Raises ``value_out_of_range``."""
     given = tool.function.parameters
-    return {"type": "object", **given} if given else _NO_ARGUMENTS
+    if not given:
+        return _NO_ARGUMENTS
+    types = given.get("type")
+    if types is not None and "object" not in (types if isinstance(types, list) else [types]):
+        allowed = "the schema of an object"
+        raise error("value_out_of_range", param=_parameters(number), value=f"type {types}"[:64], allowed=allowed)
+    return closed_schema({**given, "type": "object"})
 
 
-def _behind_reasoning(answer: Format, parser: type[ReasoningParser], is_open: bool) -> Format:
-    """``answer`` where it begins: behind the reasoning, if there is any."""
-    if not parser.has_answer_mark:
-        reason = "the text of this model is in channels, in which it cannot be enforced"
-        raise error("unsupported_parameter", param="response_format", reason=reason)
-    rest = sequence(_BLANKS, answer)
-    ended = [sequence(text_up_to(end), rest) for end in parser.ends]
-    if is_open:
-        return either(*ended)
-    begun = [sequence(text_up_to(end, start), rest) for start in parser.starts for end in parser.ends]
-    return either(answer, *begun)
-
-
-async def _checked(service: Service, part: Format, like: Grammar, param: str) -> Grammar:
+async def _checked(service: Service, part: Format, like: Grammar | None, param: str) -> Grammar:
     """The grammar of ``part``, with the operator's defaults. Raises ``grammar_not_enforceable``."""
     grammar = service.model.limits.grammars.apply(tag_grammar_of(part, like))
     await service.text.check_grammar(grammar, param)

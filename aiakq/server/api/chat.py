@@ -15,7 +15,7 @@ from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob
-from aiakq.server.api.answer_grammar import answer_grammar
+from aiakq.server.api.answer_grammar import Reasoning, answer_grammar
 from aiakq.server.api.chat_message import MessageDelta, ResponseMessage, deltas_of, message_of
 from aiakq.server.api.chat_parsing import MessageParsers, reasoning_is_open
 from aiakq.server.api.conversation import ConversationFields, join_text_parts
@@ -94,7 +94,7 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
         parser = service.message_format.reasoning_parser
         if own is None and not self.may_call:
             return None
-        reasoning = None if parser is None else (parser, reasoning_is_open(service, self, prompts[0]))
+        reasoning = None if parser is None else Reasoning(parser, reasoning_is_open(service, self, prompts[0]))
         return await answer_grammar(service, self, own, reasoning)
 
 

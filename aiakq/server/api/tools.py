@@ -67,11 +67,16 @@ def tool_schemas(tools: Sequence[Tool] | None) -> dict[str, Mapping[str, Any]]:
 
 def check_tools(tools: Sequence[Tool] | None, choice: Any) -> None:
     """Raise ``unsupported_parameter``, ``missing_field``, ``invalid_type`` or ``value_out_of_range`` for tools."""
+    names: set[str] = set()
     for number, tool in enumerate(tools or ()):
         path = f"tools[{number}]"
         tool.check_extra_fields(path)
         if tool.type != "function":
             raise error("unsupported_parameter", param=f"{path}.type", reason="only tools of type function are called")
+        if tool.function.name in names:
+            allowed, value = "a name that no other tool has", tool.function.name[:64]
+            raise error("value_out_of_range", param=f"{path}.function.name", value=value, allowed=allowed)
+        names.add(tool.function.name)
     if choice is None or choice in ("none", "auto"):
         return
     if choice == "required":

@@ -14,11 +14,15 @@ import torch
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.formats import some_tags, tag_grammar_of, text_with_tags
 from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.structured.matcher import GrammarMatcher
 from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.server.api.answer_grammar import Reasoning
 from aiakq.server.api.chat_message import message_of
 from aiakq.server.api.message_parser import MessageParser
+from aiakq.server.api.reasoning_parsers import REASONING_PARSERS
 from aiakq.server.api.tool_parsers import TOOL_PARSERS
 from aiakq.server.api.tool_parsers.base import PlainJsonParser, ToolParser
+from aiakq.server.api.tool_parsers.hermes import HermesParser
 
 SCHEMAS = {
     "get_weather": {
@@ -35,7 +39,7 @@ SCHEMAS = {
 }
 PARSERS: dict[str, type[ToolParser]] = {"plain": PlainJsonParser}
 PARSERS |= {name: TOOL_PARSERS.load(name) for name in TOOL_PARSERS}
-KNOWN = [name for name, parser in PARSERS.items() if parser.call_tags(SCHEMAS, True) is not None]
+KNOWN = [name for name, parser in PARSERS.items() if parser.has_grammar(SCHEMAS)]
 MARKED = [name for name in KNOWN if PARSERS[name].triggers]
 LIKE = Grammar("structural_tag", "", closed=True)
 WORDS = ['{"', '": "', "get_", '"arguments": ', ", ", '"}', "}\n", "[]", '"city', 'days": [']
@@ -79,13 +83,18 @@ class Vocab:
             matcher.advance(token)
         raise AssertionError(f"too long: {text[:200]!r}")
 
+    def may_end(self, matcher: GrammarMatcher) -> bool:
+        mask = torch.zeros(matcher.num_words, dtype=torch.int32)
+        matcher.fill_mask(mask.data_ptr())
+        return bool(mask[self.end // 32] >> (self.end % 32) & 1)
+
     def _length(self, token: int) -> int:
         return len(self.texts[token])
 
 
-def calls_in(parser: type[ToolParser], text: bytes) -> tuple[list[Any], str | None]:
+def calls_in(parser: type[ToolParser], text: bytes, schemas: dict[str, Any] = SCHEMAS) -> tuple[list[Any], str | None]:
     """The calls in a text, and the rest of it."""
-    reader = MessageParser(None, parser(SCHEMAS))
+    reader = MessageParser(None, parser(schemas))
     message = message_of("assistant", reader.feed(text.decode(errors="replace"), ended=True))
     return list(message.tool_calls or []), message.content
 
@@ -130,6 +139,41 @@ def test_a_text_without_calls_may_be_anything(name):
     for token in [*b'{"name": "x"} <a> [f(a=1)]\n', vocab.other, *b"more", vocab.other, vocab.other]:
         matcher.advance(token)
         assert matcher.failure is None
-    mask = torch.zeros(matcher.num_words, dtype=torch.int32)
-    matcher.fill_mask(mask.data_ptr())
-    assert mask[vocab.end // 32] >> (vocab.end % 32) & 1
+    assert vocab.may_end(matcher)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_tool_may_have_any_name(name):
+    """Quotes, marks and special tokens in a name are text; a format that cannot write it has no grammar for it."""
+    parser, schema = PARSERS[name], SCHEMAS["get_time"]
+    for odd in ('a "quoted" {name}', "<end>", "[ARGS]", "x:0", "naïve", "n" * 256):
+        vocab = Vocab(parser, True)
+        if parser.has_grammar([odd]):
+            tags = parser.call_tags({odd: schema}, True)
+            grammar = tag_grammar_of(some_tags(tags, parser.separator, only_one=True))
+            [call], content = calls_in(parser, vocab.sample(grammar, random.Random(3)), {odd: schema})
+            assert call.function.name == odd and not content and json.loads(call.function.arguments) == {}
+        else:
+            assert name == "kimi_k2"
+
+
+@pytest.mark.parametrize("may_end", [True, False])
+def test_open_reasoning_may_be_all_where_nothing_is_asked_for(may_end):
+    class Marked(HermesParser):
+        marks = ("</think>", "<tool_call>", "</tool_call>")
+
+    parser = REASONING_PARSERS.load("qwen3")
+    answer = text_with_tags(HermesParser.call_tags(SCHEMAS, True), HermesParser.triggers, only_one=True)
+    part = Reasoning(parser, is_open=True).before(answer, "tools", may_end=may_end)
+    for special in (True, False):
+        vocab = Vocab(Marked, special)
+        matcher = vocab.compiler.matcher(tag_grammar_of(part))
+        for token in b"Hm. <tool_call>?":
+            matcher.advance(token)
+        assert matcher.failure is None and vocab.may_end(matcher) is may_end
+        text = vocab.sample(tag_grammar_of(part), random.Random(1), b"Hm.</think>\n\n<tool_call>")
+        reader = MessageParser(parser(True), HermesParser(SCHEMAS))
+        message = message_of("assistant", reader.feed(text.decode(errors="replace"), ended=True))
+        [call] = message.tool_calls
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+        assert message.reasoning == "Hm."

@@ -229,6 +229,16 @@ def test_a_forced_call_is_one(reciter, script, choice):
     assert [call["function"] for call in found["tool_calls"]] == [call["function"] for call in message["tool_calls"]]
 
 
+def test_forced_calls_in_plain_json_begin_behind_the_reasoning(reciting_model):
+    with start_in_background(
+        {"model": reciting_model, **ARGUMENTS, "tool_call_parser": "glm45"}, timeout=240
+    ) as server:
+        [answer] = chat(server, "both", tools=TOOLS[1:], tool_choice="required", parallel_tool_calls=False)["choices"]
+    [call] = answer["message"]["tool_calls"]
+    assert call["function"] == {"name": "get_time", "arguments": "{}"} and answer["message"]["content"] is None
+    assert answer["message"]["reasoning"] == "It asks for the weather."
+
+
 def test_calls_can_be_forced_without_a_parser(reciting_model):
     options = {"enable_auto_tool_choice": False, "enable_reasoning": False}
     with start_in_background({"model": reciting_model, **ARGUMENTS, **options}, timeout=240) as server:
@@ -357,6 +367,12 @@ def test_wrong_arguments_of_past_calls_do_not_end_a_conversation(reciter):
         ({"tools": TOOLS, "tool_choice": "any"}, "value_out_of_range", "tool_choice"),
         ({"tools": TOOLS, "tool_choice": 1}, "invalid_type", "tool_choice"),
         ({"tool_choice": "required"}, "missing_field", "tools"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "value_out_of_range", "tools[2].function.name"),
+        (
+            {"tools": [TOOLS[1], {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+            "value_out_of_range",
+            "tools[1].function.parameters",
+        ),
         (
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "value_out_of_range",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from aiakq.runtime.structured.formats import Format, regex, schema, sequence, some_tags, tag
+from aiakq.runtime.structured.formats import Format, const, regex, schema, sequence, some_tags, tag
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import json_call
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
@@ -38,12 +39,17 @@ class ToolParser:
         raise NotImplementedError
 
     @classmethod
-    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format] | None:
-        """Tags with calls of tools, whose arguments have these JSON ``schemas``; None: no grammar is known for them.
+    def has_grammar(cls, names: Iterable[str]) -> bool:
+        """Whether ``call_tags`` knows what calls of tools with these names look like."""
+        return False
+
+    @classmethod
+    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
+        """Tags with calls of tools, whose arguments have these JSON ``schemas``.
 
         only_one  a tag has one call; else it has all calls where the format is an array.
         """
-        return None
+        raise NotImplementedError
 
     @staticmethod
     def call_id(seed: str) -> str:
@@ -52,11 +58,13 @@ class ToolParser:
 
 
 _BLANKS = regex(r"[ \n]{0,2}")
+#: Names that formats which do not quote them can write.
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 
 def json_call_tag(name: str, arguments: Any, key: str) -> Format:
     """A JSON object with the name and the arguments of a call; ``arguments`` is their JSON schema."""
-    return tag(f'{{"name": {json.dumps(name)}, "{key}": ', schema(arguments), "}")
+    return tag("", sequence(const(f'{{"name": {json.dumps(name)}, "{key}": '), schema(arguments), const("}")))
 
 
 class JsonToolParser(ToolParser):
@@ -74,7 +82,11 @@ class JsonToolParser(ToolParser):
     arguments_key: ClassVar[str] = "arguments"
 
     @classmethod
-    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format] | None:
+    def has_grammar(cls, names: Iterable[str]) -> bool:
+        return True
+
+    @classmethod
+    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
         calls = [json_call_tag(name, each, cls.arguments_key) for name, each in schemas.items()]
         end = cls.ends[0] if cls.ends else ""
         tags: list[Format] = []
@@ -126,5 +138,39 @@ class PlainJsonParser(JsonToolParser):
     arguments_key = "parameters"
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        yield from text.skip_spaces()
         if (yield from text.match("[")):
             yield from self.read_calls(text, output, "[")
+
+
+class SectionToolParser(ToolParser):
+    """Calls in a section, each with marks of its own. A subclass has ``read_call``.
+
+    section  the marks around all calls.
+    call     the mark in front of each.
+    """
+
+    section: ClassVar[tuple[str, str]]
+    call: ClassVar[str]
+
+    def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        begin, end = self.section
+        starts = Marks(begin, self.call)
+        while mark := (yield from text.until(starts, output.content)):
+            text.record(mark)
+            if mark == begin:
+                yield from text.skip_spaces()
+                if not (yield from text.match(self.call)):
+                    output.content(text.recorded())
+                    continue
+            if not (yield from self.read_call(text, output)):
+                output.content(text.recorded())
+                continue
+            text.recorded()
+            # Behind a call comes another one or the end; white space between is dropped.
+            yield from text.skip_spaces()
+            yield from text.skip(end)
+
+    def read_call(self, text: TextScanner, output: EventSink) -> Parsing[bool]:
+        """Read a call behind its first mark. Returns whether there was one."""
+        raise NotImplementedError

@@ -9,39 +9,23 @@ from __future__ import annotations
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME, arguments_value
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
-from aiakq.server.api.tool_parsers.base import ToolParser
+from aiakq.server.api.tool_parsers.base import SectionToolParser
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_STARTS = Marks(_BEGIN, _CALL)
 _BEHIND_TYPE = Marks(_SEPARATOR, _CALL_END, _CALL, _END, "\n")
 _BEHIND_NAME = Marks("```", "{", _CALL_END, _CALL, _END)
 
 
-class DeepseekV3Parser(ToolParser):
+class DeepseekV3Parser(SectionToolParser):
     """Both forms of the calls."""
 
     marks = (_BEGIN, _END, _CALL, _SEPARATOR, _CALL_END)
     template_marks = (_BEGIN,)
+    section = (_BEGIN, _END)
+    call = _CALL
 
-    def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
-        while mark := (yield from text.until(_STARTS, output.content)):
-            text.record(mark)
-            if mark == _BEGIN:
-                yield from text.skip_spaces()
-                if not (yield from text.match(_CALL)):
-                    output.content(text.recorded())
-                    continue
-            if not (yield from self._read_call(text, output)):
-                output.content(text.recorded())
-                continue
-            text.recorded()
-            # Behind a call comes another one or the end; white space between is dropped.
-            yield from text.skip_spaces()
-            yield from text.skip(_END)
-
-    def _read_call(self, text: TextScanner, output: EventSink) -> Parsing[bool]:
-        """Read a call behind its first mark. Returns whether there was one."""
+    def read_call(self, text: TextScanner, output: EventSink) -> Parsing[bool]:
         kind: list[str] = []
         if (yield from text.until(_BEHIND_TYPE, kind.append, read_mark=False)) != _SEPARATOR:
             return False

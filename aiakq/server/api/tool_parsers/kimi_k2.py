@@ -6,53 +6,42 @@ arguments is its id.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aiakq.runtime.structured.formats import Format, const, regex, schema, sequence, some_tags, tag
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME, arguments_value
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
-from aiakq.server.api.tool_parsers.base import ToolParser
+from aiakq.server.api.tool_parsers.base import PLAIN_NAME, SectionToolParser
 
 _BEGIN, _END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-_STARTS = Marks(_BEGIN, _CALL)
 _BEHIND_ID = Marks(_ARGUMENTS, _CALL_END, _CALL, _END)
 
 
-class KimiK2Parser(ToolParser):
+class KimiK2Parser(SectionToolParser):
     """Calls with ids that the model writes, which its template wants to see again."""
 
     marks = (_BEGIN, _END, _CALL, _ARGUMENTS, _CALL_END)
     template_marks = (_BEGIN,)
+    section = (_BEGIN, _END)
+    call = _CALL
     triggers = (_BEGIN,)
 
     @classmethod
-    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format] | None:
+    def has_grammar(cls, names: Iterable[str]) -> bool:
+        return all(PLAIN_NAME.fullmatch(name) for name in names)
+
+    @classmethod
+    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
         calls = []
         for name, each in schemas.items():
-            content = sequence(regex("[0-9]{1,3}"), const(_ARGUMENTS), schema(each))
-            calls.append(tag(f"{_CALL}functions.{name}:", content, _CALL_END))
+            id = sequence(const(f"functions.{name}:"), regex("[0-9]{1,3}"))
+            calls.append(tag(_CALL, sequence(id, const(_ARGUMENTS), schema(each)), _CALL_END))
         return [tag(_BEGIN, some_tags(calls, "", only_one=only_one), _END)]
 
-    def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
-        while mark := (yield from text.until(_STARTS, output.content)):
-            text.record(mark)
-            if mark == _BEGIN:
-                yield from text.skip_spaces()
-                if not (yield from text.match(_CALL)):
-                    output.content(text.recorded())
-                    continue
-            if not (yield from self._read_call(text, output)):
-                output.content(text.recorded())
-                continue
-            text.recorded()
-            yield from text.skip_spaces()
-            yield from text.skip(_END)
-
-    def _read_call(self, text: TextScanner, output: EventSink) -> Parsing[bool]:
-        """Read a call behind its first mark. Returns whether there was one."""
+    def read_call(self, text: TextScanner, output: EventSink) -> Parsing[bool]:
         pieces: list[str] = []
         if (yield from text.until(_BEHIND_ID, pieces.append, read_mark=False)) != _ARGUMENTS:
             return False

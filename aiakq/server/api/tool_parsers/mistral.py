@@ -7,11 +7,11 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from aiakq.runtime.structured.formats import Format, schema, tag
+from aiakq.runtime.structured.formats import Format, const, schema, sequence, tag
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME, arguments_value
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
-from aiakq.server.api.tool_parsers.base import JsonToolParser
+from aiakq.server.api.tool_parsers.base import PLAIN_NAME, JsonToolParser
 
 _ALPHABET = string.ascii_letters + string.digits
 _BEHIND_NAME = Marks("[ARGS]", "[CALL_ID]", "{", "\n")
@@ -27,10 +27,14 @@ class MistralParser(JsonToolParser):
     starts = Marks("[TOOL_CALLS]")
 
     @classmethod
-    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format] | None:
+    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
         """The model has been trained on one of the two forms, which it then prefers."""
-        named = [tag(f"[TOOL_CALLS]{name}[ARGS]", schema(each)) for name, each in schemas.items()]
-        return [*(super().call_tags(schemas, only_one) or ()), *named]
+        named = [
+            tag("[TOOL_CALLS]", sequence(const(name), const("[ARGS]"), schema(each)))
+            for name, each in schemas.items()
+            if PLAIN_NAME.fullmatch(name)
+        ]
+        return [*super().call_tags(schemas, only_one), *named]
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         while mark := (yield from text.until(self.starts, output.content)):
