@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +39,26 @@ ROOT = Path(__file__).resolve().parent.parent
 def example_model() -> Path:
     """The trained example model, 5.8 M parameters."""
     return ROOT / "examples" / "tinybooks"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A Ray cluster of three nodes: this process's with one processor, one with two, and one with one."""
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'aiakq[ray]'")
+    from ray.cluster_utils import Cluster
+
+    from aiakq.runtime.distributed import ray_cluster
+
+    ray_cluster.import_ray()  # its settings
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets are short
+    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20, "temp_dir": folder}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    for cpus in (2, 1):
+        made.add_node(num_cpus=cpus, object_store_memory=80 << 20)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

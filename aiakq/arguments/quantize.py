@@ -156,6 +156,12 @@ class QuantizeArguments:
         expected="a number of processes from 1 to 8",
         hint="One for each NUMA node is usual.",
     )
+    distributed_executor_backend: str | None = argument(
+        None,
+        "What starts the processes of --workers. mp (if not given): this process, on this machine; ray: Ray, on one or "
+        "several.",
+        choices=("mp", "ray"),
+    )
     overwrite: bool = argument(False, "Replace the output folder if it exists.")
     evaluate: bool = argument(True, "Measure perplexity before and after.", flags=("--eval",))
     eval_text: str | Path | None = argument(

@@ -70,8 +70,8 @@ RANK_ERRORS = {
         ENVIRONMENT,
     ),
     "ray_resources": ErrorKind(
-        "Ray has not placed {count} ranks within {limit:g} s: needed are {needed}; free are {free}.",
-        "Add nodes, end what uses them, or set -tp and -pp, or AIAKQ_RAY_CPUS_PER_RANK, lower.",
+        "Ray has not placed {count} processes within {limit:g} s: needed are {needed}; free are {free}.",
+        "Add nodes, end what uses them, or lower -tp, -pp, --workers or AIAKQ_RAY_CPUS_PER_RANK.",
         RESOURCES,
     ),
     "rank_unreachable": ErrorKind(

@@ -157,6 +157,11 @@ def folder_identity(folder: Path) -> dict[str, tuple[int, int, int, int]]:
     return {name: identity for name, identity in identities.items() if identity is not None}
 
 
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Name and size of every file that ``folder_identity`` looks at: equal for copies of a folder."""
+    return {name: size for name, (_, _, size, _) in sorted(folder_identity(folder).items())}
+
+
 def read_json(path: Path, file: str) -> dict[str, Any]:
     """A JSON object from a file of a model folder. Raises as ``read_file``, naming ``file``."""
     content = read_file(path.parent, path.name, file)

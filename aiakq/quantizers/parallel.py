@@ -8,37 +8,47 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
+import aiakq
 from aiakq.formats.checkpoint_writer import CheckpointWriter
+from aiakq.formats.model_folder import file_sizes
 from aiakq.quantizers.block.decoder_block import BlockPlan
 from aiakq.quantizers.block_loop import BlockLoop, Calibration
 from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.progress import OnProgress
+from aiakq.quantizers.workers.child_workers import start_child_workers
 from aiakq.quantizers.workers.messages import Job
 from aiakq.quantizers.workers.protocol import OneProcess, Workers
-from aiakq.quantizers.workers.worker_group import WorkerGroup
 
 
 def start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter) -> AbstractContextManager[Workers]:
-    """The workers of this run, which end with the context; one where no block is left. Raises ``worker_failed``."""
+    """The workers of this run, which end with the context; one where no block is left. Raises ``worker_failed`` and
+    what Ray raises.
+    """
     options, size = prepared.options, prepared.options.workers
     if size == 1 or len(writer.steps) >= len(prepared.model.blocks):
         return contextlib.nullcontext(OneProcess())
-    samples = None if prepared.samples is None else prepared.samples.samples
+    samples = () if prepared.samples is None else prepared.samples.samples
     job = Job(
+        version=aiakq.__version__,
         checkpoint=str(prepared.source.resolve()),
+        files=file_sizes(prepared.source),
         recipe=prepared.recipe.document(),
         spec=msgspec.to_builtins(plan.spec),
         storage=str(prepared.storage).removeprefix("torch."),
         widths=dict(prepared.cut.widths),
         trust_remote_code=options.trust_remote_code,
-        calibrated=samples is not None,
+        calibrated=prepared.samples is not None,
         budget=prepared.activation_budget / size,
         scratch=str(writer.scratch.resolve()),
         finished=len(writer.steps),
         quiet=logging.root.manager.disable >= logging.WARNING,
         size=size,
     )
-    return WorkerGroup(job, samples)
+    if options.distributed_executor_backend == "ray":
+        from aiakq.quantizers.workers.ray_workers import start_ray_workers  # only where Ray is used
+
+        return start_ray_workers(job, samples)
+    return start_child_workers(job, samples)
 
 
 def block_loop(

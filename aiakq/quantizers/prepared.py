@@ -39,6 +39,7 @@ _WITHOUT_EFFECT = (
     "eval_text",
     "device",
     "workers",
+    "distributed_executor_backend",
 )
 
 

@@ -30,7 +30,9 @@ _MAX_BYTES = 1 << 26
 #: Options about one run, which a recipe does not hold.
 _OF_ONE_RUN = ("input", "output", "revision", "trust_remote_code", "overwrite", "resume", "recipe")
 #: Options that do not change the bytes of the output, and those that the parameters of components stand for.
-_NOT_REPEATED = ("device", "workers", "activation_memory", "evaluate", "eval_text")
+_NOT_REPEATED = (
+    "device", "workers", "distributed_executor_backend", "activation_memory", "evaluate", "eval_text",
+)  # fmt: skip
 _OF_COMPONENTS = ("smooth_alpha", "act_order", "sweeps", "damp", "scale_search", "gptaq", "awq_scaling", "gptq")
 #: Starts the name of a recipe without a method. No key of METHODS has a colon, so no method is meant by it.
 _COMPOSED = "recipe:"

@@ -1,23 +1,26 @@
 """The process of a worker other than 0: runs the same blocks with its share of the batches and tasks.
 
-Started by ``worker_group`` with the number of an inherited socket as its only argument. Signals are ignored: it
-ends when worker 0 closes the socket, or ends itself.
+Started with the number of an inherited socket as its first argument, as a child process of worker 0 or by Ray on some
+node. Signals are ignored: it ends when worker 0 closes the socket, or ends itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aiakq.errors import WORKER, AiakqError, one_line
+from aiakq.errors import WORKER, AiakqError, error, one_line
 from aiakq.quantizers.workers.messages import Job, WorkerAlive, WorkerChannel, WorkerFailed
 from aiakq.quantizers.workers.protocol import Value
 from aiakq.quantizers.workers.worker import FirstWorkerGone, Worker
@@ -92,10 +95,34 @@ def _quantize(worker: Worker, job: Job, samples: list[Value]) -> None:
 
     torch.set_num_threads(job.threads)
     storage = getattr(torch, job.storage)
+    _check(job)
     checkpoint = Checkpoint.open(job.checkpoint)
     model = SourceModel(checkpoint, storage, torch.device("cpu"), job.trust_remote_code, job.widths)
     plan = block_plan(msgspec.convert(job.spec, QuantSpec), storage, model)
     ids: list[Any] | None = list(samples) if job.calibrated else None
-    calibration = Calibration(model, recipe_of(job.recipe), plan, ids, job.budget, Path(job.scratch))
-    with gc_frozen():
+    with _scratch(job) as scratch, gc_frozen():
+        calibration = Calibration(model, recipe_of(job.recipe), plan, ids, job.budget, scratch)
         BlockLoop(calibration, worker, lambda _: None, job.finished).run()
+
+
+def _check(job: Job) -> None:
+    """Raise ``worker_failed`` where this worker would quantize something else than worker 0: on another machine."""
+    import aiakq
+    from aiakq.formats.model_folder import file_sizes
+
+    if job.version != aiakq.__version__:
+        reason = f"it is aiakq {aiakq.__version__}, and worker 0 is {job.version}"
+        raise error("worker_failed", worker=job.rank, reason=reason)
+    if job.files != file_sizes(Path(job.checkpoint)):
+        reason = f"the files of {job.checkpoint} on its node are not those of worker 0"
+        raise error("worker_failed", worker=job.rank, reason=reason)
+
+
+@contextlib.contextmanager
+def _scratch(job: Job) -> Iterator[Path]:
+    """A folder for hidden states."""
+    if job.scratch:
+        yield Path(job.scratch)
+        return
+    with tempfile.TemporaryDirectory(prefix="aiakq-") as folder:
+        yield Path(folder)

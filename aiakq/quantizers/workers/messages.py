@@ -25,21 +25,25 @@ _DIMENSIONS = 8
 class Job(msgspec.Struct, tag="job"):
     """The first message: what to quantize, and with whom. A ``Values`` with the calibration samples follows.
 
+    version     of aiakq, which must be the worker's own.
     checkpoint  the folder of the source model.
+    files       ``file_sizes`` of it, which must be those that the worker finds there.
     recipe      ``Recipe.document``.
     spec        the QuantSpec, as JSON values.
     storage     dtype of what is not quantized.
     widths      MLP widths to pad: key of config.json -> (the source's, the output's).
     calibrated  whether there are samples.
     budget      bytes of hidden states this worker may have in memory.
-    scratch     a folder for the rest.
+    scratch     a folder for the rest; empty: a temporary one.
     finished    blocks that an earlier run has written.
     threads     of this worker.
     cpus        that this worker may use; empty: all.
     quiet       whether warnings of libraries are not shown, as in this process.
     """
 
+    version: str
     checkpoint: str
+    files: dict[str, int]
     recipe: dict[str, Any]
     spec: dict[str, Any]
     storage: str

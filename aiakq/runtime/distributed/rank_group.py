@@ -16,7 +16,7 @@ from importlib.metadata import version
 from typing import NoReturn, Protocol
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.model_folder import folder_identity
+from aiakq.formats.model_folder import file_sizes
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.distributed.collectives import RankCollective
 from aiakq.runtime.distributed.links import LinkSender
@@ -72,8 +72,8 @@ class Rank(Protocol):
 
 def checkpoint_digest(config: EngineConfig) -> str:
     """Equal for ranks that load the same files."""
-    files = sorted((name, size) for name, (_, _, size, _) in folder_identity(config.load.path).items())
-    return hashlib.sha256(repr((files, sorted(config.model.raw.items(), key=str))).encode()).hexdigest()
+    facts = (file_sizes(config.load.path), sorted(config.model.raw.items(), key=str))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 class RankGroup:

@@ -1,6 +1,6 @@
-"""RankActor: the Ray actor that starts the process of one rank on its node, and says how it ended.
+"""ProcessActor: the Ray actor that starts a rank or a worker on its node, and says how it ended.
 
-The rank is a child of the actor's process: it ends with it, and what it does to memory, signals or threads is its own
+That is a child of the actor's process: it ends with it, and what it does to memory, signals or threads is its own
 matter.
 """
 
@@ -15,14 +15,16 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.distributed.connections import CONTROL, Address, Peer, connect
 from aiakq.system.processes import describe_exit, start_child
 
-_CODE = "from aiakq.runtime.loader.remote_rank import main; main()"
 
+class ProcessActor:
+    """Made into an actor by ``ray_processes``. The process runs ``code`` with two arguments: the number of the socket
+    that it inherits, which leads to the first process, and an address of its node where it can listen. It can read the
+    secret of the group from its standard input.
+    """
 
-class RankActor:
-    """Made into an actor by ``ray_ranks``."""
-
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, code: str) -> None:
         self._number = number
+        self._code = code
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(
@@ -34,11 +36,11 @@ class RankActor:
         environment: Mapping[str, str],
         threads: int,
     ) -> tuple[str, dict[str, Any]] | None:
-        """Connect to rank 0 at ``address`` and start the process; the error that kept it from that, as a record.
+        """Connect to ``address`` and start the process; the error that kept it from that, as a record.
 
         time_limit   seconds for connecting.
-        host         where the rank listens for the others; empty: at the address of its node.
-        environment  variables of rank 0, for those that are not set here.
+        host         where the process can listen; empty: at the address of its node.
+        environment  variables of the first process, for those that are not set here.
         """
         try:
             sock = connect(address, secret, Peer(self._number, CONTROL), 0, time_limit)
@@ -52,7 +54,7 @@ class RankActor:
         environment = {**given, **os.environ}
         try:
             self._process = start_child(
-                _CODE, sock, host, pass_fds=[sock], threads=threads, environment=environment, stdin=subprocess.PIPE
+                self._code, sock, host, pass_fds=[sock], threads=threads, environment=environment, stdin=subprocess.PIPE
             )
             assert self._process.stdin is not None
             with self._process.stdin as pipe:
@@ -62,12 +64,12 @@ class RankActor:
             raise error("rank_failed", rank=self._number, reason=reason) from None
 
     def pids(self) -> tuple[int, int]:
-        """Of this process, and of the rank."""
+        """Of this process, and of the one it has started."""
         assert self._process is not None
         return os.getpid(), self._process.pid
 
     def wait(self) -> str:
-        """Wait for the end of the rank; why it ended, in words."""
+        """Wait for the end of the process; why it ended, in words."""
         assert self._process is not None
         return describe_exit(self._process.wait())
 

@@ -17,7 +17,7 @@ from aiakq.errors import AiakqError
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.quantizers.progress import StageProgress
-from aiakq.quantizers.workers import worker_group
+from aiakq.quantizers.workers import other_worker
 
 #: 6144 tokens in eight batches, so that some of them are not in the sample that every worker has.
 MANY = {"samples": 96, "seqlen": 64}
@@ -118,7 +118,7 @@ def test_another_number_of_workers_resumes_a_run(
 def test_a_lost_worker_is_named_and_nothing_is_left(
     sign: signal.Signals, tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_group, "TIME_LIMIT", 4.0)
+    monkeypatch.setattr(other_worker, "TIME_LIMIT", 4.0)
     source = tiny_model("LlamaForCausalLM")
     resume = sign == signal.SIGKILL
     options = QuantizeOptions(

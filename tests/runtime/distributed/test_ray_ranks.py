@@ -5,11 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +20,7 @@ import pytest
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.kernels.cpu.gather_sockets import SocketCollective
-from aiakq.runtime.distributed import meeting, ray_cluster, ray_ranks
+from aiakq.runtime.distributed import meeting, ray_cluster, ray_processes
 from aiakq.runtime.distributed.connections import Listener
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'aiakq[ray]'")
@@ -41,7 +39,7 @@ def generate(llm: LLM) -> list[tuple[list[int], list]]:
 
 def pids_of(llm: LLM) -> list[tuple[int, int]]:
     """Process ids of the actor and of the rank, for ranks 1 and up."""
-    return [rank.pids for rank in llm.engine.executor._group._ranks]
+    return [rank.process.pids for rank in llm.engine.executor._group._ranks]
 
 
 def wait_for_end(pid: int) -> None:
@@ -49,23 +47,6 @@ def wait_for_end(pid: int) -> None:
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Three nodes: rank 0's with one processor, one with two, and one with one."""
-    from ray.cluster_utils import Cluster
-
-    ray_cluster.import_ray()  # its settings
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets are short
-    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20, "temp_dir": folder}
-    made = Cluster(initialize_head=True, head_node_args=head)
-    for cpus in (2, 1):
-        made.add_node(num_cpus=cpus, object_store_memory=80 << 20)
-    yield made
-    ray.shutdown()
-    made.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
@@ -193,8 +174,8 @@ class ElsewhereListener(Listener):
 
 
 def test_a_rank_that_cannot_reach_rank_0_says_from_where_to_where(ranks, monkeypatch):
-    monkeypatch.setattr(ray_ranks, "Listener", ElsewhereListener)
-    monkeypatch.setattr(ray_ranks, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(ray_processes, "Listener", ElsewhereListener)
+    monkeypatch.setattr(ray_processes, "CONNECT_SECONDS", 0.5)
     with pytest.raises(AiakqError) as failure:
         ranks()
     assert failure.value.id == "rank_unreachable"

@@ -1,0 +1,165 @@
+"""Processes that Ray starts, on one or several nodes, each with a connection to this one. Ray notices lost nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+from aiakq.arguments.environment import SETTINGS
+from aiakq.errors import error
+from aiakq.runtime.distributed.connections import CONTROL, Listener, new_secret
+from aiakq.runtime.distributed.ray_actor import ProcessActor
+from aiakq.runtime.distributed.ray_cluster import Placement, Session
+
+logger = logging.getLogger("aiakq.runtime")
+
+#: Seconds for Ray to start all processes.
+START_SECONDS = 180.0
+#: And for each, once it runs, to reach this one.
+CONNECT_SECONDS = 20.0
+#: Seconds for Ray to say why a process has ended; its connection has told that it has.
+_REASON_SECONDS = 1.5
+_LOOPBACK = "127.0.0.1"
+#: Variables of this process that others get where they are not set: what computes, and where models come from.
+#: Addresses, interfaces, paths and secrets are those of each node.
+SHARED_VARIABLES = (
+    *sorted(SETTINGS.keys() & {"AIAKQ_KERNELS", "AIAKQ_CPU_ISA", "AIAKQ_DEBUG"}),
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+)
+
+
+class RayProcess:
+    """One process that Ray has started.
+
+    number  of its slot.
+    socket  connected to it.
+    host    the address of its node.
+    pids    process ids of the actor that started it and of itself, on its node.
+    """
+
+    def __init__(self, session: Session, number: int, actor: Any, sock: socket.socket, host: str) -> None:
+        self.number, self.socket, self.host = number, sock, host
+        self._session, self._ray, self._actor = session, session.ray, actor
+        self._reason: str | None = None
+        self.pids: tuple[int, int] = self._ray.get(actor.pids.remote())
+        logger.debug("process %d: %d of node %s", number, self.pids[1], host)
+        self._ended = actor.wait.remote()
+        self._watch = threading.Thread(target=self._wait, name=f"ray-process-{number}", daemon=True)
+        self._watch.start()
+
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+        if self._session.is_current:
+            with contextlib.suppress(Exception):
+                self._ray.kill(self._actor)
+
+    def end(self) -> None:
+        """Wait for its end, its connection being shut down, and kill it if it does not come."""
+        self._watch.join(2.0)
+        self.kill()
+
+    def exit_reason(self) -> str:
+        """Why it ended, in words."""
+        self._watch.join(_REASON_SECONDS)
+        return self._reason or f"its connection from node {self.host} ended"
+
+    def _wait(self) -> None:
+        """Ray may notice the end of a node before its silence is noticed."""
+        try:
+            self._reason = f"{self._ray.get(self._ended)} on node {self.host}"
+        except Exception as failure:
+            self._reason = f"Ray has lost it on node {self.host}: {_first_line(failure)}"
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+
+class RayProcesses:
+    """One process in every slot of a placement but the first, which is this process's.
+
+    listener  where they connect to; later, who else knows ``secret`` can. The owner closes it.
+    sockets   number of the slot -> the connection to its process.
+    """
+
+    def __init__(self, session: Session, placement: Placement, code: str) -> None:
+        """code: what the processes run; see ProcessActor."""
+        self._session, self._ray, self._placement = session, session.ray, placement
+        self.secret = new_secret()
+        slots = placement.slots
+        self._host = _LOOPBACK if all(slot.host == slots[0].host for slot in slots) else ""
+        self.listener = Listener(self._host or slots[0].host, self.secret)
+        self.sockets: dict[int, socket.socket] = {}
+        self._code = code
+        self._actors: list[Any] = []
+
+    def start(self) -> None:
+        """Start all, and wait for their connections. Raises ``rank_failed``, ``rank_late``, ``rank_unreachable``."""
+        refs, count = self._start(), len(self._placement.slots)
+        deadline = time.monotonic() + START_SECONDS
+        while len(self.sockets) < count - 1:
+            try:
+                peer, sock = self.listener.accept(0.5)
+            except TimeoutError:
+                self._check_start(refs)
+                if time.monotonic() > deadline:
+                    rank = min(set(range(1, count)) - self.sockets.keys())
+                    place = "its connection to rank 0"
+                    raise error("rank_late", rank=rank, limit=START_SECONDS, place=place) from None
+                continue
+            if peer.purpose != CONTROL or not 0 < peer.rank < count:
+                sock.close()
+                continue
+            if peer.rank in self.sockets:  # it did not get the answer, and has come again
+                self.sockets[peer.rank].close()
+            self.sockets[peer.rank] = sock
+
+    def process(self, number: int) -> RayProcess:
+        """The process of a slot, which is watched from now on: its connection is shut down when it ends."""
+        host = self._placement.slots[number].host
+        return RayProcess(self._session, number, self._actors[number - 1], self.sockets[number], host)
+
+    def close(self) -> None:
+        """End all, and close their connections."""
+        self.listener.close()
+        for sock in self.sockets.values():
+            sock.close()
+        if not self._session.is_current:
+            return
+        for actor in self._actors:
+            with contextlib.suppress(Exception):
+                self._ray.kill(actor)
+
+    def _start(self) -> dict[int, Any]:
+        """Have Ray start the processes, which connect to this one; number -> what the start returns."""
+        environment = {name: os.environ[name] for name in SHARED_VARIABLES if name in os.environ}
+        remote, refs, address = self._ray.remote(ProcessActor), {}, self.listener.address
+        for number, slot in list(enumerate(self._placement.slots))[1:]:
+            strategy = self._placement.strategy(slot)
+            options = {"num_cpus": slot.threads, "max_restarts": 0, "scheduling_strategy": strategy}
+            actor = remote.options(**options).remote(number, self._code)
+            self._actors.append(actor)
+            own = (self._host, environment, slot.threads)
+            refs[number] = actor.start.remote(address, CONNECT_SECONDS, self.secret, *own)
+        return refs
+
+    def _check_start(self, refs: dict[int, Any]) -> None:
+        for number, ref in refs.items():
+            if not self._ray.wait([ref], timeout=0)[0]:
+                continue
+            try:
+                failure = self._ray.get(ref)
+            except Exception as problem:
+                raise error("rank_failed", rank=number, reason=_first_line(problem)) from problem
+            if failure is not None:
+                raise error(failure[0], **failure[1])
+
+
+def _first_line(failure: BaseException) -> str:
+    lines = str(failure).strip().splitlines() or [type(failure).__name__]
+    return lines[-1 if "Traceback" in lines[0] else 0].strip().rstrip(".")
