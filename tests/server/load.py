@@ -358,9 +358,7 @@ class Load:
         rest["as many came as were sent"] = findings.surely <= received <= findings.surely + findings.perhaps
         left = findings.surely - findings.complete + findings.perhaps_complete
         rest["as many succeeded as were answered"] = findings.complete <= success <= findings.complete + left
-        rest["engines were started again as often as they ended"] = (
-            now["aiakq:engine_restarts_total"] == self.num_kills
-        )
+        rest["engines were started again as often as they ended"] = now["aiakq:engine_restarts_total"] == self.num_kills
         rest["metrics have as many series as before"] = len(now) == before["series"]
         rest["nothing failed in the server itself"] = not any(
             "Traceback" in event.message for event in self.server.events

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,9 +21,14 @@ def const(text: str) -> Format:
     return {"type": "const_string", "value": text}
 
 
-def regex(pattern: str) -> Format:
-    """Text that matches ``pattern`` as a whole."""
-    return {"type": "regex", "pattern": pattern}
+def any_text(excludes: Iterable[str] = (), not_beginning: str = "") -> Format:
+    """Text in which none of ``excludes`` occurs, and no beginning of which matches the pattern ``not_beginning``."""
+    return ANY_TEXT | {"excludes": list(excludes)} | ({"not_beginning": not_beginning} if not_beginning else {})
+
+
+def regex(pattern: str, excludes: Iterable[str] = ()) -> Format:
+    """Text that matches ``pattern`` as a whole, and in which none of ``excludes`` occurs."""
+    return {"type": "regex", "pattern": pattern, "excludes": list(excludes)}
 
 
 def schema(value: Any) -> Format:
@@ -57,12 +62,15 @@ def some_tags(tags: Sequence[Format], separator: str, *, only_one: bool) -> Form
     return found | {"stop_after_first": only_one}
 
 
-def text_with_tags(tags: Sequence[Format], triggers: Sequence[str], *, only_one: bool) -> Format:
-    """Text with any number of ``tags``, or at most one: what begins like one of ``triggers`` is one. Other special
-    tokens may be in the text.
+def text_with_tags(
+    tags: Sequence[Format], triggers: Sequence[str], *, only_one: bool, text: Format = ANY_TEXT
+) -> Format:
+    """Text with any number of ``tags``, or at most one: what begins like one of ``triggers`` is one.
+
+    text  what is between them; where it is any text, other special tokens may be in it.
     """
-    found = {"type": "triggered_tags", "triggers": list(triggers), "tags": list(tags), "any_special_tokens": True}
-    return found | {"stop_after_first": only_one}
+    found = {"type": "triggered_tags", "triggers": list(triggers), "tags": list(tags), "text": text}
+    return found | {"any_special_tokens": text == ANY_TEXT, "stop_after_first": only_one}
 
 
 def format_of(grammar: Grammar) -> Format:

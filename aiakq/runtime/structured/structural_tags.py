@@ -12,7 +12,8 @@ from typing import Any
 
 from aiakq.runtime.structured.grammars import not_enforceable
 
-_TEXT = r"/(.|\n)*/"
+_ANY = r"(.|\n)*"
+_TEXT = f"/{_ANY}/"
 _PARAM = "structural_tag"
 _CONTROL = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 
@@ -75,12 +76,10 @@ class _Rules:
         if kind == "json_schema":
             schema = part.get("json_schema")
             return self._rule("%json " + json.dumps(self._schema_of({} if schema is None else schema)))
-        if kind == "regex":
-            return self._rule(f"/{_escaped(_text(part, 'pattern'))}/")
+        if kind in ("regex", "any_text"):
+            return self._rule(self._free(part))
         if kind == "grammar":
             return self._other(_text(part, "grammar"))
-        if kind == "any_text":
-            return self._rule(self._terminal(_TEXT))
         if kind == "sequence":
             return self._rule(" ".join(map(self.of, _list(part, "elements", dict))))
         if kind == "or":
@@ -94,6 +93,7 @@ class _Rules:
                 at_least_one=bool(part.get("at_least_one")),
                 stops=bool(part.get("stop_after_first")),
                 keeps_special=bool(part.get("any_special_tokens")),
+                text=part.get("text", {"type": "any_text"}),
             )
         if kind == "tags_with_separator":
             return self._separated(part)
@@ -107,14 +107,16 @@ class _Rules:
         at_least_one: bool,
         stops: bool,
         keeps_special: bool = False,
+        text: Any,
     ) -> str:
         """Text with ``tags``, each of which begins with one of ``triggers``: what begins like one is one.
 
         at_least_one   there is no text before the first of them, which has to be there.
         stops          the first of them ends the text.
         keeps_special  special tokens may be in the text.
+        text           what is between the tags.
         """
-        text = self._terminal(_TEXT)
+        text = self._free(text)
         in_text = []
         begins = {self._parts(one)[0] for one in triggers if one}
         others = {id for id in self._special_ids.values() if f"<[{id}]>" not in begins} - self._end_ids
@@ -149,8 +151,8 @@ class _Rules:
     def _rest(self, tag: Mapping[str, Any], begin: str) -> str:
         """What follows the trigger of a tag: the rest of its beginning, its content and its end."""
         content, end = tag.get("content"), _text(tag, "end")
-        if isinstance(content, dict) and content.get("type") == "any_text" and end:
-            return f"{self._mark(begin)} {self._until(self._terminal(_TEXT), end)}"
+        if isinstance(content, dict) and content.get("type") in ("any_text", "regex") and end:
+            return f"{self._mark(begin)} {self._until(self._free(content), end)}"
         return f"{self._mark(begin)} {self.of(content)} {self._mark(end)}"
 
     def _until(self, text: str, mark: str) -> str:
@@ -174,6 +176,20 @@ class _Rules:
         name = f"rule_{len(self._lines)}"
         self._lines.append(f"{name}{options}: {body}")
         return name
+
+    def _free(self, part: Any) -> str:
+        """The name of a terminal for text without rules: any, or what a regular expression matches."""
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("regex", "any_text"):
+            raise not_enforceable(_PARAM, "text between tags is of type 'any_text' or 'regex'")
+        body = f"/{_escaped(_text(part, 'pattern'))}/" if kind == "regex" else _TEXT
+        if part.get("excludes"):
+            marks = "|".join(re.escape(one) for one in _list(part, "excludes", str))
+            body += f" & ~/{_escaped(f'{_ANY}({marks}){_ANY}')}/"
+        if part.get("not_beginning"):
+            beginning = _text(part, "not_beginning")
+            body += f" & ~/{_escaped(f'({beginning}){_ANY}')}/"
+        return self._terminal(body)
 
     def _terminal(self, body: str) -> str:
         name = f"TEXT_{len(self._lines)}"

@@ -18,7 +18,6 @@ from aiakq.runtime.structured.formats import (
     some_tags,
     tag_grammar_of,
     text_up_to,
-    text_with_tags,
 )
 from aiakq.runtime.structured.grammars import Grammar, closed_schema
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
@@ -38,8 +37,8 @@ def tool_parser_of(service: Service, request: Any) -> type[ToolParser] | None:
     forced = forced_tools(request.tools, request.tool_choice)
     if forced is None:
         return parser
-    names = [tool.function.name for tool in forced]
-    return parser if parser is not None and parser.has_grammar(names) else PlainJsonParser
+    schemas = {tool.function.name: _object_schema(tool) for tool in forced}
+    return parser if parser is not None and parser.has_grammar(schemas) else PlainJsonParser
 
 
 async def answer_grammar(
@@ -121,10 +120,9 @@ class _Calls:
         self._tools = [(number, tool) for number, tool in enumerate(request.tools) if forced is None or tool in forced]
         self.is_forced = forced is not None
         self._only_one = isinstance(request.tool_choice, Mapping) or request.parallel_tool_calls is False
-        names = [tool.function.name for _, tool in self._tools]
-        self.are_enforced = self.is_forced or (bool(parser.triggers) and parser.has_grammar(names))
+        self.schemas = {tool.function.name: _arguments_schema(number, tool) for number, tool in self._tools}
+        self.are_enforced = self.is_forced or (bool(parser.triggers) and parser.has_grammar(self.schemas))
         if self.are_enforced:
-            self.schemas = {tool.function.name: _arguments_schema(number, tool) for number, tool in self._tools}
             return
         for number, tool in self._tools:
             if tool.function.strict:
@@ -136,14 +134,12 @@ class _Calls:
 
     def format(self, schemas: Mapping[str, Any]) -> Format:
         """Calls with arguments of these ``schemas``, or what is possible instead of them."""
+        if not self.is_forced and self._own is None:
+            return self._parser.answer_format(schemas, self._only_one)
         tags = self._parser.call_tags(schemas, self._only_one)
         # All calls of an array are in one tag.
         calls = some_tags(tags, self._parser.separator, only_one=self._only_one or not self._parser.separator)
-        if self.is_forced:
-            return calls
-        if self._own is not None:
-            return either(calls, format_of(self._own))
-        return text_with_tags(tags, self._parser.triggers, only_one=self._only_one)
+        return calls if self.is_forced or self._own is None else either(calls, format_of(self._own))
 
     async def enforceable_schemas(self) -> dict[str, Any]:
         """``schemas``, with any object for those that cannot be enforced. Raises ``grammar_not_enforceable`` for one of
@@ -168,14 +164,17 @@ def _parameters(number: int) -> str:
 
 def _arguments_schema(number: int, tool: Tool) -> dict[str, Any]:
     """The JSON schema of the arguments of ``tool``, which are an object. Raises ``value_out_of_range``."""
-    given = tool.function.parameters
-    if not given:
-        return _NO_ARGUMENTS
+    given = tool.function.parameters or {}
     types = given.get("type")
     if types is not None and "object" not in (types if isinstance(types, list) else [types]):
         allowed = "the schema of an object"
         raise error("value_out_of_range", param=_parameters(number), value=f"type {types}"[:64], allowed=allowed)
-    return closed_schema({**given, "type": "object"})
+    return _object_schema(tool)
+
+
+def _object_schema(tool: Tool) -> dict[str, Any]:
+    given = tool.function.parameters
+    return closed_schema({**given, "type": "object"}) if given else _NO_ARGUMENTS
 
 
 async def _checked(service: Service, part: Format, like: Grammar | None, param: str) -> Grammar:

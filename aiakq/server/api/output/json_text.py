@@ -143,12 +143,13 @@ def json_call(
     output: EventSink,
     name_keys: Collection[str] = ("name",),
     argument_keys: Collection[str] = ("arguments", "parameters"),
-    accepts: Callable[[str], bool] = bool,
+    accepts: Callable[[str], bool] | None = None,
 ) -> Parsing[bool]:
     """Read an object such as {"name": "f", "arguments": {}} as a call. Returns whether there was one.
 
-    Without a name that ``accepts`` takes there is no call. Arguments before the name wait for it. Other keys are
-    ignored.
+    Without a name there is no call. Arguments before the name wait for it. Other keys are ignored.
+
+    accepts  the name; it has to be first then, or behind ``"type": "function"``.
     """
     text.take()  # the brace
     name = ""
@@ -163,7 +164,7 @@ def json_call(
         if mark:
             continue
         key = yield from _key(text)
-        if key in argument_keys and not started and held is None:
+        if key in argument_keys and not started and held is None and (name or accepts is None):
             if name:
                 output.start_call(name)
                 started = True
@@ -171,12 +172,15 @@ def json_call(
             malformed = not (yield from arguments_value(text, output.arguments if name else held.append))
         elif key in name_keys and not name:
             name = (yield from read_string(text)) or ""
-            if not name or not accepts(name):
+            if not name or (accepts is not None and not accepts(name)):
                 return False
             if held is not None:
                 output.start_call(name)
                 output.arguments("".join(held))
                 started = True
+        elif accepts is not None and not name:
+            if key != "type" or (yield from read_string(text)) != "function":
+                return False
         else:
             malformed = key is None or not (yield from json_value(text, lambda piece: None))
     if complete and name and not started:

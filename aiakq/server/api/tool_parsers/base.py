@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from aiakq.runtime.structured.formats import Format, const, regex, schema, sequence, some_tags, tag
+from aiakq.runtime.structured.formats import Format, const, regex, schema, sequence, some_tags, tag, text_with_tags
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import json_call
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
@@ -39,8 +39,8 @@ class ToolParser:
         raise NotImplementedError
 
     @classmethod
-    def has_grammar(cls, names: Iterable[str]) -> bool:
-        """Whether ``call_tags`` knows what calls of tools with these names look like."""
+    def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
+        """Whether ``call_tags`` knows what calls look like of tools with these names and JSON schemas of arguments."""
         return False
 
     @classmethod
@@ -50,6 +50,11 @@ class ToolParser:
         only_one  a tag has one call; else it has all calls where the format is an array.
         """
         raise NotImplementedError
+
+    @classmethod
+    def answer_format(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
+        """A message of text and calls, for a format with ``triggers``."""
+        return text_with_tags(cls.call_tags(schemas, only_one), cls.triggers, only_one=only_one)
 
     @staticmethod
     def call_id(seed: str) -> str:
@@ -62,9 +67,13 @@ _BLANKS = regex(r"[ \n]{0,2}")
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 
-def json_call_tag(name: str, arguments: Any, key: str) -> Format:
-    """A JSON object with the name and the arguments of a call; ``arguments`` is their JSON schema."""
-    return tag("", sequence(const(f'{{"name": {json.dumps(name)}, "{key}": '), schema(arguments), const("}")))
+def json_call_tag(name: str, arguments: Any, key: str, before: str = "") -> Format:
+    """A JSON object with the name and the arguments of a call; ``arguments`` is their JSON schema.
+
+    before  in the object.
+    """
+    begin = const(f'{{{before}"name": {json.dumps(name)}, "{key}": ')
+    return tag("", sequence(begin, schema(arguments), const("}")))
 
 
 class JsonToolParser(ToolParser):
@@ -82,7 +91,7 @@ class JsonToolParser(ToolParser):
     arguments_key: ClassVar[str] = "arguments"
 
     @classmethod
-    def has_grammar(cls, names: Iterable[str]) -> bool:
+    def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
         return True
 
     @classmethod
@@ -103,8 +112,11 @@ class JsonToolParser(ToolParser):
             yield from self.read_calls(text, output, mark)
 
     def read_calls(self, text: TextScanner, output: EventSink, mark: str, only_known: bool = False) -> Parsing[None]:
-        """Read the calls behind ``mark``. ``only_known``: an object is one only if it names a tool of the request."""
-        accepts = self.tools.__contains__ if only_known else bool
+        """Read the calls behind ``mark``.
+
+        only_known  an object is a call only if it begins with the name of a tool of the request.
+        """
+        accepts = self.tools.__contains__ if only_known else None
         text.record(mark)
         yield from text.skip_spaces()
         in_array = mark.endswith("[") or bool((yield from text.match("[")))
@@ -144,7 +156,7 @@ class PlainJsonParser(JsonToolParser):
 
 
 class SectionToolParser(ToolParser):
-    """Calls in a section, each with marks of its own. A subclass has ``read_call``.
+    """Calls in a section, each with marks of its own. A subclass has ``call_tag`` and ``read_call``.
 
     section  the marks around all calls.
     call     the mark in front of each.
@@ -152,6 +164,21 @@ class SectionToolParser(ToolParser):
 
     section: ClassVar[tuple[str, str]]
     call: ClassVar[str]
+
+    @classmethod
+    def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
+        return all(PLAIN_NAME.fullmatch(name) for name in schemas)
+
+    @classmethod
+    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
+        begin, end = cls.section
+        calls = [cls.call_tag(name, schema(each)) for name, each in schemas.items()]
+        return [tag(begin, some_tags(calls, "", only_one=only_one), end)]
+
+    @classmethod
+    def call_tag(cls, name: str, arguments: Format) -> Format:
+        """A call with its marks."""
+        raise NotImplementedError
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         begin, end = self.section

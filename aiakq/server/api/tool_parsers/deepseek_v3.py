@@ -6,6 +6,7 @@ From V3.1 on it is <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜too
 
 from __future__ import annotations
 
+from aiakq.runtime.structured.formats import Format, const, either, regex, sequence, tag
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME, arguments_value
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
@@ -24,6 +25,13 @@ class DeepseekV3Parser(SectionToolParser):
     template_marks = (_BEGIN,)
     section = (_BEGIN, _END)
     call = _CALL
+    triggers = (_BEGIN,)
+
+    @classmethod
+    def call_tag(cls, name: str, arguments: Format) -> Format:
+        fenced = sequence(const("function"), const(_SEPARATOR), const(f"{name}\n```json\n"), arguments, const("\n```"))
+        plain = sequence(const(name), const(_SEPARATOR), arguments)
+        return tag("", sequence(tag(_CALL, either(fenced, plain), _CALL_END), regex("\n?")))
 
     def read_call(self, text: TextScanner, output: EventSink) -> Parsing[bool]:
         kind: list[str] = []

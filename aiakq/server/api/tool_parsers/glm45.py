@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from aiakq.runtime.structured.formats import ANY_TEXT, Format, const, regex, sequence, tag
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
-from aiakq.server.api.tool_parsers.base import ToolParser
+from aiakq.server.api.tool_parsers.argument_formats import tagged_arguments
+from aiakq.server.api.tool_parsers.base import PLAIN_NAME, ToolParser
 from aiakq.server.api.tool_parsers.tagged_values import TaggedArguments
 
 _STARTS = Marks("<tool_call>")
@@ -14,11 +19,26 @@ _BEHIND_KEY = Marks("</arg_key>", "</tool_call>")
 _BEHIND_VALUE = Marks("</arg_value>", "</tool_call>")
 
 
+#: GLM-4.5 writes a line for each tag, and later ones do not.
+_LINE = regex("\n?")
+
+
 class Glm45Parser(ToolParser):
     """Values are text. Line breaks between the tags make no difference."""
 
     marks = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
     template_marks = ("<arg_key>",)
+    triggers = ("<tool_call>",)
+    separator = "\n"
+
+    @classmethod
+    def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
+        return all(PLAIN_NAME.fullmatch(name) and _arguments(each) is not None for name, each in schemas.items())
+
+    @classmethod
+    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
+        calls = {name: sequence(const(name), _LINE, _arguments(each) or ANY_TEXT) for name, each in schemas.items()}
+        return [tag("<tool_call>", each, "</tool_call>") for each in calls.values()]
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         while mark := (yield from text.until(_STARTS, output.content)):
@@ -47,7 +67,7 @@ class Glm45Parser(ToolParser):
             if not (yield from text.skip("<arg_value>")):
                 break
             value = arguments.begin("".join(key).strip(), trim_line=False)
-            end = yield from text.until(_BEHIND_VALUE, value.add, read_mark=False, keep_rest=False)
+            end = yield from value.read(text, _BEHIND_VALUE)
             if not end:
                 return  # cut off
             value.end()
@@ -55,3 +75,11 @@ class Glm45Parser(ToolParser):
         if not text.is_exhausted:
             arguments.end()
             yield from text.skip("</tool_call>")
+
+
+def _arguments(given: Mapping[str, Any]) -> Format | None:
+    return tagged_arguments(given, _BEHIND_VALUE.texts, _parameter)
+
+
+def _parameter(name: Format, value: Format) -> Format:
+    return sequence(tag("<arg_key>", name, "</arg_key>"), _LINE, tag("<arg_value>", value, "</arg_value>"), _LINE)

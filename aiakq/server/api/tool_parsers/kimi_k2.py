@@ -6,14 +6,11 @@ arguments is its id.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
-from aiakq.runtime.structured.formats import Format, const, regex, schema, sequence, some_tags, tag
+from aiakq.runtime.structured.formats import Format, const, regex, sequence, tag
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME, arguments_value
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
-from aiakq.server.api.tool_parsers.base import PLAIN_NAME, SectionToolParser
+from aiakq.server.api.tool_parsers.base import SectionToolParser
 
 _BEGIN, _END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -30,16 +27,9 @@ class KimiK2Parser(SectionToolParser):
     triggers = (_BEGIN,)
 
     @classmethod
-    def has_grammar(cls, names: Iterable[str]) -> bool:
-        return all(PLAIN_NAME.fullmatch(name) for name in names)
-
-    @classmethod
-    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
-        calls = []
-        for name, each in schemas.items():
-            id = sequence(const(f"functions.{name}:"), regex("[0-9]{1,3}"))
-            calls.append(tag(_CALL, sequence(id, const(_ARGUMENTS), schema(each)), _CALL_END))
-        return [tag(_BEGIN, some_tags(calls, "", only_one=only_one), _END)]
+    def call_tag(cls, name: str, arguments: Format) -> Format:
+        id = sequence(const(f"functions.{name}:"), regex("[0-9]{1,3}"))
+        return tag(_CALL, sequence(id, const(_ARGUMENTS), arguments), _CALL_END)
 
     def read_call(self, text: TextScanner, output: EventSink) -> Parsing[bool]:
         pieces: list[str] = []

@@ -10,5 +10,5 @@ class Llama4PythonicParser(PythonicParser):
 
     marks = ("<|python_start|>", "<|python_end|>")
     template_marks = ("<|python_start|>",)
-    starts = ("<|python_start|>",)
+    starts = triggers = ("<|python_start|>",)
     ends = ("<|python_end|>",)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
+from aiakq.runtime.structured.formats import Format, any_text, const, either, some_tags, tag, text_with_tags
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
-from aiakq.server.api.tool_parsers.base import ToolParser
+from aiakq.server.api.tool_parsers.argument_formats import keyword_arguments
+from aiakq.server.api.tool_parsers.base import PLAIN_NAME, ToolParser
 from aiakq.server.api.tool_parsers.python_values import python_literal, python_value
 
 _NAME = re.compile(r"[\w.\-]+")
@@ -28,6 +31,23 @@ class PythonicParser(ToolParser):
     ends: ClassVar[tuple[str, ...]] = ()
     marks: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
     template_marks: ClassVar[tuple[str, ...]] = ("[func_name1(",)
+    triggers: ClassVar[tuple[str, ...]] = starts
+
+    @classmethod
+    def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
+        return all(PLAIN_NAME.fullmatch(name) and keyword_arguments(each) is not None for name, each in schemas.items())
+
+    @classmethod
+    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
+        return [_list_tag(schemas, only_one)]
+
+    @classmethod
+    def answer_format(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
+        names = "|".join(map(re.escape, schemas))
+        text = any_text(not_beginning=rf"\s*\[\s*({names})\(")
+        marked = [tag(start, _list_tag(schemas, only_one), "".join(cls.ends)) for start in cls.starts]
+        rest = text_with_tags(marked, cls.starts, only_one=only_one, text=text)
+        return either(*cls.call_tags(schemas, only_one), rest)
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         text.record()
@@ -68,6 +88,11 @@ class PythonicParser(ToolParser):
         if found and self.ends:
             yield from text.skip_spaces()
             yield from text.skip(*self.ends)
+
+
+def _list_tag(schemas: Mapping[str, Any], only_one: bool) -> Format:
+    calls = [tag(f"{name}(", keyword_arguments(each) or const(""), ")") for name, each in schemas.items()]
+    return tag("[", some_tags(calls, ", ", only_one=only_one), "]")
 
 
 def _name(text: TextScanner) -> Parsing[str]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import decoded, is_valid
-from aiakq.server.api.output.scanner import Emit
+from aiakq.server.api.output.scanner import Emit, Marks, Parsing, TextScanner
+from aiakq.server.api.tool_parsers.argument_formats import resolved
 from aiakq.server.api.tool_parsers.python_values import python_value
 
+#: What begins and ends strings in JSON; an escape sequence, which neither does.
+_STRING_MARKS = re.compile(r'\\.?|["\n]', re.DOTALL)
 _TYPES: dict[type, tuple[str, ...]] = {
     str: ("string",),
     bool: ("boolean",),
@@ -30,7 +34,7 @@ class TaggedArguments:
 
     def __init__(self, schema: Mapping[str, Any], output: EventSink) -> None:
         properties = schema.get("properties")
-        self._properties = properties if isinstance(properties, Mapping) else {}
+        self._schema, self._properties = schema, properties if isinstance(properties, Mapping) else {}
         self._output = output
         self._keys: set[str] = set()
 
@@ -40,7 +44,8 @@ class TaggedArguments:
         name = json.dumps(key, ensure_ascii=False)
         self._keys.add(key)
         self._output.arguments(f"{separator}{name}: ")
-        return ArgumentText(json_types(self._properties.get(key)), self._output.arguments, trim_line)
+        own = resolved(self._properties.get(key), self._schema)
+        return ArgumentText(json_types(own), self._output.arguments, trim_line)
 
     def end(self) -> None:
         """All arguments are there."""
@@ -50,7 +55,7 @@ class TaggedArguments:
 
 
 class ArgumentText:
-    """The text of one value, in pieces: ``add``, then ``end``. A string is passed on while it is written."""
+    """The text of one value: ``read``, then ``end``. A string is passed on while it is written."""
 
     def __init__(self, types: frozenset[str], emit: Emit, trim_line: bool) -> None:
         self._types = types
@@ -60,12 +65,27 @@ class ArgumentText:
         self._at_start = True
         self._pieces: list[str] = []
         self._line_break = ""  # held: it may be the last one
+        self._is_json = bool(types) and "string" not in types
+        # Whether the text ends within a string in JSON, which may have anything in it but a line break.
+        self._in_json_string = False
+        self._is_escaped = False
         if self._is_string:
             emit('"')
 
+    def read(self, text: TextScanner, marks: Marks) -> Parsing[str]:
+        """Add the text up to one of ``marks``, which is returned and not read; "" where the text is cut off."""
+        while True:
+            mark = yield from text.until(marks, self.add, read_mark=False, keep_rest=False)
+            if not mark or not self._in_json_string:
+                return mark
+            self.add(text.take())
+
     def add(self, text: str) -> None:
+        """Add a piece."""
         if not self._is_string:
             self._pieces.append(text)
+            if self._is_json and text:
+                self._look_for_strings(text)
             return
         if self._trim_line:
             if self._at_start and text:
@@ -74,6 +94,18 @@ class ArgumentText:
             self._line_break = "\n" if text.endswith("\n") else ""
             text = text.removesuffix("\n")
         self._emit(json.dumps(text, ensure_ascii=False)[1:-1])
+
+    def _look_for_strings(self, text: str) -> None:
+        if self._is_escaped:
+            text = text[1:]
+        self._is_escaped = False
+        for mark in _STRING_MARKS.findall(text):
+            if mark == '"':
+                self._in_json_string = not self._in_json_string
+            elif mark == "\n":
+                self._in_json_string = False
+            else:
+                self._is_escaped = mark == "\\"  # the last character
 
     def end(self) -> None:
         """The value is complete."""

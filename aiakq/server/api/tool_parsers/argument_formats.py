@@ -1,0 +1,206 @@
+"""What arguments that are written one by one look like: as text between tags, or as keyword arguments of Python.
+
+Only objects whose properties are known can be written so, and only values that the parsers of these formats read back
+as what their JSON schema says; ``properties_of`` and ``text_value`` return None for others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiakq.runtime.structured.formats import Format, any_text, const, either, regex, schema, sequence, some_tags, tag
+from aiakq.server.api.tool_parsers.base import PLAIN_NAME
+
+#: Keywords beside which ``properties`` says all about an object, and those that say nothing about a value.
+_NOTES = frozenset(
+    ("title", "description", "default", "examples", "example", "deprecated", "$comment", "$schema", "strict")
+)
+_DEFINITIONS = ("$defs", "definitions")
+_OF_OBJECTS = _NOTES.union(_DEFINITIONS, ("type", "properties", "required", "additionalProperties"))
+_LOCAL = re.compile(r"#/(\$defs|definitions)/([^/~%]+)")
+#: References that follow one another.
+_MAX_HOPS = 8
+_NOTHING = const("")
+
+
+@dataclass(frozen=True)
+class Property:
+    """One property of an object.
+
+    schema  without a reference at its top, and complete in itself.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+    is_required: bool
+
+
+def properties_of(given: Mapping[str, Any]) -> list[Property] | None:
+    """The properties of an object with the JSON schema ``given``; none of them: it has any. None: they are not all."""
+    properties, required = given.get("properties", {}), given.get("required", [])
+    if not _OF_OBJECTS.issuperset(given) or not isinstance(properties, Mapping) or not isinstance(required, Sequence):
+        return None
+    if not properties.keys() >= set(required) or not all(PLAIN_NAME.fullmatch(name) for name in properties):
+        return None
+    found = []
+    for name, value in properties.items():
+        own = resolved(value, given)
+        if own is None:
+            return None
+        found.append(Property(name, own, name in required))
+    return found
+
+
+def takes_anything(given: Mapping[str, Any]) -> bool:
+    """Whether an object with the JSON schema ``given`` may have any properties, and names none."""
+    return (
+        _OF_OBJECTS.issuperset(given)
+        and not given.get("properties")
+        and given.get("additionalProperties", True) is not False
+    )
+
+
+def resolved(value: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A part of the JSON schema ``root`` with what it refers to; None if that is not found."""
+    for _ in range(_MAX_HOPS):
+        if value is True:
+            value = {}
+        if not isinstance(value, Mapping):
+            return None
+        target = value.get("$ref")
+        alternatives = value.get("allOf")
+        if target is None and isinstance(alternatives, list) and len(alternatives) == 1:
+            if not _NOTES.union(("allOf",)).issuperset(value):
+                return None
+            value = alternatives[0]
+            continue
+        if target is None:
+            return _with_definitions(value, root)
+        place = _LOCAL.fullmatch(target) if isinstance(target, str) else None
+        if place is None or not _NOTES.union(("$ref",)).issuperset(value):
+            return None
+        value = (root.get(place[1]) or {}).get(place[2])
+    return None
+
+
+def _with_definitions(value: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    references = set(re.findall(r'"\$ref": "([^"]*)"', json.dumps(value)))
+    if not references:
+        return value
+    if not all(_LOCAL.match(one) for one in references) or not value.keys().isdisjoint(_DEFINITIONS):
+        return None
+    return {**value, **{name: root[name] for name in _DEFINITIONS if name in root}}
+
+
+def text_value(own: Mapping[str, Any], marks: Collection[str]) -> Format | None:
+    """A value with the JSON schema ``own`` as models write it between tags: strings as they are, all else as JSON.
+
+    marks  that end it. None: what is read back might not match.
+    """
+    keys = own.keys() - _NOTES
+    if "enum" in keys or "const" in keys:
+        return _one_of(own, marks) if keys <= {"enum", "const", "type"} else None
+    types = _types(own)
+    if types is None:
+        return None
+    if "string" not in types:
+        return schema(own)
+    if types - {"string", "null"} or not _is_plain(own):
+        return None
+    if types == {"string"} and keys & {"minLength", "maxLength"}:
+        least, most = own.get("minLength", 0), own.get("maxLength", "")
+        if not isinstance(least, int) or not (most == "" or isinstance(most, int)):
+            return None
+        return regex(f"(.|\\n){{{least},{most}}}", excludes=marks)
+    return any_text(excludes=marks)
+
+
+def _types(own: Mapping[str, Any]) -> set[str] | None:
+    """All types that a value may have; None if the schema does not name them."""
+    given = own.get("type")
+    if given is not None:
+        return {given} if isinstance(given, str) else set(given)
+    found: set[str] = set()
+    for key in ("anyOf", "oneOf"):
+        for each in own.get(key, ()):
+            if not isinstance(each, Mapping) or not isinstance(each.get("type"), str):
+                return None
+            found.add(each["type"])
+    return found or None
+
+
+def _is_plain(own: Mapping[str, Any]) -> bool:
+    """Whether any string matches ``own``, but for its length."""
+    keys = own.keys() - _NOTES
+    if "type" in keys:
+        return keys <= ({"type", "minLength", "maxLength"} if own["type"] == "string" else {"type"})
+    parts = [part for key in ("anyOf", "oneOf") for part in own.get(key, ())]
+    return len(keys) == 1 and all(part.keys() - _NOTES == {"type"} for part in parts)
+
+
+def _one_of(own: Mapping[str, Any], marks: Collection[str]) -> Format | None:
+    """The values that ``enum`` or ``const`` name. Strings among other values are written as JSON."""
+    values = [own["const"]] if "const" in own else own["enum"]
+    are_strings = own.get("type", "string" if "enum" in own else None) == "string"
+    if are_strings and not all(isinstance(value, str) for value in values):
+        return None
+    texts = [value if are_strings else json.dumps(value, ensure_ascii=False) for value in values]
+    if any(mark in text for mark in marks for text in texts) or any(text != text.strip("\n") for text in texts):
+        return None
+    return either(*map(const, texts)) if texts else None
+
+
+def tagged_arguments(
+    given: Mapping[str, Any], marks: Collection[str], parameter: Callable[[Format, Format], Format]
+) -> Format | None:
+    """Arguments between tags for an object with the JSON schema ``given``, in its order.
+
+    marks      that end a value.
+    parameter  what an argument is, of its name and value.
+    """
+    if takes_anything(given):
+        one = parameter(regex(PLAIN_NAME.pattern), any_text(excludes=marks))
+        return either(_NOTHING, some_tags([tag("", one)], "", only_one=False))
+    properties = properties_of(given)
+    if properties is None:
+        return None
+    written = []
+    for each in properties:
+        value = text_value(each.schema, marks)
+        if value is None:
+            return None
+        one = parameter(const(each.name), value)
+        written.append(one if each.is_required else either(one, _NOTHING))
+    return sequence(*written) if written else _NOTHING
+
+
+def keyword_arguments(given: Mapping[str, Any]) -> Format | None:
+    """Keyword arguments of Python for an object with the JSON schema ``given``: what is required comes first."""
+    if takes_anything(given):
+        name = regex(PLAIN_NAME.pattern)
+        return either(_NOTHING, sequence(name, const("="), schema({})))
+    properties = properties_of(given)
+    if properties is None:
+        return None
+    written = {one.name: sequence(const(f"{one.name}="), _python_value(one.schema)) for one in properties}
+    required = [written[one.name] for one in properties if one.is_required]
+    others = [written[one.name] for one in properties if not one.is_required]
+    if required:
+        return sequence(required[0], *(sequence(const(", "), one) for one in required[1:]), *_more(others))
+    begun = [sequence(one, *_more(others[at + 1 :])) for at, one in enumerate(others)]
+    return either(_NOTHING, *begun)
+
+
+def _more(parts: Sequence[Format]) -> list[Format]:
+    return [either(sequence(const(", "), one), _NOTHING) for one in parts]
+
+
+def _python_value(own: Mapping[str, Any]) -> Format:
+    """JSON, whose strings, numbers and lists are also Python's; truth values are written as Python has them."""
+    if own.keys() - _NOTES == {"type"} and own["type"] == "boolean":
+        return either(const("True"), const("False"))
+    return schema(own)
