@@ -72,6 +72,15 @@ def test_ranks_on_several_nodes_give_the_answers_of_one_process(ranks, alone, si
     assert generate(llm) == alone
 
 
+def test_settings_of_rank_0_reach_the_others_and_addresses_do_not(ranks, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "https://models.example")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere")
+    llm = ranks()
+    (pids,) = pids_of(llm)
+    found = psutil.Process(pids[1]).environ()
+    assert found["HF_ENDPOINT"] == "https://models.example" and "GLOO_SOCKET_IFNAME" not in found
+
+
 def test_ranks_that_share_no_memory_give_the_answers_of_one_process(ranks, alone, monkeypatch):
     monkeypatch.setattr(meeting, "offer_memory", offer_nothing)
     llm = ranks()
