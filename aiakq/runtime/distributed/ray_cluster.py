@@ -143,7 +143,7 @@ class Placement:
             return group
         needed = f"{len(bundles)} x {cpus} CPU"
         if PLACEMENT_SECONDS > PATIENCE_SECONDS:
-            logger.warning("Ray has not placed the ranks yet: needed are %s; free are %s", needed, self._free())
+            logger.warning("Ray has not placed the processes yet: needed are %s; free are %s", needed, self._free())
             if group.wait(PLACEMENT_SECONDS - PATIENCE_SECONDS):
                 return group
         free = self._free()

@@ -170,7 +170,7 @@ def test_more_than_the_cluster_has_is_refused_with_numbers(ranks, monkeypatch):
     with pytest.raises(AiakqError) as failure:
         ranks(tensor_parallel_size=9)
     assert failure.value.id == "ray_resources"
-    expected = r"has not placed 9 ranks within 1 s: needed are 9 x 1 CPU; free are \d+ of \d+ CPU on \d nodes\."
+    expected = r"has not placed 9 processes within 1 s: needed are 9 x 1 CPU; free are \d+ of \d+ CPU on \d nodes\."
     assert re.search(expected, failure.value.message)
 
 
