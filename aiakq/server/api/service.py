@@ -156,9 +156,14 @@ class Service:
             reason = "the server was started without --enable-auto-tool-choice, and the model is to decide; "
             reason += "tool_choice 'none', 'required' or a named function is always possible"
             raise error("unsupported_parameter", param="tools", reason=reason)
-        if "tools" not in self.text.loaded.tools_template:
+        if "tools" not in self.chat_template:
             reason = "the chat template leaves them out; --chat-template names one that does not"
             raise error("unsupported_parameter", param="tools", reason=reason)
+
+    @property
+    def chat_template(self) -> str:
+        """The chat template for conversations with tools; "" if there is none."""
+        return self.text.loaded.tools_template
 
     @cached_property
     def kept_special_tokens(self) -> frozenset[int]:
