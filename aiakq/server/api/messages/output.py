@@ -52,7 +52,7 @@ class InputJsonDelta(msgspec.Struct, tag="input_json_delta"):
     partial_json: str
 
 
-class BlockStart(NamedEvent, kw_only=True):
+class BlockStartEvent(NamedEvent, kw_only=True):
     """A block begins."""
 
     type: Literal["content_block_start"] = "content_block_start"
@@ -60,7 +60,7 @@ class BlockStart(NamedEvent, kw_only=True):
     content_block: Block
 
 
-class BlockDelta(NamedEvent, kw_only=True):
+class BlockDeltaEvent(NamedEvent, kw_only=True):
     """More of the open block."""
 
     type: Literal["content_block_delta"] = "content_block_delta"
@@ -68,7 +68,7 @@ class BlockDelta(NamedEvent, kw_only=True):
     delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
 
 
-class BlockStop(NamedEvent, kw_only=True):
+class BlockStopEvent(NamedEvent, kw_only=True):
     """The open block is complete."""
 
     type: Literal["content_block_stop"] = "content_block_stop"
@@ -115,19 +115,19 @@ class ContentBlocks:
             return
         block = self._block()
         if isinstance(block, ThinkingBlock):
-            yield BlockDelta(index=len(self.blocks), delta=SignatureDelta(block.signature))
-        yield BlockStop(index=len(self.blocks))
+            yield BlockDeltaEvent(index=len(self.blocks), delta=SignatureDelta(block.signature))
+        yield BlockStopEvent(index=len(self.blocks))
         self.blocks.append(block)
         self._kind = None
 
-    def _open(self, kind: type[Event], block: Block) -> BlockStart:
+    def _open(self, kind: type[Event], block: Block) -> BlockStartEvent:
         self._kind = kind
         self._texts = []
-        return BlockStart(index=len(self.blocks), content_block=block)
+        return BlockStartEvent(index=len(self.blocks), content_block=block)
 
-    def _more(self, text: str, delta: TextDelta | ThinkingDelta | InputJsonDelta) -> BlockDelta:
+    def _more(self, text: str, delta: TextDelta | ThinkingDelta | InputJsonDelta) -> BlockDeltaEvent:
         self._texts.append(text)
-        return BlockDelta(index=len(self.blocks), delta=delta)
+        return BlockDeltaEvent(index=len(self.blocks), delta=delta)
 
     def _block(self) -> Block:
         """The open block with all of its text."""

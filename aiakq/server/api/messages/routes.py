@@ -15,7 +15,7 @@ from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.api.chat import ChatResponseBuilder
 from aiakq.server.api.generation import generate
 from aiakq.server.api.messages.errors import MessagesError
-from aiakq.server.api.messages.output import Block, BlockDelta, BlockStart, BlockStop, ContentBlocks
+from aiakq.server.api.messages.output import Block, BlockDeltaEvent, BlockStartEvent, BlockStopEvent, ContentBlocks
 from aiakq.server.api.messages.request import CountTokensRequest, MessagesRequest
 from aiakq.server.api.request_model import parse_body
 from aiakq.server.api.routes import GENERATION, TOKENIZATION, UNAVAILABLE, Route
@@ -51,14 +51,14 @@ class MessagesResponse(msgspec.Struct, kw_only=True):
     usage: MessagesUsage
 
 
-class MessageStart(NamedEvent, kw_only=True):
+class MessageStartEvent(NamedEvent, kw_only=True):
     """The answer begins."""
 
     type: Literal["message_start"] = "message_start"
     message: MessagesResponse
 
 
-class Ping(NamedEvent, kw_only=True):
+class PingEvent(NamedEvent, kw_only=True):
     """Nothing."""
 
     type: Literal["ping"] = "ping"
@@ -71,7 +71,7 @@ class StopDelta(msgspec.Struct):
     stop_sequence: str | None
 
 
-class MessageDelta(NamedEvent, kw_only=True):
+class MessageDeltaEvent(NamedEvent, kw_only=True):
     """The answer has ended."""
 
     type: Literal["message_delta"] = "message_delta"
@@ -79,7 +79,7 @@ class MessageDelta(NamedEvent, kw_only=True):
     usage: MessagesUsage
 
 
-class MessageStop(NamedEvent, kw_only=True):
+class MessageStopEvent(NamedEvent, kw_only=True):
     """The last event."""
 
     type: Literal["message_stop"] = "message_stop"
@@ -116,12 +116,12 @@ class MessagesBuilder(ChatResponseBuilder):
                 self._begun = True
                 start = self._message()
                 start.content, start.stop_reason, start.stop_sequence = [], None, None
-                events += [MessageStart(message=start), Ping()]
+                events += [MessageStartEvent(message=start), PingEvent()]
             events += content
         return events
 
     def final_chunks(self) -> Sequence[msgspec.Struct]:
-        return [MessageDelta(delta=self._stop, usage=self._usage()), MessageStop()]
+        return [MessageDeltaEvent(delta=self._stop, usage=self._usage()), MessageStopEvent()]
 
     def error_chunks(self, failure: AiakqError) -> Sequence[msgspec.Struct]:
         return [MessagesError.from_error(failure)]
@@ -186,7 +186,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     return JSONResponse(CountTokensResponse(reply.counts[0]))
 
 
-_EVENTS = (MessageStart, Ping, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop)
+_EVENTS = (MessageStartEvent, PingEvent, BlockStartEvent, BlockDeltaEvent, BlockStopEvent, MessageDeltaEvent, MessageStopEvent)
 
 ROUTES = (
     Route(
