@@ -54,4 +54,5 @@ ARGUMENTS = {
     "served_model_name": ["reciter"],
     "enable_auto_tool_choice": True,
     "enable_reasoning": True,
+    "enable_admin_routes": True,
 }

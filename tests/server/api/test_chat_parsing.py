@@ -13,6 +13,7 @@ from reciter import ARGUMENTS, SCRIPTS, TOOLS
 from aiakq.errors import AiakqError
 from aiakq.server.background import RunningServer, start_in_background
 
+
 def chat(server: RunningServer, script: str, **fields: Any) -> dict[str, Any]:
     body = {"messages": [{"role": "user", "content": f"<|{script}|>"}], "temperature": 0, **fields}
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=60)

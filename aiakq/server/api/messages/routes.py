@@ -186,7 +186,10 @@ async def count_tokens(service: Service, request: Request) -> Response:
     return JSONResponse(CountTokensResponse(reply.counts[0]))
 
 
-_EVENTS = (MessageStartEvent, PingEvent, BlockStartEvent, BlockDeltaEvent, BlockStopEvent, MessageDeltaEvent, MessageStopEvent)
+_EVENTS = (
+    *(MessageStartEvent, PingEvent, MessageDeltaEvent, MessageStopEvent),
+    *(BlockStartEvent, BlockDeltaEvent, BlockStopEvent),
+)
 
 ROUTES = (
     Route(

@@ -50,13 +50,6 @@ def no_thought(server: RunningServer) -> dict[str, int]:
     return {str(id): -100 for id in ids}
 
 
-def prompt_of(server: RunningServer, **body: Any) -> str:
-    """The prompt of a request, from the tokens that it has, recited by nothing."""
-    answer = post(server, max_output_tokens=1, **body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
 def test_items_are_reasoning_message_and_calls(reciter):
     answer = respond(reciter, "both", tools=FLAT, instructions="Be brief.", metadata={"a": "b"})
     assert (answer["object"], answer["status"], answer["model"]) == ("response", "completed", "reciter")
@@ -278,7 +271,7 @@ CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
         (
             {"text": {"format": {"type": "json_schema", "schema": {"type": "array", "uniqueItems": True}}}},
             "grammar_not_enforceable",
-            "text.format.schema",
+            "text.format",
         ),
         ({"text": {"verbosity": "low"}}, "unsupported_parameter", "text.verbosity"),
         ({"text": {"length": 1}}, "unknown_field", "text.length"),
@@ -314,6 +307,18 @@ def test_malformed_requests_are_refused(reciter, body, code, param):
 
 
 def test_a_stream_that_fails_says_so(reciter):
-    """A grammar that becomes too complex is found on the way; here it is a limit of time."""
-    events = streamed(reciter, "plain", stream=True, input="<|plain|>")
-    assert events[-1]["type"] == "response.completed"
+    body = {"input": "<|plain|>", "stream": True, "ignore_eos": True}
+    events = []
+    with (
+        httpx.Client(base_url=reciter.url, trust_env=False, timeout=60) as http,
+        http.stream("POST", "/v1/responses", json=body) as answer,
+    ):
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                events.append(json.loads(line[6:]))
+                if len(events) == 4:
+                    ids = {"request_ids": [events[0]["response"]["id"]]}
+                    assert http.post("/abort_requests", json=ids).json() == {"aborted": 1}
+    final = events[-1]
+    assert (final["type"], final["response"]["status"]) == ("response.failed", "failed")
+    assert final["response"]["error"]["code"] == "aborted" and final["sequence_number"] == len(events) - 1
