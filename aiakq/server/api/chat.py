@@ -32,7 +32,6 @@ from aiakq.server.api.openai import (
     finite,
     top_by_rank,
 )
-from aiakq.server.api.output.events import ContentPiece, Event
 from aiakq.server.api.request_model import LIMITED_BY
 from aiakq.server.api.routes import GENERATION, TOKENIZATION, UNAVAILABLE, Route
 from aiakq.server.api.service import Service
@@ -197,12 +196,6 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
             events = self.messages.feed(state.index, output, ended=True)
             message = message_of(self.role, events, self.echoed())
         return ChatChoice(message=message, **self._fields(state, output), **totals)
-
-    def events(self, state: ChoiceState, delta: Delta, ended: bool) -> list[Event]:
-        """The events of what was added to a message."""
-        if self.messages is not None:
-            return self.messages.feed(state.index, delta, ended)
-        return [ContentPiece(delta.text)] if delta.text else []
 
     def chunk_choices(self, state: ChoiceState, delta: Delta, totals: Mapping[str, Any]) -> list[ChatChunkChoice]:
         choices = []

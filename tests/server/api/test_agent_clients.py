@@ -114,12 +114,10 @@ def test_anthropics_client_knows_the_errors(anthropic):
     with pytest.raises(module.NotFoundError) as missing:
         anthropic.messages.create(model="claude", max_tokens=1, messages=asked)
     assert missing.value.body["error"]["type"] == "not_found_error"
-    with pytest.raises(module.BadRequestError, match="top_k"):
-        anthropic.messages.create(model="reciter", max_tokens=1, messages=asked, top_k=-5)
+    with pytest.raises(module.BadRequestError, match="max_tokens"):
+        anthropic.messages.create(model="reciter", max_tokens=-1, messages=asked)
     with (
-        pytest.raises(module.APIStatusError),
-        anthropic.messages.stream(
-            model="reciter", max_tokens=1, messages=[{"role": "user", "content": []}], top_k=-5
-        ) as stream,
+        pytest.raises(module.BadRequestError, match="max_tokens"),
+        anthropic.messages.stream(model="reciter", max_tokens=-1, messages=asked) as stream,
     ):
         list(stream)
