@@ -148,6 +148,22 @@ class Service:
             [next(found) if isinstance(prompt, str) else Prompt(None, prompt) for prompt in prompts], params
         )
 
+    async def tokenize_infill(
+        self, prefixes: Sequence[str | list[int]], suffix: str, add_special_tokens: bool, params: SamplingParams
+    ) -> list[Prompt]:
+        """Prompts for the text between each prefix and ``suffix``; ``params`` get the tokens that end it.
+
+        Raises as ``tokenize_prompts``, and unsupported_parameter for a model that is not made for it.
+        """
+        infill = self.text.loaded.infill
+        if infill is None:
+            reason = "the model's tokenizer has no tokens for filling in the middle"
+            raise error("unsupported_parameter", param="suffix", reason=reason)
+        before = await self.tokenize_prompts(prefixes, False, params)
+        [after] = await self.tokenize_prompts([infill.lead + suffix], False, SamplingParams())
+        params.stop_token_ids = list({*(params.stop_token_ids or ()), *infill.ends})
+        return [Prompt(None, infill.prompt(each.token_ids, after.token_ids, add_special_tokens)) for each in before]
+
     def check_calls_tools(self, is_forced: bool) -> None:
         """Raise ``unsupported_parameter`` if the server does not let the model decide to call tools, or its template
         has none. ``is_forced``: it does not decide.

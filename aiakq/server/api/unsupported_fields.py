@@ -74,7 +74,7 @@ UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = {
     "tool_choice": UnsupportedField(_TOOLS, ("none", "auto")),
     "functions": UnsupportedField(_TOOLS, ([],)),
     "function_call": UnsupportedField(_TOOLS, ("none", "auto")),
-    "suffix": UnsupportedField("the model was not asked to fill in the middle", ("",)),
+    "suffix": UnsupportedField("only completions fill in the middle", ("",)),
     "modalities": UnsupportedField("only text is produced", (["text"],)),
     "audio": UnsupportedField("only text is produced"),
     "web_search_options": UnsupportedField("nothing is fetched from the web"),
