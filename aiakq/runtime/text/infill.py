@@ -64,7 +64,8 @@ def find_infill(tokenizer: Tokenizer, vocabulary: Mapping[str, int]) -> Infill |
             prefix, suffix, middle = (vocabulary[mark] for mark in marks)
             return _infill(tokenizer, prefix, suffix, middle, [vocabulary[end] for end in ends if end in vocabulary])
     if all(mark in vocabulary for mark in _SUFFIX_FIRST):
-        return _infill(tokenizer, *(vocabulary[mark] for mark in _SUFFIX_FIRST), None, [])
+        prefix, suffix = (vocabulary[mark] for mark in _SUFFIX_FIRST)
+        return _infill(tokenizer, prefix, suffix, None, [])
     return None
 
 

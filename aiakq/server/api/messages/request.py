@@ -106,9 +106,13 @@ class MessagesFields(Translated):
     tools: Annotated[FailFastList[MessagesTool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Functions that the model may call."
     )
-    tool_choice: MessagesToolChoice | None = None
-    thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
+    tool_choice: MessagesToolChoice | None = Field(None, description="auto, any, tool (that of name) or none.")
+    thinking: Thinking | None = Field(
+        None, description="enabled, adaptive or disabled, for chat templates that have a switch for it."
+    )
+    output_config: OutputConfig | None = Field(
+        None, description="effort, for chat templates that have a switch for it, and format, a JSON schema."
+    )
 
     def conversation_fields(self) -> dict[str, Any]:
         """The fields of the chat request."""

@@ -117,7 +117,7 @@ class ResponsesBuilder(ChatResponseBuilder):
         return self._response(self._final_status)
 
     def chunks(self, deltas: RequestDeltas) -> Sequence[msgspec.Struct]:
-        events = [] if self._num_events else [self._event("created"), self._event("in_progress")]
+        events: list[StreamEvent] = [] if self._num_events else [self._event("created"), self._event("in_progress")]
         self._number(events)
         for _, delta in deltas:
             events += self._number(self._add(delta, ended=delta.finish_reason is not None))

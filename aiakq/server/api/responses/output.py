@@ -148,8 +148,8 @@ class OutputItems:
                 yield from self._open(CallStarted)
             elif isinstance(event, ArgumentsPiece):
                 self._texts.append(event.text)
-                place = {"item_id": self._id, "output_index": len(self.items)}
-                yield ArgumentsDeltaEvent(type="response.function_call_arguments.delta", delta=event.text, **place)
+                name = "response.function_call_arguments.delta"
+                yield ArgumentsDeltaEvent(type=name, delta=event.text, **self._place)
             else:
                 if self._kind is not type(event):
                     yield from self.close("completed")
@@ -164,9 +164,8 @@ class OutputItems:
             return
         item, text = self._item(status), "".join(self._texts)
         if isinstance(item, FunctionCallItem):
-            place = {"item_id": item.id, "output_index": len(self.items)}
             name = "response.function_call_arguments.done"
-            yield ArgumentsDoneEvent(type=name, name=item.name, arguments=text, **place)
+            yield ArgumentsDoneEvent(type=name, name=item.name, arguments=text, **self._place)
         else:
             name = f"response.{self._part_name}.done"
             yield TextDoneEvent(type=name, text=text, **self._place, **self._no_logprobs)
@@ -194,9 +193,11 @@ class OutputItems:
         if self._kind is ContentPiece:
             return OutputMessage(id=self._id, content=[OutputText(text)] if ended else [], status=status)
         assert self._call is not None
-        namespace, name = self._members.get(self._call.name, (UNSET, self._call.name))
-        fields = {"id": self._id, "call_id": self._call.id, "name": name, "namespace": namespace}
-        return FunctionCallItem(**fields, arguments=text, status=status)
+        member = self._members.get(self._call.name)
+        item = FunctionCallItem(id=self._id, call_id=self._call.id, name=self._call.name, arguments=text, status=status)
+        if member is not None:
+            item.namespace, item.name = member
+        return item
 
     @property
     def _id(self) -> str:
