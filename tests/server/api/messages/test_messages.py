@@ -390,3 +390,12 @@ def test_a_stream_that_fails_says_so(reciter):
                     ids = {"request_ids": [events[0]["message"]["id"]]}
                     assert http.post("/abort_requests", json=ids).json() == {"aborted": 1}
     assert events[-1]["type"] == "error" and events[-1]["error"]["message"]
+
+
+def test_a_template_may_take_system_messages_only_at_the_beginning(start_server):
+    template = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}"
+    template += "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    with start_server(chat_template=template, num_gpu_blocks_override=65) as server:
+        messages = [user("A"), {"role": "assistant", "content": "B"}, user("C"), {"role": "system", "content": "D"}]
+        folded = [{"role": "system", "content": "S"}, *messages[:2], user("C\n\nD")]
+        assert count(server, system="S", messages=messages) == chat_count(server, folded)

@@ -322,3 +322,44 @@ def test_a_stream_that_fails_says_so(reciter):
     final = events[-1]
     assert (final["type"], final["response"]["status"]) == ("response.failed", "failed")
     assert final["response"]["error"]["code"] == "aborted" and final["sequence_number"] == len(events) - 1
+
+
+def test_a_request_of_codex_is_answered(reciter):
+    """With everything that it sends to a provider whose model it does not know, in its second turn."""
+
+    def item(role: str, text: str, kind: str = "input_text") -> dict[str, Any]:
+        return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+
+    call = {"type": "function_call", "name": "get_time", "arguments": "{}", "call_id": "call_1"}
+    body = {
+        "model": "reciter",
+        "instructions": "You are Codex.",
+        "input": [
+            item("developer", "<permissions instructions>"),
+            item("user", "<environment_context>"),
+            {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "gAAAA"},
+            item("assistant", "On it.", "output_text") | {"phase": "commentary"},
+            call,
+            {"type": "function_call_output", "call_id": "call_1", "output": "Noon"},
+            item("user", "<|both|>"),
+        ],
+        "tools": [
+            *FLAT,
+            {"type": "web_search", "external_web_access": False},
+            {"type": "namespace", "name": "mcp__files__", "description": "", "tools": [{**FLAT[1], "name": "read"}]},
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "thread",
+        "client_metadata": {"x-codex-installation-id": "a"},
+    }
+    answer = httpx.post(f"{reciter.url}/v1/responses", json={**body, "stream": True}, trust_env=False, timeout=60)
+    assert answer.status_code == 200, answer.text
+    final = json.loads(answer.text.strip().rpartition("data: ")[2])
+    assert final["type"] == "response.completed"
+    reasoning, message, called = final["response"]["output"]
+    assert reasoning["encrypted_content"] and message["content"][0]["text"] == "Let me look."
+    assert called["name"] == "get_weather" and "namespace" not in called
