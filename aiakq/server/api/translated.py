@@ -24,6 +24,9 @@ _SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "logit_bias", "ignore_eos", "skip_special_tokens"),
 )
+#: A limit of generated tokens. More than the context has room for is allowed.
+TokenLimit = Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 2**31})]
+
 _Fields: Any = sampling_model("TranslatedFields", _SAMPLING_FIELDS)
 
 

@@ -38,4 +38,7 @@ class MessagesError(NamedEvent, kw_only=True):
     def from_error(cls, failure: AiakqError) -> Self:
         status = failure.http_status
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-        return cls(error=MessagesErrorDetail(kind, str(failure)))
+        message = str(failure)
+        if failure.id == "context_length_exceeded":  # clients look for Anthropic's words to shorten the conversation
+            message = "prompt is too long: {prompt} tokens > {limit} maximum. ".format(**failure.fields) + message
+        return cls(error=MessagesErrorDetail(kind, message))

@@ -11,9 +11,9 @@ from aiakq.errors import error
 from aiakq.server.api.messages.blocks import messages_of
 from aiakq.server.api.openai import ModelName
 from aiakq.server.api.reasoning_switch import ReasoningEffort
-from aiakq.server.api.request_model import LIMITED_BY, FailFastList, RequestModel
+from aiakq.server.api.request_model import FailFastList, RequestModel
 from aiakq.server.api.tools import MAX_TOOLS
-from aiakq.server.api.translated import Translated, TranslatedRequest
+from aiakq.server.api.translated import TokenLimit, Translated, TranslatedRequest
 from aiakq.server.api.unsupported_fields import UnsupportedField
 
 _BLOCKS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
@@ -151,9 +151,7 @@ class MessagesRequest(MessagesFields, TranslatedRequest):
     ignored_fields = MessagesFields.ignored_fields
     unsupported_fields = MessagesFields.unsupported_fields
 
-    max_tokens: Annotated[int, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] = Field(
-        description="Tokens to generate at most; fewer at the end of the context."
-    )
+    max_tokens: TokenLimit = Field(description="Tokens to generate at most; fewer at the end of the context.")
     stop_sequences: FailFastList[str] | None = Field(None, description="The text ends before one of these.")
 
     def chat_fields(self) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from pydantic import Field, PrivateAttr, WithJsonSchema
 
 from aiakq.errors import error
 from aiakq.server.api.reasoning_switch import ReasoningEffort
-from aiakq.server.api.request_model import LIMITED_BY, FailFastList, RequestModel
+from aiakq.server.api.request_model import FailFastList, RequestModel
 from aiakq.server.api.responses.items import continues, messages_of
 from aiakq.server.api.responses.tools import OfferedTools
 from aiakq.server.api.tools import MAX_TOOLS
-from aiakq.server.api.translated import TranslatedRequest
+from aiakq.server.api.translated import TokenLimit, TranslatedRequest
 from aiakq.server.api.unsupported_fields import UNSUPPORTED_FIELDS, UnsupportedField
 
 _STATELESS = "responses are not stored; send the whole conversation in input"
@@ -106,7 +106,7 @@ class ResponsesRequest(TranslatedRequest):
 
     input: Annotated[Any, WithJsonSchema(_INPUT_SCHEMA)]
     instructions: str | None = Field(None, description="Comes first, as a system message.")
-    max_output_tokens: Annotated[int, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
+    max_output_tokens: TokenLimit | None = Field(
         None,
         description="Tokens to generate at most; up to the end of the context if not given, or if there are fewer.",
     )

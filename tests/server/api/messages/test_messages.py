@@ -357,6 +357,12 @@ def test_errors_have_the_shape_of_the_api(reciter):
         assert text.json()["error"]["type"] == "invalid_request_error"
 
 
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_of_the_api(reciter):
+    for long in ("a" * 4100, "a" * 100_000):
+        assert refusal(reciter, messages=[user(long)])["message"].startswith("prompt is too long: ")
+    assert count(reciter, messages=[user("a" * 4100)]) > 4100
+
+
 def test_a_key_may_be_in_the_header_of_this_api(start_server):
     with start_server(api_key=["secret"], num_gpu_blocks_override=65) as server:
         body = {"messages": [user("Hi")], "max_tokens": 1}
