@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from aiakq.arguments.environment import SETTINGS
 from aiakq.arguments.server import ARGUMENTS
 from aiakq.arguments.unsupported import UNSUPPORTED
 from aiakq.errors import REGISTRY
+from aiakq.server.api.openai import GenerationRequest
 from aiakq.server.api.openapi import BODY_ERRORS, COMMON_ERRORS, KEY_ERRORS, request_schema
 from aiakq.server.api.request_model import LIMITED_BY, RequestModel
 from aiakq.server.api.routes import ROUTE_MODULES, Route
-from aiakq.server.api.unsupported_fields import IGNORED_FIELDS, UNSUPPORTED_FIELDS
+from aiakq.server.api.translated import Translated
+from aiakq.server.api.unsupported_fields import IGNORED_FIELDS, UNSUPPORTED_FIELDS, UnsupportedField
 
 DOCS = Path(__file__).resolve().parent
 #: The commands with a help page, in the order of docs/cli.md.
@@ -255,23 +257,31 @@ def routes_page() -> str:
     ]
     models = [(route, model) for route in routes for model in route.request]
     fields = {model: request_fields(model) for _, model in models}
-    generating = [fields[model] for route, model in models if route.generates]
+    generating = [fields[model] for _, model in models if issubclass(model, GenerationRequest)]
     shared = {name: field for name, field in generating[0].items() if all(field == own.get(name) for own in generating)}
-    lines += ["", "### All requests that generate", "", *_fields_table(shared)]
+    lines += ["", "### Completions and chat", "", *_fields_table(shared)]
     for route, model in models:
         own = {name: field for name, field in fields[model].items() if not route.generates or name not in shared}
         lines += ["", f"### `{_methods(route)} {route.openapi_path}`: {model.__name__}", "", *_fields_table(own)]
-    lines += ["", "### Without effect", "", "Accepted and ignored: " + _names(sorted(IGNORED_FIELDS)) + "."]
-    lines += ["", "### Refused", "", "| field | values accepted, besides null | because |", "|---|---|---|"]
-    lines += [
-        f"| `{name}` | {_names(map(json.dumps, field.neutral))} | {field.reason} |"
-        for name, field in UNSUPPORTED_FIELDS.items()
-    ]
+        if issubclass(model, Translated):
+            same = [name for name in fields[model] if name not in own]
+            lines += ["", f"Also, as in chat: {_names(same)}."] if same else []
+            lines += _undeclared(model.ignored_fields, model.unsupported_fields)
+    lines += ["", "### All other requests", *_undeclared(IGNORED_FIELDS, UNSUPPORTED_FIELDS)]
     lines += ["", "## Errors", "", "[errors.md](errors.md) explains them.", "", "| route | errors |", "|---|---|"]
     lines += [f"| every route | {_names(COMMON_ERRORS)}; with keys {_names(KEY_ERRORS)} |"]
     lines += [f"| routes with a request body, also | {_names(BODY_ERRORS)} |"]
     lines += [f"| `{route.openapi_path}`, also | {_names(route.errors)} |" for route in routes if route.errors]
     return "\n".join(lines) + "\n"
+
+
+def _undeclared(ignored: Iterable[str], unsupported: Mapping[str, UnsupportedField]) -> list[str]:
+    """The fields without effect, and a table of those that are refused."""
+    lines = ["", f"Accepted and ignored: {_names(sorted(ignored))}.", ""]
+    lines += ["| field that is refused | values accepted, besides null | because |", "|---|---|---|"]
+    for name, field in unsupported.items():
+        lines.append(f"| `{name}` | {_names(map(json.dumps, field.neutral))} | {field.reason} |")
+    return lines
 
 
 def request_fields(model: type[RequestModel]) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ import prometheus_client
 from aiakq.arguments.server import API_KEY_VARIABLE
 from aiakq.errors import WORKER, AiakqError, error
 from aiakq.server.api.app import count_refusals, create_app
-from aiakq.server.api.routes import keyless_paths, load_routes
+from aiakq.server.api.routes import error_shapes, keyless_paths, load_routes
 from aiakq.server.api.service import Service
 from aiakq.server.http.auth import read_keys
 from aiakq.server.http.body_budget import BodyBudget
@@ -72,7 +72,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     open_paths = keyless_paths(routes, args)
     gateway = Gateway()
     with Signals() as signals:
-        server, server_task = start_http(gateway, listener, args, keys, open_paths)
+        server, server_task = start_http(gateway, listener, args, keys, open_paths, error_shapes(routes))
         supervisors = Supervisors(args, on_event)
         await supervisors.start()
         gateway.progress = lambda: supervisors.progress.as_dict()

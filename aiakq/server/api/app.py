@@ -18,7 +18,8 @@ from aiakq.server.api.routes import Route
 from aiakq.server.api.service import RequestTracker, Service
 from aiakq.server.errors import as_aiakq_error
 from aiakq.server.http.auth import OnRefusal
-from aiakq.server.http.responses import ErrorResponse, NoResponse, error_response
+from aiakq.server.http.error_shapes import error_body
+from aiakq.server.http.responses import NoResponse, error_response
 from aiakq.server.http.streaming import ClientDisconnected
 from aiakq.server.process.text_client import client_of_request
 
@@ -103,8 +104,7 @@ def count_refusals(service: Service, routes: Sequence[Route], root_path: str) ->
 
 def _respond(request: Request, failure: AiakqError, headers: Mapping[str, str] | None = None) -> Response:
     """The response for ``failure``, in the shape of the route's errors."""
-    error_body = getattr(request.state, "error_body", ErrorResponse)
-    return error_response(failure, headers, error_body.from_error(failure))
+    return error_response(failure, headers, error_body(request.scope, failure))
 
 
 async def _on_aiakq_error(request: Request, failure: Exception) -> Response:

@@ -80,7 +80,7 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
         return error(failure.id, **failure.fields | {"param": names[failure.param]})
 
     async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
-        kwargs = self.template_kwargs()
+        kwargs = self.template_kwargs(service.chat_template, service.on_unknown_field)
         if "tools" in kwargs:
             service.check_calls_tools(is_forced=self.forces_calls)
         if self.include_reasoning is False and service.message_format.reasoning_parser is None:

@@ -9,7 +9,7 @@ from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.api.answer_grammar import tool_parser_of
 from aiakq.server.api.conversation import ConversationFields, join_text_parts
 from aiakq.server.api.message_parser import MessageParser, ReasoningTokens
-from aiakq.server.api.output.events import Event, ReasoningPiece
+from aiakq.server.api.output.events import ContentPiece, Event, ReasoningPiece
 from aiakq.server.api.service import Service
 from aiakq.server.api.tools import tool_schemas
 from aiakq.server.process.request_stream import Prompt
@@ -79,6 +79,13 @@ class MessageParsers:
     def num_reasoning_tokens(self) -> int:
         """The tokens so far that are reasoning, those of all choices."""
         return sum(tokens.count for tokens in self._reasoning_tokens)
+
+
+def events_of(messages: MessageParsers | None, index: int, delta: Delta, ended: bool) -> list[Event]:
+    """The events of what was added to a choice; without parsers its text is content."""
+    if messages is not None:
+        return messages.feed(index, delta, ended)
+    return [ContentPiece(delta.text)] if delta.text else []
 
 
 def reasoning_is_open(service: Service, request: Any, prompt: Prompt) -> bool:

@@ -50,7 +50,15 @@ class CompletionRequest(GenerationRequest):
     prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)] = Field(
         description="A text, a list of texts, a list of token ids, or a list of such lists."
     )
+    suffix: str | None = Field(
+        None, description="What comes behind the text, for models whose tokenizer has tokens for filling in the middle."
+    )
     echo: bool | None = Field(None, description="Return the prompt before the text, in log-probabilities too.")
+
+    def check_combinations(self) -> None:
+        super().check_combinations()
+        if self.suffix and self.echo:
+            raise error("unsupported_parameter", param="echo", reason="suffix is given: the text is between two parts")
 
     def sampling_values(self) -> dict[str, Any]:
         """With ``echo``, ``logprobs`` are also those of the prompt."""
@@ -63,6 +71,8 @@ class CompletionRequest(GenerationRequest):
         """The tokenized prompts. Raises empty_prompt, invalid_type, too_many_prompts."""
         prompts = split_prompts(self.prompt)
         check_sequence_count(len(prompts), params)  # before any of them is tokenized
+        if self.suffix:
+            return await service.tokenize_infill(prompts, self.suffix, self.add_special_tokens is not False, params)
         return await service.tokenize_prompts(prompts, self.add_special_tokens is not False, params)
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, WithJsonSchema
 
 from aiakq.errors import error
-from aiakq.server.api.request_model import FailFastList, RequestModel
+from aiakq.server.api.reasoning_switch import ReasoningEffort, reasoning_arguments
+from aiakq.server.api.request_model import FailFastList, OnUnknownField, RequestModel
 from aiakq.server.api.tools import ToolChoice, Tools, calls_tools, check_tools, forced_tools
 from aiakq.server.api.unsupported_fields import UNSUPPORTED_MESSAGE_FIELDS
 
@@ -42,7 +43,7 @@ _TEXT_PART = {
     "required": ["type", "text"],
 }
 _CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]}
-_KWARGS_SCHEMA = {
+TEMPLATE_KWARGS_SCHEMA = {
     "type": "object",
     "additionalProperties": {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}, {"type": "null"}]},
     "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"enum": sorted(RESERVED_TEMPLATE_KWARGS)}},
@@ -124,8 +125,11 @@ class ConversationFields(RequestModel):
     continue_final_message: bool | None = Field(
         None, description="Continue the last message; needs add_generation_prompt=false."
     )
-    chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(_KWARGS_SCHEMA)] | None = Field(
+    chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
         None, description="Arguments of the chat template, such as enable_thinking."
+    )
+    reasoning_effort: ReasoningEffort | None = Field(
+        None, description="How much the model reasons; for chat templates that have a switch for it."
     )
     tools: Tools | None = Field(None, description="Functions that the model may call.")
     tool_choice: ToolChoice = None
@@ -144,8 +148,11 @@ class ConversationFields(RequestModel):
         """The messages as dicts. Raises ``unsupported_parameter`` for anything but text."""
         return [message.to_dict(f"messages[{i}]") for i, message in enumerate(self.messages)]
 
-    def template_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments for the chat template. Raises ``unsupported_parameter`` or ``invalid_type``."""
+    def template_kwargs(self, template: str, on_unknown: OnUnknownField | None = None) -> dict[str, Any]:
+        """Keyword arguments for the chat template ``template``. Raises ``unsupported_parameter`` or ``invalid_type``.
+
+        If ``on_unknown`` is given, it is called with the error for an effort that the template cannot be told, instead.
+        """
         if self.continue_final_message and self.add_generation_prompt:
             raise error(
                 "unsupported_parameter", param="continue_final_message", reason="it needs add_generation_prompt=false"
@@ -154,6 +161,15 @@ class ConversationFields(RequestModel):
         kwargs: dict[str, Any] = {"add_generation_prompt": generation_prompt}
         if self.continue_final_message:
             kwargs["continue_final_message"] = True
+        if self.reasoning_effort is not None:
+            arguments = reasoning_arguments(template, self.reasoning_effort)
+            if not arguments and self.reasoning_effort != "none":
+                reason = "the chat template has no switch for it"
+                refusal = error("unsupported_parameter", param="reasoning_effort", reason=reason)
+                if on_unknown is None:
+                    raise refusal
+                on_unknown(refusal)
+            kwargs.update(arguments)
         for name, value in (self.chat_template_kwargs or {}).items():
             param = f"chat_template_kwargs.{name:.64}"
             if name in RESERVED_TEMPLATE_KWARGS or not name.isidentifier():

@@ -23,7 +23,7 @@ from aiakq.server.api.request_model import parse_body
 from aiakq.server.api.service import RequestTracker, Service
 from aiakq.server.http.auth import client_of
 from aiakq.server.http.body import read_body
-from aiakq.server.http.responses import ErrorBody, ErrorResponse, JSONResponse
+from aiakq.server.http.responses import ErrorResponse, JSONResponse
 from aiakq.server.http.streaming import ClientDisconnected, EventStream, cancel_on_disconnect, encode_events
 from aiakq.server.process.request_stream import Prompt, RequestDeltas, RequestStream, merge_deltas
 
@@ -56,13 +56,11 @@ class ResponseBuilder:
     """Builds the response to one request, whole or as chunks of a stream. Subclasses define its shape.
 
     id             of the request, as the client sees it.
-    error_body     the shape of an error that ends a stream.
     end_of_stream  what follows the last chunk of a complete stream.
     kept_special_tokens  special tokens that it needs in the text.
     """
 
     id_prefix = ""
-    error_body: type[ErrorBody] = ErrorResponse
     end_of_stream = b""
     kept_special_tokens: frozenset[int] = frozenset()
 
@@ -92,6 +90,10 @@ class ResponseBuilder:
         """The chunks after the last output."""
         return []
 
+    def error_chunks(self, failure: AiakqError) -> Sequence[msgspec.Struct]:
+        """The chunks that end a stream that failed."""
+        return [ErrorResponse.from_error(failure)]
+
 
 async def generate(service: Service, request: Request, model: type[Any], builder: type[ResponseBuilder]) -> Response:
     """Run a request to generate. ``model`` satisfies ``GenerationInput``; ``builder`` shapes the response."""
@@ -120,7 +122,10 @@ async def _run(
 ) -> Response:
     given, prompts, params = await read_generation_request(service, body, model)
     own = None if params.grammar is None else service.model.limits.grammars.apply(params.grammar)
-    params.grammar = await given.grammar_of(service, prompts, own)
+    try:
+        params.grammar = await given.grammar_of(service, prompts, own)
+    except AiakqError as failure:
+        raise given.rename_param(failure) from None
     bad_words = await service.bad_word_ids(params)
     service.check_available()  # tokenization took a while
     state = request.state
@@ -209,7 +214,7 @@ def _event_stream(
         stream.close()
         tracker.finish(builder.finish_reason if outcome == "complete" else outcome)
 
-    return EventStream(events(), builder.error_body, on_end)
+    return EventStream(events(), builder.error_chunks, on_end)
 
 
 def _cache_salt(owner: str, salt: str | None) -> str:

@@ -44,7 +44,7 @@ def openapi_document(
     """
     response_types: set[Any] = {route.error_body for route in routes}
     response_types |= {
-        type_ for route in routes for type_ in (route.response, route.streams) if isinstance(type_, type)
+        type_ for route in routes for type_ in (route.response, *_streamed(route)) if isinstance(type_, type)
     }
     references, schemas = response_schemas(response_types)
     paths: Schema = {}
@@ -100,7 +100,8 @@ def _allow_unknown_fields(node: Any) -> None:
         if node.get("additionalProperties") is False:
             node["additionalProperties"] = True
             for name, field in UNSUPPORTED_FIELDS.items():
-                if field.hint and name in node["properties"]:
+                described = node["properties"].get(name, {}).get("description", "")
+                if field.hint and described.startswith("Nothing else"):
                     node["properties"][name] = {"description": "Without effect."}
         for entry in node.values():
             _allow_unknown_fields(entry)
@@ -203,10 +204,17 @@ def _success(route: Route, references: dict[Any, Schema]) -> Schema:
 def _event_schema(route: Route, references: dict[Any, Schema]) -> Schema:
     """One server-sent event, whose data is JSON in a string: a chunk, or the error that ends the stream."""
     data: Schema = {"type": "string"}
-    if isinstance(route.streams, type):
+    if events := _streamed(route):
         data["contentMediaType"] = "application/json"
-        data["contentSchema"] = {"anyOf": [references[route.streams], references[route.error_body]]}
+        data["contentSchema"] = {"anyOf": [references[type_] for type_ in (*events, route.error_body)]}
     return {"type": "object", "properties": {"data": data}}
+
+
+def _streamed(route: Route) -> tuple[type[Any], ...]:
+    """The types of the JSON in the events of ``route``."""
+    if isinstance(route.streams, tuple):
+        return route.streams
+    return (route.streams,) if isinstance(route.streams, type) else ()
 
 
 def _error_responses(route: Route, references: dict[Any, Schema], needs_key: bool) -> Schema:

@@ -95,6 +95,14 @@ def parse_body(model: type[Model], body: bytes, on_unknown: OnUnknownField | Non
     return request
 
 
+def parse_values(model: type[Model], values: Any) -> Model:
+    """``values``, a part of a body, as ``model``. Raises as ``parse_body``, which has to check undeclared fields."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as failure:
+        raise _to_aiakq_error(failure) from None
+
+
 def check_nested(request: RequestModel, path: str, on_unknown: OnUnknownField | None) -> None:
     """``RequestModel.check_extra_fields`` of the objects that are fields of ``request``; lists check their own."""
     for name in type(request).model_fields:

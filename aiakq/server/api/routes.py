@@ -27,6 +27,8 @@ ROUTE_MODULES = Registry(
     {
         "completions": "aiakq.server.api.completions",
         "chat": "aiakq.server.api.chat",
+        "responses": "aiakq.server.api.responses.routes",
+        "messages": "aiakq.server.api.messages.routes",
         "models": "aiakq.server.api.models",
         "tokenization": "aiakq.server.api.tokenization",
         "status": "aiakq.server.api.status",
@@ -60,7 +62,8 @@ class Route:
     response       what 200 returns: a ``msgspec.Struct``, a media type like "text/plain" ("application/json" is any
                    object), or None for an empty body.
     description    of the response.
-    streams        whether it can return server-sent events instead; a ``msgspec.Struct`` is the JSON in their data.
+    streams        whether it can return server-sent events instead; one or several ``msgspec.Struct`` are the JSON in
+                   their data.
     errors         ids of errors it can return, beyond those that every route, and every route with a body, can return.
     error_body     the shape of its errors.
     needs_key      whether it needs an API key where the server has any; a string names the option that lifts that.
@@ -76,7 +79,7 @@ class Route:
     body_required: bool = True
     response: type[Any] | str | None = None
     description: str = "Empty."
-    streams: bool | type[Any] = False
+    streams: bool | type[Any] | tuple[type[Any], ...] = False
     errors: tuple[str, ...] = ()
     error_body: type[ErrorBody] = ErrorResponse
     needs_key: bool | str = True
@@ -107,6 +110,11 @@ def load_routes(args: Mapping[str, Any]) -> tuple[Route, ...]:
             raise error("plugin", reason=f"two routes have the path {route.path}")
         paths.add(route.path)
     return tuple(route for route in routes if route.enabled_by is None or args[route.enabled_by])
+
+
+def error_shapes(routes: Iterable[Route]) -> dict[str, type[ErrorBody]]:
+    """The shapes of errors that are not OpenAI's, by path."""
+    return {route.path: route.error_body for route in routes if not issubclass(route.error_body, ErrorResponse)}
 
 
 def keyless_paths(routes: Iterable[Route], args: Mapping[str, Any]) -> frozenset[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Iterable
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -62,9 +63,12 @@ _DECLARED = {name: declared for name, declared in parameters().items() if not de
 #: The names of the fields.
 SAMPLING_FIELDS = tuple(_DECLARED)
 
-#: The base of requests that generate: every field is optional, absent means the default.
-SamplingFields: Any = create_model(
-    "SamplingFields",
-    __base__=RequestModel,
-    **{name: _field(type_, parameter, getattr(_DEFAULTS, name)) for name, (type_, parameter) in _DECLARED.items()},
-)
+
+def sampling_model(class_name: str, names: Iterable[str]) -> Any:
+    """A base of requests with the sampling fields ``names``. Every field is optional, absent means the default."""
+    fields = {name: _field(*_DECLARED[name], getattr(_DEFAULTS, name)) for name in names}
+    return create_model(class_name, __base__=RequestModel, **fields)
+
+
+#: The base of requests that generate.
+SamplingFields: Any = sampling_model("SamplingFields", SAMPLING_FIELDS)

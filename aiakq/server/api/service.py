@@ -148,6 +148,22 @@ class Service:
             [next(found) if isinstance(prompt, str) else Prompt(None, prompt) for prompt in prompts], params
         )
 
+    async def tokenize_infill(
+        self, prefixes: Sequence[str | list[int]], suffix: str, add_special_tokens: bool, params: SamplingParams
+    ) -> list[Prompt]:
+        """Prompts for the text between each prefix and ``suffix``; ``params`` get the tokens that end it.
+
+        Raises as ``tokenize_prompts``, and unsupported_parameter for a model that is not made for it.
+        """
+        infill = self.text.loaded.infill
+        if infill is None:
+            reason = "the model's tokenizer has no tokens for filling in the middle"
+            raise error("unsupported_parameter", param="suffix", reason=reason)
+        before = await self.tokenize_prompts(prefixes, False, params)
+        [after] = await self.tokenize_prompts([infill.lead + suffix], False, SamplingParams())
+        params.stop_token_ids = list({*(params.stop_token_ids or ()), *infill.ends})
+        return [Prompt(None, infill.prompt(each.token_ids, after.token_ids, add_special_tokens)) for each in before]
+
     def check_calls_tools(self, is_forced: bool) -> None:
         """Raise ``unsupported_parameter`` if the server does not let the model decide to call tools, or its template
         has none. ``is_forced``: it does not decide.
@@ -156,9 +172,14 @@ class Service:
             reason = "the server was started without --enable-auto-tool-choice, and the model is to decide; "
             reason += "tool_choice 'none', 'required' or a named function is always possible"
             raise error("unsupported_parameter", param="tools", reason=reason)
-        if "tools" not in self.text.loaded.tools_template:
+        if "tools" not in self.chat_template:
             reason = "the chat template leaves them out; --chat-template names one that does not"
             raise error("unsupported_parameter", param="tools", reason=reason)
+
+    @property
+    def chat_template(self) -> str:
+        """The chat template for conversations with tools; "" if there is none."""
+        return self.text.loaded.tools_template
 
     @cached_property
     def kept_special_tokens(self) -> frozenset[int]:

@@ -76,7 +76,7 @@ async def tokenize(service: Service, request: Request) -> Response:
         text_request = TextRequest(
             0,
             messages=given.conversation(),
-            arguments=given.template_kwargs(),
+            arguments=given.template_kwargs(service.chat_template, service.on_unknown_field),
             add_special_tokens=bool(given.add_special_tokens),
         )
     else:

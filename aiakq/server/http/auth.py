@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aiakq.arguments.server import API_KEY_VARIABLE
 from aiakq.errors import AiakqError, error
+from aiakq.server.http.error_shapes import error_body
 from aiakq.server.http.listener import is_loopback
 from aiakq.server.http.responses import error_response
 
@@ -130,15 +131,21 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self.keyless_paths:
-            scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-            owner = self.keys.owner(key.strip()) if scheme.lower() == "bearer" else None
+            owner = self._owner(Headers(scope=scope))
             if owner is None:
                 refusal = error("invalid_api_key")
                 self.on_refusal(scope, refusal)
-                await error_response(refusal, {"www-authenticate": "Bearer"})(scope, receive, send)
+                body = error_body(scope, refusal)
+                await error_response(refusal, {"www-authenticate": "Bearer"}, body)(scope, receive, send)
                 return
             scope.setdefault("state", {})["owner"] = owner
         await self.app(scope, receive, send)
+
+    def _owner(self, headers: Headers) -> str | None:
+        """The identifier of the key that was sent, as OpenAI's clients do or as Anthropic's; None: none is valid."""
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        owner = self.keys.owner(key.strip()) if scheme.lower() == "bearer" else None
+        return owner or self.keys.owner(headers.get("x-api-key", ""))
 
 
 class HostCheck:
@@ -162,7 +169,7 @@ class HostCheck:
             refusal = self._refusal(Headers(scope=scope))
             if refusal is not None:
                 self.on_refusal(scope, refusal)
-                await error_response(refusal)(scope, receive, send)
+                await error_response(refusal, body=error_body(scope, refusal))(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 

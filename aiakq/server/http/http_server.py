@@ -17,9 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from aiakq.errors import AiakqError, error
 from aiakq.server.http.auth import Keys, OnRefusal, add_access_control
 from aiakq.server.http.connection import GuardedConnection, Limits
+from aiakq.server.http.error_shapes import ErrorShapes, error_body
 from aiakq.server.http.listener import fitting_backlog
 from aiakq.server.http.request_ids import RequestIds
-from aiakq.server.http.responses import error_response, not_ready_response
+from aiakq.server.http.responses import ErrorBody, error_response, not_ready_response
 
 #: Seconds for responses that are already written to be sent.
 FLUSH_SECONDS = 2
@@ -46,7 +47,7 @@ class Gateway:
             if scope["path"] == "/ready":
                 app = not_ready_response(failure, self.progress())
             else:
-                app = error_response(failure)
+                app = error_response(failure, body=error_body(scope, failure))
         await app(scope, receive, send)
 
 
@@ -91,9 +92,17 @@ class HttpServer(uvicorn.Server):
 
 
 def start_http(
-    gateway: Gateway, listener: socket.socket, args: Mapping[str, Any], keys: Keys, keyless_paths: frozenset[str]
+    gateway: Gateway,
+    listener: socket.socket,
+    args: Mapping[str, Any],
+    keys: Keys,
+    keyless_paths: frozenset[str],
+    error_shapes: Mapping[str, type[ErrorBody]],
 ) -> tuple[HttpServer, asyncio.Task[None]]:
-    """Serve ``gateway`` on ``listener``. Raises ``bad_option`` if the certificate cannot be used."""
+    """Serve ``gateway`` on ``listener``; for the last two see ``KeyCheck`` and ``ErrorShapes``.
+
+    Raises ``bad_option`` if the certificate cannot be used.
+    """
     limits = Limits(
         connections=args["max_connections"],
         per_address=args["max_connections_per_address"] if args["uds"] is None else args["max_connections"],
@@ -108,10 +117,9 @@ def start_http(
     def on_refusal(scope: Scope, refusal: AiakqError) -> None:
         gateway.on_refusal(scope, refusal)
 
+    app = add_access_control(gateway, args, keys, keyless_paths, on_refusal)
     config = uvicorn.Config(
-        RequestIds(
-            add_access_control(gateway, args, keys, keyless_paths, on_refusal), args["enable_request_id_headers"]
-        ),
+        RequestIds(ErrorShapes(app, error_shapes, args["root_path"]), args["enable_request_id_headers"]),
         http=cast(Any, functools.partial(GuardedConnection, limits=limits)),
         ws="none",
         lifespan="off",

@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 
 from aiakq.errors import AiakqError
 from aiakq.server.errors import as_aiakq_error
-from aiakq.server.http.responses import ErrorBody
 
 logger = logging.getLogger("aiakq.server")
 
@@ -48,25 +47,38 @@ async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Res
         await _cancel(task, disconnect)
 
 
+class NamedEvent(msgspec.Struct):
+    """An event whose name is its field ``type``."""
+
+    type: str
+
+
 def encode_events(objects: Iterable[Any]) -> bytes:
-    """Server-sent events with one JSON object each."""
-    return b"".join([b"data: " + msgspec.json.encode(each) + b"\n\n" for each in objects])
+    """Server-sent events with one JSON object each; a ``NamedEvent`` has a name."""
+    lines = []
+    for each in objects:
+        name = f"event: {each.type}\n".encode() if isinstance(each, NamedEvent) else b""
+        lines.append(name + b"data: " + msgspec.json.encode(each) + b"\n\n")
+    return b"".join(lines)
 
 
 class EventStream(Response):
     """A response of server-sent events.
 
-    events      encoded events; an exception ends the stream with an event that describes it.
-    error_body  its shape.
-    on_end      called once with how the stream ended: "complete", "error", or "abort" if the client disconnected.
+    events        encoded events; an exception ends the stream.
+    error_events  the events that describe it.
+    on_end        called once with how the stream ended: "complete", "error", or "abort" if the client disconnected.
     """
 
     def __init__(
-        self, events: AsyncIterator[bytes], error_body: type[ErrorBody], on_end: Callable[[str], None]
+        self,
+        events: AsyncIterator[bytes],
+        error_events: Callable[[AiakqError], Iterable[Any]],
+        on_end: Callable[[str], None],
     ) -> None:
         super().__init__()
         self._events = events
-        self._error_body = error_body
+        self._error_events = error_events
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,7 +104,7 @@ class EventStream(Response):
         except Exception as failure:
             if not isinstance(failure, AiakqError):
                 logger.exception("a stream failed")
-            body = encode_events([self._error_body.from_error(as_aiakq_error(failure))])
+            body = encode_events(self._error_events(as_aiakq_error(failure)))
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return outcome

@@ -1,4 +1,4 @@
-"""Past calls of tools, in the forms that chat templates take."""
+"""Past calls of tools and later instructions, in the forms that chat templates take."""
 
 from __future__ import annotations
 
@@ -20,15 +20,40 @@ def message_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any
     """``messages`` in the forms to try, one after another, until the template takes one.
 
     Most templates take the arguments of calls as an object, some as text. Beside calls, content is null for some and
-    an empty text for others. Without calls there is one form. Absent fields are left out, as templates test for them.
+    an empty text for others. Many take a system message only at the beginning: later ones become a part of what the
+    user wrote, where they are, so that the same conversation has the same beginning after each turn. Absent fields are
+    left out, as templates test for them.
     """
     given = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    yield from _call_forms(given)
+    if any(message["role"] == "system" for message in given[1:]):
+        yield from _call_forms(_folded(given))
+
+
+def _call_forms(given: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     if not any("tool_calls" in message for message in given):
         yield given
         return
     for content in (None, ""):
         for as_object in (True, False):
             yield [_with_calls(message, content, as_object) for message in given]
+
+
+def _folded(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``given`` with system messages only at the beginning."""
+    messages = given[:1]
+    is_open = False  # the last message is one of the system, and the user may add to it
+    for message in given[1:]:
+        role, last = message["role"], messages[-1]
+        joins = last["role"] in ("user", "tool") if role == "system" else is_open and role == "user"
+        if joins:
+            text = "\n\n".join(filter(None, (last.get("content"), message.get("content"))))
+            messages[-1] = {**last, "content": text}
+            is_open = is_open and role == "system"
+        else:
+            messages.append({**message, "role": "user"} if role == "system" else message)
+            is_open = role == "system"
+    return messages
 
 
 def _with_calls(message: dict[str, Any], content: str | None, as_object: bool) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from aiakq.errors import AiakqError, error, one_line
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.text.infill import Infill, find_infill
 from aiakq.runtime.text.tokenizer import Tokenizer, TokenizerSource
 from aiakq.server.process.message_forms import message_forms
 from aiakq.system.frames import framed, receive_frame
@@ -74,6 +75,7 @@ class Loaded(msgspec.Struct):
     template_failure  why not, if there is a template.
     vocabulary        what engines make grammars of: an encoded ``Vocabulary``.
     grammar_failure   why there is none.
+    infill            how the model fills in the middle; None if it does not.
     """
 
     failure: tuple[str, dict[str, Any]] | None = None
@@ -86,6 +88,7 @@ class Loaded(msgspec.Struct):
     template_failure: str = ""
     vocabulary: bytes = b""
     grammar_failure: str = ""
+    infill: Infill | None = None
 
 
 class TextRequest(msgspec.Struct):
@@ -175,6 +178,8 @@ def _load(setup: Setup) -> tuple[Tokenizer, str, Loaded]:
         loaded.template_failure = str(failure).rstrip(".")[:200]
     loaded.has_template = bool(template or loaded.template_failure)
     loaded.config = json.dumps(tokenizer.config(setup.chat_template)).encode()
+    if hasattr(hf, "get_vocab"):
+        loaded.infill = find_infill(tokenizer, hf.get_vocab())
     try:
         loaded.decoder = tokenizer.decoder_json()
     except ValueError as failure:

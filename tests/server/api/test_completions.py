@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 
 import httpx
 import pytest
 from openai import AsyncOpenAI
+from reciting_model import write_model
 
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.api.completions import prompt_offsets
 from aiakq.server.api.openai import TextOffsets
+from aiakq.server.background import start_in_background
 
 PROMPT = "It was the best of times, it was"
 GREEDY = {"model": "tinybooks", "prompt": PROMPT, "temperature": 0, "max_tokens": 24}
@@ -305,3 +308,53 @@ def test_tokens_of_a_prompt_begin_where_its_text_has_them(ids, text, offsets):
 def test_offsets_of_broken_characters():
     offsets = TextOffsets(5)
     assert [offsets.add(data) for data in (b"\xf0\x9f", b"", b"a", b"\x99", b"b")] == [5, 5, 6, 7, 8]
+
+
+SCRIPTS = {"<|fim_middle|>": ["  b", " = 1\n", "<|fim_pad|>", " more"], "<|fim_prefix|>": [], "<|fim_suffix|>": []}
+
+
+@pytest.fixture(scope="module")
+def filling_in(tmp_path_factory) -> Iterator[httpx.Client]:
+    """A client of a server whose model fills in the same text, and goes on behind its end."""
+    folder = tmp_path_factory.mktemp("models") / "infill"
+    write_model(folder, SCRIPTS, "{{ messages }}")
+    options = {"model": str(folder), "dtype": "float32", "num_gpu_blocks_override": 65}
+    with (
+        start_in_background(options, timeout=240) as server,
+        httpx.Client(base_url=server.url, trust_env=False) as client,
+    ):
+        yield client
+
+
+def test_the_middle_is_filled_in(filling_in):
+    body = {"prompt": "a\n", "suffix": "\nc", "temperature": 0, "max_tokens": 9}
+    answer = filling_in.post("/v1/completions", json={**body, "return_token_ids": True}).json()
+    [choice] = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("  b = 1\n", "stop")
+    tokens = {"tokens": choice["prompt_token_ids"]}
+    prompt = filling_in.post("/detokenize", json=tokens).json()["prompt"]
+    assert prompt == "<|fim_prefix|>a\n<|fim_suffix|>\nc<|fim_middle|>"
+    assert answer["usage"]["prompt_tokens"] == 7
+    streamed = filling_in.post("/v1/completions", json={**body, "stream": True}).text
+    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["text"] for event in events) == choice["text"]
+
+
+def test_several_prompts_have_one_suffix(filling_in):
+    for prompt in (["a", ""], [[97], [98]]):
+        body = {"prompt": prompt, "suffix": "c", "temperature": 0, "max_tokens": 9, "stop": "="}
+        texts = [choice["text"] for choice in filling_in.post("/v1/completions", json=body).json()["choices"]]
+        assert texts == ["  b ", "  b "]
+
+
+def test_what_cannot_be_filled_in_is_refused(filling_in, http):
+    body = {"prompt": "a", "suffix": "c", "max_tokens": 1}
+    refused = http.post("/v1/completions", json=body).json()["error"]
+    assert (refused["code"], refused["param"]) == ("unsupported_parameter", "suffix")
+    assert "no tokens for filling in the middle" in refused["message"]
+    assert filling_in.post("/v1/completions", json=body | {"echo": True}).json()["error"]["param"] == "echo"
+    assert filling_in.post("/v1/completions", json=body | {"suffix": 1}).json()["error"]["code"] == "invalid_type"
+    long = filling_in.post("/v1/completions", json=body | {"suffix": "c" * 5000}).json()["error"]
+    assert long["code"] == "context_length_exceeded"
+    chat = {"messages": [{"role": "user", "content": "a"}], "suffix": "c"}
+    assert filling_in.post("/v1/chat/completions", json=chat).json()["error"]["param"] == "suffix"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "api_description.py"
@@ -32,12 +33,17 @@ GOOD = {
     "/v1/completions": {"prompt": "Once", "max_tokens": 1},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
 }
+#: Routes of other APIs, whose events have names.
+NAMED = {
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 1},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
+}
 
 
-@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("path", [*GOOD, *NAMED])
 def test_documented_bounds_are_the_bounds_that_are_checked(http, description, path):
     """A value at each bound is not out of range, the next one is."""
-    bounded, good = 0, GOOD[path] | ({"logprobs": True} if "chat" in path else {})
+    bounded, good = 0, (GOOD | NAMED)[path] | ({"logprobs": True} if "chat" in path else {})
     for name, schema in body_of(description, path)["properties"].items():
         for kind, step in (("integer", 1), ("number", 1e-3)):
             found = [one for one in schema.get("anyOf", [schema]) if one.get("type") == kind and "maximum" in one]
@@ -46,12 +52,15 @@ def test_documented_bounds_are_the_bounds_that_are_checked(http, description, pa
                 bounded += 1
                 for value in (low - step, one["maximum"] + step):
                     failure = http.post(path, json=good | {name: value}).json()["error"]
+                    if path == "/v1/messages":  # whose errors have neither
+                        assert failure["message"].startswith(f"{name} is "), (name, value, failure)
+                        continue
                     assert failure["param"] == name, (name, value, failure)
                     assert failure["code"] in ("value_out_of_range", "context_length_exceeded"), (name, value, failure)
-    assert bounded >= 12
+    assert bounded >= (12 if path in GOOD else 8)
 
 
-@pytest.mark.parametrize("path", [*GOOD, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("path", [*GOOD, "/v1/responses", "/tokenize", "/detokenize"])
 def test_documented_fields_are_the_fields_that_are_accepted(http, description, path):
     """A field that the description does not name is refused as unknown; one that it names is not."""
     schema = body_of(description, path)
@@ -62,14 +71,30 @@ def test_documented_fields_are_the_fields_that_are_accepted(http, description, p
             assert answer.json()["error"]["param"] != name or answer.json()["error"]["code"] != "unknown_field", name
 
 
-@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("path", [*GOOD, *NAMED])
 def test_unsupported_fields_accept_only_their_neutral_values(http, description, path):
+    good = (GOOD | NAMED)[path]
     for name, schema in body_of(description, path)["properties"].items():
         if "enum" in schema and schema.get("description", "").startswith("Nothing else"):
             for value in schema["enum"]:
-                assert http.post(path, json=GOOD[path] | {name: value}).status_code == 200, (name, value)
-            failure = http.post(path, json=GOOD[path] | {name: "something"}).json()["error"]
-            assert (failure["code"], failure["param"]) == ("unsupported_parameter", name)
+                assert http.post(path, json=good | {name: value}).status_code == 200, (name, value)
+            failure = http.post(path, json=good | {name: "something"}).json()["error"]
+            assert failure["message"].startswith(f"{name} is not supported")
+            assert failure.get("code", "unsupported_parameter") == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("path", NAMED)
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_of_other_apis_have_the_documented_schema(http, description, path, stream):
+    content = description["paths"][path]["post"]["responses"]["200"]["content"]
+    schema = content["application/json"]["schema"]
+    if stream:
+        schema = content["text/event-stream"]["schema"]["properties"]["data"]["contentSchema"]
+    answer = http.post(path, json=NAMED[path] | {"stream": stream})
+    values = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")] if stream else [answer.text]
+    assert values
+    for value in values:
+        jsonschema.validate(json.loads(value), schema | {"components": description["components"]})
 
 
 def test_neutral_values_are_compared_with_their_types(http):

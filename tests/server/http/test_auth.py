@@ -93,7 +93,8 @@ def raw_status(server: RunningServer, method: str, target: str, headers: str = "
         "authorization: Bearer first-key-123",
         "authorization: Bearer first-key-1234, second/key+5678",
         "authorization: Bearer \xff\xfe",
-        "x-api-key: first-key-1234",
+        "x-api-key: first-key-123",
+        "x-api-key: Bearer first-key-1234",
         "x-forwarded-host: localhost",
         "x-original-url: /health",
     ],
@@ -105,6 +106,7 @@ def test_invalid_authorization_headers_are_refused(guarded, header):
 def test_every_configured_key_is_accepted(guarded, ask):
     for key in KEYS:
         assert ask("POST", "/v1/completions", key=key, json=BODY).status_code == 200
+        assert raw_status(guarded, "GET", "/v1/models", f"x-api-key: {key}\r\n") == 200
     assert raw_status(guarded, "GET", "/v1/models", f"authorization: bearer  {KEYS[0]}\r\n") == 200
     is_refused(ask("POST", "/v1/completions", json=BODY), 401, "invalid_api_key")
     assert ask("GET", "/v1/models").headers["www-authenticate"] == "Bearer"

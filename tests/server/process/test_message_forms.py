@@ -63,3 +63,34 @@ def test_without_calls_there_is_one_form():
 def test_the_first_failure_is_told():
     with pytest.raises(Exception, match="nothing"):
         rendered("{{ messages[1].nothing.arguments }}", conversation(ARGUMENTS))
+
+
+def test_later_system_messages_become_a_part_of_what_the_user_wrote():
+    def said(role: str, content: str) -> dict[str, str]:
+        return {"role": role, "content": content}
+
+    messages = [
+        said("system", "A"),
+        said("user", "B"),
+        said("system", "C"),
+        said("assistant", "D"),
+        said("system", "E"),
+        said("system", "F"),
+        said("user", "G"),
+        said("user", "H"),
+        said("tool", "I"),
+        said("system", "J"),
+    ]
+    first, folded = message_forms(messages)
+    assert first == messages
+    assert folded == [
+        said("system", "A"),
+        said("user", "B\n\nC"),
+        said("assistant", "D"),
+        said("user", "E\n\nF\n\nG"),
+        said("user", "H"),
+        said("tool", "I\n\nJ"),
+    ]
+    assert len(list(message_forms(messages[:2]))) == 1
+    grown = [*messages, said("assistant", "K"), said("system", "L")]
+    assert list(message_forms(grown))[1][: len(folded)] == folded, "the beginning stays as it is"

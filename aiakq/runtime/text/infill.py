@@ -1,0 +1,80 @@
+"""Filling in the middle: how a model is asked for the text between a prefix and a suffix.
+
+Models trained for it have tokens of their own that mark the parts. Which they are is found in the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from aiakq.runtime.text.tokenizer import Tokenizer
+
+#: Before the prefix, before the suffix and before the middle; then the tokens that end the middle, as far as there are.
+_MARKS: tuple[tuple[tuple[str, str, str], tuple[str, ...]], ...] = (
+    # Qwen2.5-Coder, CodeGemma
+    (
+        ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+        ("<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>"),
+    ),
+    # StarCoder, StarCoder2, Granite
+    (
+        ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+        ("<|endoftext|>", "<|end_of_text|>", "<fim_pad>", "<file_sep>", "<repo_name>", "<filename>"),
+    ),
+    (("<fim-prefix>", "<fim-suffix>", "<fim-middle>"), ("<|endoftext|>", "<fim-pad>")),  # SantaCoder
+    (("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"), ("<｜end▁of▁sentence｜>",)),  # DeepSeek
+    (("▁<PRE>", "▁<SUF>", "▁<MID>"), ("▁<EOT>",)),  # CodeLlama
+)
+#: Mistral, where the suffix comes first.
+_SUFFIX_FIRST = ("[PREFIX]", "[SUFFIX]")
+
+
+class Infill(msgspec.Struct):
+    """Token ids around the parts of a prompt.
+
+    begin         what the tokenizer puts in front of every text.
+    prefix, suffix, middle  the marks in front of the parts; ``middle`` is None where the prefix comes last.
+    ends          tokens that end the middle.
+    lead          text in front of a suffix that is tokenized, so that the tokenizer adds no space to the suffix.
+    num_lead_ids  its tokens, which are left out.
+    """
+
+    begin: list[int]
+    prefix: int
+    suffix: int
+    middle: int | None
+    ends: list[int]
+    lead: str = ""
+    num_lead_ids: int = 0
+
+    def prompt(self, prefix_ids: list[int], suffix_ids: list[int], with_begin: bool) -> list[int]:
+        """The prompt; ``suffix_ids`` are those of ``lead`` and the suffix."""
+        before = [self.prefix, *prefix_ids]
+        after = [self.suffix, *suffix_ids[self.num_lead_ids :]]
+        parts = [*after, *before] if self.middle is None else [*before, *after, self.middle]
+        return [*self.begin, *parts] if with_begin else parts
+
+
+def find_infill(tokenizer: Tokenizer, vocabulary: Mapping[str, int]) -> Infill | None:
+    """How the model of ``tokenizer`` is asked; None if its ``vocabulary`` has no marks for it."""
+    for marks, ends in _MARKS:
+        if all(mark in vocabulary for mark in marks):
+            prefix, suffix, middle = (vocabulary[mark] for mark in marks)
+            return _infill(tokenizer, prefix, suffix, middle, [vocabulary[end] for end in ends if end in vocabulary])
+    if all(mark in vocabulary for mark in _SUFFIX_FIRST):
+        prefix, suffix = (vocabulary[mark] for mark in _SUFFIX_FIRST)
+        return _infill(tokenizer, prefix, suffix, None, [])
+    return None
+
+
+def _infill(tokenizer: Tokenizer, prefix: int, suffix: int, middle: int | None, ends: list[int]) -> Infill:
+    plain, whole = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
+    at = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), 0)
+    infill = Infill(whole[:at], prefix, suffix, middle, ends)
+    if plain and tokenizer.token_bytes(plain[0]).startswith(b" "):
+        lead = tokenizer.encode("\n", add_special_tokens=False)
+        if tokenizer.encode("\na", add_special_tokens=False)[: len(lead)] == lead:
+            infill.lead, infill.num_lead_ids = "\n", len(lead)
+    return infill

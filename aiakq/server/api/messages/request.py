@@ -1,0 +1,193 @@
+"""The bodies of POST /v1/messages and its count_tokens, and the chat requests that they mean."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, WithJsonSchema
+
+from aiakq.errors import error
+from aiakq.server.api.messages.blocks import messages_of
+from aiakq.server.api.openai import ModelName
+from aiakq.server.api.reasoning_switch import ReasoningEffort
+from aiakq.server.api.request_model import FailFastList, RequestModel
+from aiakq.server.api.tools import MAX_TOOLS
+from aiakq.server.api.translated import TokenLimit, Translated, TranslatedRequest
+from aiakq.server.api.unsupported_fields import UnsupportedField
+
+_BLOCKS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
+#: The names of chat's parameters where they are not the same, without those of tools.
+_NAMES = {
+    "stop": "stop_sequences",
+    "tool_choice.function.name": "tool_choice.name",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "response_format": "output_config.format",
+    "response_format.json_schema.schema": "output_config.format.schema",
+}
+_TOOL_PARTS = {".function.parameters": ".input_schema", ".function.strict": ".strict"}
+_TOOL = re.compile(r"(tools\[\d+\])(.*)")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class MessagesTool(RequestModel):
+    """A tool of the client. ``input_schema`` is the JSON schema of its arguments."""
+
+    open = True
+    ignored_fields = frozenset()
+    unsupported_fields: ClassVar = {}
+
+    type: str | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class MessagesToolChoice(RequestModel):
+    """Whether tools are called: auto, any (at least one), tool (that of ``name``) or none."""
+
+    ignored_fields = frozenset()
+    unsupported_fields: ClassVar = {}
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(RequestModel):
+    """Whether the model reasons, if its chat template has a switch for it. How long it does is not limited."""
+
+    ignored_fields = frozenset({"budget_tokens", "display"})
+    unsupported_fields: ClassVar = {}
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class OutputFormat(RequestModel):
+    """The JSON schema of the answer, which is enforced."""
+
+    ignored_fields = frozenset()
+    unsupported_fields: ClassVar = {}
+
+    type: Literal["json_schema"]
+    schema_: Annotated[Any, WithJsonSchema({"type": "object"})] = Field(None, alias="schema")
+
+
+class OutputConfig(RequestModel):
+    """How much the model reasons, if its chat template has a switch for it, and the format of the answer."""
+
+    ignored_fields = frozenset({"task_budget"})
+    unsupported_fields: ClassVar = {}
+
+    effort: ReasoningEffort | None = None
+    format: OutputFormat | None = None
+
+
+class MessagesFields(Translated):
+    """The fields of both routes."""
+
+    ignored_fields = frozenset(
+        {
+            *("metadata", "service_tier", "cache_control", "inference_geo", "speed", "betas", "diagnostics"),
+            *("context_management", "user_profile_id", "workspace_id"),
+        }
+    )
+    unsupported_fields = {
+        "container": UnsupportedField("no code is run"),
+        "mcp_servers": UnsupportedField("the server calls no tools itself", ([],)),
+    }
+
+    model: ModelName | None = Field(None, description="A served name; the first one if not given.")
+    messages: Annotated[list[Any], Field(min_length=1, json_schema_extra={"items": {"type": "object"}})] = Field(
+        description="The conversation: text, tool_use, tool_result and thinking."
+    )
+    system: Annotated[Any, WithJsonSchema(_BLOCKS_SCHEMA)] = Field(None, description="Comes first.")
+    tools: Annotated[FailFastList[MessagesTool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description="Functions that the model may call."
+    )
+    tool_choice: MessagesToolChoice | None = Field(None, description="auto, any, tool (that of name) or none.")
+    thinking: Thinking | None = Field(
+        None, description="enabled, adaptive or disabled, for chat templates that have a switch for it."
+    )
+    output_config: OutputConfig | None = Field(
+        None, description="effort, for chat templates that have a switch for it, and format, a JSON schema."
+    )
+
+    def conversation_fields(self) -> dict[str, Any]:
+        """The fields of the chat request."""
+        messages = messages_of(self.system, self.messages)
+        if not messages:
+            raise error("value_out_of_range", param="messages", value="empty", allowed="at least one message")
+        continued = messages[-1]["role"] == "assistant"
+        if continued and "tool_calls" in messages[-1]:
+            reason = "the last message has calls of tools, whose results are expected"
+            raise error("unsupported_parameter", param=f"messages[{len(self.messages) - 1}]", reason=reason)
+        choice = self.tool_choice
+        return {
+            "messages": messages,
+            "continue_final_message": True if continued else None,
+            "add_generation_prompt": False if continued else None,
+            "tools": [_chat_tool(tool, f"tools[{number}]") for number, tool in enumerate(self.tools or ())] or None,
+            "tool_choice": None if choice is None else _chat_choice(choice),
+            "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
+        }
+
+    def own_name(self, param: str) -> str:
+        tool = _TOOL.fullmatch(param)
+        if tool is not None:
+            return tool[1] + _TOOL_PARTS.get(tool[2], tool[2].removeprefix(".function"))
+        return _NAMES.get(param, param)
+
+    def reasoning_effort(self) -> tuple[ReasoningEffort | None, bool | None]:
+        effort = None if self.output_config is None else self.output_config.effort
+        thinks = None if self.thinking is None else self.thinking.type != "disabled"
+        return effort, thinks
+
+
+class MessagesRequest(MessagesFields, TranslatedRequest):
+    """The body of POST /v1/messages."""
+
+    ignored_fields = MessagesFields.ignored_fields
+    unsupported_fields = MessagesFields.unsupported_fields
+
+    max_tokens: TokenLimit = Field(description="Tokens to generate at most; fewer at the end of the context.")
+    stop_sequences: FailFastList[str] | None = Field(None, description="The text ends before one of these.")
+
+    def chat_fields(self) -> dict[str, Any]:
+        format = None if self.output_config is None else self.output_config.format
+        response_format = None
+        if format is not None:
+            response_format = {"type": "json_schema", "json_schema": {"schema": format.schema_}}
+        return {
+            **self.conversation_fields(),
+            "max_tokens": self.max_tokens,
+            "stop": self.stop_sequences,
+            "response_format": response_format,
+        }
+
+
+class CountTokensRequest(MessagesFields):
+    """The body of POST /v1/messages/count_tokens."""
+
+    def chat_fields(self) -> dict[str, Any]:
+        return self.conversation_fields()
+
+
+def _chat_tool(tool: MessagesTool, path: str) -> dict[str, Any]:
+    """A tool as chat has it. Raises ``unsupported_parameter`` and ``missing_field``."""
+    if tool.type not in (None, "custom"):
+        reason = f"{tool.type:.64}: only tools of the client are called, which have an input_schema"
+        raise error("unsupported_parameter", param=f"{path}.type", reason=reason)
+    if tool.input_schema is None:
+        raise error("missing_field", param=f"{path}.input_schema")
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema, "strict": tool.strict}
+    return {"type": "function", "function": function | {"description": tool.description}}
+
+
+def _chat_choice(choice: MessagesToolChoice) -> Any:
+    if choice.type != "tool":
+        return _CHOICES[choice.type]
+    if choice.name is None:
+        raise error("missing_field", param="tool_choice.name")
+    return {"type": "function", "function": {"name": choice.name}}

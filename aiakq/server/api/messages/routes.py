@@ -1,0 +1,91 @@
+"""POST /v1/messages and POST /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aiakq.errors import AiakqError
+from aiakq.server.api.generation import generate
+from aiakq.server.api.messages.builder import (
+    MessageDeltaEvent,
+    MessagesBuilder,
+    MessagesResponse,
+    MessageStartEvent,
+    MessageStopEvent,
+    PingEvent,
+)
+from aiakq.server.api.messages.errors import MessagesError
+from aiakq.server.api.messages.output import BlockDeltaEvent, BlockStartEvent, BlockStopEvent
+from aiakq.server.api.messages.request import CountTokensRequest, MessagesRequest
+from aiakq.server.api.request_model import parse_body
+from aiakq.server.api.routes import GENERATION, TOKENIZATION, UNAVAILABLE, Route
+from aiakq.server.api.service import Service
+from aiakq.server.http.body import read_body
+from aiakq.server.http.responses import JSONResponse
+from aiakq.server.http.streaming import cancel_on_disconnect
+from aiakq.server.process.text_process import TextRequest
+
+
+class CountTokensResponse(msgspec.Struct):
+    """The tokens of a conversation in the model's chat template."""
+
+    input_tokens: int
+
+
+async def messages(service: Service, request: Request) -> Response:
+    """Answer a conversation, as Anthropic's Messages API does."""
+    return await generate(service, request, MessagesRequest, MessagesBuilder)
+
+
+async def count_tokens(service: Service, request: Request) -> Response:
+    """The number of tokens of a conversation, as Anthropic's API returns it."""
+    body = await read_body(request, service.max_body_bytes, service.max_values)
+    await asyncio.sleep(0)  # it may be large
+    given = parse_body(CountTokensRequest, body, service.on_unknown_field)
+    service.model.check_name(given.model)
+    given.check_combinations()
+    given.switch_reasoning(service)
+    try:
+        arguments = given.chat.template_kwargs(service.chat_template)
+    except AiakqError as failure:
+        raise given.rename_param(failure) from None
+    text = TextRequest(0, messages=given.chat.conversation(), arguments=arguments, add_special_tokens=False, max_ids=1)
+    reply = await cancel_on_disconnect(request, service.text.run(text))
+    return JSONResponse(CountTokensResponse(reply.counts[0]))
+
+
+_EVENTS = (
+    *(MessageStartEvent, PingEvent, MessageDeltaEvent, MessageStopEvent),
+    *(BlockStartEvent, BlockDeltaEvent, BlockStopEvent),
+)
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/messages",
+        messages,
+        "generation",
+        request=(MessagesRequest,),
+        response=MessagesResponse,
+        description="The answer; with stream=true as server-sent events.",
+        streams=_EVENTS,
+        errors=(*TOKENIZATION, *UNAVAILABLE, *GENERATION),
+        error_body=MessagesError,
+        generates=True,
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        count_tokens,
+        "tokenization",
+        request=(CountTokensRequest,),
+        response=CountTokensResponse,
+        description="The number of tokens.",
+        errors=TOKENIZATION,
+        error_body=MessagesError,
+    ),
+)

@@ -1,0 +1,206 @@
+"""Builds the responses of /v1/responses, whole and as events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from aiakq.errors import AiakqError
+from aiakq.runtime.text.output_processor import Delta
+from aiakq.server.api.chat import ChatResponseBuilder
+from aiakq.server.api.chat_parsing import events_of
+from aiakq.server.api.openai import encoded
+from aiakq.server.api.responses.output import (
+    OutputItem,
+    OutputItems,
+    StreamEvent,
+)
+from aiakq.server.api.responses.request import ResponsesRequest
+from aiakq.server.api.service import Service
+from aiakq.server.process.request_stream import RequestDeltas
+
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class InputTokensDetails(msgspec.Struct):
+    """``cached_tokens`` were taken from the prefix cache."""
+
+    cached_tokens: int
+
+
+class OutputTokensDetails(msgspec.Struct):
+    """``reasoning_tokens`` come before the answer; 0 without a reasoning parser."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct):
+    """Token counts."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why a response ended early."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseFailure(msgspec.Struct):
+    """Why there is no response; ``code`` is the id of the error in docs/errors.md."""
+
+    code: str
+    message: str
+
+
+class ResponsesResponse(msgspec.Struct, kw_only=True):
+    """The whole response. What was asked for is repeated as it took effect; ``store`` is always false."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: ResponseStatus
+    background: Literal[False] = False
+    error: ResponseFailure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    reasoning: Any
+    service_tier: Literal["default"] = "default"
+    store: Literal[False] = False
+    temperature: float
+    text: Any
+    tool_choice: Any
+    tools: Any
+    top_logprobs: Literal[0] = 0
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage | None = None
+
+
+class ResponseEvent(StreamEvent, kw_only=True):
+    """response.created, response.in_progress, response.completed, response.incomplete and response.failed."""
+
+    response: ResponsesResponse
+
+
+class ResponsesBuilder(ChatResponseBuilder):
+    """Builds responses of /v1/responses from the events of chat."""
+
+    id_prefix = "resp_"
+    end_of_stream = b""
+
+    def __init__(self, service: Service, request: ResponsesRequest, *arguments: Any) -> None:
+        super().__init__(service, request.chat, *arguments)
+        self.given = request
+        encrypts = "reasoning.encrypted_content" in (request.include or ())
+        self.output = OutputItems(self.id.removeprefix(self.id_prefix), request.offered.members, encrypts)
+        self._fixed_fields = self._repeated()
+        self._num_events = 0
+
+    def response(self, outputs: Sequence[Delta]) -> msgspec.Struct:
+        for _ in self._add(outputs[0], ended=True):
+            pass
+        return self._response(self._final_status)
+
+    def chunks(self, deltas: RequestDeltas) -> Sequence[msgspec.Struct]:
+        events: list[StreamEvent] = [] if self._num_events else [self._event("created"), self._event("in_progress")]
+        self._number(events)
+        for _, delta in deltas:
+            events += self._number(self._add(delta, ended=delta.finish_reason is not None))
+        return events
+
+    def final_chunks(self) -> Sequence[msgspec.Struct]:
+        return self._number([self._event(self._final_status)])
+
+    def error_chunks(self, failure: AiakqError) -> Sequence[msgspec.Struct]:
+        response = self._response("failed")
+        response.error = ResponseFailure(failure.id, str(failure))
+        return self._number([ResponseEvent(type="response.failed", response=response)])
+
+    def _add(self, delta: Delta, ended: bool) -> Iterator[StreamEvent]:
+        """The events of more output."""
+        state = self.states[0]
+        self._update(state, delta)
+        yield from self.output.add(events_of(self.messages, 0, delta, ended))
+        if ended:
+            yield from self.output.close("incomplete" if state.finish_reason == "length" else "completed")
+
+    @property
+    def _final_status(self) -> ResponseStatus:
+        return "incomplete" if self.states[0].finish_reason == "length" else "completed"
+
+    def _event(self, status: ResponseStatus | Literal["created"]) -> ResponseEvent:
+        response = self._response("in_progress" if status == "created" else status)
+        return ResponseEvent(type=f"response.{status}", response=response)
+
+    def _number(self, events: Iterator[StreamEvent] | Sequence[StreamEvent]) -> list[StreamEvent]:
+        numbered = list(events)
+        for event in numbered:
+            event.sequence_number = self._num_events
+            self._num_events += 1
+        return numbered
+
+    def _response(self, status: ResponseStatus) -> ResponsesResponse:
+        """The response so far."""
+        response = ResponsesResponse(
+            id=self.id,
+            created_at=self.created,
+            status=status,
+            model=self.service.model.names[0],
+            output=list(self.output.items),
+            **self._fixed_fields,
+        )
+        if status == "incomplete":
+            response.incomplete_details = IncompleteDetails()
+        if status == "completed":
+            response.completed_at = int(time.time())
+        if status != "in_progress":
+            response.usage = self._usage()
+        return response
+
+    def _repeated(self) -> dict[str, Any]:
+        """The fields of the request that are in the response."""
+        given, params = self.given, self.params
+        offered = given.offered
+        format: dict[str, Any] = {"type": "text"}
+        if given.text is not None and given.text.format is not None:
+            format = given.text.format.model_dump(by_alias=True, exclude_unset=True)
+        effort, _ = given.reasoning_effort()
+        return {
+            "instructions": given.instructions,
+            "max_output_tokens": given.max_output_tokens,
+            "metadata": given.metadata or {},
+            "parallel_tool_calls": given.parallel_tool_calls is not False,
+            "reasoning": {"effort": effort if given.reasoning_arguments(self.service) else None, "summary": None},
+            "temperature": params.temperature,
+            "text": encoded({"format": format}),
+            "tool_choice": encoded(given.tool_choice or "auto"),
+            "tools": encoded(offered.given),
+            "top_p": params.top_p,
+            "truncation": given.truncation or "disabled",
+        }
+
+    def _usage(self) -> ResponseUsage:
+        usage = self.usage()
+        cached = 0 if usage.prompt_tokens_details is None else usage.prompt_tokens_details.cached_tokens
+        return ResponseUsage(
+            usage.prompt_tokens,
+            InputTokensDetails(cached),
+            usage.completion_tokens,
+            OutputTokensDetails(self.num_reasoning_tokens),
+            usage.total_tokens,
+        )

@@ -1,0 +1,113 @@
+"""The items of a request's input, as the messages of a chat request."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from aiakq.errors import error
+from aiakq.server.api.responses.tools import flat_name
+from aiakq.server.api.turns import Turns, string_of, text_of, type_of
+
+#: What reasoning in ``encrypted_content`` begins with: it is ours.
+_REASONING_MARK = "aiakq1."
+#: Parts of a content that are text, and the field with it.
+_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+
+
+def messages_of(instructions: str | None, given: Any) -> list[dict[str, Any]]:
+    """The messages that ``instructions`` and ``input`` mean.
+
+    Raises ``unsupported_parameter``, ``invalid_type``, ``missing_field`` and ``value_out_of_range``.
+    """
+    turns = Turns()
+    turns.system(instructions or "")
+    if isinstance(given, str):
+        turns.user(given)
+        return turns.messages
+    if not isinstance(given, list):
+        raise error("invalid_type", param="input", reason="a string or a list of items is expected")
+    for number, item in enumerate(given):
+        _add(turns, item, f"input[{number}]")
+    return turns.messages
+
+
+def continues(given: Any) -> bool:
+    """Whether the answer continues the last item, a message of the assistant that says it is not complete."""
+    last = given[-1] if isinstance(given, list) and given else None
+    if not isinstance(last, dict) or last.get("type", "message") != "message":
+        return False
+    return last.get("role") == "assistant" and last.get("status") in ("in_progress", "incomplete")
+
+
+def encoded_reasoning(text: str) -> str:
+    """Reasoning as ``encrypted_content``. It is not secret, but clients send it back as it is."""
+    return _REASONING_MARK + base64.b64encode(text.encode(errors="replace")).decode()
+
+
+def _add(turns: Turns, item: Any, path: str) -> None:
+    kind = type_of(item, path, default="message")
+    if kind == "message":
+        _add_message(turns, item, path)
+    elif kind == "reasoning":
+        turns.reasoning(_reasoning_of(item, path))
+    elif kind == "function_call":
+        namespace = item.get("namespace")
+        name = string_of(item, "name", path)
+        if namespace is not None:
+            name = flat_name(string_of(item, "namespace", path), name)
+        turns.call(string_of(item, "call_id", path), name, string_of(item, "arguments", path))
+    elif kind == "function_call_output":
+        if item.get("output") is None:
+            raise error("missing_field", param=f"{path}.output")
+        turns.result(string_of(item, "call_id", path), text_of(item["output"], f"{path}.output", _read_part))
+    elif kind == "item_reference":
+        reason = "responses are not stored; the item itself is expected"
+        raise error("unsupported_parameter", param=f"{path}.type", reason=f"item_reference: {reason}")
+    else:
+        reason = f"items of type {kind:.64} are not read"
+        raise error("unsupported_parameter", param=f"{path}.type", reason=reason)
+
+
+def _add_message(turns: Turns, item: dict[str, Any], path: str) -> None:
+    role = string_of(item, "role", path)
+    if item.get("content") is None:
+        raise error("missing_field", param=f"{path}.content")
+    text = text_of(item["content"], f"{path}.content", _read_part)
+    if role in ("system", "developer"):
+        turns.system(text)
+    elif role == "user":
+        turns.user(text)
+    elif role == "assistant":
+        turns.answer(text)
+    else:
+        allowed = "user, assistant, system or developer"
+        raise error("value_out_of_range", param=f"{path}.role", value=role[:64], allowed=allowed)
+
+
+def _read_part(part: dict[str, Any], kind: str, path: str) -> str:
+    if kind not in _TEXT_PARTS:
+        raise error("unsupported_parameter", param=f"{path}.type", reason=f"{kind:.64}: only text is read")
+    return string_of(part, _TEXT_PARTS[kind], path)
+
+
+def _reasoning_of(item: Mapping[str, Any], path: str) -> str:
+    """The text of past reasoning; "" if there is none that can be read, such as that of another server."""
+
+    def read(part: dict[str, Any], kind: str, place: str) -> str:
+        if kind not in ("reasoning_text", "summary_text"):
+            raise error("unsupported_parameter", param=f"{place}.type", reason=f"{kind:.64} is no reasoning")
+        return string_of(part, "text", place)
+
+    if item.get("content"):
+        return text_of(item["content"], f"{path}.content", read)
+    encrypted = item.get("encrypted_content")
+    if isinstance(encrypted, str) and encrypted.startswith(_REASONING_MARK):
+        try:
+            return base64.b64decode(encrypted.removeprefix(_REASONING_MARK), validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            reason = "it is not what the server returned"
+            raise error("invalid_type", param=f"{path}.encrypted_content", reason=reason) from None
+    return text_of(item.get("summary") or [], f"{path}.summary", read)

@@ -1,0 +1,217 @@
+"""The output of a response: its items, and the events of a stream that build them up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from aiakq.server.api.output.events import ArgumentsPiece, CallEnded, CallStarted, ContentPiece, Event, ReasoningPiece
+from aiakq.server.api.responses.items import encoded_reasoning
+from aiakq.server.http.streaming import NamedEvent
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(msgspec.Struct, tag="output_text"):
+    """Text of the answer."""
+
+    text: str
+    annotations: list[Any] = msgspec.field(default_factory=list)
+    logprobs: list[Any] = msgspec.field(default_factory=list)
+
+
+class ReasoningText(msgspec.Struct, tag="reasoning_text"):
+    """Text of the reasoning."""
+
+    text: str
+
+
+class OutputMessage(msgspec.Struct, kw_only=True, tag="message"):
+    """The answer."""
+
+    id: str
+    role: Literal["assistant"] = "assistant"
+    status: Status
+    content: list[OutputText]
+
+
+class ReasoningItem(msgspec.Struct, kw_only=True, tag="reasoning"):
+    """The reasoning before the answer. It is not summarized."""
+
+    id: str
+    summary: list[Any] = msgspec.field(default_factory=list)
+    content: list[ReasoningText]
+    encrypted_content: str | None = None
+    status: Status
+
+
+class FunctionCallItem(msgspec.Struct, kw_only=True, tag="function_call"):
+    """A call of a tool; ``arguments`` is the text of a JSON object."""
+
+    id: str
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    arguments: str
+    status: Status
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
+
+
+class StreamEvent(NamedEvent, kw_only=True):
+    """An event of a stream; they are numbered from 0."""
+
+    sequence_number: int = 0
+
+
+class ItemEvent(StreamEvent, kw_only=True):
+    """response.output_item.added and .done."""
+
+    output_index: int
+    item: OutputItem
+
+
+class PartEvent(StreamEvent, kw_only=True):
+    """response.content_part.added and .done."""
+
+    item_id: str
+    output_index: int
+    content_index: int = 0
+    part: OutputText | ReasoningText
+
+
+class TextDeltaEvent(StreamEvent, kw_only=True):
+    """response.output_text.delta and response.reasoning_text.delta."""
+
+    item_id: str
+    output_index: int
+    content_index: int = 0
+    delta: str
+    logprobs: list[Any] | UnsetType = UNSET
+
+
+class TextDoneEvent(StreamEvent, kw_only=True):
+    """response.output_text.done and response.reasoning_text.done."""
+
+    item_id: str
+    output_index: int
+    content_index: int = 0
+    text: str
+    logprobs: list[Any] | UnsetType = UNSET
+
+
+class ArgumentsDeltaEvent(StreamEvent, kw_only=True):
+    """response.function_call_arguments.delta."""
+
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ArgumentsDoneEvent(StreamEvent, kw_only=True):
+    """response.function_call_arguments.done."""
+
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+
+
+class OutputItems:
+    """The items of one response, from the events of its message.
+
+    items  those that are complete.
+    """
+
+    def __init__(self, response_id: str, members: Mapping[str, tuple[str, str]], encrypts_reasoning: bool) -> None:
+        """members: namespace and name of tools, by the name that the model uses."""
+        self.items: list[OutputItem] = []
+        self._response_id = response_id
+        self._members = members
+        self._encrypts_reasoning = encrypts_reasoning
+        self._call: CallStarted | None = None
+        self._kind: type[Event] | None = None  # of the open item: ReasoningPiece, ContentPiece or CallStarted
+        self._texts: list[str] = []
+
+    def add(self, events: Iterable[Event]) -> Iterator[StreamEvent]:
+        """The stream events of more events of the message."""
+        for event in events:
+            if isinstance(event, CallEnded):
+                yield from self.close("completed")
+            elif isinstance(event, CallStarted):
+                yield from self.close("completed")
+                self._call = event
+                yield from self._open(CallStarted)
+            elif isinstance(event, ArgumentsPiece):
+                self._texts.append(event.text)
+                name = "response.function_call_arguments.delta"
+                yield ArgumentsDeltaEvent(type=name, delta=event.text, **self._place)
+            else:
+                if self._kind is not type(event):
+                    yield from self.close("completed")
+                    yield from self._open(type(event))
+                self._texts.append(event.text)
+                name = f"response.{self._part_name}.delta"
+                yield TextDeltaEvent(type=name, delta=event.text, **self._place, **self._no_logprobs)
+
+    def close(self, status: Status) -> Iterator[StreamEvent]:
+        """The stream events of the end of the open item, if there is one."""
+        if self._kind is None:
+            return
+        item, text = self._item(status), "".join(self._texts)
+        if isinstance(item, FunctionCallItem):
+            name = "response.function_call_arguments.done"
+            yield ArgumentsDoneEvent(type=name, name=item.name, arguments=text, **self._place)
+        else:
+            name = f"response.{self._part_name}.done"
+            yield TextDoneEvent(type=name, text=text, **self._place, **self._no_logprobs)
+            yield PartEvent(type="response.content_part.done", part=item.content[0], **self._place)
+        yield ItemEvent(type="response.output_item.done", output_index=len(self.items), item=item)
+        self.items.append(item)
+        self._kind = None
+
+    def _open(self, kind: type[Event]) -> Iterator[StreamEvent]:
+        self._kind = kind
+        self._texts = []
+        item = self._item("in_progress")
+        yield ItemEvent(type="response.output_item.added", output_index=len(self.items), item=item)
+        if not isinstance(item, FunctionCallItem):
+            part = OutputText("") if kind is ContentPiece else ReasoningText("")
+            yield PartEvent(type="response.content_part.added", part=part, **self._place)
+
+    def _item(self, status: Status) -> OutputItem:
+        """The open item as it is now. Its content is empty until it ends."""
+        ended, text = status != "in_progress", "".join(self._texts)
+        if self._kind is ReasoningPiece:
+            encrypted = encoded_reasoning(text) if ended and self._encrypts_reasoning else None
+            content = [ReasoningText(text)] if ended else []
+            return ReasoningItem(id=self._id, content=content, encrypted_content=encrypted, status=status)
+        if self._kind is ContentPiece:
+            return OutputMessage(id=self._id, content=[OutputText(text)] if ended else [], status=status)
+        assert self._call is not None
+        member = self._members.get(self._call.name)
+        item = FunctionCallItem(id=self._id, call_id=self._call.id, name=self._call.name, arguments=text, status=status)
+        if member is not None:
+            item.namespace, item.name = member
+        return item
+
+    @property
+    def _id(self) -> str:
+        prefix = {ReasoningPiece: "rs", ContentPiece: "msg"}.get(self._kind or CallStarted, "fc")
+        return f"{prefix}_{self._response_id}_{len(self.items)}"
+
+    @property
+    def _part_name(self) -> str:
+        return "output_text" if self._kind is ContentPiece else "reasoning_text"
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._id, "output_index": len(self.items)}
+
+    @property
+    def _no_logprobs(self) -> dict[str, Any]:
+        return {"logprobs": []} if self._kind is ContentPiece else {}

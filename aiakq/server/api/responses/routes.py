@@ -1,0 +1,44 @@
+"""POST /v1/responses."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aiakq.server.api.generation import generate
+from aiakq.server.api.responses.builder import ResponseEvent, ResponsesBuilder, ResponsesResponse
+from aiakq.server.api.responses.output import (
+    ArgumentsDeltaEvent,
+    ArgumentsDoneEvent,
+    ItemEvent,
+    PartEvent,
+    TextDeltaEvent,
+    TextDoneEvent,
+)
+from aiakq.server.api.responses.request import ResponsesRequest
+from aiakq.server.api.routes import GENERATION, TOKENIZATION, UNAVAILABLE, Route
+from aiakq.server.api.service import Service
+
+
+async def responses(service: Service, request: Request) -> Response:
+    """Answer a conversation, as OpenAI's Responses API does. Nothing is stored: each request has all of it."""
+    return await generate(service, request, ResponsesRequest, ResponsesBuilder)
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/responses",
+        responses,
+        "generation",
+        request=(ResponsesRequest,),
+        response=ResponsesResponse,
+        description="The response; with stream=true as server-sent events, the last of which has all of it.",
+        streams=(
+            *(ResponseEvent, ItemEvent, PartEvent, TextDeltaEvent, TextDoneEvent),
+            *(ArgumentsDeltaEvent, ArgumentsDoneEvent),
+        ),
+        errors=(*TOKENIZATION, *UNAVAILABLE, *GENERATION),
+        generates=True,
+    ),
+)

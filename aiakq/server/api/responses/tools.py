@@ -1,0 +1,115 @@
+"""The tools of a request to /v1/responses, and which of them are called, as chat has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from aiakq.errors import error
+from aiakq.server.api.turns import string_of, type_of
+
+#: Tools of OpenAI's servers that agents offer whatever the server is. They are left out: the model is not told of them.
+LEFT_OUT = frozenset({"web_search", "web_search_preview", "image_generation", "tool_search"})
+
+
+def flat_name(namespace: str, name: str) -> str:
+    """The name by which the model calls the tool ``name`` of a namespace."""
+    return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+class OfferedTools:
+    """The tools that the model may call.
+
+    tools    as chat has them.
+    choice   ``tool_choice`` of chat.
+    paths    where each tool is in the request.
+    members  namespace and name of the tools in one, by the name that the model uses.
+    given    the tools that are not left out, as they were sent.
+    """
+
+    def __init__(self, given: list[Any] | None, choice: Any) -> None:
+        """Raises ``unsupported_parameter``, ``invalid_type``, ``missing_field`` and ``value_out_of_range``."""
+        self.tools: list[dict[str, Any]] = []
+        self.choice: Any = None
+        self.paths: list[str] = []
+        self.members: dict[str, tuple[str, str]] = {}
+        self.given: list[Any] = []
+        for number, tool in enumerate(given or ()):
+            path = f"tools[{number}]"
+            kind = type_of(tool, path)
+            if kind in LEFT_OUT:
+                continue
+            self.given.append(tool)
+            if kind == "namespace":
+                self._add_namespace(tool, path)
+            else:
+                self._add(tool, kind, path, None)
+        self._choose(choice)
+
+    def _add_namespace(self, tool: dict[str, Any], path: str) -> None:
+        namespace = string_of(tool, "name", path)
+        tools = tool.get("tools")
+        if not isinstance(tools, list):
+            raise error("invalid_type", param=f"{path}.tools", reason="a list of functions is expected")
+        for number, member in enumerate(tools):
+            place = f"{path}.tools[{number}]"
+            self._add(member, type_of(member, place), place, namespace)
+
+    def _add(self, tool: dict[str, Any], kind: str, path: str, namespace: str | None) -> None:
+        if kind != "function":
+            reason = f"{kind:.64}: only functions are called, and those of a namespace"
+            raise error("unsupported_parameter", param=f"{path}.type", reason=reason)
+        function = {name: value for name, value in tool.items() if name != "type"}
+        own = string_of(tool, "name", path)
+        if namespace is not None:
+            function["name"] = flat_name(namespace, own)
+            self.members[function["name"]] = (namespace, own)
+        self.tools.append({"type": "function", "function": function})
+        self.paths.append(path)
+
+    def _choose(self, choice: Any) -> None:
+        """Set ``choice``; with ``allowed_tools`` there are no others."""
+        if choice is None or isinstance(choice, str):
+            self.choice = choice
+            return
+        kind = type_of(choice, "tool_choice")
+        if kind == "function":
+            self.choice = {"type": "function", "function": {"name": self._name_of(choice, "tool_choice")}}
+        elif kind == "allowed_tools":
+            self._allow(choice)
+        else:
+            reason = f"{kind:.64}: only functions are called"
+            raise error("unsupported_parameter", param="tool_choice.type", reason=reason)
+
+    def _name_of(self, choice: dict[str, Any], path: str) -> str:
+        name = string_of(choice, "name", path)
+        if choice.get("namespace") is not None:
+            return flat_name(string_of(choice, "namespace", path), name)
+        return name
+
+    def _allow(self, choice: dict[str, Any]) -> None:
+        self.choice = string_of(choice, "mode", "tool_choice")
+        if self.choice not in ("auto", "required"):
+            value = self.choice[:64]
+            raise error("value_out_of_range", param="tool_choice.mode", value=value, allowed="auto or required")
+        names = set(self._allowed_names(choice.get("tools")))
+        kept = [number for number, tool in enumerate(self.tools) if tool["function"]["name"] in names]
+        if len(kept) < len(names):
+            known = {tool["function"]["name"] for tool in self.tools}
+            unknown = min(names - known, default="")
+            allowed = "the name of one of the tools"
+            raise error("value_out_of_range", param="tool_choice.tools", value=unknown[:64], allowed=allowed)
+        self.tools = [self.tools[number] for number in kept]
+        self.paths = [self.paths[number] for number in kept]
+
+    def _allowed_names(self, tools: Any) -> Iterator[str]:
+        if not isinstance(tools, list):
+            raise error("invalid_type", param="tool_choice.tools", reason="a list of functions is expected")
+        for number, tool in enumerate(tools):
+            path = f"tool_choice.tools[{number}]"
+            kind = type_of(tool, path)
+            if kind == "function":
+                yield self._name_of(tool, path)
+            elif kind not in LEFT_OUT:
+                reason = f"{kind:.64}: only functions are called"
+                raise error("unsupported_parameter", param=f"{path}.type", reason=reason)

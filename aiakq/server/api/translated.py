@@ -1,0 +1,131 @@
+"""Requests of APIs beside OpenAI's chat completions, carried out as the chat request that means the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, PrivateAttr, WithJsonSchema
+
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.structured.grammars import Grammar
+from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.server.api.conversation import TEMPLATE_KWARGS_SCHEMA
+from aiakq.server.api.openai import REQUEST_ID, ModelName
+from aiakq.server.api.reasoning_switch import ReasoningEffort, reasoning_arguments
+from aiakq.server.api.request_model import LIMITED_BY, RequestModel, parse_values
+from aiakq.server.api.sampling_fields import sampling_model
+from aiakq.server.api.service import Service
+from aiakq.server.process.request_stream import Prompt
+
+#: Sampling fields beyond those that the APIs have themselves, which chat has too.
+_SAMPLING_FIELDS = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "logit_bias", "ignore_eos", "skip_special_tokens"),
+)
+#: A limit of generated tokens. More than the context has room for is allowed.
+TokenLimit = Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 2**31})]
+
+_Fields: Any = sampling_model("TranslatedFields", _SAMPLING_FIELDS)
+
+
+class Translated(RequestModel):
+    """A request of another API about a conversation.
+
+    same_fields  those that have the same name and meaning in chat.
+    chat         the chat request, once ``check_combinations`` has been called.
+    """
+
+    same_fields: ClassVar[tuple[str, ...]] = ()
+
+    _chat: ChatCompletionRequest | None = PrivateAttr(None)
+
+    @property
+    def chat(self) -> ChatCompletionRequest:
+        assert self._chat is not None
+        return self._chat
+
+    # --- supplied by subclasses
+
+    def chat_fields(self) -> dict[str, Any]:
+        """The fields of the chat request, but for ``same_fields``.
+
+        Raises ``unsupported_parameter`` and other errors with this API's names.
+        """
+        raise NotImplementedError
+
+    def own_name(self, param: str) -> str:
+        """This API's name of a parameter of the chat request."""
+        return param
+
+    def reasoning_effort(self) -> tuple[ReasoningEffort | None, bool | None]:
+        """How much and whether the model reasons; None: it is not said."""
+        return None, None
+
+    # --- what is done with it
+
+    def check_combinations(self) -> None:
+        """Make ``chat``. Raises what ``ChatCompletionRequest`` and its ``check_combinations`` raise."""
+        fields = {name: getattr(self, name) for name in self.same_fields} | self.chat_fields()
+        try:
+            self._chat = parse_values(ChatCompletionRequest, fields)
+            self._chat.check_combinations()
+        except AiakqError as failure:
+            raise self.rename_param(failure) from None
+
+    def reasoning_arguments(self, service: Service) -> dict[str, Any]:
+        """The arguments of the chat template that switch reasoning, as far as it has any."""
+        return reasoning_arguments(service.chat_template, *self.reasoning_effort())
+
+    def switch_reasoning(self, service: Service) -> None:
+        """Add ``reasoning_arguments`` to those of ``chat``, which take precedence."""
+        self.chat.chat_template_kwargs = self.reasoning_arguments(service) | (self.chat.chat_template_kwargs or {})
+
+    def rename_param(self, failure: AiakqError) -> AiakqError:
+        """``failure`` with this API's name of the parameter it is about."""
+        failure = failure if self._chat is None else self._chat.rename_param(failure)
+        name = failure.param and self.own_name(failure.param)
+        return failure if name == failure.param else error(failure.id, **failure.fields | {"param": name})
+
+
+class TranslatedRequest(_Fields, Translated):
+    """A request of another API to generate one message."""
+
+    same_fields = (
+        *_SAMPLING_FIELDS,
+        *("model", "stream", "priority", "cache_salt", "request_id", "chat_template_kwargs"),
+    )
+
+    model: ModelName | None = Field(None, description="A served name; the first one if not given.")
+    stream: bool | None = Field(None, description="Return the answer as server-sent events while it is generated.")
+    priority: Annotated[int, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
+        None, description="Lower ones are scheduled first, with --scheduling-policy priority."
+    )
+    cache_salt: Annotated[str, Field(json_schema_extra={"minLength": 1})] | None = Field(
+        None, description="Cached prefixes are only shared between requests with the same salt."
+    )
+    request_id: Annotated[str, Field(json_schema_extra={"pattern": f"^{REQUEST_ID.pattern}$"})] | None = Field(
+        None, description="Part of the id of the response, instead of a random one."
+    )
+    chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
+        None, description="Arguments of the chat template, such as enable_thinking."
+    )
+
+    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """The request's own values over ``defaults``."""
+        return self.chat.sampling_params(defaults)
+
+    async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
+        """The prompt. A limit of tokens beyond the end of the context is that end: agents always send the same one."""
+        self.switch_reasoning(service)
+        prompts = await self.chat.tokenize(service, params)
+        limits = service.model.limits
+        room = min(limits.max_model_len, limits.max_kv_tokens) - len(prompts[0].token_ids)
+        if params.max_tokens is not None and room > 0:
+            params.max_tokens = min(params.max_tokens, room)
+        return prompts
+
+    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], own: Grammar | None) -> Grammar | None:
+        """What the answer has to match, which is checked."""
+        return await self.chat.grammar_of(service, prompts, own)

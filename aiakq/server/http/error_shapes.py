@@ -1,0 +1,35 @@
+"""Errors in the shape of the API whose path was asked for, also before a route is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from aiakq.errors import AiakqError
+from aiakq.server.http.responses import ErrorBody, ErrorResponse
+
+
+class ErrorShapes:
+    """Middleware: sets ``request.state.error_body`` to the shape of errors of the path.
+
+    shapes     by path, where it is not OpenAI's.
+    root_path  path under which a proxy offers the server.
+    """
+
+    def __init__(self, app: ASGIApp, shapes: Mapping[str, type[ErrorBody]], root_path: str = "") -> None:
+        self.app = app
+        self.shapes = shapes
+        self.root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        shape = self.shapes.get(scope.get("path", "").removeprefix(self.root_path).removesuffix("/"))
+        if shape is not None:
+            scope.setdefault("state", {})["error_body"] = shape
+        await self.app(scope, receive, send)
+
+
+def error_body(scope: Scope, failure: AiakqError) -> ErrorBody:
+    """The body of an error in answer to the request of ``scope``."""
+    shape: type[ErrorBody] = scope.get("state", {}).get("error_body", ErrorResponse)
+    return shape.from_error(failure)

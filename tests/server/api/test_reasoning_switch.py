@@ -1,0 +1,77 @@
+"""What requests say about reasoning reaches the chat template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from aiakq.server.api.reasoning_switch import reasoning_arguments, template_names
+
+SWITCH = "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
+LEVEL = "{{ reasoning_effort|default('medium') }}"
+
+
+def test_names_of_templates_are_those_in_their_code():
+    template = "enable_thinking {% if a.thinking == 'reasoning_effort' %}{{- \"thinking\" }}{% endif %}{{ b }}"
+    assert template_names(template) >= {"a", "b", "if"}
+    assert not template_names(template) & {"enable_thinking", "reasoning_effort", "thinking"}
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "thinks", "expected"),
+    [
+        (LEVEL, "low", None, {"reasoning_effort": "low"}),
+        (SWITCH, "low", None, {"enable_thinking": True}),
+        (SWITCH, "none", None, {"enable_thinking": False}),
+        (SWITCH + LEVEL, "high", False, {"enable_thinking": False, "reasoning_effort": "high"}),
+        ("{% if thinking %}x{% endif %}", None, True, {"thinking": True}),
+        (SWITCH, None, None, {}),
+        ("{{ messages }}", "high", True, {}),
+    ],
+)
+def test_a_template_is_told_what_it_has_a_switch_for(template, effort, thinks, expected):
+    assert reasoning_arguments(template, effort, thinks) == expected
+
+
+def ask(url: str, **fields: Any) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+    return httpx.post(f"{url}/v1/chat/completions", json={**body, "max_tokens": 1}, trust_env=False, timeout=60)
+
+
+def prompt(url: str, **fields: Any) -> str:
+    body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+    tokens = httpx.post(f"{url}/tokenize", json=body, trust_env=False).json()["tokens"]
+    return httpx.post(f"{url}/detokenize", json={"tokens": tokens}, trust_env=False).json()["prompt"]
+
+
+def test_an_effort_of_chat_reaches_the_template(start_server):
+    with start_server(chat_template=LEVEL + " {{ messages[0].content }}", num_gpu_blocks_override=65) as server:
+        assert prompt(server.url) == "medium Hi" and prompt(server.url, reasoning_effort="high") == "high Hi"
+        own = {"chat_template_kwargs": {"reasoning_effort": "low"}}
+        assert prompt(server.url, reasoning_effort="high", **own) == "low Hi"
+        assert ask(server.url, reasoning_effort="high").status_code == 200
+        failure = ask(server.url, reasoning_effort="huge").json()["error"]
+        assert (failure["code"], failure["param"]) == ("invalid_type", "reasoning_effort")
+        body = {"input": "Hi", "reasoning": {"effort": "high", "summary": "auto"}, "max_output_tokens": 1}
+        answer = httpx.post(f"{server.url}/v1/responses", json=body, trust_env=False, timeout=60).json()
+        assert answer["reasoning"] == {"effort": "high", "summary": None}
+        assert answer["usage"]["input_tokens"] == len(
+            ask(server.url, reasoning_effort="high", return_token_ids=True).json()["prompt_token_ids"]
+        )
+
+
+def test_an_effort_that_the_template_cannot_be_told_is_refused(http, server):
+    failure = ask(server.url, reasoning_effort="high").json()["error"]
+    assert (failure["code"], failure["param"]) == ("unsupported_parameter", "reasoning_effort")
+    for value in (None, "none"):
+        assert ask(server.url, reasoning_effort=value).status_code == 200
+    body = {"input": "Hi", "reasoning": {"effort": "high"}, "max_output_tokens": 1}
+    answer = http.post("/v1/responses", json=body).json()
+    assert answer["reasoning"] == {"effort": None, "summary": None}, "it took no effect, and the response says so"
+
+
+def test_an_effort_can_be_ignored_with_a_warning(start_server):
+    with start_server(unknown_fields="warn", num_gpu_blocks_override=65) as server:
+        assert ask(server.url, reasoning_effort="high").status_code == 200

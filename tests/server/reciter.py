@@ -1,0 +1,58 @@
+"""What the reciting model of the tests of conversations writes, and how it is served."""
+
+from __future__ import annotations
+
+TEMPLATE = """{%- if tools %}<tools>{{ tools | tojson }}</tools>
+{% endif %}
+{%- for message in messages %}[{{ message.role }}]
+{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}
+{{- message.content or '' }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }} of {{ call.id }}
+{%- for name, value in call.function.arguments | items %} {{ name }}={{ value }}{% endfor %}</tool_call>{% endfor %}
+{%- if message.tool_call_id %} for {{ message.tool_call_id }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt and open_thought %}<think>{% endif %}"""
+
+SCRIPTS = {
+    "<|both|>": [
+        "<think>",
+        "It asks for",
+        " the weather.",
+        "</think>",
+        "\n\nLet me",
+        " look.\n",
+        "<tool_call>",
+        '\n{"name": "get_wea',
+        'ther", "arguments": {',
+        '"city": "Ber',
+        'gen", "days": ',
+        "[1,",
+        " {}]}}\n",
+        "</tool_call>",
+        '\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool',
+        "_call>\n",
+    ],
+    "<|plain|>": ["Hel", "lo, ", "wor", "ld.\n\n", "- a\n", "<|odd|>", "- b"],
+    "<|broken|>": ["Like ", "<tool_", "call>", "so", " {it", " goes"],
+}
+SPECIAL = ("<tool_call>", "</tool_call>", "<|odd|>")
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "array"}}},
+            "strict": False,
+        },
+    },
+    {"type": "function", "function": {"name": "get_time"}},
+]
+ARGUMENTS = {
+    "dtype": "float32",
+    "num_gpu_blocks_override": 513,
+    "served_model_name": ["reciter"],
+    "enable_auto_tool_choice": True,
+    "enable_reasoning": True,
+    "enable_admin_routes": True,
+}
