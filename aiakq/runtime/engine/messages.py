@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from aiakq.errors import error
+from aiakq.runtime.pooling_params import Pooled, Pooling, PoolingLimits
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar, GrammarDefaults
 
@@ -37,6 +38,7 @@ class ModelLimits:
     max_new_tokens  what longer answers are cut to; None: nothing.
     by_priority   whether requests may have a priority.
     grammars      how structured output is written unless a request says otherwise.
+    pooling       what prompts become where nothing is generated; None: prompts are continued.
     """
 
     vocab_size: int
@@ -47,6 +49,23 @@ class ModelLimits:
     max_new_tokens: int | None = None
     by_priority: bool = False
     grammars: GrammarDefaults = GrammarDefaults()
+    pooling: PoolingLimits | None = None
+
+    @property
+    def task(self) -> str:
+        """What the model is there for: generate, embed, classify, score or reward."""
+        return "generate" if self.pooling is None else self.pooling.task
+
+    def check_generates(self) -> None:
+        """Raise ``task_mismatch`` if nothing is generated."""
+        if self.pooling is not None:
+            raise error("task_mismatch", task=self.task, wanted="continue texts", needed="generate")
+
+    def pools(self) -> PoolingLimits:
+        """How prompts are pooled. Raises ``task_mismatch`` if they are continued."""
+        if self.pooling is None:
+            raise error("task_mismatch", task="generate", wanted="return embeddings or scores", needed="embed or classify")
+        return self.pooling
 
 
 class RequestSpec(msgspec.Struct, frozen=True):
@@ -63,6 +82,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     cache_salt       pages are shared only between requests with the same one.
     client           whose it is: steps are shared between clients (``FairScheduler``).
     grammar          what the text has to match.
+    pooling          what the prompt becomes, of requests that generate nothing.
     """
 
     request_id: str
@@ -76,6 +96,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     cache_salt: str = ""
     client: str = ""
     grammar: Grammar | None = None
+    pooling: Pooling | None = None
 
 
 def admit(
@@ -89,16 +110,22 @@ def admit(
     cache_salt: str = "",
     within_context: bool = False,
     client: str = "",
+    pooling: Pooling | None = None,
 ) -> RequestSpec:
     """Check one request against ``limits`` and freeze it.
 
     index           counts the sequences of an n > 1 request.
     bad_word_ids    token ids of ``params.bad_words``.
     within_context  stop at the end of the context instead of refusing a larger ``max_tokens``.
+    pooling         what the prompt becomes; nothing is generated then.
 
     Raises AiakqError: empty_prompt, invalid_token_id, context_length_exceeded, value_out_of_range, invalid_type,
-    unsupported_parameter.
+    unsupported_parameter, task_mismatch.
     """
+    if pooling is None:
+        limits.check_generates()
+    else:
+        limits.pools()
     if not prompt_token_ids:
         raise error("empty_prompt", param="prompt")
     _check_ids("prompt", prompt_token_ids, limits.vocab_size)
@@ -135,6 +162,7 @@ def admit(
         cache_salt=cache_salt,
         client=client,
         grammar=None if params.grammar is None else limits.grammars.apply(params.grammar),
+        pooling=pooling,
     )
 
 
@@ -226,6 +254,7 @@ class TokenOutput:
     finish_reason     "stop", "length", "abort" or "error" with the last output, else None.
     stop_reason       the stop token id that ended it; None for end of sequence.
     num_cached_tokens prompt tokens taken from the prefix cache.
+    pooled            what the prompt has become, with the last output.
     """
 
     request_id: str
@@ -239,6 +268,7 @@ class TokenOutput:
     num_preemptions: int = 0
     times: RequestTimes | None = None
     error: str | None = None
+    pooled: Pooled | None = None
 
 
 @dataclass
@@ -274,7 +304,7 @@ class StepOutput:
     def date(self, began: float, ended: float) -> None:
         """Replace the time at which the step began by the time at which its tokens exist: the engine has no clock."""
         for output in self.outputs:
-            if output.times is not None and output.token_ids:
+            if output.times is not None and (output.token_ids or output.pooled is not None):
                 output.times.last_token = ended
                 if output.times.first_token == began:
                     output.times.first_token = ended

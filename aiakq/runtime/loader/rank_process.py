@@ -146,6 +146,7 @@ def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]
     from aiakq.runtime.executor.follower import Follower, Stages
     from aiakq.runtime.executor.kv_cache import count_pages, fit_positions, state_rows
     from aiakq.runtime.executor.runner import Runner
+    from aiakq.runtime.loader.limits import projection_of
     from aiakq.runtime.loader.model_loader import load_model
 
     torch.set_num_threads(load.threads)
@@ -162,7 +163,7 @@ def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]
         return
     assert isinstance(sizes, Configure), "the next message says how large the cache is"
     states = state_rows(config, model, sizes.num_pages, sizes.num_slots)
-    runner = Runner(model, sizes.num_pages, config.cache.block_size, config.device.device, states)
+    runner = Runner(model, sizes.num_pages, config.cache.block_size, config.device.device, states, projection_of(config))
     runner.capture(Bounds(sizes.tokens, sizes.rows, sizes.length), config.compilation)
     inbox = _Inbox(channel)
     stages = Stages(samples=load.num_stages > 1 and load.rank == load.size * (load.num_stages - 1))

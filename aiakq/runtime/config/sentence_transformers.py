@@ -1,0 +1,149 @@
+"""What the files of sentence-transformers say of a model: its modules, pooling, and longest text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiakq.errors import AiakqError, error
+from aiakq.formats.model_folder import read_file
+
+#: Names of sentence-transformers -> ours; others cannot be computed.
+_KINDS = {"cls_token": "CLS", "mean_tokens": "MEAN", "lasttoken": "LAST"}
+_MODES = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
+#: Activations of Dense modules that are known.
+ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
+
+
+@dataclass(frozen=True)
+class DenseModule:
+    """A linear layer with an activation over what was pooled; ``path`` is its folder inside the model's."""
+
+    path: str
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
+
+
+@dataclass(frozen=True)
+class SentenceTransformer:
+    """The modules of a sentence-transformers model.
+
+    pooling     LAST, CLS or MEAN.
+    normalize   whether embeddings have the length 1.
+    max_length  tokens of a text, which sentence-transformers cuts off there; None: no limit of its own.
+    """
+
+    pooling: str
+    normalize: bool
+    dense: tuple[DenseModule, ...] = ()
+    max_length: int | None = None
+
+
+def read_modules(folder: Path) -> SentenceTransformer | None:
+    """What modules.json of the model in ``folder`` says; None if there is none.
+
+    Raises ``unsupported`` for modules that cannot be computed exactly, and ``model_malformed``.
+    """
+    if not (folder / "modules.json").exists():
+        return None
+    found = _json(folder, "modules.json")
+    if not isinstance(found, list):
+        raise _malformed("modules.json", "it holds no list")
+    modules = [_name_and_path(entry) for entry in found]
+    names = [name for name, _ in modules]
+    if names[:2] != ["Transformer", "Pooling"] or modules[0][1] not in ("", "."):
+        raise _unsupported(f"A model of the modules {', '.join(names) or 'none'}")
+    _, pooling_path = modules[1]
+    normalize, dense = False, []
+    for name, path in modules[2:]:
+        if normalize or name not in ("Dense", "Normalize"):
+            raise _unsupported(f"The module {name} behind {'Normalize' if normalize else 'Pooling'}")
+        if name == "Dense":
+            dense.append(_dense(folder, path))
+        else:
+            normalize = True
+    return SentenceTransformer(_pooling(folder, pooling_path), normalize, tuple(dense), _max_length(folder))
+
+
+def _name_and_path(entry: Any) -> tuple[str, str]:
+    """The last part of a module's type, like Pooling, and its folder."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
+        raise _malformed("modules.json", "an entry has no type")
+    path = entry.get("path", "")
+    if not isinstance(path, str) or path.startswith("/") or ".." in Path(path).parts:
+        raise _malformed("modules.json", f"the path {path!r:.64} is not one inside the model's folder")
+    return entry["type"].rpartition(".")[2], path
+
+
+def _pooling(folder: Path, path: str) -> str:
+    """Which of our kinds the Pooling module is."""
+    config = _object(folder, f"{path}/config.json")
+    if config.get("include_prompt", True) is not True:
+        raise _unsupported("A Pooling module that leaves out prompts (include_prompt)")
+    mode = config.get("pooling_mode")
+    if mode is not None:
+        if not isinstance(mode, str) or mode not in _MODES:
+            raise _unsupported(f"The pooling_mode {mode!r:.64}")
+        return _MODES[mode]
+    modes = [name.removeprefix("pooling_mode_") for name, value in config.items() if name.startswith("pooling_mode_") and value]
+    if len(modes) != 1 or modes[0] not in _KINDS:
+        raise _unsupported(f"Pooling by {' and '.join(modes) or 'nothing'}")
+    return _KINDS[modes[0]]
+
+
+def _dense(folder: Path, path: str) -> DenseModule:
+    file = f"{path}/config.json"
+    config = _object(folder, file)
+    sizes = [config.get(name) for name in ("in_features", "out_features")]
+    if not all(type(size) is int and 0 < size < 2**20 for size in sizes):
+        raise _malformed(file, f"in_features and out_features are {sizes!r:.64}")
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+    unknown = set(config) - {"in_features", "out_features", "bias", "activation_function"}
+    if activation not in ACTIVATIONS or any(config[name] for name in unknown - {"module_input_name", "module_output_name"}):
+        raise _unsupported(f"The Dense module {path} ({activation}, {', '.join(sorted(unknown)) or 'no other settings'})")
+    names = {config.get("module_input_name"), config.get("module_output_name")}
+    if names - {None, "sentence_embedding"}:
+        raise _unsupported(f"The Dense module {path}, which is over tokens")
+    return DenseModule(path, int(config["in_features"]), int(config["out_features"]), bool(config.get("bias", True)), activation)
+
+
+def _max_length(folder: Path) -> int | None:
+    """``max_seq_length`` of sentence_bert_config.json."""
+    name = "sentence_bert_config.json"
+    config = _object(folder, name) if (folder / name).exists() else {}
+    if config.get("do_lower_case"):
+        raise _unsupported("A tokenizer whose texts sentence-transformers makes lower-case first (do_lower_case)")
+    length = config.get("max_seq_length")
+    if length is not None and (type(length) is not int or length < 1):
+        raise _malformed(name, f"max_seq_length is {length!r:.64}")
+    return length
+
+
+def _object(folder: Path, name: str) -> dict[str, Any]:
+    """An object from a JSON file of the folder."""
+    found = _json(folder, name)
+    if not isinstance(found, dict):
+        raise _malformed(name, "it holds no object")
+    return found
+
+
+def _json(folder: Path, name: str) -> Any:
+    # Not by the path of a folder inside it: links of the hub cache lead out of that.
+    try:
+        return json.loads(read_file(folder, name))
+    except (ValueError, RecursionError) as problem:
+        raise _malformed(name, str(problem)[:200]) from None
+
+
+def _malformed(file: str, reason: str) -> AiakqError:
+    return error("model_malformed", file=file, reason=reason)
+
+
+def _unsupported(what: str) -> AiakqError:
+    hint = "sentence-transformers computes such embeddings; aiakq computes Transformer, Pooling (mean_tokens, cls_token or "
+    hint += "lasttoken), Dense and Normalize, in this order."
+    return error("unsupported", what=what, hint=hint)
