@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,6 +94,13 @@ class Pooled(msgspec.Struct, frozen=True):
         """All rows."""
         numbers = self.vector()
         return [numbers[start : start + self.width] for start in range(0, len(numbers), self.width)]
+
+
+def similarity(one: Sequence[float], other: Sequence[float]) -> float:
+    """The cosine of the angle between two vectors."""
+    product = sum(map(operator.mul, one, other))
+    lengths = math.sqrt(sum(x * x for x in one)) * math.sqrt(sum(x * x for x in other))
+    return product / max(lengths, 1e-8)
 
 
 class PoolingLimits(msgspec.Struct, frozen=True):

@@ -293,5 +293,6 @@ def truncated(prompt_token_ids: list[int], params: SamplingParams, limits: Model
     if keep is None:
         return prompt_token_ids
     if keep == -1:
-        keep = max(1, min(limits.max_model_len, limits.max_kv_tokens) - (params.max_tokens or 1))
+        num_new = 1 if params.max_tokens is None else params.max_tokens
+        keep = max(1, min(limits.max_model_len, limits.max_kv_tokens) - num_new)
     return prompt_token_ids[-keep:]
