@@ -105,7 +105,7 @@ def _family(architecture: str) -> str:
     """The family's class that generates, for any class of it; the name itself if there is none."""
     if architecture in ARCHITECTURES:
         return architecture
-    stem = architecture.removesuffix(_CLASSIFIER).removesuffix("Model")
+    stem = architecture.removesuffix(_CLASSIFIER).removesuffix("Model").removesuffix("Text")
     return next((stem + end for end in _GENERATORS if stem + end in ARCHITECTURES), architecture)
 
 
