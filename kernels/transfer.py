@@ -33,7 +33,7 @@ def on_host(*tensors: Tensor) -> Callable[[], list[list]]:
 
 
 def copies_on_host(*tensors: Tensor) -> Callable[[], list[Tensor]]:
-    """The same, but the function returned gives tensors; those of a tensor of the host are that tensor itself."""
+    """The same for tensors [...] of any shape; the function returned gives tensors. One on the host is not copied."""
     # torch copies to pinned memory from a GPU if it need not wait.
     copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
     arrived = None

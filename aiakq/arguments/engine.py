@@ -64,9 +64,9 @@ class ModelArguments:
     )
     task: str = argument(
         "auto",
-        "What the model is for. generate: it continues texts; embed (or embedding): an embedding of each text; classify: "
-        "probabilities of labels; score: one number for a pair of texts; reward: what it computes for each token. auto: "
-        "what its files say.",
+        "What the model is for. generate: to continue texts; embed (or embedding): an embedding of each text; "
+        "classify: probabilities of labels; score: one number for a pair of texts; reward: what it computes for each "
+        "token. auto: what its files say.",
         choices=("auto", "generate", "embed", "embedding", "classify", "score", "reward"),
     )
     override_pooler_config: dict[str, Any] | None = argument(

@@ -179,9 +179,7 @@ class LLM(PoolingMethods):
                 results[request_id] = _empty(request_id, text, ids, each)
                 if each.grammar is not None:
                     self._check_grammar(each)
-                specs = self._processor.add(
-                    request_id, ids, each, priority, salt, within_context=True, pooling=pooling
-                )
+                specs = self._processor.add(request_id, ids, each, priority, salt, within_context=True, pooling=pooling)
                 inbox += specs
                 if each.logits_processors:
                     for spec in specs:

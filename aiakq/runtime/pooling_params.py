@@ -34,7 +34,9 @@ class PoolingParams:
     def __post_init__(self) -> None:
         """Raises ``invalid_type``."""
         if isinstance(self.dimensions, bool) or not isinstance(self.dimensions, int | None):
-            raise error("invalid_type", param="dimensions", reason=f"an integer is expected, not {self.dimensions!r:.64}")
+            raise error(
+                "invalid_type", param="dimensions", reason=f"an integer is expected, not {self.dimensions!r:.64}"
+            )
         for name in ("normalize", "activation"):
             if not isinstance(getattr(self, name), bool | None):
                 reason = f"true or false is expected, not {getattr(self, name)!r:.64}"

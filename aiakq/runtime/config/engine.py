@@ -10,7 +10,6 @@ from typing import Any
 from aiakq.arguments.server import checked
 from aiakq.errors import error
 from aiakq.formats.hub import resolve_model
-from aiakq.formats.quantization_config import read_spec
 from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.device import DeviceConfig
@@ -19,7 +18,7 @@ from aiakq.runtime.config.load import LoadConfig
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.pooling import PoolingConfig
-from aiakq.runtime.config.quantization import check_quantization
+from aiakq.runtime.config.quantization import checked_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.spec import QuantSpec
@@ -63,8 +62,7 @@ class EngineConfig:
             raise error("usage", reason="No model is given.", hint="Name a folder or a hub model with --model.")
         load = LoadConfig.from_args(args)
         raw = model_config(load.path, args)
-        spec = read_spec(load.path, raw)
-        check_quantization(args["quantization"], spec, raw)
+        spec = checked_spec(load.path, raw, args["quantization"])
         pooling = PoolingConfig.from_args(args, load.path, raw)
         model = ModelConfig.from_hf(raw if pooling is None else pooling.model_config(raw))
         raw = dict(model.raw)

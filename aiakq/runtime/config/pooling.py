@@ -11,12 +11,13 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import read_json
 from aiakq.runtime.config.model import OutputHead, first_architecture
 from aiakq.runtime.config.sentence_transformers import DenseModule, SentenceTransformer, read_modules
-from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 from aiakq.runtime.pooling_params import POOLING_TYPES, Pooling, PoolingLimits
 
 _CLASSIFIER = "ForSequenceClassification"
-#: Ends of the names of classes that generate, in the order in which they are looked for.
-_GENERATORS = ("ForCausalLM", "LMHeadModel")
+#: Ends of the names of classes that generate, of those that end like one that does not.
+_GENERATORS = ("LMHeadModel", "ChatModel", "ChatGLMModel")
+#: Classes that generate whose names do not end with ForCausalLM, by what the others of the family begin with.
+_FAMILIES = {"GPT2": "GPT2LMHeadModel"}
 #: What --task calls the same.
 _RENAMED = {"embedding": "embed"}
 _MAX_LABELS = 2**20
@@ -29,6 +30,7 @@ class PoolingConfig:
     limits        what requests may ask for.
     head          what the model computes of its hidden states.
     architecture  the family's class that generates, whose layers these are.
+    stated        the class that config.json names.
     dense         modules over what was pooled.
     max_length    tokens of a text, if the model has a limit of its own.
     """
@@ -36,6 +38,7 @@ class PoolingConfig:
     limits: PoolingLimits
     head: OutputHead
     architecture: str
+    stated: str
     dense: tuple[DenseModule, ...] = ()
     max_length: int | None = None
 
@@ -77,14 +80,14 @@ def _task_of(architecture: str, raw: Mapping[str, Any], modules: SentenceTransfo
         return "embed"
     if architecture.endswith(_CLASSIFIER):
         return "score" if len(_labels(raw)) == 1 else "classify"
-    bare = architecture.endswith("Model") and not architecture.endswith(_GENERATORS)
-    return "embed" if bare and _family(architecture) in ARCHITECTURES else "generate"
+    return "embed" if architecture.endswith("Model") and not architecture.endswith(_GENERATORS) else "generate"
 
 
 def _check_generates(architecture: str) -> None:
     if architecture.endswith(_CLASSIFIER):
-        reason = "it is no language model: --task classify, score or reward serves it"
-        raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
+        raise _conflict(
+            "--task generate", architecture, "that is no language model; --task classify or score serves it"
+        )
 
 
 def _check_causal(raw: Mapping[str, Any]) -> None:
@@ -102,11 +105,11 @@ def _check_causal(raw: Mapping[str, Any]) -> None:
 
 
 def _family(architecture: str) -> str:
-    """The family's class that generates, for any class of it; the name itself if there is none."""
-    if architecture in ARCHITECTURES:
+    """The family's class that generates, for any class of it."""
+    if architecture.endswith(_GENERATORS) or not architecture.endswith((_CLASSIFIER, "Model")):
         return architecture
     stem = architecture.removesuffix(_CLASSIFIER).removesuffix("Model").removesuffix("Text")
-    return next((stem + end for end in _GENERATORS if stem + end in ARCHITECTURES), architecture)
+    return _FAMILIES.get(stem, f"{stem}ForCausalLM")
 
 
 def _pooled(
@@ -117,23 +120,17 @@ def _pooled(
     modules: SentenceTransformer | None,
     override: Mapping[str, Any],
 ) -> PoolingConfig:
-    family = _family(architecture)
-    if family not in ARCHITECTURES:
-        reason = "aiakq has no model of its own for it, and pools no others"
-        raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
     is_classifier = architecture.endswith(_CLASSIFIER)
-    if task in ("classify", "score") and not is_classifier:
-        reason = "it has no scores: its class is not one ForSequenceClassification"
-        if task == "score":
-            reason += "; a model of embeddings (--task embed) answers /score with their similarity"
-        raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
-    if task == "embed" and is_classifier:
-        reason = "it has scores, not embeddings"
-        raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
     labels = _labels(raw) if is_classifier else []
+    if task in ("classify", "score") and not is_classifier:
+        reason = "a model without labels has no scores"
+        hint = "With --task embed, /score compares the embeddings of two texts."
+        raise _conflict(f"--task {task}", architecture, reason, hint)
+    if task == "embed" and is_classifier:
+        raise _conflict("--task embed", architecture, "that has scores instead of embeddings", "Leave --task out.")
     if task == "score" and len(labels) != 1:
         reason = f"it has {len(labels)} labels, and a score is one number"
-        raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
+        raise _conflict("--task score", architecture, reason, "--task classify serves it.")
     tokens = _label_tokens(folder, raw) if is_classifier else None
     head = OutputHead(len(labels), tokens)
     pooling = _override(_default(task, raw, modules, head), override)
@@ -148,7 +145,8 @@ def _pooled(
             concatenates=tokens is not None,
         ),
         head=head,
-        architecture=family,
+        architecture=_family(architecture),
+        stated=architecture,
         dense=dense,
         max_length=None if modules is None else modules.max_length,
     )
@@ -167,7 +165,12 @@ def _default(task: str, raw: Mapping[str, Any], modules: SentenceTransformer | N
 
 def _override(pooling: Pooling, override: Mapping[str, Any]) -> Pooling:
     """``pooling`` changed by --override-pooler-config. Raises ``bad_option``."""
-    known: dict[str, tuple[type, ...]] = {"pooling_type": (str,), "normalize": (bool,), "softmax": (bool,), "step_tag_id": (int,)}
+    known: dict[str, tuple[type, ...]] = {
+        "pooling_type": (str,),
+        "normalize": (bool,),
+        "softmax": (bool,),
+        "step_tag_id": (int,),
+    }
     for name, value in override.items():
         if name not in known:
             reason = "one of " + ", ".join(known)
@@ -179,7 +182,9 @@ def _override(pooling: Pooling, override: Mapping[str, Any]) -> Pooling:
         raise _bad_override(f"pooling_type: {kind:.64}", "one of " + ", ".join(POOLING_TYPES))
     step = override.get("step_tag_id")
     if (kind == "STEP") != (step is not None):
-        raise _bad_override(f"pooling_type: {kind}, step_tag_id: {step}", "a step_tag_id with STEP, and with nothing else")
+        raise _bad_override(
+            f"pooling_type: {kind}, step_tag_id: {step}", "a step_tag_id with STEP, and with nothing else"
+        )
     activation, normalize = pooling.activation, pooling.normalize
     if override.get("softmax") is not None:
         activation = (activation or "softmax") if override["softmax"] else ""
@@ -268,5 +273,5 @@ def _dimensions(raw: Mapping[str, Any]) -> list[int] | None:
     return [] if raw.get("is_matryoshka") is True else None
 
 
-def _conflict(option: str, other: str, reason: str) -> AiakqError:
-    return error("option_conflict", option=option, other=other, reason=reason, hint="Leave one out.")
+def _conflict(option: str, other: str, reason: str, hint: str = "Leave it out.") -> AiakqError:
+    return error("option_conflict", option=option, other=other, reason=reason, hint=hint)

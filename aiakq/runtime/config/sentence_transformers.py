@@ -89,7 +89,11 @@ def _pooling(folder: Path, path: str) -> str:
         if not isinstance(mode, str) or mode not in _MODES:
             raise _unsupported(f"The pooling_mode {mode!r:.64}")
         return _MODES[mode]
-    modes = [name.removeprefix("pooling_mode_") for name, value in config.items() if name.startswith("pooling_mode_") and value]
+    modes = [
+        name.removeprefix("pooling_mode_")
+        for name, value in config.items()
+        if name.startswith("pooling_mode_") and value
+    ]
     if len(modes) != 1 or modes[0] not in _KINDS:
         raise _unsupported(f"Pooling by {' and '.join(modes) or 'nothing'}")
     return _KINDS[modes[0]]
@@ -98,17 +102,17 @@ def _pooling(folder: Path, path: str) -> str:
 def _dense(folder: Path, path: str) -> DenseModule:
     file = f"{path}/config.json"
     config = _object(folder, file)
-    sizes = [config.get(name) for name in ("in_features", "out_features")]
-    if not all(type(size) is int and 0 < size < 2**20 for size in sizes):
-        raise _malformed(file, f"in_features and out_features are {sizes!r:.64}")
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
-    unknown = set(config) - {"in_features", "out_features", "bias", "activation_function"}
-    if activation not in ACTIVATIONS or any(config[name] for name in unknown - {"module_input_name", "module_output_name"}):
-        raise _unsupported(f"The Dense module {path} ({activation}, {', '.join(sorted(unknown)) or 'no other settings'})")
-    names = {config.get("module_input_name"), config.get("module_output_name")}
-    if names - {None, "sentence_embedding"}:
-        raise _unsupported(f"The Dense module {path}, which is over tokens")
-    return DenseModule(path, int(config["in_features"]), int(config["out_features"]), bool(config.get("bias", True)), activation)
+    inputs, outputs = config.pop("in_features", None), config.pop("out_features", None)
+    bias, function = config.pop("bias", True), config.pop("activation_function", "torch.nn.modules.activation.Tanh")
+    if not all(type(size) is int and 0 < size < 2**20 for size in (inputs, outputs)) or type(bias) is not bool:
+        raise _malformed(file, f"in_features, out_features and bias are {inputs!r:.20}, {outputs!r:.20}, {bias!r:.20}")
+    activation = str(function).rpartition(".")[2]
+    if activation not in ACTIVATIONS:
+        raise _unsupported(f"The activation {function!r:.64} of a Dense module")
+    for name, value in config.items():
+        if value not in (None, "sentence_embedding"):  # what module_input_name and module_output_name usually are
+            raise _unsupported(f"A Dense module whose {name:.64} is {value!r:.64}")
+    return DenseModule(path, inputs, outputs, bias, activation)
 
 
 def _max_length(folder: Path) -> int | None:
@@ -144,6 +148,7 @@ def _malformed(file: str, reason: str) -> AiakqError:
 
 
 def _unsupported(what: str) -> AiakqError:
-    hint = "sentence-transformers computes such embeddings; aiakq computes Transformer, Pooling (mean_tokens, cls_token or "
-    hint += "lasttoken), Dense and Normalize, in this order."
+    hint = (
+        "aiakq computes Transformer, Pooling (mean_tokens, cls_token or lasttoken), Dense and Normalize, in this order."
+    )
     return error("unsupported", what=what, hint=hint)

@@ -64,7 +64,9 @@ class ModelLimits:
     def pools(self) -> PoolingLimits:
         """How prompts are pooled. Raises ``task_mismatch`` if they are continued."""
         if self.pooling is None:
-            raise error("task_mismatch", task="generate", wanted="return embeddings or scores", needed="embed or classify")
+            raise error(
+                "task_mismatch", task="generate", wanted="return embeddings or scores", needed="embed or classify"
+            )
         return self.pooling
 
 
@@ -122,13 +124,8 @@ def admit(
     Raises AiakqError: empty_prompt, invalid_token_id, context_length_exceeded, value_out_of_range, invalid_type,
     unsupported_parameter, task_mismatch.
     """
-    if pooling is None:
-        limits.check_generates()
-    else:
-        limits.pools()
-    if not prompt_token_ids:
-        raise error("empty_prompt", param="prompt")
-    _check_ids("prompt", prompt_token_ids, limits.vocab_size)
+    limits.check_generates() if pooling is None else limits.pools()
+    _check_prompt(prompt_token_ids, limits)
     _check_ids_of_parameters(params, bad_word_ids, limits.vocab_size)
     _check_priority(priority, limits)
     _check_logprobs(params, limits)
@@ -178,6 +175,12 @@ def _check_logprobs(params: SamplingParams, limits: ModelLimits) -> None:
         # -1 stands for the whole vocabulary.
         if count is not None and (limits.vocab_size if count == -1 else count) > limits.max_logprobs:
             raise error("value_out_of_range", param=name, value=count, allowed=f"at most {limits.max_logprobs}")
+
+
+def _check_prompt(token_ids: list[int], limits: ModelLimits) -> None:
+    if not token_ids:
+        raise error("empty_prompt", param="prompt")
+    _check_ids("prompt", token_ids, limits.vocab_size)
 
 
 def _check_priority(priority: int, limits: ModelLimits) -> None:

@@ -42,7 +42,7 @@ class Projection:
 
     @staticmethod
     def load(folder: Path, modules: Sequence[DenseModule]) -> Projection | None:
-        """The ``modules`` of the model in ``folder``; None if there are none. Raises ``model_*``, ``tensor_mismatch``."""
+        """The ``modules`` of the model in ``folder``, or None. Raises ``model_*`` and ``tensor_mismatch``."""
         return Projection([_load(folder / module.path, module) for module in modules]) if modules else None
 
     def __call__(self, rows: Tensor) -> Tensor:

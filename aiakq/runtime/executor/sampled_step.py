@@ -89,7 +89,6 @@ class SampledStep:
             results.append(result)
         return StepResult(results)
 
-
     def _pool(self, index: int, pooler: PromptPooler, result: ChunkResult) -> None:
         """Add the outputs for one chunk to its prompt's; behind the last one, fill in the result."""
         assert self._outputs is not None

@@ -7,7 +7,6 @@ import msgspec
 from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.messages import ModelLimits
-from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.models.decoder import Decoder, Model
 from aiakq.runtime.pooling_params import PoolingLimits
 
@@ -16,11 +15,6 @@ def rows_of_steps(config: EngineConfig) -> int:
     """The most outputs of the model that a step needs."""
     every_token = config.pooling is not None and config.pooling.every_token
     return config.scheduler.max_num_batched_tokens if every_token else config.scheduler.max_num_seqs
-
-
-def projection_of(config: EngineConfig) -> Projection | None:
-    """What changes pooled outputs, if anything does. Raises ``model_malformed`` and ``tensor_mismatch``."""
-    return None if config.pooling is None else Projection.load(config.load.path, config.pooling.dense)
 
 
 def limits_of(config: EngineConfig, model: Model, max_kv_tokens: int) -> ModelLimits:

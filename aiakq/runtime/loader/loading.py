@@ -22,12 +22,11 @@ from aiakq.runtime.executor.kv_cache import (
     describe_states,
     fit_positions,
     kv_bytes_per_page,
-    state_rows,
 )
-from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.selection import new_executor
-from aiakq.runtime.loader.limits import limits_of, projection_of, rows_of_steps
+from aiakq.runtime.loader.limits import limits_of, rows_of_steps
 from aiakq.runtime.loader.model_loader import load_within_memory
+from aiakq.runtime.loader.new_runner import new_runner
 from aiakq.system.memory import gc_frozen
 
 
@@ -80,8 +79,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     longest = min(config.max_model_len, tokens)
     bounds = Bounds(config.scheduler.max_num_batched_tokens, rows_of_steps(config), longest)
     num_slots = config.scheduler.max_num_seqs + 1  # one is the engine's own
-    states = state_rows(config, model, num_pages, num_slots)
-    runner = Runner(model, num_pages, config.cache.block_size, config.device.device, states, projection_of(config))
+    runner = new_runner(config, model, num_pages, num_slots)
     how = runner.capture(bounds, config.compilation)
     scheduler = FairScheduler(pool, config.scheduler)
     size = num_pages * kv_bytes_per_page(model, config.cache)
@@ -103,7 +101,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
         ranks.append(remark)
     if ranks:
         facts["ranks"] = "; ".join(ranks)
-    if states is not None:
+    if runner.states is not None:
         facts["recurrent states"] = describe_states(config, model)
     if group is not None:
         sizes = Configure(num_pages, num_slots, bounds.tokens, bounds.rows, bounds.length)
