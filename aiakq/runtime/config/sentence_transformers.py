@@ -86,6 +86,7 @@ def _pooling(folder: Path, path: str) -> str:
         raise _unsupported("A Pooling module that leaves out prompts (include_prompt)")
     mode = config.get("pooling_mode")
     if mode is not None:
+        mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
         if not isinstance(mode, str) or mode not in _MODES:
             raise _unsupported(f"The pooling_mode {mode!r:.64}")
         return _MODES[mode]
@@ -94,8 +95,9 @@ def _pooling(folder: Path, path: str) -> str:
         for name, value in config.items()
         if name.startswith("pooling_mode_") and value
     ]
+    modes = modes or ["mean_tokens"]
     if len(modes) != 1 or modes[0] not in _KINDS:
-        raise _unsupported(f"Pooling by {' and '.join(modes) or 'nothing'}")
+        raise _unsupported(f"Pooling by {' and '.join(modes):.100}")
     return _KINDS[modes[0]]
 
 
@@ -110,20 +112,28 @@ def _dense(folder: Path, path: str) -> DenseModule:
     if activation not in ACTIVATIONS:
         raise _unsupported(f"The activation {function!r:.64} of a Dense module")
     for name, value in config.items():
-        if value not in (None, "sentence_embedding"):  # what module_input_name and module_output_name usually are
+        # module_input_name, module_output_name and use_residual
+        if value not in (None, False, "sentence_embedding"):
             raise _unsupported(f"A Dense module whose {name:.64} is {value!r:.64}")
     return DenseModule(path, inputs, outputs, bias, activation)
 
 
 def _max_length(folder: Path) -> int | None:
-    """``max_seq_length`` of sentence_bert_config.json."""
+    """Tokens that sentence-transformers keeps of a text, if a file says so besides config.json."""
     name = "sentence_bert_config.json"
     config = _object(folder, name) if (folder / name).exists() else {}
     if config.get("do_lower_case"):
         raise _unsupported("A tokenizer whose texts sentence-transformers makes lower-case first (do_lower_case)")
-    length = config.get("max_seq_length")
+    if config.get("transformer_task", "feature-extraction") != "feature-extraction":
+        raise _unsupported(f"The transformer_task {config['transformer_task']!r:.64}")
+    length, key = config.get("max_seq_length"), "max_seq_length"
+    if length is None and (folder / "tokenizer_config.json").exists():
+        name, key = "tokenizer_config.json", "model_max_length"
+        length = _object(folder, name).get(key)
+        if isinstance(length, (int, float)) and length >= 2**31:  # transformers' number for no limit
+            length = None
     if length is not None and (type(length) is not int or length < 1):
-        raise _malformed(name, f"max_seq_length is {length!r:.64}")
+        raise _malformed(name, f"{key} is {length!r:.64}")
     return length
 
 

@@ -43,7 +43,7 @@ class Projection:
     @staticmethod
     def load(folder: Path, modules: Sequence[DenseModule]) -> Projection | None:
         """The ``modules`` of the model in ``folder``, or None. Raises ``model_*`` and ``tensor_mismatch``."""
-        return Projection([_load(folder / module.path, module) for module in modules]) if modules else None
+        return Projection([_load(folder, module) for module in modules]) if modules else None
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[R, K] -> [R, N], each row by itself."""
