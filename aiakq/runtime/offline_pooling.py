@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aiakq.errors import error
-from aiakq.runtime.pooling_params import Pooled, PoolingLimits, PoolingParams, similarity
+from aiakq.runtime.pooling_params import Pooled, PoolingLimits, PoolingParams, paired, similarity
 from aiakq.runtime.text.outputs import RequestOutput
 from aiakq.runtime.text.pooling_outputs import (
     ClassificationOutput,
@@ -80,7 +80,7 @@ class PoolingMethods:
         truncate_prompt_tokens: int | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """An embedding of each prompt. Raises as ``encode``, ``task_mismatch`` for a model that has none."""
-        check_embeds(self._pooling_limits())
+        self._pooling_limits().check_embeds()
         params = pooling_params or PoolingParams()
         results = self._pool(listed_prompts(prompts), params, truncate_prompt_tokens, use_tqdm)
         return [_result(EmbeddingRequestOutput, each, EmbeddingOutput(_pooled(each).vector())) for each in results]
@@ -93,7 +93,7 @@ class PoolingMethods:
         truncate_prompt_tokens: int | None = None,
     ) -> list[ClassificationRequestOutput]:
         """The probability of each label, of each prompt. Raises as ``encode``, ``task_mismatch`` for another model."""
-        check_classifies(self._pooling_limits())
+        self._pooling_limits().check_classifies()
         params = pooling_params or PoolingParams()
         results = self._pool(listed_prompts(prompts), params, truncate_prompt_tokens, use_tqdm)
         return [
@@ -111,7 +111,7 @@ class PoolingMethods:
         a model with one label scores the pair, one of embeddings compares those of the two.
         """
         limits = self._pooling_limits()
-        check_scores(limits)
+        limits.check_scores()
         pairs = paired([text_1] if isinstance(text_1, str) else text_1, [text_2] if isinstance(text_2, str) else text_2)
         if not limits.is_classifier:
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
@@ -130,35 +130,6 @@ class PoolingMethods:
 
     def _pooling_limits(self) -> PoolingLimits:
         return self.engine.limits.pools()
-
-
-def check_embeds(limits: PoolingLimits) -> None:
-    """Raise ``task_mismatch`` for a model without embeddings."""
-    if limits.task != "embed" or not limits.pooling.has_one_row:
-        raise error("task_mismatch", task=limits.task, wanted="return an embedding of a text", needed="embed")
-
-
-def check_classifies(limits: PoolingLimits) -> None:
-    """Raise ``task_mismatch`` for a model without labels."""
-    if limits.task not in ("classify", "score") or not limits.pooling.has_one_row:
-        raise error("task_mismatch", task=limits.task, wanted="return probabilities of labels", needed="classify")
-
-
-def check_scores(limits: PoolingLimits) -> None:
-    """Raise ``task_mismatch`` for a model that neither has embeddings nor one score."""
-    one = limits.width == 1 and limits.task in ("classify", "score")
-    if not (one or limits.task == "embed") or not limits.pooling.has_one_row:
-        raise error("task_mismatch", task=limits.task, wanted="return a score of two texts", needed="score")
-
-
-def paired(ones: Sequence[str], twos: Sequence[str]) -> list[tuple[str, str]]:
-    """Texts in pairs: one with each, or each with that of its place. Raises ``invalid_type`` and ``empty_prompt``."""
-    if not ones or not twos:
-        raise error("empty_prompt", param="text_2" if ones else "text_1")
-    if len(ones) not in (1, len(twos)):
-        reason = f"there are {len(ones)} of them and {len(twos)} of the other; one, or as many, are expected"
-        raise error("invalid_type", param="text_1", reason=reason)
-    return list(zip(list(ones) * (len(twos) if len(ones) == 1 else 1), twos, strict=True))
 
 
 def _pooled(result: RequestOutput) -> Pooled:

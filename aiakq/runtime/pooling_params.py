@@ -105,6 +105,16 @@ def similarity(one: Sequence[float], other: Sequence[float]) -> float:
     return product / max(lengths, 1e-8)
 
 
+def paired(ones: Sequence[str], twos: Sequence[str]) -> list[tuple[str, str]]:
+    """Texts in pairs: one with each, or each with that of its place. Raises ``invalid_type`` and ``empty_prompt``."""
+    if not ones or not twos:
+        raise error("empty_prompt", param="text_2" if ones else "text_1")
+    if len(ones) not in (1, len(twos)):
+        reason = f"there are {len(ones)} of them and {len(twos)} of the other; one, or as many, are expected"
+        raise error("invalid_type", param="text_1", reason=reason)
+    return list(zip(list(ones) * (len(twos) if len(ones) == 1 else 1), twos, strict=True))
+
+
 class PoolingLimits(msgspec.Struct, frozen=True):
     """What a server's pooled results are, and what requests may change of it.
 
@@ -127,6 +137,22 @@ class PoolingLimits(msgspec.Struct, frozen=True):
     def is_classifier(self) -> bool:
         """Whether the model has scores, and not only hidden states."""
         return bool(self.labels)
+
+    def check_embeds(self) -> None:
+        """Raise ``task_mismatch`` unless there are embeddings."""
+        if self.task != "embed" or not self.pooling.has_one_row:
+            raise error("task_mismatch", task=self.task, wanted="return an embedding of a text", needed="embed")
+
+    def check_classifies(self) -> None:
+        """Raise ``task_mismatch`` unless there are labels."""
+        if self.task not in ("classify", "score") or not self.pooling.has_one_row:
+            raise error("task_mismatch", task=self.task, wanted="return probabilities of labels", needed="classify")
+
+    def check_scores(self) -> None:
+        """Raise ``task_mismatch`` unless there are embeddings, or one score."""
+        has_one_score = self.width == 1 and self.task in ("classify", "score")
+        if not (has_one_score or self.task == "embed") or not self.pooling.has_one_row:
+            raise error("task_mismatch", task=self.task, wanted="return a score of two texts", needed="score")
 
     def resolve(self, params: PoolingParams) -> Pooling:
         """What ``params`` asks for. Raises ``value_out_of_range`` and ``unsupported_parameter``."""

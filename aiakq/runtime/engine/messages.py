@@ -144,7 +144,7 @@ def admit(
             "context_length_exceeded",
             param="max_tokens" if room > 0 else "prompt",
             prompt=len(prompt_token_ids),
-            wanted=max(1, max_tokens),
+            wanted=max(1 if pooling is None else 0, max_tokens),
             limit=longest,
         )
     return RequestSpec(

@@ -27,6 +27,8 @@ ROUTE_MODULES = Registry(
     {
         "completions": "aiakq.server.api.completions",
         "chat": "aiakq.server.api.chat",
+        "embeddings": "aiakq.server.api.pooling.embeddings",
+        "scores": "aiakq.server.api.pooling.scores",
         "models": "aiakq.server.api.models",
         "tokenization": "aiakq.server.api.tokenization",
         "status": "aiakq.server.api.status",
@@ -43,7 +45,7 @@ TOKENIZATION = ("no_tokenizer", "no_chat_template", "chat_template", "tokenizati
 GENERATION = (
     *("empty_prompt", "too_many_prompts", "context_length_exceeded", "nothing_left", "overloaded", "queue_timeout"),
     *("time_limit", "numerical_error", "engine_restarted", "engine_timeout", "request_quarantined", "aborted"),
-    "slow_reader",
+    *("slow_reader", "task_mismatch"),
 )
 
 
