@@ -98,8 +98,8 @@ async def generate(service: Service, request: Request, model: type[Any], builder
     tracker = RequestTracker(service, request.state.arrival_time)
     try:
         service.check_available()
-        service.model.limits.check_generates()
         body = await read_body(request, service.max_body_bytes, service.max_values)
+        service.model.limits.check_generates()
         return await cancel_on_disconnect(request, _run(service, request, body, model, builder, tracker))
     except (ClientDisconnected, ClientDisconnect):
         tracker.finish("abort")

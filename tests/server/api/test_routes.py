@@ -75,7 +75,8 @@ def test_bodies_are_limited_in_size_and_type(guarded, route):
     assert (too_large.status_code, code_of(too_large)) == (413, "request_too_large")
     text = guarded.post(url(route), headers=KEY | {"content-type": "text/plain"}, content=b"{}")
     assert (text.status_code, code_of(text)) == (415, "unsupported_media_type")
-    values = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "tokens": [1]}
+    values = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "tokens": [1], "input": "a"}
+    values |= {"query": "a", "documents": ["a"]}
     required = {name: values[name] for name, field in route.request[0].model_fields.items() if field.is_required()}
     unknown = guarded.post(url(route), headers=KEY, json={**required, "no_such_field": 1})
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "no_such_field")

@@ -105,7 +105,7 @@ class PoolingData(msgspec.Struct):
     """What one input has become: a vector, a row for each token, or base64 of either."""
 
     index: int
-    data: list[float] | list[list[float]] | str
+    data: list[float | list[float]] | str
     object: Literal["pooling"] = "pooling"
 
 

@@ -43,7 +43,7 @@ class PoolingFields(RequestModel):
     """The fields of all requests whose prompts are pooled."""
 
     model: ModelName | None = Field(None, description="A served name; the only one if not given.")
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
+    truncate_prompt_tokens: Annotated[int, Field(json_schema_extra={"minimum": -1})] | None = Field(
         None, description="Tokens of a prompt to keep, the last ones; -1: as many as the model takes."
     )
     priority: Annotated[int, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
@@ -183,7 +183,6 @@ async def answer(
     tracker = RequestTracker(service, request.state.arrival_time)
     try:
         service.check_available()
-        service.model.limits.pools()
         body = await read_body(request, service.max_body_bytes, service.max_values)
         given = parse_body(model, body, service.on_unknown_field)
         service.model.check_name(given.model)
