@@ -138,6 +138,13 @@ class PoolingLimits(msgspec.Struct, frozen=True):
         """Whether the model has scores, and not only hidden states."""
         return bool(self.labels)
 
+    def describe(self) -> str:
+        """What prompts become, for the start-up table."""
+        pooling = self.pooling
+        parts = [self.task, pooling.kind, *(["normalized"] if pooling.normalize else [])]
+        parts += [pooling.activation] if pooling.activation else []
+        return f"{', '.join(parts)}: {self.width} numbers" + ("" if pooling.has_one_row else " for each row")
+
     def check_embeds(self) -> None:
         """Raise ``task_mismatch`` unless there are embeddings."""
         if self.task != "embed" or not self.pooling.has_one_row:

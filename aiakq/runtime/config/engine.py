@@ -51,6 +51,11 @@ class EngineConfig:
     max_logprobs: int
     pooling: PoolingConfig | None = None
 
+    @property
+    def architecture(self) -> str:
+        """The class that config.json names."""
+        return self.model.architecture if self.pooling is None else self.pooling.stated
+
     @staticmethod
     def from_args(given: Mapping[str, Any]) -> EngineConfig:
         """Check arguments (docs/arguments.md), find the model and settle what depends on its config.

@@ -64,7 +64,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
         model, operations = load_within_memory(config, None if group is None else group.share)
     release_memory()
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
-    on_phase(Phase("weights", time.monotonic() - started, f"{config.model.architecture}, {method}"))
+    on_phase(Phase("weights", time.monotonic() - started, f"{config.architecture}, {method}"))
     started = time.monotonic()
     if group is None:
         num_pages = count_pages(config, model)
@@ -88,7 +88,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     limits = limits_of(config, model, tokens)
     dtype = str(config.device.dtype).removeprefix("torch.")
     facts = {
-        "model": f"{config.model.architecture}, {method}",
+        "model": f"{config.architecture}, {method}",
         "device": device_name(config.device.device),
         "dtype": f"{dtype} ({config.device.dtype_reason})",
         **operations,
@@ -99,6 +99,8 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     ranks = [] if group is None else [group.describe()]
     if remark := config.parallel.remark(config.model.raw):
         ranks.append(remark)
+    if limits.pooling is not None:
+        facts["task"] = limits.pooling.describe()
     if ranks:
         facts["ranks"] = "; ".join(ranks)
     if runner.states is not None:
