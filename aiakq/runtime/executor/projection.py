@@ -56,7 +56,7 @@ class Projection:
 
 def _load(folder: Path, module: DenseModule) -> _Dense:
     tensors = _tensors(folder, module.path)
-    shapes = {"linear.weight": (module.outputs, module.inputs)}
+    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (module.outputs, module.inputs)}
     if module.bias:
         shapes["linear.bias"] = (module.outputs,)
     for name, shape in shapes.items():

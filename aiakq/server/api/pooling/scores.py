@@ -152,7 +152,7 @@ async def _scores(
     for start in range(0, len(texts), MAX_INPUTS):  # a pair has two
         found += await call.pool(texts[start : start + MAX_INPUTS], params)
     vectors = {text: prompt.pooled.vector() for text, prompt in zip(texts, found, strict=True)}
-    scores = []
+    scores: list[float] = []
     for one, two in pairs:
         if len(scores) % _SCORES_AT_A_TIME == 0:
             await asyncio.sleep(0)
