@@ -14,9 +14,6 @@ from aiakq.runtime.engine.messages import NOT_FINITE
 from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.pooling_params import Pooled, Pooling
 
-#: Numbers that are added up at a time.
-_BLOCK = 1 << 20
-
 
 class PromptPooler:
     """The outputs of one prompt so far. ``projection`` changes what was pooled, before it is normalised."""
@@ -51,7 +48,7 @@ class PromptPooler:
         if pooling.dimensions is not None:
             rows = rows[:, : pooling.dimensions]
         if pooling.normalize:
-            rows = torch.cat([torch.nn.functional.normalize(row[None], dim=-1) for row in rows])
+            rows = torch.nn.functional.normalize(rows, dim=-1)
         if pooling.activation == "softmax":
             rows = rows.softmax(-1)
         elif pooling.activation == "sigmoid":

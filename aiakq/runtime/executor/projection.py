@@ -46,11 +46,9 @@ class Projection:
         return Projection([_load(folder, module) for module in modules]) if modules else None
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[R, K] -> [R, N], each row by itself."""
+        """[R, K] -> [R, N], of the rows of one prompt."""
         for layer in self._layers:
-            found = [layer.weight @ row for row in rows]
-            rows = torch.stack(found) if found else rows.new_zeros(0, len(layer.weight))
-            rows = layer.activation(rows if layer.bias is None else rows + layer.bias)
+            rows = layer.activation(torch.nn.functional.linear(rows, layer.weight, layer.bias))
         return rows
 
 
