@@ -14,6 +14,8 @@ from aiakq.errors import error
 
 #: Kinds of pooling, by vLLM's names.
 POOLING_TYPES = ("LAST", "CLS", "MEAN", "ALL", "STEP")
+#: Numbers that one request may get, if its prompts become many rows each.
+MAX_NUMBERS = 1 << 23
 #: Functions over what was pooled; an empty name is none.
 ACTIVATIONS = ("", "softmax", "sigmoid")
 
@@ -76,6 +78,10 @@ class Pooling(msgspec.Struct, frozen=True):
         if self.kind == "STEP":
             return [at for at in range(first, end) if token_ids[at] == self.step_tag_id]
         return range(first, end)
+
+    def num_rows(self, token_ids: Sequence[int]) -> int:
+        """The rows that a prompt becomes."""
+        return 1 if self.has_one_row else len(self.positions(token_ids, 0, len(token_ids), len(token_ids)))
 
 
 class Pooled(msgspec.Struct, frozen=True):
@@ -160,6 +166,13 @@ class PoolingLimits(msgspec.Struct, frozen=True):
         has_one_score = self.width == 1 and self.task in ("classify", "score")
         if not (has_one_score or self.task == "embed") or not self.pooling.has_one_row:
             raise error("task_mismatch", task=self.task, wanted="return a score of two texts", needed="score")
+
+    def check_rows(self, num_rows: int, param: str) -> None:
+        """Raise ``value_out_of_range`` if prompts become more rows than one request may get."""
+        most = MAX_NUMBERS // self.width
+        if not self.pooling.has_one_row and num_rows > most:
+            allowed = f"at most {most} together, of {self.width} numbers each"
+            raise error("value_out_of_range", param=param, value=f"{num_rows} rows", allowed=allowed)
 
     def resolve(self, params: PoolingParams) -> Pooling:
         """What ``params`` asks for. Raises ``value_out_of_range`` and ``unsupported_parameter``."""

@@ -8,7 +8,7 @@ import pytest
 
 from aiakq import PoolingParams
 from aiakq.errors import AiakqError
-from aiakq.runtime.pooling_params import Pooled, Pooling, PoolingLimits, paired, similarity
+from aiakq.runtime.pooling_params import MAX_NUMBERS, Pooled, Pooling, PoolingLimits, paired, similarity
 
 EMBEDS = PoolingLimits("embed", Pooling("LAST", normalize=True), 8, dimensions=[])
 SCORES = PoolingLimits("score", Pooling("LAST", activation="sigmoid"), 1, labels=["good"])
@@ -92,3 +92,15 @@ def test_similarity_is_the_cosine():
     assert similarity([3.0, 4.0], [3.0, 4.0]) == pytest.approx(1)
     assert similarity([1.0, 0.0], [0.0, 2.0]) == 0
     assert similarity([0.0, 0.0], [0.0, 2.0]) == 0
+
+
+def test_the_rows_of_one_request_are_limited():
+    every = PoolingLimits("reward", Pooling("ALL"), 8)
+    assert every.pooling.num_rows([1, 2, 3]) == 3 and EMBEDS.pooling.num_rows([1, 2, 3]) == 1
+    assert Pooling("STEP", step_tag_id=2).num_rows([1, 2, 3, 2]) == 2
+    most = MAX_NUMBERS // 8
+    every.check_rows(most, "prompt")
+    EMBEDS.check_rows(most + 1, "prompt")
+    with pytest.raises(AiakqError, match=f"at most {most} together") as caught:
+        every.check_rows(most + 1, "prompt")
+    assert caught.value.id == "value_out_of_range"

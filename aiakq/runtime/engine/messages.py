@@ -124,8 +124,7 @@ def admit(
     Raises AiakqError: empty_prompt, invalid_token_id, context_length_exceeded, value_out_of_range, invalid_type,
     unsupported_parameter, task_mismatch.
     """
-    limits.check_generates() if pooling is None else limits.pools()
-    _check_prompt(prompt_token_ids, limits)
+    _check_prompt(prompt_token_ids, limits, pooling)
     _check_ids_of_parameters(params, bad_word_ids, limits.vocab_size)
     _check_priority(priority, limits)
     _check_logprobs(params, limits)
@@ -177,7 +176,11 @@ def _check_logprobs(params: SamplingParams, limits: ModelLimits) -> None:
             raise error("value_out_of_range", param=name, value=count, allowed=f"at most {limits.max_logprobs}")
 
 
-def _check_prompt(token_ids: list[int], limits: ModelLimits) -> None:
+def _check_prompt(token_ids: list[int], limits: ModelLimits, pooling: Pooling | None) -> None:
+    if pooling is None:
+        limits.check_generates()
+    else:
+        limits.pools().check_rows(pooling.num_rows(token_ids), "prompt")
     if not token_ids:
         raise error("empty_prompt", param="prompt")
     _check_ids("prompt", token_ids, limits.vocab_size)

@@ -35,8 +35,8 @@ from aiakq.server.process.request_stream import MAX_PROMPTS, Prompt
 MAX_INPUTS = 2048
 #: Parts of a request that are computed at a time, so that the engine has the next when one is done.
 _PARTS_AT_A_TIME = 2
-#: Numbers that are written before others get their turn.
-_NUMBERS_AT_A_TIME = 1 << 16
+#: Numbers of rows, and vectors, that are written before others get their turn.
+_NUMBERS_AT_A_TIME, _VECTORS_AT_A_TIME = 1 << 14, 8
 
 
 class PoolingFields(RequestModel):
@@ -81,7 +81,7 @@ class PoolingCall(Generic[Given]):
         self.service, self.given = service, given
         self.id = id_prefix + (getattr(request.state, "client_request_id", None) or request.state.request_id)
         self.limits: PoolingLimits = service.model.limits.pools()
-        self._arrival_time = arrival_time
+        self._arrival_time, self._num_rows = arrival_time, 0
         self._cache_salt = cache_salt_of(getattr(request.state, "owner", ""), None)
         self._client = client_of(request) if service.fair_share else ""
         self._params = SamplingParams(
@@ -145,6 +145,8 @@ class PoolingCall(Generic[Given]):
         """Have the engine compute ``prompts``."""
         service = self.service
         service.check_available()  # tokenization took a while
+        self._num_rows += sum(pooling.num_rows(prompt.token_ids) for prompt in prompts)
+        self.limits.check_rows(self._num_rows, "input")
         service.log_request(self.id, prompts, self._params)
         stream = service.manager.start(
             self.id,
@@ -205,15 +207,18 @@ async def answer(
 async def encoded(prompts: Sequence[PooledPrompt], encoding: str, one_row: bool) -> list[Any]:
     """The JSON of each result: a list of numbers, one per row, or base64 of them as float32."""
     found: list[Any] = []
-    written = 0
     for prompt in prompts:
-        written += len(prompt.pooled.data) // 4
-        if written > _NUMBERS_AT_A_TIME:
-            await asyncio.sleep(0)
-            written = 0
         if encoding == "base64":
             found.append(base64.b64encode(prompt.pooled.data).decode())
+        elif one_row:
+            found.append(msgspec.Raw(msgspec.json.encode(prompt.pooled.vector())))
         else:
-            numbers = prompt.pooled.vector() if one_row else prompt.pooled.rows()
-            found.append(msgspec.Raw(msgspec.json.encode(numbers)))
+            rows, parts = prompt.pooled.rows(), []
+            at_a_time = max(1, _NUMBERS_AT_A_TIME // prompt.pooled.width)
+            for start in range(0, len(rows), at_a_time):
+                await asyncio.sleep(0)
+                parts.append(msgspec.json.encode(rows[start : start + at_a_time])[1:-1])
+            found.append(msgspec.Raw(b"[" + b",".join(parts) + b"]"))
+        if len(found) % _VECTORS_AT_A_TIME == 0:
+            await asyncio.sleep(0)
     return found
