@@ -126,6 +126,11 @@ def _max_length(folder: Path) -> int | None:
         raise _unsupported("A tokenizer whose texts sentence-transformers makes lower-case first (do_lower_case)")
     if config.get("transformer_task", "feature-extraction") != "feature-extraction":
         raise _unsupported(f"The transformer_task {config['transformer_task']!r:.64}")
+    modality = config.get("modality_config")
+    text = modality.get("text") if isinstance(modality, dict) else None
+    output = text.get("method_output_name") if isinstance(text, dict) else None
+    if output not in (None, "last_hidden_state"):
+        raise _unsupported(f"Pooling of the model's output {output!r:.64}")
     length, key = config.get("max_seq_length"), "max_seq_length"
     if length is None and (folder / "tokenizer_config.json").exists():
         name, key = "tokenizer_config.json", "model_max_length"

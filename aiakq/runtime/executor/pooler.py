@@ -23,9 +23,14 @@ class PromptPooler:
         self._rows: list[Tensor] = []
         self._sum: np.ndarray | None = None
         self._count = 0
+        self._end: int | None = None
 
-    def add(self, rows: Tensor) -> None:
-        """The next outputs that are needed, [R, D] float32 on the host; they must not change any more."""
+    def add(self, rows: Tensor, first: int, count: int) -> None:
+        """The outputs that are needed of the next chunk, ``count`` tokens from number ``first`` on: [R, D] float32 on
+        the host; they must not change any more.
+        """
+        assert self._end in (None, first), f"a chunk from {first} on follows one up to {self._end}"
+        self._end = first + count
         if not len(rows):
             return
         if self._pooling.kind != "MEAN":

@@ -93,7 +93,7 @@ class SampledStep:
         """Add the outputs for one chunk to its prompt's; behind the last one, fill in the result."""
         assert self._outputs is not None
         chunk, sequence, rows = self._chunks[index], self._sequences[index], self._logit_rows[index]
-        pooler.add(self._outputs()[0][rows.start : rows.stop])
+        pooler.add(self._outputs()[0][rows.start : rows.stop], chunk.first, chunk.count)
         if chunk.first + chunk.count == sequence.num_prompt:
             result.pooled, result.pooling_error = pooler.result(self._width)
 

@@ -80,6 +80,12 @@ def test_the_tokenizer_may_say_how_long_texts_are(stated, expected, tmp_path):
         ({"pooling_mode": "mean"}, (), {"sentence_bert_config": {"transformer_task": "fill-mask"}}, "fill-mask"),
         (
             {"pooling_mode": "mean"},
+            (),
+            {"sentence_bert_config": {"modality_config": {"text": {"method_output_name": "pooler_output"}}}},
+            "pooler_output",
+        ),
+        (
+            {"pooling_mode": "mean"},
             ((OLD + "Dense", "2_Dense"),),
             {"2_Dense__config": DENSE | {"activation_function": "torch.nn.modules.activation.Softplus"}},
             "Softplus",

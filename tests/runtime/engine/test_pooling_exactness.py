@@ -73,7 +73,10 @@ def test_every_mode_gives_the_same_bits(architecture, kind, tiny_model, engine_m
     # A prompt fits when it starts: only several half-computed ones run out of pages.
     preempted = {**engine_modes["preempted"], "num_gpu_blocks_override": 25, "max_model_len": 96, "max_num_seqs": 8}
     preempted |= {"max_num_batched_tokens": 24, "max_num_partial_prefills": 4, "max_long_partial_prefills": 4}
-    for mode, given in (engine_modes | {"preempted": preempted}).items():
+    modes = engine_modes | {"preempted": preempted, "async": {"async_scheduling": True, "max_num_batched_tokens": 13}}
+    if "pipeline_parallel_size" in rank_arguments:
+        del modes["async"]
+    for mode, given in modes.items():
         arguments = {**given, **rank_arguments, "override_pooler_config": pooler}
         found, llm = _encoded(behind_bytes, folder, prompts, **arguments)
         for ours, theirs in zip(found, expected, strict=True):

@@ -15,7 +15,7 @@ from aiakq.runtime.pooling_params import Pooled, Pooling
 def _pooled(pooling: Pooling, rows: torch.Tensor, cuts: list[int]) -> Pooled:
     pooler = PromptPooler(pooling, None)
     for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True):
-        pooler.add(rows[start:end])
+        pooler.add(rows[start:end], start, end - start)
     found, failure = pooler.result(rows.shape[1])
     assert failure is None and found is not None
     return found
@@ -63,5 +63,13 @@ def test_nothing_to_pool_is_an_empty_result():
 @pytest.mark.parametrize("kind", ["LAST", "MEAN"])
 def test_what_is_not_finite_is_no_result(kind, value):
     pooler = PromptPooler(Pooling(kind, normalize=True), None)
-    pooler.add(torch.tensor([[1.0, value]]))
+    pooler.add(torch.tensor([[1.0, value]]), 0, 1)
     assert pooler.result(2) == (None, NOT_FINITE)
+
+
+def test_a_chunk_that_comes_twice_is_a_bug_and_no_result():
+    pooler = PromptPooler(Pooling("MEAN"), None)
+    pooler.add(torch.ones(2, 3), 0, 2)
+    pooler.add(torch.ones(2, 3), 2, 2)
+    with pytest.raises(AssertionError, match="from 2 on follows one up to 4"):
+        pooler.add(torch.ones(2, 3), 2, 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -29,12 +30,14 @@ from aiakq.server.http.auth import client_of
 from aiakq.server.http.body import read_body
 from aiakq.server.http.responses import JSONResponse
 from aiakq.server.http.streaming import ClientDisconnected, cancel_on_disconnect
-from aiakq.server.process.request_stream import MAX_PROMPTS, Prompt
+from aiakq.server.process.request_stream import MAX_PROMPTS, Prompt, RequestStream
 
 #: Texts, or pairs of them, of one request.
 MAX_INPUTS = 2048
 #: Parts of a request that are computed at a time, so that the engine has the next when one is done.
 _PARTS_AT_A_TIME = 2
+#: How often a part asks for a place in a full queue.
+_RETRY_SECONDS = 0.05
 #: Numbers of rows, and vectors, that are written before others get their turn.
 _NUMBERS_AT_A_TIME, _VECTORS_AT_A_TIME = 1 << 14, 8
 
@@ -81,7 +84,8 @@ class PoolingCall(Generic[Given]):
         self.service, self.given = service, given
         self.id = id_prefix + (getattr(request.state, "client_request_id", None) or request.state.request_id)
         self.limits: PoolingLimits = service.model.limits.pools()
-        self._arrival_time, self._num_rows = arrival_time, 0
+        self._arrival_time: float | None = arrival_time
+        self._num_rows = 0
         self._cache_salt = cache_salt_of(getattr(request.state, "owner", ""), None)
         self._client = client_of(request) if service.fair_share else ""
         self._params = SamplingParams(
@@ -148,17 +152,7 @@ class PoolingCall(Generic[Given]):
         self._num_rows += sum(pooling.num_rows(prompt.token_ids) for prompt in prompts)
         self.limits.check_rows(self._num_rows, "input")
         service.log_request(self.id, prompts, self._params)
-        stream = service.manager.start(
-            self.id,
-            prompts,
-            self._params,
-            self._arrival_time,
-            final_only=True,
-            priority=self.given.priority or 0,
-            cache_salt=self._cache_salt,
-            client=self._client,
-            pooling=pooling,
-        )
+        stream = await self._start(prompts, pooling)
         try:
             found: dict[int, Pooled] = {}
             async for deltas in stream:
@@ -166,6 +160,33 @@ class PoolingCall(Generic[Given]):
         finally:
             stream.close()
         return [PooledPrompt(found[index], len(prompt.token_ids)) for index, prompt in enumerate(prompts)]
+
+    async def _start(self, prompts: list[Prompt], pooling: Pooling) -> RequestStream:
+        """Start a part of the request. Raises ``overloaded`` for the first one only; others wait for their place."""
+        service = self.service
+        while True:
+            arrival = time.monotonic() if self._arrival_time is None else self._arrival_time
+            try:
+                stream = service.manager.start(
+                    self.id,
+                    prompts,
+                    self._params,
+                    arrival,
+                    final_only=True,
+                    priority=self.given.priority or 0,
+                    cache_salt=self._cache_salt,
+                    client=self._client,
+                    pooling=pooling,
+                )
+            except AiakqError as failure:
+                if failure.id != "overloaded" or self._arrival_time is not None:
+                    raise
+            else:
+                # The other parts have not waited since the request arrived.
+                self._arrival_time = None
+                return stream
+            await asyncio.sleep(_RETRY_SECONDS)
+            service.check_available()
 
 
 def usage_of(prompts: Sequence[PooledPrompt]) -> PoolingUsage:

@@ -23,6 +23,7 @@ def embedder(tiny_model) -> Path:
 def embedding_server(embedder) -> Iterator[RunningServer]:
     """A server of it."""
     given = {"model": str(embedder), "task": "embed", "hf_overrides": {"is_matryoshka": True}, **_ARGUMENTS}
+    given |= {"max_num_seqs": 8, "max_num_queued_reqs": 40}
     with start_in_background(given, timeout=240) as running:
         yield running
 

@@ -73,6 +73,7 @@ def test_base64_holds_float32(embed_http):
 
 
 def test_many_inputs_are_answered_in_order(embed_http):
+    """More of them than the queue has places for."""
     texts = [f"text {number}" for number in range(150)]
     answer = embed_http.post("/v1/embeddings", json={"input": texts}).json()["data"]
     assert [entry["index"] for entry in answer] == list(range(150))
