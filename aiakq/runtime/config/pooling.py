@@ -10,7 +10,13 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import read_json
 from aiakq.runtime.config.model import OutputHead, first_architecture
-from aiakq.runtime.config.sentence_transformers import DenseModule, SentenceTransformer, read_modules
+from aiakq.runtime.config.sentence_transformers import (
+    CrossEncoder,
+    DenseModule,
+    SentenceTransformer,
+    read_cross_encoder,
+    read_modules,
+)
 from aiakq.runtime.pooling_params import POOLING_TYPES, Pooling, PoolingLimits
 
 _CLASSIFIER = "ForSequenceClassification"
@@ -55,7 +61,8 @@ class PoolingConfig:
         """
         architecture = first_architecture(raw)
         task = _RENAMED.get(args["task"], args["task"])
-        modules = None if task in ("generate", "classify", "score") else read_modules(folder)
+        embeds = task in ("auto", "embed", "reward") and not architecture.endswith(_CLASSIFIER)
+        modules = read_modules(folder) if embeds else None
         if task == "auto":
             task = _task_of(architecture, raw, modules)
         if task == "generate":
@@ -133,7 +140,8 @@ def _pooled(
         raise _conflict("--task score", architecture, reason, "--task classify serves it.")
     tokens = _label_tokens(folder, raw) if is_classifier else None
     head = OutputHead(len(labels), tokens)
-    pooling = _override(_default(task, raw, modules, head), override)
+    pairs = read_cross_encoder(folder) if is_classifier and tokens is None else CrossEncoder()
+    pooling = _override(_default(task, raw, modules, pairs, head), override)
     dense = () if modules is None or task != "embed" else modules.dense
     return PoolingConfig(
         limits=PoolingLimits(
@@ -148,16 +156,18 @@ def _pooled(
         architecture=_family(architecture),
         stated=architecture,
         dense=dense,
-        max_length=None if modules is None else modules.max_length,
+        max_length=pairs.max_length if modules is None else modules.max_length,
     )
 
 
-def _default(task: str, raw: Mapping[str, Any], modules: SentenceTransformer | None, head: OutputHead) -> Pooling:
+def _default(
+    task: str, raw: Mapping[str, Any], modules: SentenceTransformer | None, pairs: CrossEncoder, head: OutputHead
+) -> Pooling:
     """How a model is pooled if nobody says otherwise; vLLM's defaults where its files say nothing."""
     if task == "reward":
         return Pooling("ALL")
     if head.num_labels:
-        return Pooling("LAST", activation=_activation(raw, head.num_labels))
+        return Pooling("LAST", activation=_activation(raw, pairs, head.num_labels))
     if modules is None:
         return Pooling("LAST", normalize=True)
     return Pooling(modules.pooling, normalize=modules.normalize)
@@ -201,12 +211,14 @@ def _bad_override(value: str, expected: str) -> AiakqError:
 _FUNCTIONS = {"Identity": "", "Sigmoid": "sigmoid"}
 
 
-def _activation(raw: Mapping[str, Any], num_labels: int) -> str:
-    """What makes scores probabilities: as sentence-transformers' cross-encoders, else as transformers' pipelines."""
+def _activation(raw: Mapping[str, Any], pairs: CrossEncoder, num_labels: int) -> str:
+    """What makes scores probabilities: as sentence-transformers' cross-encoders if there is one, else as transformers'
+    pipelines.
+    """
     nested = raw.get("sentence_transformers")
-    stated = nested.get("activation_fn") if isinstance(nested, Mapping) else None
+    stated = pairs.activation or (nested.get("activation_fn") if isinstance(nested, Mapping) else None)
     stated = stated or raw.get("sbert_ce_default_activation_function")
-    if stated is not None:
+    if stated is not None and num_labels == 1:
         name = str(stated).rpartition(".")[2]
         if name not in _FUNCTIONS:
             hint = "aiakq knows Identity and Sigmoid."

@@ -43,6 +43,32 @@ class SentenceTransformer:
     max_length: int | None = None
 
 
+@dataclass(frozen=True)
+class CrossEncoder:
+    """A model of sentence-transformers that scores pairs.
+
+    activation  the name of the class that makes its only score a probability; None: it does not say.
+    max_length  tokens of a pair; None: no limit of its own.
+    """
+
+    activation: str | None = None
+    max_length: int | None = None
+
+
+def read_cross_encoder(folder: Path) -> CrossEncoder:
+    """What the files of sentence-transformers say of a model in ``folder`` that has labels.
+
+    Raises ``unsupported`` for modules behind the model itself, and ``model_malformed``.
+    """
+    names = [name for name, _ in _modules(folder)] if (folder / "modules.json").exists() else ["Transformer"]
+    if names != ["Transformer"]:
+        raise _unsupported(f"A model of labels of the modules {', '.join(names) or 'none'}")
+    settings = "config_sentence_transformers.json"
+    stated = _object(folder, settings).get("activation_fn") if (folder / settings).exists() else None
+    length = _max_length(folder, "sequence-classification", "logits")
+    return CrossEncoder(None if stated is None else str(stated), length)
+
+
 def read_modules(folder: Path) -> SentenceTransformer | None:
     """What modules.json of the model in ``folder`` says; None if there is none.
 
@@ -50,10 +76,7 @@ def read_modules(folder: Path) -> SentenceTransformer | None:
     """
     if not (folder / "modules.json").exists():
         return None
-    found = _json(folder, "modules.json")
-    if not isinstance(found, list):
-        raise _malformed("modules.json", "it holds no list")
-    modules = [_name_and_path(entry) for entry in found]
+    modules = _modules(folder)
     names = [name for name, _ in modules]
     if names[:2] != ["Transformer", "Pooling"] or modules[0][1] not in ("", "."):
         raise _unsupported(f"A model of the modules {', '.join(names) or 'none'}")
@@ -66,7 +89,20 @@ def read_modules(folder: Path) -> SentenceTransformer | None:
             dense.append(_dense(folder, path))
         else:
             normalize = True
-    return SentenceTransformer(_pooling(folder, pooling_path), normalize, tuple(dense), _max_length(folder))
+    return SentenceTransformer(
+        _pooling(folder, pooling_path),
+        normalize,
+        tuple(dense),
+        _max_length(folder, "feature-extraction", "last_hidden_state"),
+    )
+
+
+def _modules(folder: Path) -> list[tuple[str, str]]:
+    """The modules' names and folders, in order."""
+    found = _json(folder, "modules.json")
+    if not isinstance(found, list):
+        raise _malformed("modules.json", "it holds no list")
+    return [_name_and_path(entry) for entry in found]
 
 
 def _name_and_path(entry: Any) -> tuple[str, str]:
@@ -118,19 +154,22 @@ def _dense(folder: Path, path: str) -> DenseModule:
     return DenseModule(path, inputs, outputs, bias, activation)
 
 
-def _max_length(folder: Path) -> int | None:
-    """Tokens that sentence-transformers keeps of a text, if a file says so besides config.json."""
+def _max_length(folder: Path, task: str, output: str) -> int | None:
+    """Tokens that sentence-transformers keeps of a text, if a file says so besides config.json.
+
+    task, output  what the model has to be used for, and which of its outputs. Raises ``unsupported`` for others.
+    """
     name = "sentence_bert_config.json"
     config = _object(folder, name) if (folder / name).exists() else {}
     if config.get("do_lower_case"):
         raise _unsupported("A tokenizer whose texts sentence-transformers makes lower-case first (do_lower_case)")
-    if config.get("transformer_task", "feature-extraction") != "feature-extraction":
+    if config.get("transformer_task", task) != task:
         raise _unsupported(f"The transformer_task {config['transformer_task']!r:.64}")
     modality = config.get("modality_config")
     text = modality.get("text") if isinstance(modality, dict) else None
-    output = text.get("method_output_name") if isinstance(text, dict) else None
-    if output not in (None, "last_hidden_state"):
-        raise _unsupported(f"Pooling of the model's output {output!r:.64}")
+    stated = text.get("method_output_name") if isinstance(text, dict) else None
+    if stated not in (None, output):
+        raise _unsupported(f"Pooling of the model's output {stated!r:.64}")
     length, key = config.get("max_seq_length"), "max_seq_length"
     if length is None and (folder / "tokenizer_config.json").exists():
         name, key = "tokenizer_config.json", "model_max_length"

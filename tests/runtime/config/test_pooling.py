@@ -165,6 +165,28 @@ def test_dimensions_that_a_model_was_trained_for(tmp_path):
     assert pooled(tmp_path, "LlamaModel", matryoshka_dimensions=[64, 32]).limits.dimensions == [32, 64]
 
 
+def test_a_cross_encoder_of_sentence_transformers(tmp_path):
+    """As it saves them: one module, and the activation beside it, which comes before that of config.json."""
+    (tmp_path / "modules.json").write_text('[{"type": "sentence_transformers.base.modules.Transformer", "path": ""}]')
+    settings = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    modality = {"text": {"method": "forward", "method_output_name": "logits"}}
+    config = {"transformer_task": "sequence-classification", "modality_config": modality, "max_seq_length": 99}
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(config))
+    inside = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
+    name = "LlamaForSequenceClassification"
+    found = pooled(tmp_path, name, num_labels=1, sentence_transformers=inside)
+    assert found.limits.pooling == Pooling("LAST") and found.max_length == 99
+    assert pooled(tmp_path, name, num_labels=3).limits.pooling.activation == "softmax", "several are transformers'"
+    (tmp_path / "sentence_bert_config.json").write_text('{"transformer_task": "feature-extraction"}')
+    assert "feature-extraction" in str(refusal(tmp_path, name, num_labels=1))
+    modules = [{"type": "a.Transformer", "path": ""}, {"type": "a.LogitScore", "path": "1_LogitScore"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    for architecture in (name, "Qwen3ForCausalLM"):
+        failure = refusal(tmp_path, architecture, num_labels=1)
+        assert failure.id == "unsupported" and "Transformer, LogitScore" in str(failure)
+
+
 def test_a_reranker_made_of_a_language_model(tmp_path):
     words = {"is_original_qwen3_reranker": True, "classifier_from_token": ["no", "yes"]}
     tokenizer = {"model": {"vocab": {"no": 3, "maybe": 4}}, "added_tokens": [{"content": "yes", "id": 9}]}
