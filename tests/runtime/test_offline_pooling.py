@@ -285,3 +285,10 @@ def test_a_model_of_another_kind_is_refused_by_name(tmp_path, tiny_model):
         with pytest.raises(AiakqError, match=architecture) as caught:
             _loaded(folder, hf_overrides={"architectures": [architecture]})
         assert caught.value.id == "model_unsupported"
+
+
+def test_random_weights_of_every_kind(tiny_model, tiny_classifier):
+    embeds = _loaded(tiny_model("LlamaForCausalLM"), task="embed", load_format="dummy")
+    assert _embeddings(embeds, TEXTS).norm(dim=1).tolist() == pytest.approx([1] * 3)
+    classifies = _loaded(tiny_classifier("LlamaForCausalLM", 3), load_format="dummy")
+    assert sum(classifies.classify("x", use_tqdm=False)[0].outputs.probs) == pytest.approx(1)

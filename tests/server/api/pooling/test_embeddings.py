@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+import time
 
 import httpx
 import pytest
@@ -195,3 +196,20 @@ def test_offline_and_served_embeddings_have_the_same_bits(embed_http, embedder):
         body = {"input": TEXTS, **({} if dimensions is None else {"dimensions": dimensions})}
         served = embed_http.post("/v1/embeddings", json=body).json()["data"]
         assert [result.outputs.embedding for result in found] == [entry["embedding"] for entry in served]
+
+
+def test_the_work_of_a_client_that_has_gone_is_dropped(embedding_server, embed_http, metrics_of):
+    before = metrics_of(embedding_server.url)
+    with pytest.raises(httpx.ReadTimeout):
+        embed_http.post("/v1/embeddings", json={"input": ["y" * 120] * 1500}, timeout=0.3)
+    name = "vllm:request_success_total{finished_reason=abort}"
+    deadline = time.monotonic() + 20
+    while (after := metrics_of(embedding_server.url))[name] == before[name] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert after[name] == before[name] + 1
+    while after["vllm:num_requests_running"] + after["vllm:num_requests_waiting"] and time.monotonic() < deadline:
+        after = metrics_of(embedding_server.url)
+    assert after["vllm:kv_cache_usage_perc"] == 0
+    # Far fewer than the 180 000 tokens of the request.
+    assert after["vllm:prompt_tokens_total"] - before["vllm:prompt_tokens_total"] < 90_000
+    assert embed_http.post("/v1/embeddings", json={"input": "x"}).status_code == 200
