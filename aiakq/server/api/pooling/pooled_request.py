@@ -26,6 +26,7 @@ from aiakq.server.api.generation import cache_salt_of
 from aiakq.server.api.openai import ModelName
 from aiakq.server.api.request_model import LIMITED_BY, RequestModel, parse_body
 from aiakq.server.api.service import RequestTracker, Service
+from aiakq.server.errors import copy_error
 from aiakq.server.http.auth import client_of
 from aiakq.server.http.body import read_body
 from aiakq.server.http.responses import JSONResponse
@@ -36,7 +37,8 @@ from aiakq.server.process.request_stream import MAX_PROMPTS, Prompt, RequestStre
 MAX_INPUTS = 2048
 #: Parts of a request that are computed at a time, so that the engine has the next when one is done.
 _PARTS_AT_A_TIME = 2
-#: How often a part asks for a place in a full queue.
+#: Why a part may have to wait, and how often it asks again.
+_PASSING = ("overloaded", "engine_restarting")
 _RETRY_SECONDS = 0.05
 #: Numbers of rows, and vectors, that are written before others get their turn.
 _NUMBERS_AT_A_TIME, _VECTORS_AT_A_TIME = 1 << 14, 8
@@ -148,7 +150,6 @@ class PoolingCall(Generic[Given]):
     async def _run(self, prompts: list[Prompt], pooling: Pooling) -> list[PooledPrompt]:
         """Have the engine compute ``prompts``."""
         service = self.service
-        service.check_available()  # tokenization took a while
         self._num_rows += sum(pooling.num_rows(prompt.token_ids) for prompt in prompts)
         self.limits.check_rows(self._num_rows, "input")
         service.log_request(self.id, prompts, self._params)
@@ -162,9 +163,11 @@ class PoolingCall(Generic[Given]):
         return [PooledPrompt(found[index], len(prompt.token_ids)) for index, prompt in enumerate(prompts)]
 
     async def _start(self, prompts: list[Prompt], pooling: Pooling) -> RequestStream:
-        """Start a part of the request. Raises ``overloaded`` for the first one only; others wait for their place."""
+        """Start a part of the request. Only the first one fails where there is no place or no engine for the moment."""
         service = self.service
         while True:
+            if service.closing is not None:
+                raise copy_error(service.closing)
             arrival = time.monotonic() if self._arrival_time is None else self._arrival_time
             try:
                 stream = service.manager.start(
@@ -179,14 +182,13 @@ class PoolingCall(Generic[Given]):
                     pooling=pooling,
                 )
             except AiakqError as failure:
-                if failure.id != "overloaded" or self._arrival_time is not None:
+                if failure.id not in _PASSING or self._arrival_time is not None:
                     raise
             else:
                 # The other parts have not waited since the request arrived.
                 self._arrival_time = None
                 return stream
             await asyncio.sleep(_RETRY_SECONDS)
-            service.check_available()
 
 
 def usage_of(prompts: Sequence[PooledPrompt]) -> PoolingUsage:
