@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from aiakq.runtime.llm import LLM
+    from aiakq.runtime.pooling_params import PoolingParams
     from aiakq.runtime.sampling_params import SamplingParams
     from aiakq.runtime.structured.grammars import GuidedDecodingParams, StructuredOutputsParams
     from aiakq.runtime.text.outputs import CompletionOutput, RequestOutput
@@ -19,6 +20,7 @@ __all__ = [
     "LLM",
     "CompletionOutput",
     "GuidedDecodingParams",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -27,6 +29,7 @@ __all__ = [
 
 _LAZY = {
     "LLM": "aiakq.runtime.llm",
+    "PoolingParams": "aiakq.runtime.pooling_params",
     "SamplingParams": "aiakq.runtime.sampling_params",
     "GuidedDecodingParams": "aiakq.runtime.structured.grammars",
     "StructuredOutputsParams": "aiakq.runtime.structured.grammars",

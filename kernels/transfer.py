@@ -28,6 +28,12 @@ def on_host(*tensors: Tensor) -> Callable[[], list[list]]:
     """Start copying ``tensors``, of any shape and dtype, to the host. The function returned waits for the work launched
     before the copy, not for later work, and gives the numbers of each tensor.
     """
+    copied = copies_on_host(*tensors)
+    return lambda: [copy.tolist() for copy in copied()]
+
+
+def copies_on_host(*tensors: Tensor) -> Callable[[], list[Tensor]]:
+    """The same for tensors [...] of any shape; the function returned gives tensors. One on the host is not copied."""
     # torch copies to pinned memory from a GPU if it need not wait.
     copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
     arrived = None
@@ -35,9 +41,9 @@ def on_host(*tensors: Tensor) -> Callable[[], list[list]]:
         arrived = torch.cuda.Event()
         arrived.record()
 
-    def numbers() -> list[list]:
+    def wait() -> list[Tensor]:
         if arrived is not None:
             arrived.synchronize()
-        return [copy.tolist() for copy in copies]
+        return copies
 
-    return numbers
+    return wait

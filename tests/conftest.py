@@ -109,6 +109,30 @@ def _save_tiny(architecture: str, changes: dict[str, Any], folder: Path) -> Path
 
 
 @pytest.fixture(scope="session")
+def tiny_classifier(tiny_model, tmp_path_factory) -> Callable[..., Path]:
+    """``tiny_classifier(architecture, labels, **config)`` -> folder of a small random model that classifies."""
+    made: dict[tuple, Path] = {}
+
+    def make(architecture: str, labels: int, **changes: Any) -> Path:
+        from transformers import AutoModelForSequenceClassification
+
+        key = (architecture, labels, repr(sorted(changes.items())))
+        if key not in made:
+            torch.manual_seed(1)
+            source, made[key] = tiny_model(architecture), tmp_path_factory.mktemp(architecture)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                source, dtype=torch.float32, num_labels=labels, **changes
+            )
+            with torch.no_grad():
+                model.score.weight.normal_(0.0, 1.5 / model.score.in_features**0.5)
+            model.save_pretrained(made[key])
+            _byte_tokenizer().save_pretrained(made[key])
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def byte_tokenizer() -> Any:
     """The tokenizer of the tiny models, as transformers loads it: single bytes and three special tokens."""
     return _byte_tokenizer()

@@ -62,6 +62,18 @@ class ModelArguments:
         suffixes=True,
         automatic=True,
     )
+    task: str = argument(
+        "auto",
+        "What the model is for. generate: to continue texts; embed (or embedding): an embedding of each text; "
+        "classify: probabilities of labels; score: one number for a pair of texts; reward: what it computes for each "
+        "token. auto: what its files say.",
+        choices=("auto", "generate", "embed", "embedding", "classify", "score", "reward"),
+    )
+    override_pooler_config: dict[str, Any] | None = argument(
+        None,
+        "How hidden states become an embedding or scores, in place of what the model's files say, as a JSON object of "
+        "pooling_type (LAST, CLS, MEAN, ALL, STEP), normalize, softmax and step_tag_id.",
+    )
     max_logprobs: int = argument(
         20,
         "Most log-probabilities per position that a request may have; -1: the whole vocabulary.",

@@ -51,9 +51,8 @@ _TEXT_PROCESS = "tokens become text in the HTTP process, beside the engine"
 
 UNSUPPORTED: tuple[Unsupported, ...] = (
     # --- what is loaded ------------------------------------------------------------------------------------------
-    Unsupported("task", "models generate text, nothing else", ("auto", "generate"), refused=True),
-    Unsupported("runner", "models generate text, nothing else", ("auto", "generate"), refused=True),
-    Unsupported("convert", "models generate text, nothing else", ("auto", "none"), refused=True),
+    Unsupported("runner", "--task says what a model is for", ("auto", "generate"), refused=True),
+    Unsupported("convert", "--task says what a model is for", ("auto", "none"), refused=True),
     Unsupported("config_format", "models are read from config.json", ("auto", "hf"), refused=True),
     Unsupported("code_revision", "code of a model comes from the revision of the model", refused=True),
     Unsupported("model_loader_extra_config", "no loader has settings of its own", refused=True),
@@ -61,7 +60,6 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("use_tqdm_on_load", "progress is shown where there is a terminal", (True, "true"), switch=True),
     Unsupported("qlora_adapter_name_or_path", _NO_LORA, refused=True),
     Unsupported("override_neuron_config", "there are no kernels for Neuron devices", refused=True),
-    Unsupported("override_pooler_config", "models generate text, nothing else", refused=True),
     Unsupported("additional_config", "no platform has settings of its own", refused=True),
     Unsupported("allowed_local_media_path", _NO_IMAGES),
     Unsupported("limit_mm_per_prompt", _NO_IMAGES),

@@ -112,6 +112,7 @@ _VALUE_ERRORS = frozenset(
         *("invalid_token_id", "too_many_prompts", "context_length_exceeded", "no_chat_template", "chat_template"),
         *("no_tokenizer", "grammar_not_enforceable", "unknown_field"),
         "unsupported",
+        "task_mismatch",
     }
 )
 

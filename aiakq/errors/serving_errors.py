@@ -138,6 +138,11 @@ REQUEST_ERRORS = {
     "too_many_prompts": ErrorKind(
         "The request asks for {value} sequences; at most {limit} are allowed.", "Split it.", USAGE
     ),
+    "task_mismatch": ErrorKind(
+        "This model is served to {task} (--task {task}); it does not {wanted}.",
+        "Ask a server of another model, or start one with --task {needed}.",
+        USAGE,
+    ),
     "context_length_exceeded": ErrorKind(
         "The prompt has {prompt} tokens and asks for {wanted} more; the context holds {limit}.",
         "Shorten the prompt or lower max_tokens.",

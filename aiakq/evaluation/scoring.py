@@ -56,6 +56,8 @@ class ScoringModel:
 
 def load_for_scoring(path: str | Path, dtype: str = "float32", device: str = "auto") -> ScoringModel:
     """Load a checkpoint, quantized or not, to compute the logits of whole texts (perplexity, KL)."""
-    config = EngineConfig.from_args({"model": str(path), "dtype": dtype, "device": device, "cpu_math": "exact"})
+    config = EngineConfig.from_args(
+        {"model": str(path), "dtype": dtype, "device": device, "cpu_math": "exact", "task": "generate"}
+    )
     model, _ = load_model(config)
     return ScoringModel(model, config)

@@ -22,13 +22,14 @@ from torch import Tensor
 
 import aiakq
 from aiakq.errors import error
-from aiakq.formats.model_folder import INDEX, MANIFEST, read_file
+from aiakq.formats.model_folder import INDEX, MANIFEST, MAX_MODULE_BYTES, read_file
 from aiakq.formats.output_folder import OutputFolder, sync_folder
 from aiakq.formats.safetensors_file import write_file
 from aiakq.formats.steps import STEP_PREFIX, CommittedStep, LazyTensors, whole_steps, write_synced
 
 _SCRATCH = "scratch"
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+_FILE_NAME = re.compile(rf"({_NAME}/)?{_NAME}")
 
 
 class CheckpointWriter:
@@ -144,10 +145,10 @@ class CheckpointWriter:
         with self._output.failures(), safetensors.safe_open(step.file, framework="pt", device="cpu") as handle:
             return {name: handle.get_tensor(name) for name in step.tensors}
 
-    def copy_file(self, source: Path) -> None:
-        """Copy one file byte for byte, following a link, under its own name."""
+    def copy_file(self, folder: Path, name: str) -> None:
+        """Copy the file ``name`` of a folder, or of a folder in it, byte for byte, following a link."""
         with self._output.failures():
-            self._write_bytes(source.name, read_file(source.parent, source.name))
+            self._write_bytes(name, read_file(folder, name, limit=MAX_MODULE_BYTES if "/" in name else None))
 
     def add_text(self, name: str, text: str) -> None:
         """Write a text file, replacing an earlier one of that name."""
@@ -176,8 +177,9 @@ class CheckpointWriter:
         self.seal()
         with self._output.failures():
             self._verify()
+            kept = {MANIFEST, *(name.partition("/")[0] for name in self._files)}
             for path in list(self.folder.iterdir()):
-                if path.name not in self._files and path.name != MANIFEST:
+                if path.name not in kept:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             self._output.publish()
         return self.output
@@ -201,6 +203,7 @@ class CheckpointWriter:
     def _write_bytes(self, name: str, data: bytes) -> None:
         assert _FILE_NAME.fullmatch(name), f"{name!r} is no plain file name"
         path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
         # A manifest that no longer fits must not survive beside the changed file.
         (self.folder / MANIFEST).unlink(missing_ok=True)
         write_synced(path, data)

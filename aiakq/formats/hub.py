@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from aiakq.errors import error
 
@@ -14,6 +15,10 @@ _OTHER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 #: Weights; torch's own files only for repositories without safetensors, or if asked for.
 _SAFETENSORS = ["*.safetensors"]
 _TORCH = ["pytorch_model*.bin"]
+#: Folders of sentence-transformers' modules, which are small, and the files in them.
+_MODULES = ("[0-9]*_Pooling", "[0-9]*_Dense", "[0-9]*_Normalize")
+_MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -45,15 +50,19 @@ def resolve_model(
     import huggingface_hub
 
     access = True if token == "" else token
+    options: dict[str, Any] = {"revision": revision, "cache_dir": cache, "token": access}
     try:
         folder = huggingface_hub.snapshot_download(
             name,
-            revision=revision,
-            cache_dir=cache,
             allow_patterns=[*_weight_patterns(name, revision, weights, access), *_OTHER_FILES],
             ignore_patterns=["*/*", *ignore],
-            token=access,
+            **options,
         )
+        if os.path.exists(os.path.join(folder, "modules.json")):
+            modules = [f"{kind}/{file}" for kind in _MODULES for file in _MODULE_FILES]
+            commit = os.path.basename(folder)  # another may have become the newest meanwhile
+            options["revision"] = commit if _COMMIT.fullmatch(commit) else revision
+            huggingface_hub.snapshot_download(name, allow_patterns=modules, **options)
     except Exception as problem:
         # The hub client raises many kinds (HTTP, offline, validation, disk); the first line says which.
         lines = str(problem).strip().splitlines()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -41,6 +42,9 @@ VERBATIM_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "preprocessor_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
     "LICENSE",
     "LICENSE.md",
     "LICENSE.txt",
@@ -59,6 +63,10 @@ _MODEL_FILES = (
     *("tokenizer*", "tokenization_*.py", "configuration_*.py", "modeling_*.py", "*.tiktoken", "chat_template*"),
     *("aiakq_report.*", "recipe.yaml", "README.md", "LICENSE*", "NOTICE*", ".gitattributes", ".gitignore"),
 )
+#: Folders of sentence-transformers' modules inside a model's, the files in them, and the largest of these.
+_MODULE_FOLDER = re.compile(r"[0-9]{1,2}_[A-Z][A-Za-z]{1,30}")
+_MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
+MAX_MODULE_BYTES = 1 << 30
 _MODEL_FOLDERS = ("additional_chat_templates", ".cache")
 #: The one folder inside a model folder from which transformers reads.
 _TEMPLATE_FOLDER = "additional_chat_templates"
@@ -120,21 +128,22 @@ def open_file(folder: Path, file: str, shown: str | None = None) -> BinaryIO:
     )
 
 
-def read_file(folder: Path, file: str, shown: str | None = None) -> bytes:
-    """The content of a file of a model folder, of bounded size. Raises as ``open_file``."""
+def read_file(folder: Path, file: str, shown: str | None = None, limit: int | None = None) -> bytes:
+    """The content of a file of a model folder, of at most ``limit`` bytes (MAX_FILE_BYTES). Raises as ``open_file``."""
+    limit = limit or MAX_FILE_BYTES
     with open_file(folder, file, shown) as stream:
         try:
-            content = stream.read(MAX_FILE_BYTES + 1)
+            content = stream.read(limit + 1)
         except OSError as problem:
             bad = error("model_malformed", file=shown or file, reason=problem.strerror or str(problem))
             raise (_system_error(problem, folder / file) or bad) from None
-    if len(content) > MAX_FILE_BYTES:
-        raise _too_large(shown or file)
+    if len(content) > limit:
+        raise _too_large(shown or file, limit)
     return content
 
 
-def _too_large(file: str) -> AiakqError:
-    return error("model_malformed", file=file, reason=f"it is larger than {MAX_FILE_BYTES >> 20} MiB")
+def _too_large(file: str, limit: int = 0) -> AiakqError:
+    return error("model_malformed", file=file, reason=f"it is larger than {(limit or MAX_FILE_BYTES) >> 20} MiB")
 
 
 def file_identity(path: Path | int) -> tuple[int, int, int, int] | None:
@@ -172,6 +181,15 @@ def read_json(path: Path, file: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise error("model_malformed", file=file, reason="it is not a JSON object")
     return value
+
+
+def module_files(folder: Path) -> list[str]:
+    """The files in the folders of sentence-transformers' modules, like 1_Pooling/config.json, sorted."""
+    if not (folder / "modules.json").exists():
+        return []
+    inside = [name for name in _names(folder) if _MODULE_FOLDER.fullmatch(name) and (folder / name).is_dir()]
+    found = (f"{name}/{file}" for name in inside for file in _MODULE_FILES)
+    return [name for name in found if (folder / name).is_file()]
 
 
 def check_files(folder: str | Path) -> None:
@@ -287,8 +305,8 @@ def check_manifest(folder: Path, config: Mapping[str, Any]) -> None:
     if not isinstance(files, dict):
         raise error("model_malformed", file=MANIFEST, reason="it lists no files")
     for file, entry in files.items():
-        # Only weights: people may edit a config or a template, and should.
-        if not file.endswith(".safetensors") or not isinstance(entry, dict):
+        # Only weights: people may edit a config or a template, and should. Folders inside hold no shards.
+        if not file.endswith(".safetensors") or "/" in file or not isinstance(entry, dict):
             continue
         real = folder / Path(file).name
         if not real.exists():
@@ -323,7 +341,7 @@ def _names_architecture(folder: Path) -> bool:
 
 def _belongs_to_model(folder: Path, name: str) -> bool:
     if (folder / name).is_dir() and not (folder / name).is_symlink():
-        return name in _MODEL_FOLDERS
+        return name in _MODEL_FOLDERS or _MODULE_FOLDER.fullmatch(name) is not None
     return name in VERBATIM_FILES or any(fnmatchcase(name, pattern) for pattern in _MODEL_FILES)
 
 

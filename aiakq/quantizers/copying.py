@@ -31,5 +31,5 @@ def copy_files(writer: CheckpointWriter, prepared: Prepared, spec: QuantSpec) ->
     """Write the config with its quantization_config, and the source's other files as they are."""
     for name, document in prepared.documents(spec).items():
         writer.add_json(name, document)
-    for path in prepared.verbatim_files():
-        writer.copy_file(path)
+    for name in prepared.verbatim_files():
+        writer.copy_file(prepared.source, name)

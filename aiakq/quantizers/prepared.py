@@ -15,7 +15,7 @@ import aiakq
 from aiakq import formats
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.model_folder import VERBATIM_FILES, some_of
+from aiakq.formats.model_folder import VERBATIM_FILES, module_files, some_of
 from aiakq.quantizers.block.decoder_block import BlockPlan
 from aiakq.quantizers.calibration.samples import Samples
 from aiakq.quantizers.model.groups import Heads
@@ -141,10 +141,11 @@ class Prepared:
         if changed:
             raise error("source_changed", path=str(self.source), files=some_of(changed))
 
-    def verbatim_files(self) -> list[Path]:
+    def verbatim_files(self) -> list[str]:
         """Files of the source that belong to the output as they are."""
-        found = [self.source / name for name in VERBATIM_FILES if (self.source / name).is_file()]
-        return found + (sorted(self.source.glob("*.py")) if self.options.trust_remote_code else [])
+        found = [name for name in VERBATIM_FILES if (self.source / name).is_file()] + module_files(self.source)
+        code = sorted(path.name for path in self.source.glob("*.py")) if self.options.trust_remote_code else []
+        return found + code
 
 
 def block_plan(spec: QuantSpec, storage: torch.dtype, model: SourceModel) -> BlockPlan:
@@ -154,4 +155,6 @@ def block_plan(spec: QuantSpec, storage: torch.dtype, model: SourceModel) -> Blo
 
 def remember_files(checkpoint: Checkpoint) -> None:
     """Note which files the output will copy, before any is read, for ``Prepared.check_unchanged``."""
-    checkpoint.remember([*VERBATIM_FILES, *(path.name for path in checkpoint.path.glob("*.py"))])
+    checkpoint.remember(
+        [*VERBATIM_FILES, *module_files(checkpoint.path), *(path.name for path in checkpoint.path.glob("*.py"))]
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Sequence as SequenceType
+from collections.abc import Sequence
 from typing import Any
 
 from aiakq.arguments import unsupported
@@ -14,6 +14,8 @@ from aiakq.runtime.engine.loop import run, timed_step
 from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache, StepOutput
 from aiakq.runtime.executor.local import LocalExecutor
 from aiakq.runtime.loader.loading import load_engine
+from aiakq.runtime.offline_pooling import PoolingMethods, Prompt, listed_prompts
+from aiakq.runtime.pooling_params import Pooling, PoolingParams
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.vocabulary import Vocabulary
@@ -21,12 +23,8 @@ from aiakq.runtime.text.output_processor import Delta, OutputProcessor, truncate
 from aiakq.runtime.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from aiakq.runtime.text.tokenizer import is_panic
 
-#: A prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids"; with "cache_salt" it shares pages only with
-#: prompts of the same.
-Prompt = str | list[int] | dict[str, Any]
 
-
-class LLM:
+class LLM(PoolingMethods):
     """A loaded model. ``LLM(model="folder", **arguments)``; the arguments are those of docs/arguments.md.
 
     Raises AiakqError when the model or an argument is not usable.
@@ -60,11 +58,11 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | SequenceType[Prompt] | None = None,
-        sampling_params: SamplingParams | SequenceType[SamplingParams] | None = None,
+        prompts: Prompt | Sequence[Prompt] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         prompt_token_ids: list[int] | list[list[int]] | None = None,
-        priority: int | SequenceType[int] | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generate for every prompt; results come in the order of the prompts.
 
@@ -75,22 +73,38 @@ class LLM:
         A ``max_tokens`` beyond the context ends the text there, with finish_reason "length".
         Raises AiakqError for a prompt that cannot be served, before anything is generated; it is also a ValueError.
         """
-        listed = _listed(prompts if prompts is not None else prompt_token_ids)
+        self.engine.limits.check_generates()
+        listed = listed_prompts(prompts if prompts is not None else prompt_token_ids)
         params = self._params_for(listed, sampling_params)
         priorities = self._one_for_each("priority", listed, 0 if priority is None else priority)
         salts = [str(one.get("cache_salt") or "") if isinstance(one, dict) else "" for one in listed]
         return self._run([self._read(prompt) for prompt in listed], params, priorities, salts, use_tqdm)
 
+    def _pool(
+        self, prompts: Sequence[Prompt], params: PoolingParams, truncate_prompt_tokens: int | None, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        """See PoolingMethods."""
+        pooling = self.engine.limits.pools().resolve(params)
+        nothing = SamplingParams(max_tokens=0, detokenize=False, truncate_prompt_tokens=truncate_prompt_tokens)
+        salts = [str(one.get("cache_salt") or "") if isinstance(one, dict) else "" for one in prompts]
+        read, count = [self._read(prompt) for prompt in prompts], len(prompts)
+        results = self._run(read, [nothing] * count, [0] * count, salts, use_tqdm, pooling)
+        for result in results:
+            if result.error is not None:
+                raise error("numerical_error", reason=result.error)
+        return results
+
     def chat(
         self,
         messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
-        sampling_params: SamplingParams | SequenceType[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's chat template."""
+        self.engine.limits.check_generates()
         conversations: Any = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [
             self.tokenizer.chat_prompt(
@@ -106,7 +120,7 @@ class LLM:
         return self._run(read, self._params_for(prompts, sampling_params), [0] * len(read), [""] * len(read), use_tqdm)
 
     def _params_for(
-        self, prompts: Any, given: SamplingParams | SequenceType[SamplingParams] | None
+        self, prompts: Any, given: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[SamplingParams]:
         if given is None:
             given = self.get_default_sampling_params()
@@ -153,6 +167,7 @@ class LLM:
         priorities: list[int],
         salts: list[str],
         use_tqdm: bool,
+        pooling: Pooling | None = None,
     ) -> list[RequestOutput]:
         results: dict[str, RequestOutput] = {}
         inbox: Inbox = []
@@ -164,7 +179,7 @@ class LLM:
                 results[request_id] = _empty(request_id, text, ids, each)
                 if each.grammar is not None:
                     self._check_grammar(each)
-                specs = self._processor.add(request_id, ids, each, priority, salt, within_context=True)
+                specs = self._processor.add(request_id, ids, each, priority, salt, within_context=True, pooling=pooling)
                 inbox += specs
                 if each.logits_processors:
                     for spec in specs:
@@ -234,15 +249,6 @@ class LLM:
             run(self.engine, receive, deliver)
 
 
-def _listed(prompts: Any) -> list[Prompt]:
-    """One prompt or several as a list; a flat list of ids is one prompt. Raises ``empty_prompt`` for none."""
-    if prompts is None:
-        raise error("empty_prompt", param="prompts")
-    if isinstance(prompts, str | dict) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]
-    return list(prompts)
-
-
 def _empty(request_id: str, prompt: str | None, ids: list[int], params: SamplingParams) -> RequestOutput:
     wants_logprobs = params.logprobs is not None
     outputs = [
@@ -271,6 +277,7 @@ def _apply(delta: Delta, result: RequestOutput) -> None:
         result.prompt_logprobs = list(delta.prompt_logprobs)
     result.num_cached_tokens = max(result.num_cached_tokens, delta.num_cached_tokens)
     result.error = delta.error or result.error
+    result.pooled = delta.pooled or result.pooled
     if delta.finish_reason is not None:
         output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
         result.finished = all(other.finished() for other in result.outputs)

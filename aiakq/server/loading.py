@@ -66,10 +66,11 @@ async def load_service(
         fair_share=args["fair_share"],
         message_format=parsers.message_format(text.loaded.tools_template),
     )
-    if text.tokenizer.has_text and not text.has_template:
+    generates = service.model.limits.pooling is None
+    if generates and text.tokenizer.has_text and not text.has_template:
         warning = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
         on_event(ServerEvent("warning", warning))
-    if text.loaded.grammar_failure:
+    if generates and text.loaded.grammar_failure:
         warning = f"Structured output is refused: {text.loaded.grammar_failure}."
         on_event(ServerEvent("warning", warning))
     return service, reports

@@ -64,6 +64,8 @@ SHOWN_BY = {
     "load_format": "test_which_kind_of_file_is_read_can_be_said",
     "model_impl": "test_a_native_family_gives_the_same_tokens_through_transformers",
     "generation_config": "test_where_default_sampling_values_come_from",
+    "task": "test_any_language_model_embeds_on_request",
+    "override_pooler_config": "test_the_operator_overrides_the_pooler",
     "override_generation_config": "test_where_default_sampling_values_come_from",
     "device": "test_wrong_arguments_are_refused",
     "seed": "test_made_up_weights_are_those_of_the_seed",

@@ -45,7 +45,7 @@ def test_the_python_api_warns_once_each(tiny_model):
         LLM(folder, swap_space=8, num_scheduler_steps=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        LLM(folder, swap_space=4, use_v2_block_manager=False, task="generate")
+        LLM(folder, swap_space=4, use_v2_block_manager=False, runner="generate")
     with pytest.raises(AiakqError, match="LoRA"):
         LLM(folder, enable_lora=True)
 
@@ -68,4 +68,4 @@ def test_they_are_removed_from_a_command_line():
         "use_v2_block_manager": False,
         "max_loras": "2",
     }
-    assert unsupported.split_words(["serve", "--task"]) == (["serve"], {"task": None})
+    assert unsupported.split_words(["serve", "--runner"]) == (["serve"], {"runner": None})

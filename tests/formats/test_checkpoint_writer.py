@@ -368,7 +368,7 @@ def test_files_of_the_source_are_copied_verbatim(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").symlink_to(tmp_path / "real")
     with CheckpointWriter(tmp_path / "out") as writer:
         fill(writer)
-        writer.copy_file(tmp_path / "tokenizer.json")
+        writer.copy_file(tmp_path, "tokenizer.json")
         output = writer.publish()
     assert (output / "tokenizer.json").read_bytes() == b"\xff{ not json"
     assert not (output / "tokenizer.json").is_symlink()

@@ -115,7 +115,7 @@ def test_a_link_that_appears_later_is_not_copied(folder: Path, tmp_path: Path) -
 
     link_outside(folder / "NOTICE")
     with CheckpointWriter(tmp_path / "out") as writer:
-        problem = refused(lambda: writer.copy_file(folder / "NOTICE"))
+        problem = refused(lambda: writer.copy_file(folder, "NOTICE"))
     assert problem.id == "path_outside_model"
 
 

@@ -59,7 +59,7 @@ def last_token_taken_from_the_cache(patch: Patch) -> None:
     """A prompt that is cached to its end leaves nothing to compute, so there are no logits."""
 
     def shared_pages(self: Scheduler, sequence: Sequence) -> list[int]:
-        if not self.pool.caching or sequence.wants_prompt_logprobs:
+        if not self.pool.caching or sequence.reads_whole_prompt:
             return []
         full = len(sequence.token_ids) // self.pool.page_size
         return self.pool.match(sequence.page_hashes(self.pool.page_size, full))

@@ -10,7 +10,6 @@ from typing import Any
 from aiakq.arguments.server import checked
 from aiakq.errors import error
 from aiakq.formats.hub import resolve_model
-from aiakq.formats.quantization_config import read_spec
 from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.device import DeviceConfig
@@ -18,7 +17,8 @@ from aiakq.runtime.config.hf_config import GenerationConfig, model_config
 from aiakq.runtime.config.load import LoadConfig
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.config.parallel import ParallelConfig
-from aiakq.runtime.config.quantization import check_quantization
+from aiakq.runtime.config.pooling import PoolingConfig
+from aiakq.runtime.config.quantization import checked_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.spec import QuantSpec
@@ -33,6 +33,7 @@ class EngineConfig:
     max_model_len  tokens of prompt and output together.
     fit_model_len  whether max_model_len is lowered to what fits into memory.
     max_logprobs   log-probabilities per position that a request may ask for.
+    pooling        what the model computes of prompts; None: it continues them.
     """
 
     model: ModelConfig
@@ -48,6 +49,12 @@ class EngineConfig:
     max_model_len: int
     fit_model_len: bool
     max_logprobs: int
+    pooling: PoolingConfig | None = None
+
+    @property
+    def architecture(self) -> str:
+        """The class that config.json names."""
+        return self.model.architecture if self.pooling is None else self.pooling.stated
 
     @staticmethod
     def from_args(given: Mapping[str, Any]) -> EngineConfig:
@@ -60,12 +67,13 @@ class EngineConfig:
             raise error("usage", reason="No model is given.", hint="Name a folder or a hub model with --model.")
         load = LoadConfig.from_args(args)
         raw = model_config(load.path, args)
-        spec = read_spec(load.path, raw)
-        check_quantization(args["quantization"], spec, raw)
-        model = ModelConfig.from_hf(raw)
+        spec = checked_spec(load.path, raw, args["quantization"])
+        pooling = PoolingConfig.from_args(args, load.path, raw)
+        model = ModelConfig.from_hf(raw if pooling is None else pooling.model_config(raw))
         raw = dict(model.raw)
-        max_model_len = _max_model_len(args, model)
+        max_model_len = _max_model_len(args, model, None if pooling is None else pooling.max_length)
         model = replace(model, context=max_model_len, num_positions=max_model_len)
+        model = replace(model, head=None if pooling is None else pooling.head)
         if args["disable_sliding_window"]:
             model = replace(model, sliding_windows=(None,) * model.num_layers)
         device = DeviceConfig.from_args(args, raw)
@@ -83,11 +91,15 @@ class EngineConfig:
             max_model_len=max_model_len,
             fit_model_len=args["max_model_len"] == "auto",
             max_logprobs=model.vocab_size if args["max_logprobs"] == -1 else args["max_logprobs"],
+            pooling=pooling,
         )
 
 
-def _max_model_len(args: Mapping[str, Any], model: ModelConfig) -> int:
-    """Tokens of prompt plus output; with auto, what memory may still lower. Raises ``bad_option``."""
+def _max_model_len(args: Mapping[str, Any], model: ModelConfig, own_limit: int | None) -> int:
+    """Tokens of prompt plus output; with auto, what memory may still lower. Raises ``bad_option``.
+
+    own_limit  of the texts that the model was trained to embed.
+    """
     limit, whose = model.context, "the model's own limit"
     hint = "Positions beyond it were never trained."
     windows = [window for window in model.sliding_windows if window is not None]
@@ -96,7 +108,7 @@ def _max_model_len(args: Mapping[str, Any], model: ModelConfig) -> int:
         hint = "Without --disable-sliding-window more are possible."
     max_model_len = args["max_model_len"]
     if max_model_len in (None, "auto"):
-        return limit
+        return limit if own_limit is None else min(limit, own_limit)
     if max_model_len > limit and model.has_positions:
         expected = f"at most {limit}, {whose}"
         raise error("bad_option", option="--max-model-len", value=max_model_len, expected=expected, hint=hint)

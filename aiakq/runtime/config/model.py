@@ -56,6 +56,18 @@ def check_sizes(raw: Mapping[str, Any], num_tensors: int) -> None:
 
 
 @dataclass(frozen=True)
+class OutputHead:
+    """What a model returns instead of logits: its last hidden states, or scores made of them.
+
+    num_labels    outputs of the linear layer of scores; 0: hidden states.
+    label_tokens  where there is no such layer: two tokens, the difference of whose logits is the score.
+    """
+
+    num_labels: int = 0
+    label_tokens: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The numbers of a decoder-only model, whatever its config.json calls them.
 
@@ -66,6 +78,7 @@ class ModelConfig:
     sliding_windows  per layer: positions a query sees, or None for all.
     rope             the rotary parameters (rope_type, rope_theta, ...), or kind of layer -> its own.
     raw              config.json as read, for what only one family needs; of a multimodal one its text part.
+    head             what it returns instead of logits; None: logits.
     """
 
     architecture: str
@@ -86,6 +99,7 @@ class ModelConfig:
     rope: Mapping[str, Any]
     raw: Mapping[str, Any] = field(repr=False)
     num_positions: int = 0
+    head: OutputHead | None = None
 
     @staticmethod
     def from_hf(raw: Mapping[str, Any]) -> ModelConfig:
@@ -116,6 +130,11 @@ class ModelConfig:
     def has_positions(self) -> bool:
         """Whether a layer reads tokens at positions; where all are recurrent, sequences may have any length."""
         return not _RECURRENT.issuperset(self.layer_kinds)
+
+    @property
+    def has_tied_head(self) -> bool:
+        """Whether the output layer is the embedding."""
+        return self.tie_word_embeddings and self.head is None
 
     def rope_of(self, layer: int) -> tuple[str, Mapping[str, Any]]:
         """The rotary parameters of a layer, and the kind of layers that share them. Raises ``model_malformed``."""

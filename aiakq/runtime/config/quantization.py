@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from aiakq.errors import error
 from aiakq.formats import records_method
-from aiakq.formats.quantization_config import read
+from aiakq.formats.quantization_config import read, read_spec
 from aiakq.registry import Registry
 from aiakq.spec import QuantSpec, canonical_method
 
 _INT4 = {"awq", "gptq"}
 #: Names of methods, those of plugins included, to tell a misspelt one from one that the checkpoint does not have.
 _METHODS = Registry("aiakq.methods", dict.fromkeys(("weight_only_int8", "smooth_quant", "awq", "gptq"), ""))
+
+
+def checked_spec(folder: Path, raw: Mapping[str, Any], expected: str | None) -> QuantSpec | None:
+    """How the weights in ``folder`` are quantized; ``raw`` is its config.json, ``expected`` is --quantization.
+
+    Raises ``format_unsupported``, and what ``check_quantization`` raises.
+    """
+    spec = read_spec(folder, raw)
+    check_quantization(expected, spec, raw)
+    return spec
 
 
 def check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mapping[str, Any]) -> None:

@@ -41,6 +41,7 @@ from aiakq.runtime.engine.records import (
 )
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.vocabulary import Vocabulary
 
@@ -207,7 +208,9 @@ class Engine:
         if pages is None:
             return
         token = self.limits.eos_token_ids[0] if self.limits.eos_token_ids else 0
-        spec = RequestSpec(PROBE, [token], SamplingParams(temperature=0.0), max_tokens=1, seed=0)
+        pooling = None if self.limits.pooling is None else Pooling("LAST")
+        num_new = int(pooling is None)
+        spec = RequestSpec(PROBE, [token], SamplingParams(temperature=0.0), num_new, seed=0, pooling=pooling)
         # The slot after those of the scheduler.
         slot = self.scheduler.max_num_seqs
         sequence = Sequence(spec, RequestTimes(arrived=now), slot=slot, pages=pages)
@@ -227,7 +230,7 @@ class Engine:
         for chunk, part in found:
             self._commit(chunk, part, now, outputs)
         for _, part in found:
-            if part.sampled and part.sampled[0].error != NOT_FINITE:
+            if part.pooled is not None or (part.sampled and part.sampled[0].error != NOT_FINITE):
                 self._bad_steps = 0
                 return
         if any(_failure(part) == NOT_FINITE for _, part in found):
@@ -259,7 +262,10 @@ class Engine:
             outputs.append(self._append(sequence, result.sampled, now))
         elif chunk.completes:
             output = self._output(sequence)
-            self._finish(sequence, output, "length")
+            output.pooled = result.pooled
+            if result.pooled is not None:
+                sequence.times.first_token = sequence.times.last_token = now
+            self._finish(sequence, output, "length" if result.pooled is None else "stop")
             outputs.append(output)
 
     def _keep_prompt_logprobs(self, chunk: ScheduledChunk, found: list[TokenLogprobs]) -> None:
@@ -341,10 +347,14 @@ def _ignore(request_ids: list[str]) -> None:
 
 
 def _failure(result: ChunkResult) -> str | None:
-    """Why a sequence cannot go on: a token that could not be sampled, or a log-probability that is not a number."""
+    """Why a sequence cannot go on: a token that could not be sampled, or a result or log-probability that is not a
+    number.
+    """
     for sampled in result.sampled:
         if sampled.error is not None:
             return sampled.error
+    if result.pooling_error is not None:
+        return result.pooling_error
     if result.prompt_logprobs and any(math.isnan(scores.logprobs[0]) for scores in result.prompt_logprobs):
         return NOT_FINITE
     return None

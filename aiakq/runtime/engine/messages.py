@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from aiakq.errors import error
+from aiakq.runtime.pooling_params import Pooled, Pooling, PoolingLimits
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar, GrammarDefaults
 
@@ -37,6 +38,7 @@ class ModelLimits:
     max_new_tokens  what longer answers are cut to; None: nothing.
     by_priority   whether requests may have a priority.
     grammars      how structured output is written unless a request says otherwise.
+    pooling       what prompts become where nothing is generated; None: prompts are continued.
     """
 
     vocab_size: int
@@ -47,6 +49,25 @@ class ModelLimits:
     max_new_tokens: int | None = None
     by_priority: bool = False
     grammars: GrammarDefaults = GrammarDefaults()
+    pooling: PoolingLimits | None = None
+
+    @property
+    def task(self) -> str:
+        """What the model is there for: generate, embed, classify, score or reward."""
+        return "generate" if self.pooling is None else self.pooling.task
+
+    def check_generates(self) -> None:
+        """Raise ``task_mismatch`` if nothing is generated."""
+        if self.pooling is not None:
+            raise error("task_mismatch", task=self.task, wanted="continue texts", needed="generate")
+
+    def pools(self) -> PoolingLimits:
+        """How prompts are pooled. Raises ``task_mismatch`` if they are continued."""
+        if self.pooling is None:
+            raise error(
+                "task_mismatch", task="generate", wanted="return embeddings or scores", needed="embed or classify"
+            )
+        return self.pooling
 
 
 class RequestSpec(msgspec.Struct, frozen=True):
@@ -63,6 +84,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     cache_salt       pages are shared only between requests with the same one.
     client           whose it is: steps are shared between clients (``FairScheduler``).
     grammar          what the text has to match.
+    pooling          what the prompt becomes, of requests that generate nothing.
     """
 
     request_id: str
@@ -76,6 +98,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     cache_salt: str = ""
     client: str = ""
     grammar: Grammar | None = None
+    pooling: Pooling | None = None
 
 
 def admit(
@@ -89,19 +112,19 @@ def admit(
     cache_salt: str = "",
     within_context: bool = False,
     client: str = "",
+    pooling: Pooling | None = None,
 ) -> RequestSpec:
     """Check one request against ``limits`` and freeze it.
 
     index           counts the sequences of an n > 1 request.
     bad_word_ids    token ids of ``params.bad_words``.
     within_context  stop at the end of the context instead of refusing a larger ``max_tokens``.
+    pooling         what the prompt becomes; nothing is generated then.
 
     Raises AiakqError: empty_prompt, invalid_token_id, context_length_exceeded, value_out_of_range, invalid_type,
-    unsupported_parameter.
+    unsupported_parameter, task_mismatch.
     """
-    if not prompt_token_ids:
-        raise error("empty_prompt", param="prompt")
-    _check_ids("prompt", prompt_token_ids, limits.vocab_size)
+    _check_prompt(prompt_token_ids, limits, pooling)
     _check_ids_of_parameters(params, bad_word_ids, limits.vocab_size)
     _check_priority(priority, limits)
     _check_logprobs(params, limits)
@@ -120,7 +143,7 @@ def admit(
             "context_length_exceeded",
             param="max_tokens" if room > 0 else "prompt",
             prompt=len(prompt_token_ids),
-            wanted=max(1, max_tokens),
+            wanted=max(1 if pooling is None else 0, max_tokens),
             limit=longest,
         )
     return RequestSpec(
@@ -135,6 +158,7 @@ def admit(
         cache_salt=cache_salt,
         client=client,
         grammar=None if params.grammar is None else limits.grammars.apply(params.grammar),
+        pooling=pooling,
     )
 
 
@@ -150,6 +174,16 @@ def _check_logprobs(params: SamplingParams, limits: ModelLimits) -> None:
         # -1 stands for the whole vocabulary.
         if count is not None and (limits.vocab_size if count == -1 else count) > limits.max_logprobs:
             raise error("value_out_of_range", param=name, value=count, allowed=f"at most {limits.max_logprobs}")
+
+
+def _check_prompt(token_ids: list[int], limits: ModelLimits, pooling: Pooling | None) -> None:
+    if pooling is None:
+        limits.check_generates()
+    else:
+        limits.pools().check_rows(pooling.num_rows(token_ids), "prompt")
+    if not token_ids:
+        raise error("empty_prompt", param="prompt")
+    _check_ids("prompt", token_ids, limits.vocab_size)
 
 
 def _check_priority(priority: int, limits: ModelLimits) -> None:
@@ -226,6 +260,7 @@ class TokenOutput:
     finish_reason     "stop", "length", "abort" or "error" with the last output, else None.
     stop_reason       the stop token id that ended it; None for end of sequence.
     num_cached_tokens prompt tokens taken from the prefix cache.
+    pooled            what the prompt has become, with the last output.
     """
 
     request_id: str
@@ -239,6 +274,7 @@ class TokenOutput:
     num_preemptions: int = 0
     times: RequestTimes | None = None
     error: str | None = None
+    pooled: Pooled | None = None
 
 
 @dataclass
@@ -274,7 +310,7 @@ class StepOutput:
     def date(self, began: float, ended: float) -> None:
         """Replace the time at which the step began by the time at which its tokens exist: the engine has no clock."""
         for output in self.outputs:
-            if output.times is not None and output.token_ids:
+            if output.times is not None and (output.token_ids or output.pooled is not None):
                 output.times.last_token = ended
                 if output.times.first_token == began:
                     output.times.first_token = ended

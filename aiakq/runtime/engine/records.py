@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from aiakq.runtime.engine.messages import RequestSpec, TokenLogprobs
+from aiakq.runtime.pooling_params import Pooled
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
 
@@ -89,10 +90,14 @@ class ChunkResult(msgspec.Struct):
 
     sampled          in order; empty if nothing was to be sampled, or if the token before was not valid.
     prompt_logprobs  of the prompt tokens that the chunk's logits predict, if the request asked.
+    pooled           what the prompt has become, if the chunk is its last.
+    pooling_error    why it has not: NOT_FINITE.
     """
 
     sampled: list[SampledToken] = []
     prompt_logprobs: list[TokenLogprobs] | None = None
+    pooled: Pooled | None = None
+    pooling_error: str | None = None
 
 
 class StepResult(msgspec.Struct):

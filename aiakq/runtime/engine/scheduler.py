@@ -230,7 +230,7 @@ class Scheduler:
 
     def _shared_pages(self, sequence: Sequence) -> list[int]:
         """Cached pages of an equal beginning. The last token is always computed, because its logits are needed."""
-        if not self.pool.caching or sequence.wants_prompt_logprobs:
+        if not self.pool.caching or sequence.reads_whole_prompt:
             return []
         full = (len(sequence.token_ids) - 1) // self.pool.page_size
         return self.pool.match(sequence.page_hashes(self.pool.page_size, full))
@@ -264,7 +264,7 @@ class Scheduler:
     def insert_pages(self, chunk: ScheduledChunk) -> None:
         """Put the pages that ``chunk`` filled into the prefix cache; its step has run and the result is valid."""
         sequence = chunk.sequence
-        if not self.pool.caching or sequence.wants_prompt_logprobs:
+        if not self.pool.caching or sequence.reads_whole_prompt:
             return
         full = chunk.end // self.pool.page_size
         if full > sequence.num_inserted_pages:

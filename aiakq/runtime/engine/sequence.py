@@ -68,8 +68,10 @@ class Sequence:
         return min(len(self.token_ids) + self.num_pending_tokens, self._num_needed_tokens) - self.num_computed_tokens
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        return self.spec.sampling.prompt_logprobs is not None
+    def reads_whole_prompt(self) -> bool:
+        """Whether the model's output for every token of the prompt is needed, so that none may be left out."""
+        pooling = self.spec.pooling
+        return self.spec.sampling.prompt_logprobs is not None or (pooling is not None and pooling.reads_every_token)
 
     def page_hashes(self, page_size: int, count: int) -> list[bytes]:
         """Chained hashes of the first ``count`` full pages; computed once each."""

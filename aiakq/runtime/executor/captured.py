@@ -59,6 +59,8 @@ def _captured(
         if others := model.ops.selected(operation) - native:
             return None, f"{operation} is of {', '.join(sorted(others))}"
     if device.type == "cuda":
+        if model.config.head is not None:
+            return None, "nothing is decoded"
         if not (model.stage.is_first and model.stage.is_last):
             return None, "it is one of several stages"
         if any(isinstance(block.mlp, SparseMLP) for block in model.blocks):

@@ -86,7 +86,7 @@ class Follower:
         max_pages: int,
     ) -> None:
         self._runner, self._rank, self._collective, self._stages = runner, rank, collective, stages
-        self._sequences = RunningSequences(num_slots, max_pages)
+        self._sequences = RunningSequences(num_slots, max_pages, runner.projection)
         self._batch: StepBatch | None = None
         self._own: list[SequenceState] = []  # of the last batch
         self._computed: deque[tuple[int, list[SequenceState]]] = deque()  # steps that were not collected

@@ -60,7 +60,7 @@ class LocalExecutor:
     def __init__(self, runner: Runner, num_slots: int, max_pages: int) -> None:
         self.runner = runner
         self._sampler = runner.model.sampler
-        self._sequences = RunningSequences(num_slots, max_pages)
+        self._sequences = RunningSequences(num_slots, max_pages, runner.projection)
         self._pending: deque[LocalPendingStep] = deque()
         self._processors: dict[str, Sequence[LogitsProcessor]] = {}
 

@@ -59,7 +59,7 @@ class PipelineExecutor:
         assert group.link is not None
         self.runner = runner
         self._group, self._link = group, group.link
-        self._sequences = RunningSequences(num_slots, max_pages)
+        self._sequences = RunningSequences(num_slots, max_pages, runner.projection)
         self._pending: deque[PipelinedStep] = deque()
         self._numbers = itertools.count()
         self._compiler: GrammarCompiler | None = None

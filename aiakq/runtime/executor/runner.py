@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.engine.records import Chunk
 from aiakq.runtime.executor.captured import Bounds, CapturedStep, capture_step
+from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.executor.states import StateRows
 from aiakq.runtime.models.decoder import Decoder, Model, ModelInput, StageOutput
@@ -50,16 +52,24 @@ class StepInput:
 class Runner:
     """A model and its KV cache; ``captured`` runs the steps that it accepts.
 
-    states  rows of the states, if the model has recurrent layers.
+    states      rows of the states, if the model has recurrent layers.
+    projection  of what is pooled of the model's outputs, if there is one.
     """
 
     def __init__(
-        self, model: Model, num_pages: int, page_size: int, device: torch.device, states: StateRows | None = None
+        self,
+        model: Model,
+        num_pages: int,
+        page_size: int,
+        device: torch.device,
+        states: StateRows | None = None,
+        projection: Projection | None = None,
     ) -> None:
         self.model = model
         self.page_size = page_size
         self.device = device
         self.states = states
+        self.projection = projection
         self.caches = model.new_caches(num_pages, page_size, 1 if states is None else states.num_rows)
         self.captured: CapturedStep | None = None
 
@@ -155,9 +165,14 @@ class Runner:
         return [made[start : start + len(column)] for start, column in zip(starts, columns, strict=True)]
 
 
-def _positions_of_logits(chunk: Chunk, sequence: SequenceState) -> range:
-    """Positions whose logits are needed: all for prompt log-probabilities, else the last if a token is sampled."""
+def _positions_of_logits(chunk: Chunk, sequence: SequenceState) -> Sequence[int]:
+    """Positions whose logits are needed: those that are pooled, all for prompt log-probabilities, else the last if a
+    token is sampled.
+    """
     end = chunk.first + chunk.count
+    pooling = sequence.spec.pooling
+    if pooling is not None:
+        return pooling.positions(sequence.token_ids, chunk.first, end, sequence.num_prompt)
     if sequence.sampling.prompt_logprobs is not None and chunk.first < sequence.num_prompt:
         return range(chunk.first, end)
     return range(end - 1, end) if chunk.samples else range(0)

@@ -1,4 +1,4 @@
-"""SampledStep: from the logits of a step to its results."""
+"""SampledStep: from the logits of a step, or what the model returns instead, to its results."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable
 from torch import Tensor
 
 from aiakq.kernels.ops.sampling import Sampler
-from aiakq.kernels.transfer import on_device
+from aiakq.kernels.transfer import copies_on_host, on_device
 from aiakq.runtime.engine.messages import GRAMMAR_FAILED, NOT_FINITE, TokenLogprobs
 from aiakq.runtime.engine.records import Chunk, ChunkResult, SampledToken, StepResult
+from aiakq.runtime.executor.pooler import PromptPooler
 from aiakq.runtime.executor.sampler import SamplerOutput, SamplerRow, prompt_logprobs, sample
 from aiakq.runtime.executor.sequences import SequenceState
 
@@ -28,6 +29,8 @@ class SampledStep:
         self._samples: SamplerOutput | None = None
         self._row_of: dict[SequenceState, int] = {}
         self._scores: dict[int, Callable[[], list[TokenLogprobs]]] = {}
+        self._outputs: Callable[[], list[Tensor]] | None = None
+        self._width = 0
 
     def take_logits(self, logits: Tensor, rows: list[range]) -> None:
         """The logits [R, V] that the model computed, or will have, and each chunk's rows of them."""
@@ -48,6 +51,10 @@ class SampledStep:
         logits = self._logits
         assert logits is not None
         self.is_sampled, self._logits = True, None
+        if any(sequence.pooler is not None for sequence in self._sequences):
+            self._width = logits.shape[1]
+            # The next step writes over them.
+            self._outputs = copies_on_host(logits.clone() if logits.device.type == "cpu" else logits)
         sampled: list[SamplerRow] = []
         rows: list[int] = []
         for index, (chunk, sequence) in enumerate(zip(self._chunks, self._sequences, strict=True)):
@@ -77,8 +84,18 @@ class SampledStep:
                     sequence.token_ids.append(tokens[row].token)
             if index in self._scores:
                 result.prompt_logprobs = self._scores[index]()
+            if sequence.pooler is not None:
+                self._pool(index, sequence.pooler, result)
             results.append(result)
         return StepResult(results)
+
+    def _pool(self, index: int, pooler: PromptPooler, result: ChunkResult) -> None:
+        """Add the outputs for one chunk to its prompt's; behind the last one, fill in the result."""
+        assert self._outputs is not None
+        chunk, sequence, rows = self._chunks[index], self._sequences[index], self._logit_rows[index]
+        pooler.add(self._outputs()[0][rows.start : rows.stop], chunk.first, chunk.count)
+        if chunk.first + chunk.count == sequence.num_prompt:
+            result.pooled, result.pooling_error = pooler.result(self._width)
 
 
 def _check_grammar(sequence: SequenceState, sampled: SampledToken) -> None:

@@ -10,6 +10,8 @@ from torch import Tensor
 from aiakq.runtime.engine.messages import RequestSpec
 from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
 from aiakq.runtime.executor.logits_modifier import LogitsModifier
+from aiakq.runtime.executor.pooler import PromptPooler
+from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.sampling_params import LogitsProcessor
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.matcher import GrammarMatcher
@@ -22,10 +24,13 @@ class SequenceState:
     pages      its KV pages in order.
     modifier   of its logits.
     matcher    of its grammar, after ``token_ids``; None: it has none.
+    pooler     of its prompt; None: it is continued.
     state_at   per row of its states, the number of tokens it is the state after, or none; see StateRows.
     """
 
-    __slots__ = ("matcher", "modifier", "num_prompt", "pages", "sampling", "slot", "spec", "state_at", "token_ids")
+    __slots__ = (
+        *("matcher", "modifier", "num_prompt", "pages", "pooler", "sampling", "slot", "spec", "state_at", "token_ids"),
+    )
 
     def __init__(self, record: NewSequence, logits_processors: Sequence[LogitsProcessor] = ()) -> None:
         spec: RequestSpec = record.spec
@@ -38,6 +43,7 @@ class SequenceState:
         self.state_at: list[int | None] = []
         self.modifier = LogitsModifier(spec, logits_processors)
         self.matcher: GrammarMatcher | None = None
+        self.pooler: PromptPooler | None = None
 
 
 class RunningSequences:
@@ -45,11 +51,13 @@ class RunningSequences:
 
     page_table  [slots, max pages] int32 on the host; row s holds the pages of slot s, padded with page 0.
     compiler    of the sequences' grammars; None where nothing is sampled, or no grammar was announced.
+    projection  of what is pooled, if the model has one.
     """
 
-    def __init__(self, num_slots: int, max_pages: int) -> None:
+    def __init__(self, num_slots: int, max_pages: int, projection: Projection | None = None) -> None:
         self.page_table = torch.zeros(num_slots, max_pages, dtype=torch.int32)
         self.compiler: GrammarCompiler | None = None
+        self._projection = projection
         self._states: dict[int, SequenceState] = {}
 
     def update(self, batch: StepBatch, processors: Mapping[str, Sequence[LogitsProcessor]]) -> list[SequenceState]:
@@ -65,6 +73,8 @@ class RunningSequences:
             state = SequenceState(record, processors.get(record.spec.request_id, ()))
             if record.spec.grammar is not None and self.compiler is not None:
                 state.matcher = self.compiler.matcher_or_failed(record.spec.grammar, record.output_token_ids)
+            if record.spec.pooling is not None:
+                state.pooler = PromptPooler(record.spec.pooling, self._projection)
             self._states[record.slot] = state
         return [self._append_pages(chunk) for chunk in batch.chunks]
 

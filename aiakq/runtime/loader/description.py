@@ -74,11 +74,11 @@ class Plan:
     kv_bytes_per_token: int | None = None
 
 
-def plan(checkpoint: Checkpoint, ops: PlannedOps) -> Plan:
-    """What loading a checkpoint would find and select, from its headers alone."""
+def plan(checkpoint: Checkpoint, ops: PlannedOps, config: ModelConfig | None = None) -> Plan:
+    """What loading a checkpoint would find and select, from its headers alone; ``config``: that of its config.json."""
     differences = kv_bytes = None
     try:
-        config = ModelConfig.from_hf(checkpoint.config)
+        config = config or ModelConfig.from_hf(checkpoint.config)
         if config.architecture in ARCHITECTURES:
             required, model = build_without_weights(config, checkpoint, ops)
             differences = tuple(compare(checkpoint, required))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
@@ -16,6 +16,9 @@ from aiakq.formats.safetensors_file import DTYPE_BYTES, DTYPE_NAMES, TensorInfo
 from aiakq.kernels.ops import Ops, PlannedOps
 from aiakq.kernels.types import DenseProblem, LinearProblem
 from aiakq.spec import QuantSpec
+
+if TYPE_CHECKING:
+    from aiakq.runtime.config.model import ModelConfig
 
 _EMBEDDING = re.compile(r"embed|\bwte\b|\bwpe\b")
 _NUMBER = re.compile(r"\d+")
@@ -195,12 +198,12 @@ def inspect_checkpoint(
     context = checkpoint.config.get("max_position_embeddings")
     if context is None and isinstance(text, dict):
         context = text.get("max_position_embeddings")
-    planned = plan(checkpoint, target.ops)
+    planned = plan(checkpoint, target.ops, target.model)
     architecture = first_architecture(checkpoint.config)
     return Inspection(
         path=str(checkpoint.path),
         architecture=architecture,
-        support=_support(architecture),
+        support=_support(architecture if target.model is None else target.model.architecture),
         writer=_writer(checkpoint),
         spec=checkpoint.spec,
         context=context if isinstance(context, int) else None,
@@ -218,10 +221,11 @@ def inspect_checkpoint(
 
 @dataclass(frozen=True)
 class _Target:
-    """What the model would run on."""
+    """What the model would run on, and its numbers; None if its config is not understood."""
 
     ops: PlannedOps
     dtype_reason: str
+    model: ModelConfig | None = None
 
 
 def _target(checkpoint: Checkpoint, device: str, dtype: str) -> _Target:
@@ -234,9 +238,9 @@ def _target(checkpoint: Checkpoint, device: str, dtype: str) -> _Target:
 
     try:
         config = EngineConfig.from_args({"model": str(checkpoint.path), "device": device, "dtype": dtype})
-        return _Target(PlannedOps(open_weights(config).ops), config.device.dtype_reason)
+        return _Target(PlannedOps(open_weights(config).ops), config.device.dtype_reason, config.model)
     except AiakqError as problem:
-        if problem.id not in ("model_malformed", "architecture_unsupported"):
+        if problem.id not in ("model_malformed", "architecture_unsupported", "unsupported"):
             raise
     plain = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
     picked, reason = pick_dtype(dtype, checkpoint.config, plain)

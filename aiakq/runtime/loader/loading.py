@@ -15,7 +15,6 @@ from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.distributed.starting import start_ranks
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.fair_scheduler import FairScheduler
-from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.kv_cache import (
@@ -23,11 +22,11 @@ from aiakq.runtime.executor.kv_cache import (
     describe_states,
     fit_positions,
     kv_bytes_per_page,
-    state_rows,
 )
-from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.selection import new_executor
+from aiakq.runtime.loader.limits import limits_of, rows_of_steps
 from aiakq.runtime.loader.model_loader import load_within_memory
+from aiakq.runtime.loader.new_runner import new_runner
 from aiakq.system.memory import gc_frozen
 
 
@@ -65,7 +64,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
         model, operations = load_within_memory(config, None if group is None else group.share)
     release_memory()
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
-    on_phase(Phase("weights", time.monotonic() - started, f"{config.model.architecture}, {method}"))
+    on_phase(Phase("weights", time.monotonic() - started, f"{config.architecture}, {method}"))
     started = time.monotonic()
     if group is None:
         num_pages = count_pages(config, model)
@@ -78,32 +77,33 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     pool = PagePool(num_pages, config.cache.block_size, config.cache.enable_prefix_caching)
     tokens = pool.num_usable * config.cache.block_size
     longest = min(config.max_model_len, tokens)
-    bounds = Bounds(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs, longest)
-    num_slots = bounds.rows + 1  # one is the engine's own
-    states = state_rows(config, model, num_pages, num_slots)
-    runner = Runner(model, num_pages, config.cache.block_size, config.device.device, states)
+    bounds = Bounds(config.scheduler.max_num_batched_tokens, rows_of_steps(config), longest)
+    num_slots = config.scheduler.max_num_seqs + 1  # one is the engine's own
+    runner = new_runner(config, model, num_pages, num_slots)
     how = runner.capture(bounds, config.compilation)
     scheduler = FairScheduler(pool, config.scheduler)
     size = num_pages * kv_bytes_per_page(model, config.cache)
     pages = f"{pool.num_usable} of {config.cache.block_size} tokens = {tokens} tokens, {size / 2**20:.0f} MiB"
     on_phase(Phase("KV pages", time.monotonic() - started, pages))
-    limits = _limits(config, model.vocab_size, tokens)
+    limits = limits_of(config, model, tokens)
     dtype = str(config.device.dtype).removeprefix("torch.")
     facts = {
-        "model": f"{config.model.architecture}, {method}",
+        "model": f"{config.architecture}, {method}",
         "device": device_name(config.device.device),
         "dtype": f"{dtype} ({config.device.dtype_reason})",
         **operations,
         "step": how + ("; the next is prepared meanwhile" if config.scheduler.async_scheduling else ""),
         "KV pages": f"{pages}, {str(config.cache.dtype).removeprefix('torch.')}",
-        "batch": f"up to {bounds.rows} sequences, {bounds.tokens} tokens a step",
+        "batch": f"up to {config.scheduler.max_num_seqs} sequences, {bounds.tokens} tokens a step",
     }
     ranks = [] if group is None else [group.describe()]
     if remark := config.parallel.remark(config.model.raw):
         ranks.append(remark)
+    if limits.pooling is not None:
+        facts["task"] = limits.pooling.describe()
     if ranks:
         facts["ranks"] = "; ".join(ranks)
-    if states is not None:
+    if runner.states is not None:
         facts["recurrent states"] = describe_states(config, model)
     if group is not None:
         sizes = Configure(num_pages, num_slots, bounds.tokens, bounds.rows, bounds.length)
@@ -111,19 +111,6 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     executor = new_executor(runner, group, num_slots, -(-bounds.length // config.cache.block_size))
     stages = config.parallel.pipeline_parallel_size
     return Engine(executor, scheduler, limits, facts, max(stages, 1 + config.scheduler.async_scheduling))
-
-
-def _limits(config: EngineConfig, vocab_size: int, max_kv_tokens: int) -> ModelLimits:
-    return ModelLimits(
-        vocab_size=vocab_size,
-        max_model_len=config.max_model_len,
-        max_kv_tokens=max_kv_tokens,
-        max_logprobs=config.max_logprobs,
-        eos_token_ids=config.generation.eos_token_ids,
-        max_new_tokens=config.generation.max_new_tokens,
-        by_priority=config.scheduler.scheduling_policy == "priority",
-        grammars=config.generation.grammars,
-    )
 
 
 def device_name(device: torch.device) -> str:

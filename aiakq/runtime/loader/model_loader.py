@@ -25,6 +25,9 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     share = share or ModelShare()
     architecture = config.model.architecture
     native = architecture in ARCHITECTURES
+    if config.pooling is not None and not native:
+        architecture, reason = config.pooling.stated, "aiakq has no model of its own for it, and pools no others"
+        raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
     if not native and config.load.model_impl == "aiakq":
         raise error(
             "model_unsupported",

@@ -144,9 +144,9 @@ def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]
     from aiakq.runtime.distributed.rank_group import checkpoint_digest
     from aiakq.runtime.executor.cpu_program import Bounds
     from aiakq.runtime.executor.follower import Follower, Stages
-    from aiakq.runtime.executor.kv_cache import count_pages, fit_positions, state_rows
-    from aiakq.runtime.executor.runner import Runner
+    from aiakq.runtime.executor.kv_cache import count_pages, fit_positions
     from aiakq.runtime.loader.model_loader import load_model
+    from aiakq.runtime.loader.new_runner import new_runner
 
     torch.set_num_threads(load.threads)
     connected = connect(load)
@@ -161,8 +161,7 @@ def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]
     if sizes is None:
         return
     assert isinstance(sizes, Configure), "the next message says how large the cache is"
-    states = state_rows(config, model, sizes.num_pages, sizes.num_slots)
-    runner = Runner(model, sizes.num_pages, config.cache.block_size, config.device.device, states)
+    runner = new_runner(config, model, sizes.num_pages, sizes.num_slots)
     runner.capture(Bounds(sizes.tokens, sizes.rows, sizes.length), config.compilation)
     inbox = _Inbox(channel)
     stages = Stages(samples=load.num_stages > 1 and load.rank == load.size * (load.num_stages - 1))

@@ -19,6 +19,8 @@ from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models import ARCHITECTURES
 from aiakq.runtime.models.decoder import Model
 
+#: What families call the layer that makes logits, which a model that is pooled does not need.
+OUTPUT_LAYERS = ("lm_head.", "language_model.lm_head.")
 #: A layer's name, and how many outputs it has.
 Part = tuple[str, int]
 
@@ -110,9 +112,11 @@ def build_without_weights(
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as problem:
         reason = f"{type(problem).__name__}: {problem}"  # a value of the config that is of another kind than it should
         raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
+    if config.head is not None:
+        weights.required.unused = OUTPUT_LAYERS
     more = config.raw.get("num_nextn_predict_layers")
     if type(more) is int and 0 < more < 100:
-        weights.required.unused = tuple(f"model.layers.{config.num_layers + number}." for number in range(more))
+        weights.required.unused += tuple(f"model.layers.{config.num_layers + number}." for number in range(more))
     return weights.required, model
 
 

@@ -17,7 +17,7 @@ from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.types import AttentionSpec, RotaryTables
-from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.config.model import ModelConfig, OutputHead
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.attention import Attention, ProjectionStep
 from aiakq.runtime.layers.rotary import rotary_tables
@@ -102,12 +102,12 @@ class DecoderBuilder:
     def build(self) -> Decoder:
         """The whole model, or the stage that the weights ask for."""
         stage = self.weights.stage or whole_model(self.config.num_layers)
-        tied = self.config.tie_word_embeddings
+        tied = self.config.has_tied_head
         embedding, head = self.embedding() if stage.is_first or (tied and stage.is_last) else (None, None)
         blocks = [self.block(layer) for layer in stage.layers]
         norm = self.final_norm() if stage.is_last else None
         if head is None and stage.is_last:
-            head = self.head()
+            head = self.head() if self.config.head is None else self.scores(self.config.head)
         return Decoder(
             config=self.config,
             ops=self.ops,
@@ -116,19 +116,20 @@ class DecoderBuilder:
             blocks=blocks,
             norm=norm,
             head=head if stage.is_last else None,
+            output_width=self.output_width(),
             positions=self.positions() if stage.is_first else None,
             project_in=self.project_in() if stage.is_first else None,
             project_out=self.project_out() if stage.is_last else None,
             after_embedding=self.after_embedding() if stage.is_first else None,
-            after_head=self.after_head() if stage.is_last else None,
+            after_head=self.after_head() if stage.is_last and self.config.head is None else None,
         )
 
     def embedding(self) -> tuple[EmbeddingLayer, LinearLayer | None]:
         """The embedding, and the output layer if it is tied to it."""
         config = self.config
-        tied = config.tie_word_embeddings
+        tied = config.has_tied_head
         return self.weights.embedding(
-            f"{self.names.embedding}.weight", config.vocab_size, config.hidden_size, tied=tied
+            f"{self.names.embedding}.weight", config.vocab_size, self.embedding_width, tied=tied
         )
 
     def head(self) -> LinearLayer:
@@ -136,6 +137,29 @@ class DecoderBuilder:
         return self.weights.linear(
             self.names.head, self.config.vocab_size, self.config.hidden_size, bias=self.head_bias
         )
+
+    @property
+    def embedding_width(self) -> int:
+        """Columns of the embedding, and of the last hidden states."""
+        return self.config.hidden_size
+
+    def output_width(self) -> int:
+        """See Decoder."""
+        if self.config.head is None:
+            return self.config.vocab_size
+        return self.config.head.num_labels or self.embedding_width
+
+    def scores(self, head: OutputHead) -> LinearLayer | None:
+        """What makes scores of the last hidden states; None: they are returned."""
+        if head.label_tokens is not None:
+            name = self.names.embedding if self.config.tie_word_embeddings else self.names.head
+            logits = self.weights.weight(name, self.config.vocab_size, self.embedding_width)
+            against, for_it = (logits[token].float() for token in head.label_tokens)
+            return self.weights.dense((for_it - against)[None].to(self.ops.dtype))
+        if not head.num_labels:
+            return None
+        has_bias = self.weights.has("score.bias")
+        return self.weights.linear("score", head.num_labels, self.embedding_width, bias=has_bias)
 
     def positions(self) -> EmbeddingLayer | None:
         """The embedding of learned positions."""

@@ -335,6 +335,8 @@ class Decoder:
     project_in, out  between the embedding's width and the blocks' (OPT-350m), or None.
     after_embedding  a multiplier (Gemma) or a norm (Bloom) of the embeddings, or None.
     after_head       multiplies or caps logits (Cohere, Gemma 2), or None.
+    head             makes logits, or scores; None in the last stage: hidden states are returned.
+    output_width     columns of what is returned for a token.
     """
 
     config: ModelConfig
@@ -344,6 +346,7 @@ class Decoder:
     blocks: Sequence[DecoderLayer]
     norm: Norm | None
     head: LinearLayer | None
+    output_width: int
     positions: EmbeddingLayer | None = None
     project_in: LinearLayer | None = None
     project_out: LinearLayer | None = None
@@ -384,7 +387,7 @@ class Decoder:
         x, residual = hidden.x, hidden.residual
         for block, cache in zip(self.blocks, caches, strict=True):
             x, residual = block(x, residual, step.positions, cache, step.context)
-        if self.head is None:
+        if not self.stage.is_last:
             return StageOutput(x, residual)
         x = self._select_rows(x, step.logit_rows)
         residual = None if residual is None else self._select_rows(residual, step.logit_rows)
@@ -394,7 +397,7 @@ class Decoder:
             x = x + residual
         if self.project_out is not None:
             x = self.project_out(x)
-        return _rescaled(self.head(x), self.after_head)
+        return x if self.head is None else _rescaled(self.head(x), self.after_head)
 
     def _embedded(self, step: ModelInput) -> StageOutput:
         """What the first block gets."""

@@ -36,11 +36,10 @@ class OPTBuilder(LayerNormBuilder):
         self._norm_first = bool(config.raw.get("do_layer_norm_before", True))
         self._embedding_width = config.raw.get("word_embed_proj_dim", config.hidden_size)
 
-    def embedding(self) -> tuple[EmbeddingLayer, LinearLayer | None]:
-        """The embedding, and the output layer if it is tied to it, as wide as the embedding."""
-        config = self.config
-        name = f"{self.names.embedding}.weight"
-        return self.weights.embedding(name, config.vocab_size, self._embedding_width, tied=config.tie_word_embeddings)
+    @property
+    def embedding_width(self) -> int:
+        """Columns of the embedding, fewer than those of the layers in the smallest but one."""
+        return int(self._embedding_width)
 
     def head(self) -> LinearLayer:
         """The output layer that is not tied."""

@@ -21,6 +21,7 @@ from aiakq.runtime.engine.messages import (
     admit,
     repeat,
 )
+from aiakq.runtime.pooling_params import Pooled, Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.detokenizer import Detokenizer
 from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
@@ -35,6 +36,7 @@ class Delta:
     cumulative_logprob of all tokens so far.
     finish_reason      with the last delta: "stop", "length", "abort" or "error".
     stop_reason        the stop string or stop token id; None for end of sequence.
+    pooled             what the prompt has become, with the last delta.
     """
 
     request_id: str
@@ -50,6 +52,7 @@ class Delta:
     num_preemptions: int = 0
     times: RequestTimes | None = None
     error: str | None = None
+    pooled: Pooled | None = None
 
 
 class NamedPositions(Sequence[PositionLogprobs | None]):
@@ -169,12 +172,14 @@ class OutputProcessor:
         within_context: bool = False,
         client: str = "",
         kept_special_tokens: frozenset[int] = frozenset(),
+        pooling: Pooling | None = None,
     ) -> list[RequestSpec]:
         """Check a request and start following it; returns what to give the engine.
 
         ``bad_words`` are ``bad_word_ids`` of ``params.bad_words``; tokenized here if not given.
         ``within_context``: a ``max_tokens`` beyond the context stops at its end, instead of being refused.
         ``kept_special_tokens`` are part of the text even where special tokens are not.
+        ``pooling``: what the prompt becomes, instead of being continued.
         Raises what ``admit`` raises, and ``unsupported_parameter`` for what needs text where there is none.
         """
         if not self.tokenizer.has_text:
@@ -183,7 +188,9 @@ class OutputProcessor:
             params = replace(params, detokenize=False)
         words = bad_word_ids(self.tokenizer, params.bad_words or ()) if bad_words is None else bad_words
         id, limits = f"{request_id}/0", self.limits
-        first = admit(id, prompt_token_ids, params, limits, 0, words, priority, cache_salt, within_context, client)
+        first = admit(
+            id, prompt_token_ids, params, limits, 0, words, priority, cache_salt, within_context, client, pooling
+        )
         specs = [first, *(repeat(first, f"{request_id}/{index}", index) for index in range(1, params.num_sequences))]
         for index, spec in enumerate(specs):
             self._streams[spec.request_id] = _Stream(
@@ -215,6 +222,7 @@ class OutputProcessor:
             error=output.error,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
+            pooled=output.pooled,
         )
         stop = self._take_tokens(stream, output, delta)
         if stop is None and output.finish_reason is not None:
@@ -285,5 +293,6 @@ def truncated(prompt_token_ids: list[int], params: SamplingParams, limits: Model
     if keep is None:
         return prompt_token_ids
     if keep == -1:
-        keep = max(1, min(limits.max_model_len, limits.max_kv_tokens) - (params.max_tokens or 1))
+        num_new = 1 if params.max_tokens is None else params.max_tokens
+        keep = max(1, min(limits.max_model_len, limits.max_kv_tokens) - num_new)
     return prompt_token_ids[-keep:]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from aiakq.runtime.pooling_params import Pooled
+
 
 @dataclass
 class Logprob:
@@ -57,7 +59,7 @@ class RequestMetrics:
 
 @dataclass
 class RequestOutput:
-    """A prompt and everything generated for it so far."""
+    """A prompt and everything generated for it so far; ``pooled``: what it has become where nothing is generated."""
 
     request_id: str
     prompt: str | None
@@ -68,3 +70,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = field(default=None)
+    pooled: Pooled | None = field(default=None, repr=False)

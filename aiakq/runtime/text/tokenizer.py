@@ -136,6 +136,12 @@ class Tokenizer:
             return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return self.hf.encode(text, add_special_tokens=add_special_tokens)
 
+    def encode_pair(self, text: str, other: str) -> list[int]:
+        """Ids of two texts as one sequence, with whatever the tokenizer puts around and between them."""
+        if self._backend is not None:
+            return self._backend.encode_batch([(text, other)])[0].ids
+        return list(self.hf(text, text_pair=other)["input_ids"])
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True, spaces: bool = True) -> str:
         """Text of ``ids``. Only tokenizers in Python know ``spaces``, between special tokens."""
         if self._backend is not None:
@@ -261,6 +267,9 @@ class NoTokenizer(Tokenizer):
         return "left out"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        raise error("no_tokenizer")
+
+    def encode_pair(self, text: str, other: str) -> list[int]:
         raise error("no_tokenizer")
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True, spaces: bool = True) -> str:

@@ -76,19 +76,19 @@ class CompletionRequest(GenerationRequest):
         return await service.tokenize_prompts(prompts, self.add_special_tokens is not False, params)
 
 
-def split_prompts(prompt: Any) -> list[str | list[int]]:
-    """The prompts, each as text or token ids, of the four forms of the field. ``admit`` checks the ids themselves."""
+def split_prompts(prompt: Any, param: str = "prompt") -> list[str | list[int]]:
+    """The prompts, each as text or token ids, of the four forms of the field ``param``; ``admit`` checks the ids."""
     if isinstance(prompt, str):
         return [prompt]
     expected = "a string, a list of strings, a list of token ids, or a list of such lists is expected"
     if not isinstance(prompt, list):
-        raise error("invalid_type", param="prompt", reason=expected)
+        raise error("invalid_type", param=param, reason=expected)
     if not prompt:
-        raise error("empty_prompt", param="prompt")
+        raise error("empty_prompt", param=param)
     if type(prompt[0]) is int:
         return [prompt]
     if not (all(isinstance(entry, str) for entry in prompt) or all(isinstance(entry, list) for entry in prompt)):
-        raise error("invalid_type", param="prompt", reason=expected)
+        raise error("invalid_type", param=param, reason=expected)
     return prompt
 
 

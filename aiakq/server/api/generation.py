@@ -101,6 +101,7 @@ async def generate(service: Service, request: Request, model: type[Any], builder
     try:
         service.check_available()
         body = await read_body(request, service.max_body_bytes, service.max_values)
+        service.model.limits.check_generates()
         return await cancel_on_disconnect(request, _run(service, request, body, model, builder, tracker))
     except (ClientDisconnected, ClientDisconnect):
         tracker.finish("abort")
@@ -140,7 +141,7 @@ async def _run(
             tracker.arrival_time,
             final_only=not given.stream,
             priority=given.priority or 0,
-            cache_salt=_cache_salt(getattr(request.state, "owner", ""), given.cache_salt),
+            cache_salt=cache_salt_of(getattr(request.state, "owner", ""), given.cache_salt),
             client=client_of(request) if service.fair_share else "",
             bad_words=bad_words,
             kept_special_tokens=builder.kept_special_tokens,
@@ -217,6 +218,6 @@ def _event_stream(
     return EventStream(events(), builder.error_chunks, on_end)
 
 
-def _cache_salt(owner: str, salt: str | None) -> str:
+def cache_salt_of(owner: str, salt: str | None) -> str:
     """Requests share cached pages only if they have the same API key and name the same salt."""
     return hashlib.sha256(f"{owner} {salt or ''}".encode()).hexdigest()[:32] if owner or salt else ""

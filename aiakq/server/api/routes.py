@@ -29,6 +29,8 @@ ROUTE_MODULES = Registry(
         "chat": "aiakq.server.api.chat",
         "responses": "aiakq.server.api.responses.routes",
         "messages": "aiakq.server.api.messages.routes",
+        "embeddings": "aiakq.server.api.pooling.embeddings",
+        "scores": "aiakq.server.api.pooling.scores",
         "models": "aiakq.server.api.models",
         "tokenization": "aiakq.server.api.tokenization",
         "status": "aiakq.server.api.status",
@@ -45,7 +47,7 @@ TOKENIZATION = ("no_tokenizer", "no_chat_template", "chat_template", "tokenizati
 GENERATION = (
     *("empty_prompt", "too_many_prompts", "context_length_exceeded", "nothing_left", "overloaded", "queue_timeout"),
     *("time_limit", "numerical_error", "engine_restarted", "engine_timeout", "request_quarantined", "aborted"),
-    "slow_reader",
+    *("slow_reader", "task_mismatch"),
 )
 
 

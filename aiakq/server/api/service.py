@@ -164,6 +164,13 @@ class Service:
         params.stop_token_ids = list({*(params.stop_token_ids or ()), *infill.ends})
         return [Prompt(None, infill.prompt(each.token_ids, after.token_ids, add_special_tokens)) for each in before]
 
+    async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], params: SamplingParams) -> list[Prompt]:
+        """Tokenize pairs of texts, each to one prompt, like ``tokenize_prompts``."""
+        request = self._prompt_request(params, pairs=list(pairs))
+        self._check_length(max(len(one) + len(two) for one, two in pairs), request, params)
+        reply = await self.text.run(request)
+        return self.truncate_prompts(self._prompts([None] * len(pairs), reply, request, params), params)
+
     def check_calls_tools(self, is_forced: bool) -> None:
         """Raise ``unsupported_parameter`` if the server does not let the model decide to call tools, or its template
         has none. ``is_forced``: it does not decide.
@@ -230,7 +237,7 @@ class Service:
             raise self._too_long(f"at least {least}", params)
 
     def _prompts(
-        self, texts: Sequence[str], reply: TextReply, request: TextRequest, params: SamplingParams
+        self, texts: Sequence[str | None], reply: TextReply, request: TextRequest, params: SamplingParams
     ) -> list[Prompt]:
         prompts = []
         for text, count, token_ids in zip(texts, reply.counts, reply.token_ids, strict=True):
@@ -241,7 +248,8 @@ class Service:
 
     def _too_long(self, num_tokens: int | str, params: SamplingParams) -> AiakqError:
         limits = self.model.limits
-        longest, wanted = min(limits.max_model_len, limits.max_kv_tokens), max(1, params.max_tokens or 0)
+        least = int(limits.pooling is None)
+        longest, wanted = min(limits.max_model_len, limits.max_kv_tokens), max(least, params.max_tokens or 0)
         return error("context_length_exceeded", param="prompt", prompt=num_tokens, wanted=wanted, limit=longest)
 
     async def bad_word_ids(self, params: SamplingParams) -> list[list[int]] | None:

@@ -16,6 +16,7 @@ import msgspec
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, StepOutput
+from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
@@ -55,6 +56,7 @@ class SequenceFrame(msgspec.Struct):
     priority: int
     cache_salt: str
     client: str
+    pooling: Pooling | None
     grammar: int
 
 

@@ -17,6 +17,7 @@ from aiakq.runtime.engine.messages import (
     RequestSpec,
     StepOutput,
 )
+from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor
 from aiakq.server.errors import copy_error
@@ -115,6 +116,7 @@ class RequestManager:
         client: str = "",
         bad_words: Sequence[list[int]] | None = None,
         kept_special_tokens: frozenset[int] = frozenset(),
+        pooling: Pooling | None = None,
     ) -> RequestStream:
         """Admit an HTTP request and send its sequences to the engine.
 
@@ -138,6 +140,7 @@ class RequestManager:
             client=client,
             bad_words=bad_words,
             kept_special_tokens=kept_special_tokens,
+            pooling=pooling,
         )
         specs = self._add(stream)
         self._streams[stream] = None
@@ -204,6 +207,7 @@ class RequestManager:
                     stream.bad_words,
                     client=stream.client,
                     kept_special_tokens=stream.kept_special_tokens,
+                    pooling=stream.pooling,
                 )
                 states = stream.sequences[index]
                 if not states:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.errors import copy_error
@@ -106,6 +107,7 @@ class RequestStream:
         client: str = "",
         bad_words: Sequence[list[int]] | None = None,
         kept_special_tokens: frozenset[int] = frozenset(),
+        pooling: Pooling | None = None,
     ) -> None:
         self.id = id
         self._key = f"{id}-{next(_NUMBERS)}"
@@ -118,6 +120,7 @@ class RequestStream:
         self.client = client
         self.bad_words = bad_words
         self.kept_special_tokens = kept_special_tokens
+        self.pooling = pooling
         self.sequences: list[list[SequenceProgress]] = [[] for _ in prompts]
         self.num_unfinished = 0
         self.max_generated = 0
@@ -218,5 +221,6 @@ def merge_deltas(earlier: Delta, later: Delta) -> Delta:
         earlier.prompt_logprobs = later.prompt_logprobs
     for name in ("cumulative_logprob", "finish_reason", "stop_reason", "times", "num_preemptions", "error"):
         setattr(earlier, name, getattr(later, name))
+    earlier.pooled = later.pooled or earlier.pooled
     earlier.num_cached_tokens = max(earlier.num_cached_tokens, later.num_cached_tokens)
     return earlier

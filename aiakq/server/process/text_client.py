@@ -29,6 +29,7 @@ from aiakq.server.process.text_process import (
     Setup,
     TextReply,
     TextRequest,
+    pair_length,
 )
 from aiakq.system.frames import LENGTH, framed
 from aiakq.system.processes import CHILD_OPTIONS, child_command
@@ -411,7 +412,7 @@ async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
 
 def _size(request: TextRequest) -> int:
     """About how many characters or ids there are to process."""
-    size = sum(map(len, request.texts)) + len(request.token_ids or ())
+    size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
     if request.grammar is not None:
         size += len(request.grammar.text)
     for message in request.messages or ():

@@ -96,6 +96,7 @@ class TextRequest(msgspec.Struct):
 
     messages, arguments  a conversation to render with these arguments. Its text is then the only one of ``texts``.
     texts                to tokenize.
+    pairs                to tokenize instead, each to one list of ids.
     add_special_tokens   see ``Tokenizer.encode``.
     max_chars            of a text.
     max_ids              token ids to return of each text, from its end; None: all of them.
@@ -109,6 +110,7 @@ class TextRequest(msgspec.Struct):
     messages: list[dict[str, Any]] | None = None
     arguments: dict[str, Any] = {}
     texts: list[str] = []
+    pairs: list[tuple[str, str]] = []
     add_special_tokens: bool = True
     max_chars: int | None = None
     max_ids: int | None = None
@@ -354,7 +356,7 @@ class _Worker:
         if request.messages is not None:
             begin("template", MAX_SECONDS, MAX_TEMPLATE_BYTES)
             request.texts = [self._render(request.messages, request.arguments)]
-        size = sum(map(len, request.texts)) + len(request.token_ids or ())
+        size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
         begin("tokenizer", MAX_SECONDS + MAX_SECONDS_PER_CHAR * size, MAX_BYTES)
         return self._process(request)
 
@@ -396,10 +398,12 @@ class _Worker:
             return reply
         if request.messages is not None:
             reply.text = request.texts[0]
-        reply.num_chars = max(map(len, request.texts), default=0)
+        lengths = map(pair_length, request.pairs) if request.pairs else map(len, request.texts)
+        reply.num_chars = max(lengths, default=0)
         if request.max_chars is not None and reply.num_chars > request.max_chars:
             return reply
         ids = [tokenizer.encode(text, request.add_special_tokens) for text in request.texts]
+        ids += [tokenizer.encode_pair(*pair) for pair in request.pairs]
         reply.counts = [len(each) for each in ids]
         if request.as_json:
             reply.ids_json = json.dumps(ids[0], separators=(",", ":")).encode()
@@ -408,6 +412,11 @@ class _Worker:
         else:
             reply.token_ids = [each if request.max_ids is None else each[-request.max_ids :] for each in ids]
         return reply
+
+
+def pair_length(pair: tuple[str, str]) -> int:
+    """Characters of both texts."""
+    return len(pair[0]) + len(pair[1])
 
 
 def _set_limits(seconds: float, num_bytes: int) -> None:

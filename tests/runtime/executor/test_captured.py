@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
 import torch
 
 from aiakq import LLM, SamplingParams
 from aiakq.kernels.ops import dense
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.runtime.executor.captured import capture_step
+from aiakq.runtime.executor.cpu_program import Bounds
 
 
 class NumpyLinear(LinearLayer):
@@ -46,3 +49,12 @@ def test_a_step_with_a_kernel_of_another_package_is_not_recorded(tiny_model, mon
     monkeypatch.setattr(dense.IMPLEMENTATIONS, "_plugins", {"numpy": plugin})
     monkeypatch.setitem(sys.modules, "numpy_kernel", sys.modules[__name__])
     assert tokens() == expected
+
+
+def test_no_graphs_of_decoding_where_nothing_is_decoded(tiny_model):
+    llm = LLM(str(tiny_model("LlamaForCausalLM")), task="embed", dtype="float32", num_gpu_blocks_override=65)
+    runner, bounds = llm.engine.executor.runner, Bounds(8, 8, 64)
+    on_gpu = [(SimpleNamespace(device=torch.device("cuda")),) for _ in runner.caches]
+    captured, how = capture_step(runner.model, on_gpu, bounds, 16, llm.config.compilation)
+    assert captured is None and "nothing is decoded" in how
+    assert llm.engine.facts["step"].endswith("operations in one call"), "on a CPU every step is one call"

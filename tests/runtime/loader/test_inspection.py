@@ -104,6 +104,13 @@ def test_an_architecture_without_a_model_of_our_own(tiny_model):
     assert {layer.kind for layer in found.layers} == {"embedding", "linear", "other"}
 
 
+def test_a_model_that_classifies(tiny_classifier):
+    found = inspect_checkpoint(str(tiny_classifier("LlamaForCausalLM", 3)))
+    assert (found.architecture, found.support, found.differences) == ("LlamaForSequenceClassification", "native", ())
+    scores = next(layer for layer in found.layers if layer.name == "score")
+    assert (scores.n, scores.k) == (3, 128)
+
+
 def test_layers_that_differ_keep_rows_of_their_own():
     def layer(number: int, scheme: str = "w4a16") -> Layer:
         return Layer(f"model.layers.{number}.up", "linear", scheme, 2, 2, 2, 8)

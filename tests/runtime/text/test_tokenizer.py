@@ -29,6 +29,22 @@ def test_ids_and_text_are_those_of_transformers(text: str, mode: str, example_mo
             assert tokenizer.decode(ids, skip_special_tokens=skip) == expected
 
 
+@pytest.mark.parametrize("mode", ["auto", "slow"])
+def test_pairs_are_those_of_transformers(mode: str, example_model: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoTokenizer
+
+    hf = AutoTokenizer.from_pretrained(example_model)
+    end = hf.convert_ids_to_tokens(0)
+    hf._tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, 0)]
+    )
+    ours = Tokenizer(hf, compiled=mode != "slow")
+    ids = ours.encode_pair("one text", "and another")
+    assert ids == hf("one text", "and another")["input_ids"] and ids.count(0) == 2
+    assert ids == ours.encode("one text") + ours.encode("and another")
+
+
 def test_tokenizers_in_python_are_told_about_spaces() -> None:
     class InPython:
         is_fast = False

@@ -20,6 +20,7 @@ from aiakq.runtime.engine.messages import (
     TokenOutput,
     repeat,
 )
+from aiakq.runtime.pooling_params import Pooled, Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.server.process import ipc
@@ -81,6 +82,16 @@ def test_sequences_of_a_request_share_their_lists_in_a_frame():
     received = ipc.decode_to_engine(body).specs()
     assert received == specs
     assert len({id(spec.sampling) for spec in received}) == len({id(spec.prompt_token_ids) for spec in received}) == 1
+
+
+def test_what_is_pooled_crosses_both_ways():
+    pooling = Pooling("STEP", normalize=True, activation="softmax", dimensions=3, step_tag_id=9)
+    spec = RequestSpec("r/0", [1, 2], SamplingParams(max_tokens=0), 0, 1, pooling=pooling)
+    (body,) = ipc.split(bytearray(ipc.frame(ipc.Submit.of([spec, SPEC]))))
+    assert ipc.decode_to_engine(body).specs() == [spec, SPEC]
+    stepped = ipc.Stepped(StepOutput([TokenOutput("r/0", finish_reason="stop", pooled=Pooled(b"\0\1\2\3", 1))]))
+    (body,) = ipc.split(bytearray(ipc.frame(stepped)))
+    assert ipc.decode_from_engine(body) == stepped
 
 
 def test_frames_are_split_however_the_stream_is_cut():

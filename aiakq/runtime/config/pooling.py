@@ -1,0 +1,289 @@
+"""PoolingConfig: what a model that generates nothing computes of a prompt, and how it is told from the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiakq.errors import AiakqError, error
+from aiakq.formats.model_folder import read_json
+from aiakq.runtime.config.model import OutputHead, first_architecture
+from aiakq.runtime.config.sentence_transformers import (
+    CrossEncoder,
+    DenseModule,
+    SentenceTransformer,
+    read_cross_encoder,
+    read_modules,
+)
+from aiakq.runtime.pooling_params import POOLING_TYPES, Pooling, PoolingLimits
+
+_CLASSIFIER = "ForSequenceClassification"
+#: Ends of the names of classes that generate, of those that end like one that does not.
+_GENERATORS = ("LMHeadModel", "ChatModel", "ChatGLMModel")
+#: Classes that generate whose names do not end with ForCausalLM, by what the others of the family begin with.
+_FAMILIES = {"GPT2": "GPT2LMHeadModel"}
+#: What --task calls the same.
+_RENAMED = {"embedding": "embed"}
+_MAX_LABELS = 2**20
+
+
+@dataclass(frozen=True)
+class PoolingConfig:
+    """How a model is used that generates nothing.
+
+    limits        what requests may ask for.
+    head          what the model computes of its hidden states.
+    architecture  the family's class that generates, whose layers these are.
+    stated        the class that config.json names.
+    dense         modules over what was pooled.
+    max_length    tokens of a text, if the model has a limit of its own.
+    """
+
+    limits: PoolingLimits
+    head: OutputHead
+    architecture: str
+    stated: str
+    dense: tuple[DenseModule, ...] = ()
+    max_length: int | None = None
+
+    @property
+    def every_token(self) -> bool:
+        """Whether the output of every token of a prompt is needed."""
+        return self.limits.pooling.kind in ("MEAN", "ALL", "STEP")
+
+    @staticmethod
+    def from_args(args: Mapping[str, Any], folder: Path, raw: Mapping[str, Any]) -> PoolingConfig | None:
+        """What --task and the files of the model in ``folder`` say; None: it generates. ``raw`` is its config.json.
+
+        Raises ``bad_option``, ``option_conflict``, ``model_unsupported``, ``unsupported``, ``model_malformed``.
+        """
+        architecture = first_architecture(raw)
+        task = _RENAMED.get(args["task"], args["task"])
+        embeds = task in ("auto", "embed", "reward") and not architecture.endswith(_CLASSIFIER)
+        modules = read_modules(folder) if embeds else None
+        if task == "auto":
+            task = _task_of(architecture, raw, modules)
+        if task == "generate":
+            _check_generates(architecture)
+            if args["override_pooler_config"]:
+                reason = "nothing is pooled where texts are continued"
+                raise _conflict("--override-pooler-config", "--task generate", reason)
+            return None
+        if args["model_impl"] == "transformers":
+            raise _conflict("--model-impl transformers", f"--task {task}", "native models alone are pooled")
+        _check_causal(raw)
+        return _pooled(task, architecture, folder, raw, modules, args["override_pooler_config"] or {})
+
+    def model_config(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The config.json of the same layers as a model that generates."""
+        return {**raw, "architectures": [self.architecture]}
+
+
+def _task_of(architecture: str, raw: Mapping[str, Any], modules: SentenceTransformer | None) -> str:
+    """What a model is for that is served with --task auto."""
+    if modules is not None:
+        return "embed"
+    if architecture.endswith(_CLASSIFIER):
+        return "score" if len(_labels(raw)) == 1 else "classify"
+    return "embed" if architecture.endswith("Model") and not architecture.endswith(_GENERATORS) else "generate"
+
+
+def _check_generates(architecture: str) -> None:
+    if architecture.endswith(_CLASSIFIER):
+        raise _conflict(
+            "--task generate", architecture, "that is no language model; --task classify or score serves it"
+        )
+
+
+def _check_causal(raw: Mapping[str, Any]) -> None:
+    """Raise ``unsupported`` for a model whose tokens see later ones."""
+    text = raw.get("text_config")
+    for config in (raw, text if isinstance(text, Mapping) else {}):
+        name, value = "is_causal", config.get("is_causal")
+        if value is None or value is True:
+            name, value = "use_bidirectional_attention", config.get("use_bidirectional_attention")
+            if not value:
+                continue
+        hint = f"""If it was trained with causal attention all the same, --hf-overrides '{{"{name}": """
+        hint += ("true" if name == "is_causal" else "false") + "}' says so."
+        raise error("unsupported", what=f"A model whose tokens see later ones ({name} is {value!r:.32})", hint=hint)
+
+
+def _family(architecture: str) -> str:
+    """The family's class that generates, for any class of it."""
+    if architecture.endswith(_GENERATORS) or not architecture.endswith((_CLASSIFIER, "Model")):
+        return architecture
+    stem = architecture.removesuffix(_CLASSIFIER).removesuffix("Model").removesuffix("Text")
+    return _FAMILIES.get(stem, f"{stem}ForCausalLM")
+
+
+def _pooled(
+    task: str,
+    architecture: str,
+    folder: Path,
+    raw: Mapping[str, Any],
+    modules: SentenceTransformer | None,
+    override: Mapping[str, Any],
+) -> PoolingConfig:
+    is_classifier = architecture.endswith(_CLASSIFIER)
+    labels = _labels(raw) if is_classifier else []
+    if task in ("classify", "score") and not is_classifier:
+        reason = "a model without labels has no scores"
+        hint = "With --task embed, /score compares the embeddings of two texts."
+        raise _conflict(f"--task {task}", architecture, reason, hint)
+    if task == "embed" and is_classifier:
+        raise _conflict("--task embed", architecture, "that has scores instead of embeddings", "Leave --task out.")
+    if task == "score" and len(labels) != 1:
+        reason = f"it has {len(labels)} labels, and a score is one number"
+        raise _conflict("--task score", architecture, reason, "--task classify serves it.")
+    tokens = _label_tokens(folder, raw) if is_classifier else None
+    head = OutputHead(len(labels), tokens)
+    pairs = read_cross_encoder(folder) if is_classifier and tokens is None else CrossEncoder()
+    pooling = _override(_default(task, raw, modules, pairs, head), override)
+    dense = () if modules is None or task != "embed" else modules.dense
+    return PoolingConfig(
+        limits=PoolingLimits(
+            task=task,
+            pooling=pooling,
+            width=0,  # known with the numbers of the model
+            dimensions=_dimensions(raw) if task == "embed" else None,
+            labels=labels,
+            concatenates=tokens is not None,
+        ),
+        head=head,
+        architecture=_family(architecture),
+        stated=architecture,
+        dense=dense,
+        max_length=pairs.max_length if modules is None else modules.max_length,
+    )
+
+
+def _default(
+    task: str, raw: Mapping[str, Any], modules: SentenceTransformer | None, pairs: CrossEncoder, head: OutputHead
+) -> Pooling:
+    """How a model is pooled if nobody says otherwise; vLLM's defaults where its files say nothing."""
+    if task == "reward":
+        return Pooling("ALL")
+    if head.num_labels:
+        return Pooling("LAST", activation=_activation(raw, pairs, head.num_labels))
+    if modules is None:
+        return Pooling("LAST", normalize=True)
+    return Pooling(modules.pooling, normalize=modules.normalize)
+
+
+def _override(pooling: Pooling, override: Mapping[str, Any]) -> Pooling:
+    """``pooling`` changed by --override-pooler-config. Raises ``bad_option``."""
+    known: dict[str, tuple[type, ...]] = {
+        "pooling_type": (str,),
+        "normalize": (bool,),
+        "softmax": (bool,),
+        "step_tag_id": (int,),
+    }
+    for name, value in override.items():
+        if name not in known:
+            reason = "one of " + ", ".join(known)
+            raise _bad_override(name, reason)
+        if value is not None and type(value) not in known[name]:
+            raise _bad_override(f"{name}: {value!r:.64}", f"a value of type {known[name][0].__name__}")
+    kind = str(override.get("pooling_type") or pooling.kind).upper()
+    if kind not in POOLING_TYPES:
+        raise _bad_override(f"pooling_type: {kind:.64}", "one of " + ", ".join(POOLING_TYPES))
+    step = override.get("step_tag_id")
+    if (kind == "STEP") != (step is not None):
+        raise _bad_override(
+            f"pooling_type: {kind}, step_tag_id: {step}", "a step_tag_id with STEP, and with nothing else"
+        )
+    activation, normalize = pooling.activation, pooling.normalize
+    if override.get("softmax") is not None:
+        activation = (activation or "softmax") if override["softmax"] else ""
+    if override.get("normalize") is not None:
+        normalize = override["normalize"]
+    return Pooling(kind, normalize, activation, step_tag_id=step)
+
+
+def _bad_override(value: str, expected: str) -> AiakqError:
+    return error("bad_option", option="--override-pooler-config", value=value, expected=expected, hint="")
+
+
+#: Functions of sentence-transformers' cross-encoders -> ours.
+_FUNCTIONS = {"Identity": "", "Sigmoid": "sigmoid"}
+
+
+def _activation(raw: Mapping[str, Any], pairs: CrossEncoder, num_labels: int) -> str:
+    """What makes scores probabilities: as sentence-transformers' cross-encoders if there is one, else as transformers'
+    pipelines.
+    """
+    nested = raw.get("sentence_transformers")
+    stated = pairs.activation or (nested.get("activation_fn") if isinstance(nested, Mapping) else None)
+    stated = stated or raw.get("sbert_ce_default_activation_function")
+    if stated is not None and num_labels == 1:
+        name = str(stated).rpartition(".")[2]
+        if name not in _FUNCTIONS:
+            hint = "aiakq knows Identity and Sigmoid."
+            raise error("unsupported", what=f"The activation of scores {stated!r:.100}", hint=hint)
+        return _FUNCTIONS[name]
+    problem = raw.get("problem_type")
+    if problem == "regression":
+        return ""
+    if problem == "multi_label_classification" or num_labels == 1:
+        return "sigmoid"
+    return "softmax"
+
+
+def _labels(raw: Mapping[str, Any]) -> list[str]:
+    """The names of the scores, as transformers finds them. Raises ``model_malformed``."""
+    if raw.get("classifier_from_token") is not None:
+        return ["LABEL_0"]
+    names, count = raw.get("id2label"), raw.get("num_labels")
+    if names is None:
+        count = 2 if count is None else count
+        if type(count) is not int or not 0 < count <= _MAX_LABELS:
+            raise error("model_malformed", file="config.json", reason=f"num_labels is {count!r:.64}")
+        return [f"LABEL_{index}" for index in range(count)]
+    if not isinstance(names, Mapping) or not 0 < len(names) <= _MAX_LABELS:
+        raise error("model_malformed", file="config.json", reason="id2label is no object with names")
+    if count is not None and count != len(names):
+        reason = f"num_labels is {count!r:.64}, but id2label names {len(names)}"
+        raise error("model_malformed", file="config.json", reason=reason)
+    found = [names.get(str(index)) for index in range(len(names))]
+    if not all(isinstance(name, str) for name in found):
+        raise error("model_malformed", file="config.json", reason="id2label does not name the labels 0, 1, ...")
+    return [str(name) for name in found]
+
+
+def _label_tokens(folder: Path, raw: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The tokens whose logits make the score of a causal model: (against, for). None: it has a layer of its own."""
+    words = raw.get("classifier_from_token")
+    if words is None:
+        return None
+    if raw.get("is_original_qwen3_reranker") is not True or not isinstance(words, list) or len(words) != 2:
+        hint = """As for Qwen3-Reranker: "is_original_qwen3_reranker": true, "classifier_from_token": ["no", "yes"]."""
+        raise error("unsupported", what=f"A score of the tokens {words!r:.64}", hint=hint)
+    tokenizer = read_json(folder / "tokenizer.json", "tokenizer.json")
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids: dict[Any, Any] = dict(vocabulary) if isinstance(vocabulary, dict) else {}
+    for entry in added if isinstance(added, list) else []:
+        if isinstance(entry, dict):
+            ids[entry.get("content")] = entry.get("id")
+    against, for_it = (ids.get(word) if isinstance(word, str) else None for word in words)
+    if type(against) is not int or type(for_it) is not int:
+        hint = "classifier_from_token names two tokens as tokenizer.json spells them."
+        raise error("unsupported", what=f"A score of the tokens {words!r:.64}, which the tokenizer lacks", hint=hint)
+    return against, for_it
+
+
+def _dimensions(raw: Mapping[str, Any]) -> list[int] | None:
+    """See PoolingLimits. Raises ``model_malformed``."""
+    listed = raw.get("matryoshka_dimensions")
+    if listed is not None:
+        if not isinstance(listed, list) or not all(type(size) is int and size > 0 for size in listed):
+            raise error("model_malformed", file="config.json", reason=f"matryoshka_dimensions is {listed!r:.64}")
+        return sorted(listed)
+    return [] if raw.get("is_matryoshka") is True else None
+
+
+def _conflict(option: str, other: str, reason: str, hint: str = "Leave it out.") -> AiakqError:
+    return error("option_conflict", option=option, other=other, reason=reason, hint=hint)

@@ -1,0 +1,208 @@
+"""What the files of sentence-transformers say of a model: its modules, pooling, and longest text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiakq.errors import AiakqError, error
+from aiakq.formats.model_folder import read_file
+
+#: Names of sentence-transformers -> ours; others cannot be computed.
+_KINDS = {"cls_token": "CLS", "mean_tokens": "MEAN", "lasttoken": "LAST"}
+_MODES = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
+#: Activations of Dense modules that are known.
+ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
+
+
+@dataclass(frozen=True)
+class DenseModule:
+    """A linear layer with an activation over what was pooled; ``path`` is its folder inside the model's."""
+
+    path: str
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
+
+
+@dataclass(frozen=True)
+class SentenceTransformer:
+    """The modules of a sentence-transformers model.
+
+    pooling     LAST, CLS or MEAN.
+    normalize   whether embeddings have the length 1.
+    max_length  tokens of a text, which sentence-transformers cuts off there; None: no limit of its own.
+    """
+
+    pooling: str
+    normalize: bool
+    dense: tuple[DenseModule, ...] = ()
+    max_length: int | None = None
+
+
+@dataclass(frozen=True)
+class CrossEncoder:
+    """A model of sentence-transformers that scores pairs.
+
+    activation  the name of the class that makes its only score a probability; None: it does not say.
+    max_length  tokens of a pair; None: no limit of its own.
+    """
+
+    activation: str | None = None
+    max_length: int | None = None
+
+
+def read_cross_encoder(folder: Path) -> CrossEncoder:
+    """What the files of sentence-transformers say of a model in ``folder`` that has labels.
+
+    Raises ``unsupported`` for modules behind the model itself, and ``model_malformed``.
+    """
+    names = [name for name, _ in _modules(folder)] if (folder / "modules.json").exists() else ["Transformer"]
+    if names != ["Transformer"]:
+        raise _unsupported(f"A model of labels of the modules {', '.join(names) or 'none'}")
+    settings = "config_sentence_transformers.json"
+    stated = _object(folder, settings).get("activation_fn") if (folder / settings).exists() else None
+    length = _max_length(folder, "sequence-classification", "logits")
+    return CrossEncoder(None if stated is None else str(stated), length)
+
+
+def read_modules(folder: Path) -> SentenceTransformer | None:
+    """What modules.json of the model in ``folder`` says; None if there is none.
+
+    Raises ``unsupported`` for modules that cannot be computed exactly, and ``model_malformed``.
+    """
+    if not (folder / "modules.json").exists():
+        return None
+    modules = _modules(folder)
+    names = [name for name, _ in modules]
+    if names[:2] != ["Transformer", "Pooling"] or modules[0][1] not in ("", "."):
+        raise _unsupported(f"A model of the modules {', '.join(names) or 'none'}")
+    _, pooling_path = modules[1]
+    normalize, dense = False, []
+    for name, path in modules[2:]:
+        if normalize or name not in ("Dense", "Normalize"):
+            raise _unsupported(f"The module {name} behind {'Normalize' if normalize else 'Pooling'}")
+        if name == "Dense":
+            dense.append(_dense(folder, path))
+        else:
+            normalize = True
+    return SentenceTransformer(
+        _pooling(folder, pooling_path),
+        normalize,
+        tuple(dense),
+        _max_length(folder, "feature-extraction", "last_hidden_state"),
+    )
+
+
+def _modules(folder: Path) -> list[tuple[str, str]]:
+    """The modules' names and folders, in order."""
+    found = _json(folder, "modules.json")
+    if not isinstance(found, list):
+        raise _malformed("modules.json", "it holds no list")
+    return [_name_and_path(entry) for entry in found]
+
+
+def _name_and_path(entry: Any) -> tuple[str, str]:
+    """The last part of a module's type, like Pooling, and its folder."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
+        raise _malformed("modules.json", "an entry has no type")
+    path = entry.get("path", "")
+    if not isinstance(path, str) or path.startswith("/") or ".." in Path(path).parts:
+        raise _malformed("modules.json", f"the path {path!r:.64} is not one inside the model's folder")
+    return entry["type"].rpartition(".")[2], path
+
+
+def _pooling(folder: Path, path: str) -> str:
+    """Which of our kinds the Pooling module is."""
+    config = _object(folder, f"{path}/config.json")
+    if config.get("include_prompt", True) is not True:
+        raise _unsupported("A Pooling module that leaves out prompts (include_prompt)")
+    mode = config.get("pooling_mode")
+    if mode is not None:
+        mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
+        if not isinstance(mode, str) or mode not in _MODES:
+            raise _unsupported(f"The pooling_mode {mode!r:.64}")
+        return _MODES[mode]
+    modes = [
+        name.removeprefix("pooling_mode_")
+        for name, value in config.items()
+        if name.startswith("pooling_mode_") and value
+    ]
+    modes = modes or ["mean_tokens"]
+    if len(modes) != 1 or modes[0] not in _KINDS:
+        raise _unsupported(f"Pooling by {' and '.join(modes):.100}")
+    return _KINDS[modes[0]]
+
+
+def _dense(folder: Path, path: str) -> DenseModule:
+    file = f"{path}/config.json"
+    config = _object(folder, file)
+    inputs, outputs = config.pop("in_features", None), config.pop("out_features", None)
+    bias, function = config.pop("bias", True), config.pop("activation_function", "torch.nn.modules.activation.Tanh")
+    if not all(type(size) is int and 0 < size < 2**20 for size in (inputs, outputs)) or type(bias) is not bool:
+        raise _malformed(file, f"in_features, out_features and bias are {inputs!r:.20}, {outputs!r:.20}, {bias!r:.20}")
+    activation = str(function).rpartition(".")[2]
+    if activation not in ACTIVATIONS:
+        raise _unsupported(f"The activation {function!r:.64} of a Dense module")
+    for name, value in config.items():
+        # module_input_name, module_output_name and use_residual
+        if value not in (None, False, "sentence_embedding"):
+            raise _unsupported(f"A Dense module whose {name:.64} is {value!r:.64}")
+    return DenseModule(path, inputs, outputs, bias, activation)
+
+
+def _max_length(folder: Path, task: str, output: str) -> int | None:
+    """Tokens that sentence-transformers keeps of a text, if a file says so besides config.json.
+
+    task, output  what the model has to be used for, and which of its outputs. Raises ``unsupported`` for others.
+    """
+    name = "sentence_bert_config.json"
+    config = _object(folder, name) if (folder / name).exists() else {}
+    if config.get("do_lower_case"):
+        raise _unsupported("A tokenizer whose texts sentence-transformers makes lower-case first (do_lower_case)")
+    if config.get("transformer_task", task) != task:
+        raise _unsupported(f"The transformer_task {config['transformer_task']!r:.64}")
+    modality = config.get("modality_config")
+    text = modality.get("text") if isinstance(modality, dict) else None
+    stated = text.get("method_output_name") if isinstance(text, dict) else None
+    if stated not in (None, output):
+        raise _unsupported(f"Pooling of the model's output {stated!r:.64}")
+    length, key = config.get("max_seq_length"), "max_seq_length"
+    if length is None and (folder / "tokenizer_config.json").exists():
+        name, key = "tokenizer_config.json", "model_max_length"
+        length = _object(folder, name).get(key)
+        if isinstance(length, (int, float)) and length >= 2**31:  # transformers' number for no limit
+            length = None
+    if length is not None and (type(length) is not int or length < 1):
+        raise _malformed(name, f"{key} is {length!r:.64}")
+    return length
+
+
+def _object(folder: Path, name: str) -> dict[str, Any]:
+    """An object from a JSON file of the folder."""
+    found = _json(folder, name)
+    if not isinstance(found, dict):
+        raise _malformed(name, "it holds no object")
+    return found
+
+
+def _json(folder: Path, name: str) -> Any:
+    # Not by the path of a folder inside it: links of the hub cache lead out of that.
+    try:
+        return json.loads(read_file(folder, name))
+    except (ValueError, RecursionError) as problem:
+        raise _malformed(name, str(problem)[:200]) from None
+
+
+def _malformed(file: str, reason: str) -> AiakqError:
+    return error("model_malformed", file=file, reason=reason)
+
+
+def _unsupported(what: str) -> AiakqError:
+    hint = (
+        "aiakq computes Transformer, Pooling (mean_tokens, cls_token or lasttoken), Dense and Normalize, in this order."
+    )
+    return error("unsupported", what=what, hint=hint)

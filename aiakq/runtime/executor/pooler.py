@@ -1,0 +1,68 @@
+"""PromptPooler: the result of one prompt from the model's outputs for its tokens, whatever chunks they come in.
+
+It works on the host, on one prompt at a time and in the order of its tokens, so that a result does not depend on how
+prompts are batched, cut or preempted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aiakq.runtime.engine.messages import NOT_FINITE
+from aiakq.runtime.executor.projection import Projection
+from aiakq.runtime.pooling_params import Pooled, Pooling
+
+
+class PromptPooler:
+    """The outputs of one prompt so far. ``projection`` changes what was pooled, before it is normalised."""
+
+    def __init__(self, pooling: Pooling, projection: Projection | None) -> None:
+        self._pooling, self._projection = pooling, projection
+        self._rows: list[Tensor] = []
+        self._sum: np.ndarray | None = None
+        self._count = 0
+        self._end: int | None = None
+
+    def add(self, rows: Tensor, first: int, count: int) -> None:
+        """The outputs that are needed of the next chunk, ``count`` tokens from number ``first`` on: [R, D] float32 on
+        the host; they must not change any more.
+        """
+        assert self._end in (None, first), f"a chunk from {first} on follows one up to {self._end}"
+        self._end = first + count
+        if not len(rows):
+            return
+        if self._pooling.kind != "MEAN":
+            self._rows.append(rows)
+            return
+        numbers = rows.numpy()
+        if self._sum is None:
+            self._sum = np.zeros(numbers.shape[1])
+        # One row after the other, which rounds alike wherever the chunks end.
+        for row in numbers:
+            self._sum += row
+        self._count += len(numbers)
+
+    def result(self, width: int) -> tuple[Pooled | None, str | None]:
+        """The result after all of the prompt, or None and why there is none. ``width``: D, if there were no rows."""
+        rows = self._pooled() if self._rows or self._sum is not None else torch.zeros(0, width)
+        if self._projection is not None:
+            rows = self._projection(rows)
+        pooling = self._pooling
+        if pooling.dimensions is not None:
+            rows = rows[:, : pooling.dimensions]
+        if pooling.normalize:
+            rows = torch.nn.functional.normalize(rows, dim=-1)
+        if pooling.activation == "softmax":
+            rows = rows.softmax(-1)
+        elif pooling.activation == "sigmoid":
+            rows = rows.sigmoid()
+        if not bool(rows.isfinite().all()):
+            return None, NOT_FINITE
+        return Pooled(rows.contiguous().numpy().tobytes(), rows.shape[1]), None
+
+    def _pooled(self) -> Tensor:
+        if self._sum is None:
+            return torch.cat(self._rows)
+        return torch.from_numpy((self._sum / self._count).astype(np.float32))[None]

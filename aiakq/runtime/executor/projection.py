@@ -1,0 +1,77 @@
+"""Projection: the Dense modules of a sentence-transformers model, which change what was pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from aiakq.errors import error
+from aiakq.formats.model_folder import open_file, real_path
+from aiakq.formats.safetensors_file import read_header, read_tensor
+from aiakq.formats.torch_file import read_torch_file
+from aiakq.runtime.config.sentence_transformers import DenseModule
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "ReLU": torch.relu,
+    "GELU": torch.nn.functional.gelu,
+    "SiLU": torch.nn.functional.silu,
+    "Sigmoid": torch.sigmoid,
+}
+
+
+@dataclass
+class _Dense:
+    """weight [N, K], bias [N] or None, both float32."""
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: Callable[[Tensor], Tensor]
+
+
+class Projection:
+    """Linear layers with activations, one after the other, in float32."""
+
+    def __init__(self, layers: Sequence[_Dense]) -> None:
+        self._layers = layers
+
+    @staticmethod
+    def load(folder: Path, modules: Sequence[DenseModule]) -> Projection | None:
+        """The ``modules`` of the model in ``folder``, or None. Raises ``model_*`` and ``tensor_mismatch``."""
+        return Projection([_load(folder, module) for module in modules]) if modules else None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[R, K] -> [R, N], of the rows of one prompt."""
+        for layer in self._layers:
+            rows = layer.activation(torch.nn.functional.linear(rows, layer.weight, layer.bias))
+        return rows
+
+
+def _load(folder: Path, module: DenseModule) -> _Dense:
+    tensors = _tensors(folder, module.path)
+    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (module.outputs, module.inputs)}
+    if module.bias:
+        shapes["linear.bias"] = (module.outputs,)
+    for name, shape in shapes.items():
+        found = list(tensors[name].shape) if name in tensors else None
+        if found != list(shape):
+            reason = f"{name} of {module.path} has the shape {found}, its config.json says {list(shape)}"
+            raise error("tensor_mismatch", path=folder, reason=reason)
+    bias = tensors["linear.bias"].float() if module.bias else None
+    return _Dense(tensors["linear.weight"].float(), bias, _ACTIVATIONS[module.activation])
+
+
+def _tensors(folder: Path, module: str) -> dict[str, Tensor]:
+    """The tensors of a module, in the one file that it has."""
+    file = f"{module}/model.safetensors"
+    if not (folder / file).exists():
+        file = f"{module}/pytorch_model.bin"
+        return read_torch_file(real_path(folder, file), file)
+    header = read_header(real_path(folder, file), file)
+    with open_file(folder, file) as stream:
+        return {name: read_tensor(stream, info) for name, info in header.items()}

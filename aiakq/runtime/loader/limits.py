@@ -1,0 +1,45 @@
+"""What requests to a loaded model are checked against, and what becomes of prompts that are pooled."""
+
+from __future__ import annotations
+
+import msgspec
+
+from aiakq.errors import error
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.engine.messages import ModelLimits
+from aiakq.runtime.models.decoder import Decoder, Model
+from aiakq.runtime.pooling_params import PoolingLimits
+
+
+def rows_of_steps(config: EngineConfig) -> int:
+    """The most outputs of the model that a step needs."""
+    every_token = config.pooling is not None and config.pooling.every_token
+    return config.scheduler.max_num_batched_tokens if every_token else config.scheduler.max_num_seqs
+
+
+def limits_of(config: EngineConfig, model: Model, max_kv_tokens: int) -> ModelLimits:
+    """The limits of ``model`` with room for ``max_kv_tokens``. Raises ``model_malformed``."""
+    return ModelLimits(
+        vocab_size=model.vocab_size,
+        max_model_len=config.max_model_len,
+        max_kv_tokens=max_kv_tokens,
+        max_logprobs=config.max_logprobs,
+        eos_token_ids=config.generation.eos_token_ids,
+        max_new_tokens=config.generation.max_new_tokens,
+        by_priority=config.scheduler.scheduling_policy == "priority",
+        grammars=config.generation.grammars,
+        pooling=_pooling_limits(config, model),
+    )
+
+
+def _pooling_limits(config: EngineConfig, model: Model) -> PoolingLimits | None:
+    if config.pooling is None:
+        return None
+    assert isinstance(model, Decoder), "only native models are pooled"
+    width = model.output_width
+    for module in config.pooling.dense:
+        if module.inputs != width:
+            reason = f"{module.path} has {module.inputs} inputs, what is before it {width} outputs"
+            raise error("model_malformed", file="modules.json", reason=reason)
+        width = module.outputs
+    return msgspec.structs.replace(config.pooling.limits, width=width)

@@ -1,0 +1,1 @@
+"""Routes of models that generate nothing: embeddings, probabilities of labels, and scores."""

@@ -1,0 +1,247 @@
+"""Handling of requests whose prompts are pooled: admission, execution in parts, and errors.
+
+A request may have thousands of texts. They are tokenized and computed a few at a time, so that it holds no more memory
+and no more places in the engine's queue than another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+from pydantic import Field
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.pooling_params import Pooled, Pooling, PoolingLimits, PoolingParams
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.server.api.generation import cache_salt_of
+from aiakq.server.api.openai import ModelName
+from aiakq.server.api.request_model import LIMITED_BY, RequestModel, parse_body
+from aiakq.server.api.service import RequestTracker, Service
+from aiakq.server.errors import copy_error
+from aiakq.server.http.auth import client_of
+from aiakq.server.http.body import read_body
+from aiakq.server.http.responses import JSONResponse
+from aiakq.server.http.streaming import ClientDisconnected, cancel_on_disconnect
+from aiakq.server.process.request_stream import MAX_PROMPTS, Prompt, RequestStream
+
+#: Texts, or pairs of them, of one request.
+MAX_INPUTS = 2048
+#: Parts of a request that are computed at a time, so that the engine has the next when one is done.
+_PARTS_AT_A_TIME = 2
+#: Why a part may have to wait, and how often it asks again.
+_PASSING = ("overloaded", "engine_restarting")
+_RETRY_SECONDS = 0.05
+#: Numbers of rows, and vectors, that are written before others get their turn.
+_NUMBERS_AT_A_TIME, _VECTORS_AT_A_TIME = 1 << 14, 8
+
+
+class PoolingFields(RequestModel):
+    """The fields of all requests whose prompts are pooled."""
+
+    model: ModelName | None = Field(None, description="A served name; the only one if not given.")
+    truncate_prompt_tokens: Annotated[int, Field(json_schema_extra={"minimum": -1})] | None = Field(
+        None, description="Tokens of a prompt to keep, the last ones; -1: as many as the model takes."
+    )
+    priority: Annotated[int, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
+        None, description="Lower ones are scheduled first, with --scheduling-policy priority."
+    )
+
+
+class PoolingUsage(msgspec.Struct):
+    """Tokens of all prompts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True)
+class PooledPrompt:
+    """What a prompt of ``num_tokens`` has become."""
+
+    pooled: Pooled
+    num_tokens: int
+
+
+Given = TypeVar("Given", bound=PoolingFields)
+Entry = TypeVar("Entry")
+
+
+class PoolingCall(Generic[Given]):
+    """One request, parsed as ``given``.
+
+    id      of the response.
+    limits  what the server's model makes of prompts.
+    """
+
+    def __init__(self, service: Service, request: Request, given: Given, id_prefix: str, arrival_time: float) -> None:
+        self.service, self.given = service, given
+        self.id = id_prefix + (getattr(request.state, "client_request_id", None) or request.state.request_id)
+        self.limits: PoolingLimits = service.model.limits.pools()
+        self._arrival_time: float | None = arrival_time
+        self._num_rows = 0
+        self._cache_salt = cache_salt_of(getattr(request.state, "owner", ""), None)
+        self._client = client_of(request) if service.fair_share else ""
+        self._params = SamplingParams(
+            max_tokens=0, detokenize=False, truncate_prompt_tokens=given.truncate_prompt_tokens
+        )
+
+    @property
+    def model(self) -> str:
+        """The served name that the response has."""
+        return self.service.model.names[0]
+
+    async def pool(
+        self, inputs: Sequence[str | list[int]], params: PoolingParams, add_special_tokens: bool = True
+    ) -> list[PooledPrompt]:
+        """What each of ``inputs``, a text or token ids, becomes. Raises what tokenization and the engine raise."""
+        pooling = self.limits.resolve(params)
+
+        async def part(inputs: Sequence[str | list[int]]) -> list[PooledPrompt]:
+            prompts = await self.service.tokenize_prompts(inputs, add_special_tokens, self._params)
+            return await self._run(prompts, pooling)
+
+        return await self._in_parts(inputs, part)
+
+    async def pool_pairs(self, pairs: Sequence[tuple[str, str]], params: PoolingParams) -> list[PooledPrompt]:
+        """What each pair of texts becomes as one prompt."""
+        pooling = self.limits.resolve(params)
+
+        async def part(pairs: Sequence[tuple[str, str]]) -> list[PooledPrompt]:
+            if self.limits.concatenates:
+                prompts = await self.service.tokenize_prompts([one + two for one, two in pairs], True, self._params)
+            else:
+                prompts = await self.service.tokenize_pairs(pairs, self._params)
+            return await self._run(prompts, pooling)
+
+        return await self._in_parts(pairs, part)
+
+    async def _in_parts(
+        self, entries: Sequence[Entry], run: Callable[[Sequence[Entry]], Awaitable[list[PooledPrompt]]]
+    ) -> list[PooledPrompt]:
+        """``run`` over parts of ``entries``, some at a time; the results in order."""
+        if len(entries) > MAX_INPUTS:
+            raise error("too_many_prompts", param="input", value=len(entries), limit=MAX_INPUTS)
+        found: list[PooledPrompt] = []
+        running: deque[asyncio.Task[list[PooledPrompt]]] = deque()
+        try:
+            for start in range(0, len(entries), MAX_PROMPTS):
+                if len(running) == _PARTS_AT_A_TIME:
+                    found += await running[0]
+                    running.popleft()
+                running.append(asyncio.ensure_future(run(entries[start : start + MAX_PROMPTS])))
+            while running:
+                found += await running[0]
+                running.popleft()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        return found
+
+    async def _run(self, prompts: list[Prompt], pooling: Pooling) -> list[PooledPrompt]:
+        """Have the engine compute ``prompts``."""
+        service = self.service
+        self._num_rows += sum(pooling.num_rows(prompt.token_ids) for prompt in prompts)
+        self.limits.check_rows(self._num_rows, "input")
+        service.log_request(self.id, prompts, self._params)
+        stream = await self._start(prompts, pooling)
+        try:
+            found: dict[int, Pooled] = {}
+            async for deltas in stream:
+                found |= {index: delta.pooled for index, delta in deltas if delta.pooled is not None}
+        finally:
+            stream.close()
+        return [PooledPrompt(found[index], len(prompt.token_ids)) for index, prompt in enumerate(prompts)]
+
+    async def _start(self, prompts: list[Prompt], pooling: Pooling) -> RequestStream:
+        """Start a part of the request. Only the first one fails where there is no place or no engine for the moment."""
+        service = self.service
+        while True:
+            if service.closing is not None:
+                raise copy_error(service.closing)
+            arrival = time.monotonic() if self._arrival_time is None else self._arrival_time
+            try:
+                stream = service.manager.start(
+                    self.id,
+                    prompts,
+                    self._params,
+                    arrival,
+                    final_only=True,
+                    priority=self.given.priority or 0,
+                    cache_salt=self._cache_salt,
+                    client=self._client,
+                    pooling=pooling,
+                )
+            except AiakqError as failure:
+                if failure.id not in _PASSING or self._arrival_time is not None:
+                    raise
+            else:
+                # The other parts have not waited since the request arrived.
+                self._arrival_time = None
+                return stream
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+def usage_of(prompts: Sequence[PooledPrompt]) -> PoolingUsage:
+    """Tokens of ``prompts``."""
+    count = sum(prompt.num_tokens for prompt in prompts)
+    return PoolingUsage(count, count)
+
+
+async def answer(
+    service: Service,
+    request: Request,
+    model: type[Given],
+    id_prefix: str,
+    respond: Callable[[PoolingCall[Given]], Awaitable[msgspec.Struct]],
+) -> Response:
+    """Run a request with a body of ``model``; ``respond`` makes the response."""
+    tracker = RequestTracker(service, request.state.arrival_time)
+    try:
+        service.check_available()
+        body = await read_body(request, service.max_body_bytes, service.max_values)
+        given = parse_body(model, body, service.on_unknown_field)
+        service.model.check_name(given.model)
+        call = PoolingCall(service, request, given, id_prefix, tracker.arrival_time)
+        response = JSONResponse(await cancel_on_disconnect(request, respond(call)))
+    except (ClientDisconnected, ClientDisconnect):
+        tracker.finish("abort")
+        raise
+    except BaseException as failure:
+        tracker.finish("error")
+        if isinstance(failure, AiakqError):
+            service.metrics.request_refused(failure)
+            if failure.param == "prompt":
+                raise error(failure.id, **failure.fields | {"param": "input"}) from None
+        raise
+    tracker.finish("stop")
+    return response
+
+
+async def encoded(prompts: Sequence[PooledPrompt], encoding: str, one_row: bool) -> list[Any]:
+    """The JSON of each result: a list of numbers, one per row, or base64 of them as float32."""
+    found: list[Any] = []
+    for prompt in prompts:
+        if encoding == "base64":
+            found.append(base64.b64encode(prompt.pooled.data).decode())
+        elif one_row:
+            found.append(msgspec.Raw(msgspec.json.encode(prompt.pooled.vector())))
+        else:
+            rows, parts = prompt.pooled.rows(), []
+            at_a_time = max(1, _NUMBERS_AT_A_TIME // prompt.pooled.width)
+            for start in range(0, len(rows), at_a_time):
+                await asyncio.sleep(0)
+                parts.append(msgspec.json.encode(rows[start : start + at_a_time])[1:-1])
+            found.append(msgspec.Raw(b"[" + b",".join(parts) + b"]"))
+        if len(found) % _VECTORS_AT_A_TIME == 0:
+            await asyncio.sleep(0)
+    return found

@@ -1,0 +1,221 @@
+"""POST /score and /rerank, each under several paths.
+
+A model with one label scores a pair of texts together. Of a model of embeddings, a score is the cosine of the angle
+between those of the two texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aiakq.errors import error
+from aiakq.runtime.pooling_params import PoolingParams, paired, similarity
+from aiakq.server.api.pooling.embeddings import POOLING_ERRORS
+from aiakq.server.api.pooling.pooled_request import (
+    MAX_INPUTS,
+    PooledPrompt,
+    PoolingCall,
+    PoolingFields,
+    PoolingUsage,
+    answer,
+    usage_of,
+)
+from aiakq.server.api.request_model import FailFastList, OnUnknownField, RequestModel
+from aiakq.server.api.routes import Route
+from aiakq.server.api.service import Service
+
+_Texts = str | Annotated[FailFastList[str], Field(min_length=1, max_length=MAX_INPUTS)]
+#: Scores that are computed of embeddings before others get their turn.
+_SCORES_AT_A_TIME = 16
+
+
+class ScoringFields(PoolingFields):
+    """The fields of both kinds of requests."""
+
+    activation: bool | None = Field(None, description="Whether scores become probabilities; as the model says.")
+
+    def params(self) -> PoolingParams:
+        """What becomes of a pair."""
+        return PoolingParams(activation=self.activation)
+
+
+class ScoreRequest(ScoringFields):
+    """The body of POST /score."""
+
+    text_1: _Texts | None = Field(None, description="A text to compare with all of text_2, or a list as long.")
+    text_2: _Texts | None = Field(None, description="A text, or a list.")
+    queries: _Texts | None = Field(None, description="Another name of text_1.")
+    documents: _Texts | None = Field(None, description="Another name of text_2.")
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """The pairs. Raises ``missing_field``, ``unsupported_parameter``, ``invalid_type``."""
+        both = []
+        for name, other in (("text_1", "queries"), ("text_2", "documents")):
+            given = [value for value in (getattr(self, name), getattr(self, other)) if value is not None]
+            if not given:
+                raise error("missing_field", param=name)
+            if len(given) > 1:
+                raise error("unsupported_parameter", param=other, reason=f"{name} is given too, which is the same")
+            both.append([given[0]] if isinstance(given[0], str) else list(given[0]))
+        return paired(*both)
+
+
+class RerankDocument(RequestModel):
+    """A document as an object."""
+
+    text: str = Field(description="The text.")
+
+
+class RerankRequest(ScoringFields):
+    """The body of POST /rerank, as Jina's and Cohere's."""
+
+    query: str = Field(description="The text that documents are compared with.")
+    documents: Annotated[FailFastList[str | RerankDocument], Field(min_length=1, max_length=MAX_INPUTS)] = Field(
+        description="The texts, or objects with a text."
+    )
+    top_n: Annotated[int, Field(json_schema_extra={"minimum": 0})] | None = Field(
+        None, description="The best so many; all if not given, or 0."
+    )
+    return_documents: bool | None = Field(None, description="Whether results repeat the documents; true if not given.")
+
+    def texts(self, on_unknown: OnUnknownField | None) -> list[str]:
+        """The documents. Raises ``unknown_field`` and ``value_out_of_range``."""
+        if self.top_n is not None and self.top_n < 0:
+            raise error("value_out_of_range", param="top_n", value=self.top_n, allowed="at least 0")
+        for index, document in enumerate(self.documents):
+            if isinstance(document, RerankDocument):
+                document.check_extra_fields(f"documents[{index}]", on_unknown)
+        return [document if isinstance(document, str) else document.text for document in self.documents]
+
+
+class Score(msgspec.Struct):
+    """The score of one pair."""
+
+    index: int
+    score: float
+    object: Literal["score"] = "score"
+
+
+class ScoreResponse(msgspec.Struct):
+    """The scores, in the order of the pairs."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Score]
+    usage: PoolingUsage
+    object: Literal["list"] = "list"
+
+
+class RankedText(msgspec.Struct):
+    """A document."""
+
+    text: str
+
+
+class RankedDocument(msgspec.Struct):
+    """A document's place in the request, and its score."""
+
+    index: int
+    relevance_score: float
+    document: RankedText | msgspec.UnsetType = msgspec.UNSET
+
+
+class RerankResponse(msgspec.Struct):
+    """The documents, best first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: PoolingUsage
+
+
+async def _scores(
+    call: PoolingCall[ScoreRequest] | PoolingCall[RerankRequest], pairs: Sequence[tuple[str, str]]
+) -> tuple[list[float], list[PooledPrompt]]:
+    """The score of each pair, and the prompts they were computed of."""
+    call.limits.check_scores()
+    params = call.given.params()
+    if call.limits.is_classifier:
+        found = await call.pool_pairs(pairs, params)
+        return [prompt.pooled.vector()[0] for prompt in found], found
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    found = []
+    for start in range(0, len(texts), MAX_INPUTS):  # a pair has two
+        found += await call.pool(texts[start : start + MAX_INPUTS], params)
+    vectors = {text: prompt.pooled.vector() for text, prompt in zip(texts, found, strict=True)}
+    scores: list[float] = []
+    for one, two in pairs:
+        if len(scores) % _SCORES_AT_A_TIME == 0:
+            await asyncio.sleep(0)
+        scores.append(similarity(vectors[one], vectors[two]))
+    return scores, found
+
+
+async def score(service: Service, request: Request) -> Response:
+    """How well two texts go together, for each pair."""
+
+    async def respond(call: PoolingCall[ScoreRequest]) -> ScoreResponse:
+        scores, found = await _scores(call, call.given.pairs())
+        data = [Score(index, value) for index, value in enumerate(scores)]
+        return ScoreResponse(call.id, int(time.time()), call.model, data, usage_of(found))
+
+    return await answer(service, request, ScoreRequest, "score-", respond)
+
+
+async def rerank(service: Service, request: Request) -> Response:
+    """Documents in the order in which they go together with a query."""
+
+    async def respond(call: PoolingCall[RerankRequest]) -> RerankResponse:
+        given = call.given
+        texts = given.texts(service.on_unknown_field)
+        scores, found = await _scores(call, [(given.query, text) for text in texts])
+        order = sorted(range(len(texts)), key=lambda index: -scores[index])[: given.top_n or None]
+        repeats = given.return_documents is not False
+        results = [
+            RankedDocument(index, scores[index], RankedText(texts[index]) if repeats else msgspec.UNSET)
+            for index in order
+        ]
+        return RerankResponse(call.id, call.model, results, usage_of(found))
+
+    return await answer(service, request, RerankRequest, "rerank-", respond)
+
+
+ROUTES = (
+    *(
+        Route(
+            "POST",
+            path,
+            score,
+            "pooling",
+            request=(ScoreRequest,),
+            response=ScoreResponse,
+            description="The scores.",
+            errors=POOLING_ERRORS,
+            generates=True,
+        )
+        for path in ("/score", "/v1/score")
+    ),
+    *(
+        Route(
+            "POST",
+            path,
+            rerank,
+            "pooling",
+            request=(RerankRequest,),
+            response=RerankResponse,
+            description="The documents, best first.",
+            errors=POOLING_ERRORS,
+            generates=True,
+        )
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    ),
+)

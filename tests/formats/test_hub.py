@@ -1,0 +1,63 @@
+"""What is fetched from the hub, with a client that serves a local repository."""
+
+from __future__ import annotations
+
+import shutil
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiakq.formats.hub import resolve_model
+
+COMMIT = "0123456789" * 4
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch) -> Path:
+    """A repository at the hub; its files are fetched to the folder ``snapshots``."""
+    import huggingface_hub
+
+    source = tmp_path / "repository"
+    source.mkdir()
+
+    def download(name: str, *, revision: str | None, allow_patterns: list[str], **options: Any) -> str:
+        folder = tmp_path / "snapshots" / COMMIT
+        assert revision in (None, COMMIT)
+        for path in source.rglob("*"):
+            file = str(path.relative_to(source))
+            wanted = any(fnmatchcase(file, pattern) for pattern in allow_patterns)
+            if (
+                path.is_file()
+                and wanted
+                and not any(fnmatchcase(file, p) for p in options.get("ignore_patterns") or ())
+            ):
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, folder / file)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return source
+
+
+def _fetched(repository: Path, files: list[str]) -> list[str]:
+    for file in files:
+        (repository / file).parent.mkdir(exist_ok=True)
+        (repository / file).write_text("{}")
+    folder = resolve_model("org/name", weights="safetensors")
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_modules_of_sentence_transformers_come_with_their_model(repository):
+    wanted = [
+        *("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "config.json"),
+        *("model.safetensors", "modules.json"),
+    ]
+    assert _fetched(repository, [*wanted, "onnx/config.json", "onnx/model.onnx", "openvino/model.bin"]) == wanted
+
+
+def test_other_models_have_no_folders(repository):
+    assert _fetched(repository, ["config.json", "model.safetensors", "1_Pooling/config.json"]) == [
+        *("config.json", "model.safetensors"),
+    ]

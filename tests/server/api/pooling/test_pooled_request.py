@@ -1,0 +1,32 @@
+"""Requests of many texts, which are computed in parts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+
+from aiakq.server.background import start_in_background
+
+
+def test_a_request_outlives_an_engine(embedder):
+    """Parts that the engine has not finished when it ends are computed by the next one."""
+    given = {"model": str(embedder), "task": "embed", "dtype": "float32", "max_model_len": 128, "max_num_seqs": 8}
+    texts = [f"{number} " * 30 for number in range(400)]
+    with (
+        start_in_background({**given, "num_gpu_blocks_override": 129}, timeout=240) as server,
+        httpx.Client(base_url=server.url, timeout=120, trust_env=False) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        running = pool.submit(client.post, "/v1/embeddings", json={"input": texts})
+        time.sleep(0.3)
+        os.kill(server.ready.engine_pid, signal.SIGKILL)
+        answer = running.result()
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["data"] == client.post("/v1/embeddings", json={"input": texts}).json()["data"]
+        metrics = client.get("/metrics").text
+    assert re.search(r"^aiakq:engine_restarts_total\{.*\} 1.0$", metrics, re.MULTILINE)
