@@ -63,6 +63,8 @@ class MessageParser:
         self._text = TextScanner()
         self._output = EventSink(lambda index: make_id(f"{seed}/{index}"), max_calls)
         self._reasoning, self._tools = reasoning, tools
+        if reasoning is not None:
+            reasoning.tools = tools
         self._parsing = self._parse()
         self._advance()
 

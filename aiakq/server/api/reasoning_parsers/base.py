@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
+from aiakq.server.api.tool_parsers.base import ToolParser
 
 
 class ReasoningParser:
@@ -17,7 +18,10 @@ class ReasoningParser:
     open_default    whether the message begins with reasoning if the prompt does not say.
     template_marks  a chat template with all of these is one of this format; empty: that cannot be told.
     is_open         whether this message begins with reasoning, without its first mark.
+    tools           the parser of its calls; None: they are not looked for.
     """
+
+    tools: ToolParser | None = None
 
     starts: ClassVar[tuple[str, ...]] = ("<think>",)
     ends: ClassVar[tuple[str, ...]] = ("</think>",)

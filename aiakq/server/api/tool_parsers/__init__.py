@@ -13,6 +13,8 @@ _HERE = "aiakq.server.api.tool_parsers"
 TOOL_PARSERS = Registry(
     "aiakq.tool_parsers",
     {
+        "gptoss": f"{_HERE}.gptoss:GptossParser",
+        "openai": f"{_HERE}.gptoss:GptossParser",
         "qwen3_coder": f"{_HERE}.qwen3_coder:Qwen3CoderParser",
         "qwen3_xml": f"{_HERE}.qwen3_coder:Qwen3CoderParser",
         "glm45": f"{_HERE}.glm45:Glm45Parser",

@@ -1,0 +1,83 @@
+"""The channels of gpt-oss: analysis has the reasoning, final the answer, and commentary the calls of tools.
+
+A message is <|channel|>NAME<|message|>text, up to <|end|>, <|return|> or <|call|>; <|start|>assistant comes before the
+next one. A call has a recipient, to=functions.NAME, before or behind the name of its channel, and JSON as its text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from aiakq.server.api.output.events import EventSink
+from aiakq.server.api.output.json_text import MAX_NAME, arguments_value
+from aiakq.server.api.output.scanner import Emit, Marks, Parsing, TextScanner
+
+MARKS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
+
+_HEAD = Marks("<|channel|>", "<|message|>")
+_TEXT = Marks("<|message|>")
+_END = Marks("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
+_FUNCTION = re.compile(rf"(?:^|\s)to=functions\.([^\s<]{{1,{MAX_NAME}}})")
+
+
+class _Head(NamedTuple):
+    """What is in front of a text. ``function`` is the tool that it calls."""
+
+    channel: str
+    function: str
+
+
+def read_channels(
+    text: TextScanner, output: EventSink, reasoning: Emit, *, in_analysis: bool, finds_calls: bool
+) -> Parsing[None]:
+    """Read a whole message.
+
+    reasoning    takes what is in the channel analysis.
+    in_analysis  whether the message begins there, without a mark.
+    finds_calls  else they are content.
+    """
+    head: _Head | None = _Head("analysis" if in_analysis else "final", "")
+    if not in_analysis:
+        spaces = yield from text.skip_spaces()
+        if (yield from text.match("<|channel|>", "<|start|>")):
+            head = yield from _read_head(text, output)
+        else:  # no mark: an answer
+            output.content(spaces)
+    while head is not None:
+        is_reasoning = head.channel == "analysis" and not (head.function and finds_calls)
+        if head.function and finds_calls:
+            mark = yield from _read_call(text, output, head.function)
+        else:
+            mark = yield from text.until(_END, reasoning if is_reasoning else output.content)
+        if is_reasoning and mark and output.has_reasoning:
+            output.end_reasoning(text.num_bytes)
+        head = (yield from _read_head(text, output)) if mark else None
+
+
+def _read_head(text: TextScanner, output: EventSink) -> Parsing[_Head | None]:
+    """Read up to the text of the next message; None if there is none."""
+    before: list[str] = []
+    behind: list[str] = []
+    mark = yield from text.until(_HEAD, before.append)
+    if mark == "<|channel|>":
+        mark = yield from text.until(_TEXT, behind.append)
+    if not mark:
+        output.content("".join(behind or before))
+        return None
+    words = "".join(behind or before).replace("<|constrain|>", " <|constrain|>")
+    function = _FUNCTION.search(f"{''.join(before)} {words}")
+    return _Head((words.split() or ["final"])[0], function[1] if function else "")
+
+
+def _read_call(text: TextScanner, output: EventSink, function: str) -> Parsing[str]:
+    """Read the arguments of a call, and the mark behind them, which is returned."""
+    output.start_call(function)
+    yield from text.skip_spaces()
+    complete = True
+    if (yield from text.peek()) != "<":
+        complete = yield from arguments_value(text, output.arguments)
+    if complete or not text.is_exhausted:
+        output.end_call()
+    yield from text.skip_spaces()
+    return (yield from text.until(_END, output.content, keep_rest=False))
