@@ -38,6 +38,8 @@ from aiakq.kernels.triton.norm_kernel import norm_kernel
 from aiakq.kernels.triton.recurrence import HELD
 from aiakq.kernels.triton.recurrence_kernel import recurrence_kernel
 from aiakq.kernels.triton.rotary_kernel import rotary_kernel
+from aiakq.kernels.triton.sampling import WORDS
+from aiakq.kernels.triton.sampling_kernel import mask_kernel
 from aiakq.kernels.triton.states import TOKENS
 from aiakq.kernels.types import AttentionSpec
 
@@ -240,6 +242,10 @@ def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
     yield row(
         "combine", attention_kernel.combine_kernel, scales, scales, scales, x, 4096, H=32, D=128, WIDTH=128, SPLIT=8,
         SPLITS=8, SINKS=False, elements=8 * 128, warps=4,
+    )  # fmt: skip
+    yield row(
+        "mask", mask_kernel, scales, MockTensor(torch.int64), MockTensor(torch.int32), 151936, 4748, 151936,
+        WORDS=WORDS, elements=32 * WORDS, warps=4,
     )  # fmt: skip
     yield row(
         "arrange", linear_kernel.arrange_kernel, x, numbers, x, scales, K, 16, K=K, BLOCK=1024, BITS=4, BKP=32,
