@@ -102,15 +102,28 @@ class LLM(PoolingMethods):
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         chat_template_kwargs: dict[str, Any] | None = None,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, through the model's chat template."""
+        """Answer one conversation or several, through the model's chat template.
+
+        continue_final_message  the last message goes on; add_generation_prompt is False then.
+        tools                   functions that the model may call, as in a chat request. Its text holds the calls as the
+                                model writes them; ``structured_outputs`` of SamplingParams can enforce a form.
+        Raises ``usage``, ``no_chat_template``, ``chat_template``, and as ``generate`` does.
+        """
         self.engine.limits.check_generates()
+        if continue_final_message and add_generation_prompt:
+            hint = "Set add_generation_prompt=False."
+            raise error("usage", reason="continue_final_message goes without a generation prompt.", hint=hint)
         conversations: Any = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [
             self.tokenizer.chat_prompt(
                 conversation,
                 chat_template,
-                add_generation_prompt=add_generation_prompt,
+                tools,
+                add_generation_prompt,
+                continue_final_message=continue_final_message,
                 **(chat_template_kwargs or {}),
             )
             for conversation in conversations

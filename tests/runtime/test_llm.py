@@ -175,6 +175,32 @@ def test_chat_uses_the_template(llm):
     assert result.prompt == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_chat_takes_tools_and_past_calls(llm):
+    template = (
+        "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}{% for message in messages %}"
+        "{{ message.role }}:{{ message.content }}{% for call in message.tool_calls or [] %}"
+        "{{ call.function.arguments.items() | list }}{% endfor %};{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ]
+    options = {"sampling_params": SamplingParams(max_tokens=1), "use_tqdm": False, "chat_template": template}
+    [result] = llm.chat(messages, tools=[{"type": "function", "function": {"name": "f"}}], **options)
+    assert result.prompt == "[f]user:Hi;assistant:[('a', 1)];tool:2;"
+
+
+def test_chat_continues_the_last_message(llm):
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "It was"}]
+    options = {"sampling_params": SamplingParams(max_tokens=1), "use_tqdm": False, "continue_final_message": True}
+    [result] = llm.chat(messages, add_generation_prompt=False, **options)
+    assert result.prompt.endswith("<|im_start|>assistant\nIt was")
+    with pytest.raises(AiakqError, match="goes without a generation prompt"):
+        llm.chat(messages, **options)
+
+
 def _copy(example_model, folder, **changes):
     import shutil
 

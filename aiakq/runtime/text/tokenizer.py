@@ -13,6 +13,7 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import check_files, read_json
+from aiakq.runtime.text.message_forms import message_forms
 from aiakq.runtime.text.spelling import TokenSpelling
 
 
@@ -220,21 +221,19 @@ class Tokenizer:
     ) -> str:
         """The prompt text of a conversation; ``template`` replaces the model's own.
 
+        Past calls of tools may have their arguments as text or as an object; see ``message_forms``.
         Raises ``no_chat_template``, or ``chat_template`` when the template rejects the messages.
         """
         if template is None and not self.has_chat_template:
             raise error("no_chat_template")
-        try:
-            return self.hf.apply_chat_template(
-                messages,
-                tools=tools,
-                chat_template=template,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **values,
-            )
-        except Exception as failure:
-            raise error("chat_template", reason=str(failure) or type(failure).__name__) from failure
+        values |= {"tools": tools, "chat_template": template, "add_generation_prompt": add_generation_prompt}
+        failure: Exception | None = None
+        for given in message_forms(messages):
+            try:
+                return self.hf.apply_chat_template(given, tokenize=False, **values)
+            except Exception as exception:  # of the first form: the template may refuse all of them for one reason
+                failure = failure or exception
+        raise error("chat_template", reason=str(failure) or type(failure).__name__) from failure
 
 
 #: What transformers adds to a tokenizer's configuration: where its files are.

@@ -32,8 +32,8 @@ from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.infill import Infill, find_infill
+from aiakq.runtime.text.message_forms import message_forms
 from aiakq.runtime.text.tokenizer import Tokenizer, TokenizerSource
-from aiakq.server.process.message_forms import message_forms
 from aiakq.system.frames import framed, receive_frame
 from aiakq.system.memory import trim_heap
 from aiakq.system.processes import begin_child, end_with_parent

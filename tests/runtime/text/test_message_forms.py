@@ -7,7 +7,7 @@ import json
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from aiakq.server.process.message_forms import message_forms
+from aiakq.runtime.text.message_forms import message_forms
 
 ARGUMENTS = '{"city":  "São"}'
 

@@ -26,7 +26,7 @@ def message_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any
     """
     given = [{name: value for name, value in message.items() if value is not None} for message in messages]
     yield from _call_forms(given)
-    if any(message["role"] == "system" for message in given[1:]):
+    if any(message.get("role") == "system" for message in given[1:]):
         yield from _call_forms(_folded(given))
 
 
@@ -44,8 +44,8 @@ def _folded(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     messages = given[:1]
     is_open = False  # the last message is one of the system, and the user may add to it
     for message in given[1:]:
-        role, last = message["role"], messages[-1]
-        joins = last["role"] in ("user", "tool") if role == "system" else is_open and role == "user"
+        role, last = message.get("role"), messages[-1]
+        joins = last.get("role") in ("user", "tool") if role == "system" else is_open and role == "user"
         if joins:
             text = "\n\n".join(filter(None, (last.get("content"), message.get("content"))))
             messages[-1] = {**last, "content": text}
