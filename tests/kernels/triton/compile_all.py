@@ -192,6 +192,15 @@ def recurrent_kernels(arch: int) -> Iterator[dict[str, Any]]:
     yield row("gated norm", made, 128, 1)
 
 
+def mask_kernels(arch: int) -> Iterator[dict[str, Any]]:
+    """Masks of a vocabulary of 151,936 tokens; instructions per token."""
+    made = compiled(
+        mask_kernel, arch, MockTensor(torch.float32), MockTensor(torch.int64), MockTensor(torch.int32), 151936, 4748,
+        151936, WORDS=WORDS, num_warps=4,
+    )  # fmt: skip
+    yield described("mask", "row", arch, 1, made, 32 * WORDS / (4 * 32), None)
+
+
 def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
     """What has no matrices to multiply; instructions of all of it, per element of a row or of a weight."""
     x, scales, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
@@ -242,10 +251,6 @@ def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
     yield row(
         "combine", attention_kernel.combine_kernel, scales, scales, scales, x, 4096, H=32, D=128, WIDTH=128, SPLIT=8,
         SPLITS=8, SINKS=False, elements=8 * 128, warps=4,
-    )  # fmt: skip
-    yield row(
-        "mask", mask_kernel, scales, MockTensor(torch.int64), MockTensor(torch.int32), 151936, 4748, 151936,
-        WORDS=WORDS, elements=32 * WORDS, warps=4,
     )  # fmt: skip
     yield row(
         "arrange", linear_kernel.arrange_kernel, x, numbers, x, scales, K, 16, K=K, BLOCK=1024, BITS=4, BKP=32,
@@ -311,7 +316,10 @@ def page(made: list[dict[str, Any]]) -> str:
 
 
 def made_for(arch: int) -> list[dict[str, Any]]:
-    kinds = (grouped_kernels, integer_kernels, attention_kernels, latent_kernels, row_kernels, recurrent_kernels)
+    kinds = (
+        grouped_kernels, integer_kernels, attention_kernels, latent_kernels, row_kernels, mask_kernels,
+        recurrent_kernels,
+    )  # fmt: skip
     return [kernel for kind in kinds for kernel in kind(arch)]
 
 
