@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two at a time: many tests wait for servers.
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile
 
-.PHONY: help quickstart test test-elsewhere check format docs models soak hostile quality large bench bench-cpu kernels sanitize gpu clean
+.PHONY: help quickstart test test-elsewhere check format docs frameworks models soak hostile quality large bench bench-cpu kernels sanitize gpu clean
 
 help:  ## these lines
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,6 +58,14 @@ soak: $(VENV)/.test $(VENV)/.native  ## hours: the engine under the simulator, t
 
 hostile: $(VENV)/.test $(VENV)/.native  ## malicious checkpoints and tokenizers, each refused or harmless; minutes
 	$(BIN)/python tests/hostile_models/run.py $(HOSTILE)
+
+FRAMEWORKS ?= $(VENV)/frameworks
+frameworks: $(VENV)/.test $(VENV)/.native  ## agents of LangChain, LiteLLM and LlamaIndex against a server; installs them
+	for name in langchain litellm llamaindex; do $(PYTHON) -m venv $(FRAMEWORKS)/$$name; done
+	$(FRAMEWORKS)/langchain/bin/pip install -q langchain langchain-openai
+	$(FRAMEWORKS)/litellm/bin/pip install -q litellm mcp
+	$(FRAMEWORKS)/llamaindex/bin/pip install -q llama-index-core llama-index-llms-openai-like
+	AIAKQ_FRAMEWORKS=$(FRAMEWORKS) $(BIN)/pytest -q tests/server/api/test_frameworks.py
 
 models: $(VENV)/.test  ## the table of docs/models.md, measured anew
 	$(BIN)/python docs/models.py

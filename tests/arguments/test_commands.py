@@ -29,6 +29,7 @@ IDS = [f"{name} {row.key}" for name, row in ROWS]
 #: key is a setting of ``serve`` and an option of ``bench serve``.
 RESERVED = (SETTINGS.keys() - {"AIAKQ_API_KEY"}) | {
     "AIAKQ_ABI",
+    "AIAKQ_FRAMEWORKS",
     "AIAKQ_INTEROP",
     "AIAKQ_KILLS",
     "AIAKQ_RANKS",
