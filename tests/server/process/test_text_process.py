@@ -67,8 +67,8 @@ def text_of(server: RunningServer, **fields) -> str:
 def processes_of(server: RunningServer) -> tuple[int, list[int]]:
     """The process that renders templates, and its workers."""
     ours: list[int] = []
-    deadline = time.monotonic() + 10
-    while len(ours) != 1:  # after a test before, it may be starting again
+    deadline = time.monotonic() + 60
+    while len(ours) != 1:  # after a test before, it may be starting again, beside other work
         assert time.monotonic() < deadline
         parents = parents_of_processes()
         ours = [pid for pid, pp in parents.items() if pp == server.process.pid and pid != server.ready.engine_pid]
