@@ -219,6 +219,9 @@ ODD = {
     "alternatives": {"anyOf": [{"required": ["a"]}], "properties": {"a": {}}},
     "properties by pattern": {"patternProperties": {"a": {}}},
     "a name that is no word": {"properties": {"a b": {"type": "integer"}}},
+    "other properties": {"properties": {"a": {"type": "integer"}}, "additionalProperties": True},
+    "definitions that are none": {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": []},
+    "requirements that are no names": {"properties": {"a": {}}, "required": [["a"]]},
     "a requirement without a property": {"properties": {}, "required": ["a"], "additionalProperties": False},
 }
 TEXT_ODD = {
@@ -227,6 +230,11 @@ TEXT_ODD = {
     "a format": {"properties": {"a": {"type": "string", "format": "date"}}},
     "strings and numbers": {"properties": {"a": {"type": ["string", "integer"]}}},
     "a value with the end of one": {"properties": {"a": {"enum": ["</tool_call>"]}}},
+    "a type that is none": {"properties": {"a": {"type": {"string": 1}}}},
+    "types that are none": {"properties": {"a": {"type": ["string", ["null"]]}}},
+    "alternatives that are none": {"properties": {"a": {"anyOf": 5}}},
+    "values that are none": {"properties": {"a": {"enum": 5}}},
+    "a length that is none": {"properties": {"a": {"type": "string", "maxLength": -1}}},
     "alternatives that are strings": {"properties": {"a": {"anyOf": [{"type": "string", "maxLength": 1}]}}},
 }
 
@@ -255,6 +263,17 @@ def test_the_end_of_a_value_may_be_in_a_string_in_json(name):
     assert matcher.failure is None
     [call], content = calls_in(parser, text.encode(), schemas)
     assert json.loads(call.function.arguments) == {"a": value} and not content
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45"])
+@pytest.mark.parametrize("odd", [odd for odd in (ODD | TEXT_ODD).values() if "properties" in odd])
+def test_arguments_of_odd_schemas_are_read(name, odd):
+    text = {
+        "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        "glm45": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    }[name]
+    [call], content = calls_in(PARSERS[name], text.encode(), {"f": {"type": "object", **odd}})
+    assert json.loads(call.function.arguments)["a"] in (1, "1") and not content
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "pythonic"])

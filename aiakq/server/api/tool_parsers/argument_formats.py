@@ -41,9 +41,9 @@ class Property:
 
 def properties_of(given: Mapping[str, Any]) -> list[Property] | None:
     """The properties of an object with the JSON schema ``given``; none of them: it has any. None: they are not all."""
-    properties, required = given.get("properties", {}), given.get("required", [])
-    if not _OF_OBJECTS.issuperset(given) or not isinstance(properties, Mapping) or not isinstance(required, Sequence):
+    if not _OF_OBJECTS.issuperset(given) or not _is_well_formed(given) or given.get("additionalProperties"):
         return None
+    properties, required = given.get("properties", {}), given.get("required", [])
     if not properties.keys() >= set(required) or not all(PLAIN_NAME.fullmatch(name) for name in properties):
         return None
     found = []
@@ -64,16 +64,49 @@ def takes_anything(given: Mapping[str, Any]) -> bool:
     )
 
 
+def _is_well_formed(schema: Any) -> bool:
+    """Whether the keywords that are read here have values of the types that JSON Schema allows."""
+    if not isinstance(schema, Mapping):
+        return False
+    return all(is_right(schema[keyword]) for keyword, is_right in _KEYWORDS.items() if keyword in schema)
+
+
+def _is_list_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(isinstance(each, kind) for each in value)
+
+
+_are_texts, _are_schemas = _is_list_of(str), _is_list_of(dict)
+
+
+def _is_length(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+_KEYWORDS: Mapping[str, Callable[[Any], bool]] = {
+    "type": lambda value: isinstance(value, str) or _are_texts(value),
+    "properties": lambda value: isinstance(value, dict),
+    "required": _are_texts,
+    "enum": lambda value: isinstance(value, list),
+    "anyOf": _are_schemas,
+    "oneOf": _are_schemas,
+    "allOf": lambda value: isinstance(value, list),
+    "minLength": _is_length,
+    "maxLength": _is_length,
+    "$defs": lambda value: isinstance(value, dict),
+    "definitions": lambda value: isinstance(value, dict),
+}
+
+
 def resolved(value: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """A part of the JSON schema ``root`` with what it refers to; None if that is not found."""
     for _ in range(_MAX_HOPS):
         if value is True:
             value = {}
-        if not isinstance(value, Mapping):
+        if not _is_well_formed(value):
             return None
         target = value.get("$ref")
-        alternatives = value.get("allOf")
-        if target is None and isinstance(alternatives, list) and len(alternatives) == 1:
+        alternatives = value.get("allOf", ())
+        if target is None and len(alternatives) == 1:
             if not _NOTES.union(("allOf",)).issuperset(value):
                 return None
             value = alternatives[0]
@@ -83,7 +116,8 @@ def resolved(value: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
         place = _LOCAL.fullmatch(target) if isinstance(target, str) else None
         if place is None or not _NOTES.union(("$ref",)).issuperset(value):
             return None
-        value = (root.get(place[1]) or {}).get(place[2])
+        definitions = root.get(place[1])
+        value = definitions.get(place[2]) if isinstance(definitions, Mapping) else None
     return None
 
 
@@ -113,8 +147,6 @@ def text_value(own: Mapping[str, Any], marks: Collection[str]) -> Format | None:
         return None
     if types == {"string"} and keys & {"minLength", "maxLength"}:
         least, most = own.get("minLength", 0), own.get("maxLength", "")
-        if not isinstance(least, int) or not (most == "" or isinstance(most, int)):
-            return None
         return regex(f"(.|\\n){{{least},{most}}}", excludes=marks)
     return any_text(excludes=marks)
 
@@ -127,7 +159,7 @@ def _types(own: Mapping[str, Any]) -> set[str] | None:
     found: set[str] = set()
     for key in ("anyOf", "oneOf"):
         for each in own.get(key, ()):
-            if not isinstance(each, Mapping) or not isinstance(each.get("type"), str):
+            if not isinstance(each.get("type"), str):
                 return None
             found.add(each["type"])
     return found or None

@@ -44,7 +44,8 @@ class TaggedArguments:
         name = json.dumps(key, ensure_ascii=False)
         self._keys.add(key)
         self._output.arguments(f"{separator}{name}: ")
-        own = resolved(self._properties.get(key), self._schema)
+        given = self._properties.get(key)
+        own = resolved(given, self._schema) or given
         return ArgumentText(json_types(own), self._output.arguments, trim_line)
 
     def end(self) -> None:
