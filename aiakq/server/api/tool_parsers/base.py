@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from aiakq.runtime.structured.formats import Format, const, regex, schema, sequence, some_tags, tag, text_with_tags
@@ -155,7 +155,30 @@ class PlainJsonParser(JsonToolParser):
             yield from self.read_calls(text, output, "[")
 
 
-class SectionToolParser(ToolParser):
+class UnquotedToolParser(ToolParser):
+    """Calls whose names stand without quotes, behind which comes what ``arguments_format`` says."""
+
+    @classmethod
+    def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
+        return all(
+            PLAIN_NAME.fullmatch(name) and cls.arguments_format(each) is not None for name, each in schemas.items()
+        )
+
+    @classmethod
+    def arguments_format(cls, given: Mapping[str, Any]) -> Format | None:
+        """The arguments of a call, which have the JSON schema ``given``; None: they cannot be written exactly."""
+        return schema(given)
+
+    @classmethod
+    def arguments_formats(cls, schemas: Mapping[str, Any]) -> Iterator[tuple[str, Format]]:
+        """Each tool's name and the arguments of its calls. There is a grammar for them."""
+        for name, each in schemas.items():
+            arguments = cls.arguments_format(each)
+            assert arguments is not None, "has_grammar has said so"
+            yield name, arguments
+
+
+class SectionToolParser(UnquotedToolParser):
     """Calls in a section, each with marks of its own. A subclass has ``call_tag`` and ``read_call``.
 
     section  the marks around all calls.
@@ -166,13 +189,9 @@ class SectionToolParser(ToolParser):
     call: ClassVar[str]
 
     @classmethod
-    def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
-        return all(PLAIN_NAME.fullmatch(name) for name in schemas)
-
-    @classmethod
     def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
         begin, end = cls.section
-        calls = [cls.call_tag(name, schema(each)) for name, each in schemas.items()]
+        calls = [cls.call_tag(*each) for each in cls.arguments_formats(schemas)]
         return [tag(begin, some_tags(calls, "", only_one=only_one), end)]
 
     @classmethod

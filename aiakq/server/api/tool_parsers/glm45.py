@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiakq.runtime.structured.formats import ANY_TEXT, Format, const, regex, sequence, tag
+from aiakq.runtime.structured.formats import Format, const, regex, sequence, tag
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
 from aiakq.server.api.tool_parsers.argument_formats import tagged_arguments
-from aiakq.server.api.tool_parsers.base import PLAIN_NAME, ToolParser
+from aiakq.server.api.tool_parsers.base import UnquotedToolParser
 from aiakq.server.api.tool_parsers.tagged_values import TaggedArguments
 
 _STARTS = Marks("<tool_call>")
@@ -23,7 +23,7 @@ _BEHIND_VALUE = Marks("</arg_value>", "</tool_call>")
 _LINE = regex("\n?")
 
 
-class Glm45Parser(ToolParser):
+class Glm45Parser(UnquotedToolParser):
     """Values are text. Line breaks between the tags make no difference."""
 
     marks = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
@@ -32,13 +32,15 @@ class Glm45Parser(ToolParser):
     separator = "\n"
 
     @classmethod
-    def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
-        return all(PLAIN_NAME.fullmatch(name) and _arguments(each) is not None for name, each in schemas.items())
+    def arguments_format(cls, given: Mapping[str, Any]) -> Format | None:
+        return tagged_arguments(given, _BEHIND_VALUE.texts, _parameter)
 
     @classmethod
     def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
-        calls = {name: sequence(const(name), _LINE, _arguments(each) or ANY_TEXT) for name, each in schemas.items()}
-        return [tag("<tool_call>", each, "</tool_call>") for each in calls.values()]
+        return [
+            tag("<tool_call>", sequence(const(name), _LINE, arguments), "</tool_call>")
+            for name, arguments in cls.arguments_formats(schemas)
+        ]
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         while mark := (yield from text.until(_STARTS, output.content)):
@@ -75,10 +77,6 @@ class Glm45Parser(ToolParser):
         if not text.is_exhausted:
             arguments.end()
             yield from text.skip("</tool_call>")
-
-
-def _arguments(given: Mapping[str, Any]) -> Format | None:
-    return tagged_arguments(given, _BEHIND_VALUE.texts, _parameter)
 
 
 def _parameter(name: Format, value: Format) -> Format:

@@ -7,18 +7,18 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from aiakq.runtime.structured.formats import Format, any_text, const, either, some_tags, tag, text_with_tags
+from aiakq.runtime.structured.formats import Format, any_text, either, some_tags, tag, text_with_tags
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
 from aiakq.server.api.tool_parsers.argument_formats import keyword_arguments
-from aiakq.server.api.tool_parsers.base import PLAIN_NAME, ToolParser
+from aiakq.server.api.tool_parsers.base import UnquotedToolParser
 from aiakq.server.api.tool_parsers.python_values import python_literal, python_value
 
 _NAME = re.compile(r"[\w.\-]+")
 
 
-class PythonicParser(ToolParser):
+class PythonicParser(UnquotedToolParser):
     """A list of calls in Python, whose arguments are literals.
 
     The list is the beginning of the message, or stands behind a mark. Without a mark it is one only if it calls a tool
@@ -34,20 +34,22 @@ class PythonicParser(ToolParser):
     triggers: ClassVar[tuple[str, ...]] = starts
 
     @classmethod
-    def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
-        return all(PLAIN_NAME.fullmatch(name) and keyword_arguments(each) is not None for name, each in schemas.items())
+    def arguments_format(cls, given: Mapping[str, Any]) -> Format | None:
+        return keyword_arguments(given)
 
     @classmethod
     def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
-        return [_list_tag(schemas, only_one)]
+        calls = [tag(f"{name}(", arguments, ")") for name, arguments in cls.arguments_formats(schemas)]
+        return [tag("[", some_tags(calls, ", ", only_one=only_one), "]")]
 
     @classmethod
     def answer_format(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
+        [calls] = cls.call_tags(schemas, only_one)
         names = "|".join(map(re.escape, schemas))
         text = any_text(not_beginning=rf"\s*\[\s*({names})\(")
-        marked = [tag(start, _list_tag(schemas, only_one), "".join(cls.ends)) for start in cls.starts]
+        marked = [tag(start, calls, "".join(cls.ends)) for start in cls.starts]
         rest = text_with_tags(marked, cls.starts, only_one=only_one, text=text)
-        return either(*cls.call_tags(schemas, only_one), rest)
+        return either(calls, rest)
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         text.record()
@@ -88,11 +90,6 @@ class PythonicParser(ToolParser):
         if found and self.ends:
             yield from text.skip_spaces()
             yield from text.skip(*self.ends)
-
-
-def _list_tag(schemas: Mapping[str, Any], only_one: bool) -> Format:
-    calls = [tag(f"{name}(", keyword_arguments(each) or const(""), ")") for name, each in schemas.items()]
-    return tag("[", some_tags(calls, ", ", only_one=only_one), "]")
 
 
 def _name(text: TextScanner) -> Parsing[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiakq.runtime.structured.formats import ANY_TEXT, Format, sequence, tag, text_with_tags
+from aiakq.runtime.structured.formats import Format, sequence, tag, text_with_tags
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
 from aiakq.server.api.tool_parsers.argument_formats import tagged_arguments
-from aiakq.server.api.tool_parsers.base import PLAIN_NAME, ToolParser
+from aiakq.server.api.tool_parsers.base import UnquotedToolParser
 from aiakq.server.api.tool_parsers.tagged_values import TaggedArguments
 
 _STARTS = Marks("<tool_call>", "<function=")
@@ -21,7 +21,7 @@ _BEHIND_VALUE = Marks("</parameter>", "<parameter=", "</function>", "</tool_call
 _END = "</function>\n</tool_call>"
 
 
-class Qwen3CoderParser(ToolParser):
+class Qwen3CoderParser(UnquotedToolParser):
     """Values are text on lines of their own. Some models leave out the outer tag, or the tag that ends a value."""
 
     marks = ("<tool_call>", "</tool_call>")
@@ -30,17 +30,22 @@ class Qwen3CoderParser(ToolParser):
     separator = "\n"
 
     @classmethod
-    def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
-        return all(PLAIN_NAME.fullmatch(name) and _arguments(each) is not None for name, each in schemas.items())
+    def arguments_format(cls, given: Mapping[str, Any]) -> Format | None:
+        return tagged_arguments(given, _BEHIND_VALUE.texts, _parameter)
 
     @classmethod
     def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
-        return [tag(f"<tool_call>\n{begin}", each, _END) for begin, each in _calls(schemas)]
+        return cls._tags(schemas, "<tool_call>\n")
 
     @classmethod
     def answer_format(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
-        bare = [tag(begin, each, _END) for begin, each in _calls(schemas)]
-        return text_with_tags([*cls.call_tags(schemas, only_one), *bare], cls.triggers, only_one=only_one)
+        tags = cls.call_tags(schemas, only_one) + cls._tags(schemas, "")
+        return text_with_tags(tags, cls.triggers, only_one=only_one)
+
+    @classmethod
+    def _tags(cls, schemas: Mapping[str, Any], begin: str) -> list[Format]:
+        calls = cls.arguments_formats(schemas)
+        return [tag(f"{begin}<function={name}>\n", arguments, _END) for name, arguments in calls]
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         while mark := (yield from text.until(_STARTS, output.content)):
@@ -87,15 +92,6 @@ class Qwen3CoderParser(ToolParser):
             arguments.end()
             yield from text.skip_spaces()
             yield from text.skip("</tool_call>")
-
-
-def _calls(schemas: Mapping[str, Any]) -> list[tuple[str, Format]]:
-    """How the call of each tool begins, and what follows up to its end."""
-    return [(f"<function={name}>\n", _arguments(each) or ANY_TEXT) for name, each in schemas.items()]
-
-
-def _arguments(given: Mapping[str, Any]) -> Format | None:
-    return tagged_arguments(given, _BEHIND_VALUE.texts, _parameter)
 
 
 def _parameter(name: Format, value: Format) -> Format:
