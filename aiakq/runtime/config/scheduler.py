@@ -11,6 +11,7 @@ from typing import Any
 from aiakq.arguments.argument import part_of
 from aiakq.arguments.engine import SchedulerArguments
 from aiakq.errors import error
+from aiakq.runtime.config.speculation import SpeculationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,7 @@ class SchedulerConfig(SchedulerArguments):
     long_prompt_tokens  a prompt with more uncomputed tokens is long; 0: none is. The same as
                         ``long_prefill_token_threshold``, or a share of the context where several prompts run together.
     num_stages          steps that run at a time, one on each stage of a pipeline.
+    speculation         how tokens are guessed; None: they are not.
     """
 
     max_num_seqs: int
@@ -27,6 +29,7 @@ class SchedulerConfig(SchedulerArguments):
     async_scheduling: bool = False
     long_prompt_tokens: int = 0
     num_stages: int = 1
+    speculation: SpeculationConfig | None = None
 
     @staticmethod
     def from_args(
@@ -38,12 +41,14 @@ class SchedulerConfig(SchedulerArguments):
         _check_partial_prefills(args)
         # vLLM's share of the context where several prompts run together.
         share = int(max_model_len * 0.04) if args["max_num_partial_prefills"] > 1 else 0
+        speculation = SpeculationConfig.from_args(args, on_cpu, is_recurrent)
         settled = {
             "max_num_seqs": args["max_num_seqs"] or (32 if is_recurrent else 128 if on_cpu else 256),
             "max_num_batched_tokens": _max_num_batched_tokens(args, max_model_len, on_cpu),
             "long_prompt_tokens": args["long_prefill_token_threshold"] or share,
-            "async_scheduling": _async_scheduling(args, on_cpu),
+            "async_scheduling": speculation is None and _async_scheduling(args, on_cpu),
             "num_stages": args["pipeline_parallel_size"],
+            "speculation": speculation,
         }
         return SchedulerConfig(**part_of(SchedulerConfig, args) | settled)
 

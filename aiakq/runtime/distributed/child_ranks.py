@@ -15,7 +15,7 @@ from aiakq.runtime.distributed.links import LinkSender
 from aiakq.runtime.distributed.messages import Channel, Load, frame
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.system.frames import limit_sending
-from aiakq.system.processes import end_child, exit_reason, start_child
+from aiakq.system.processes import ChildProcess
 from aiakq.system.threads import RestoreThreads
 from aiakq.system.topology import cpu_shares
 
@@ -112,28 +112,12 @@ class ChildRank:
     def __init__(self, load: Load) -> None:
         """Start the process. Raises ``rank_failed``."""
         self.number = load.rank
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        inherited: Sequence[int | None] = (theirs.fileno(), load.memory, load.link_in, load.link_out)
-        descriptors = [number for number in inherited if number is not None]
+        inherited: Sequence[int | None] = (load.memory, load.link_in, load.link_out)
         try:
-            self.process = start_child(_CODE, theirs.fileno(), pass_fds=descriptors, threads=load.threads)
+            self.process = ChildProcess(_CODE, load.threads, [number for number in inherited if number is not None])
         except OSError as failure:
-            ours.close()
             raise error("rank_failed", rank=load.rank, reason=f"it could not be started: {failure}") from None
-        finally:
-            theirs.close()
-        limit_sending(ours, load.time_limit)
-        self.channel = Channel(ours)
+        self.kill, self.end, self.exit_reason = self.process.kill, self.process.end, self.process.exit_reason
+        limit_sending(self.process.socket, load.time_limit)
+        self.channel = Channel(self.process.socket)
         self.channel.send(frame(load))
-
-    def kill(self) -> None:
-        """See Rank."""
-        self.process.kill()
-
-    def end(self) -> None:
-        """See Rank."""
-        end_child(self.process)
-
-    def exit_reason(self) -> str:
-        """See Rank."""
-        return exit_reason(self.process)

@@ -158,9 +158,9 @@ class PrepareGrammar(msgspec.Struct, tag="grammar"):
 
 
 class Sampled(msgspec.Struct, tag="sampled"):
-    """What the oldest step sampled: for each of its chunks a token, or None if it continues no sequence."""
+    """What the oldest step sampled: for each of its chunks the tokens that continue its sequence."""
 
-    tokens: list[int | None]
+    tokens: list[list[int]]
 
 
 class ResetSequences(msgspec.Struct, tag="reset"):

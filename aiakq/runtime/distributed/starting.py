@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.distributed.child_ranks import start_child_ranks
 from aiakq.runtime.distributed.rank_group import RankGroup
+from aiakq.system.threads import threads_in_limit
+
+
+def limit_torch_threads() -> None:
+    """Keep torch's threads within the limit of processor time, for programs that have imported torch themselves."""
+    limit = threads_in_limit()
+    if limit is not None and limit < torch.get_num_threads() and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(limit)
 
 
 def start_ranks(config: EngineConfig) -> RankGroup | None:

@@ -43,6 +43,7 @@ from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.speculation.speculation import DraftCounts
 from aiakq.runtime.structured.vocabulary import Vocabulary
 
 #: The id of the request with which the engine tests the model.
@@ -79,6 +80,7 @@ class Engine:
         self._pending: deque[tuple[list[ScheduledChunk], PendingStep]] = deque()
         self._cleared_pages: list[int] = []
         self._prompt_tokens = 0
+        self._drafts = DraftCounts()
         self._bad_steps = 0  # in a row, without a finite row
 
     def has_work(self) -> bool:
@@ -253,13 +255,14 @@ class Engine:
             if sampled.resample:
                 sequence.resample()
                 return
-        self.scheduler.insert_pages(chunk)
+        if not result.sampled:
+            self.scheduler.insert_pages(chunk)
         if not sequence.prompt_done and chunk.end >= sequence.num_prompt:
             # What a preemption repeats does not count again.
             sequence.prompt_done = True
             self._prompt_tokens += sequence.num_prompt
         if result.sampled:
-            outputs.append(self._append(sequence, result.sampled, now))
+            outputs.append(self._append(chunk, result.sampled, now))
         elif chunk.completes:
             output = self._output(sequence)
             output.pooled = result.pooled
@@ -275,9 +278,9 @@ class Engine:
         if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) < sequence.num_prompt:
             sequence.prompt_logprobs += found
 
-    def _append(self, sequence: Sequence, tokens: list[SampledToken], now: float) -> TokenOutput:
-        """Continue ``sequence`` with ``tokens``, up to one that ends it."""
-        times = sequence.times
+    def _append(self, chunk: ScheduledChunk, tokens: list[SampledToken], now: float) -> TokenOutput:
+        """Continue the sequence of ``chunk`` with ``tokens``, up to one that ends it. All but the last were guessed."""
+        sequence, times = chunk.sequence, chunk.sequence.times
         if times.first_token is None:
             times.first_token = now
         times.last_token = now
@@ -287,6 +290,10 @@ class Engine:
             sequence.token_ids.append(tokens[count].token)
             reason, stop_reason = sequence.finish_reason(tokens[count].token, tokens[count].ends)
             count += 1
+        if chunk.drafts:
+            self._count_drafts(chunk, count - 1)
+            chunk.accept(count - 1)
+        self.scheduler.insert_pages(chunk)
         output = self._output(sequence)
         for sampled in tokens[:count]:
             output.token_ids.append(sampled.token)
@@ -297,6 +304,13 @@ class Engine:
             self._finish(sequence, output, reason)
             output.stop_reason = stop_reason
         return output
+
+    def _count_drafts(self, chunk: ScheduledChunk, num_accepted: int) -> None:
+        """Remember how many drafts of ``chunk`` were right."""
+        assert chunk.sequence.speculation is not None
+        chunk.sequence.speculation.observe(len(chunk.drafts), num_accepted)
+        self._drafts = self._drafts.copy()
+        self._drafts.observe(len(chunk.drafts), num_accepted)
 
     def _output(self, sequence: Sequence) -> TokenOutput:
         """An output of ``sequence`` without tokens; the first one carries the prompt's log-probabilities."""
@@ -339,6 +353,7 @@ class Engine:
             generation_tokens=old.generation_tokens + sum(len(output.token_ids) for output in outputs),
             steps=old.steps + bool(chunks),
             num_clients=scheduler.num_clients,
+            drafts=self._drafts,
         )
 
 

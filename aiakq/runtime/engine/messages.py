@@ -15,6 +15,7 @@ import msgspec
 from aiakq.errors import error
 from aiakq.runtime.pooling_params import Pooled, Pooling, PoolingLimits
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.speculation.speculation import DraftCounts
 from aiakq.runtime.structured.grammars import Grammar, GrammarDefaults
 
 #: The ``error`` of a sequence whose logits are not finite.
@@ -293,6 +294,7 @@ class EngineStats:
     generation_tokens: int = 0
     steps: int = 0
     num_clients: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
     @property
     def kv_usage(self) -> float:

@@ -38,6 +38,8 @@ class Chunk(msgspec.Struct, frozen=True):
                pages of a cached prefix.
     samples    whether the token after the last one is sampled.
     resamples  whether that is among the whole vocabulary sorted, because the usual candidates were not enough.
+    drafts     guesses of the last tokens, which are computed as if they were known. The token after the one before
+               them and after each of them is sampled, up to the first that is not the guess.
     """
 
     slot: int
@@ -46,6 +48,7 @@ class Chunk(msgspec.Struct, frozen=True):
     new_pages: list[int]
     samples: bool
     resamples: bool = False
+    drafts: list[int] = []
 
 
 class StepBatch(msgspec.Struct, frozen=True):
@@ -111,10 +114,9 @@ class StepResult(msgspec.Struct):
     chunks: list[ChunkResult] = []
     out_of_memory: bool = False
 
-    def last_tokens(self) -> list[int | None]:
-        """For each chunk the token that continues its sequence, or None."""
-        last = [chunk.sampled[-1] if chunk.sampled else None for chunk in self.chunks]
-        return [sampled.token if sampled is not None and sampled.is_valid else None for sampled in last]
+    def new_tokens(self) -> list[list[int]]:
+        """For each chunk the tokens that continue its sequence."""
+        return [[sampled.token for sampled in chunk.sampled if sampled.is_valid] for chunk in self.chunks]
 
 
 class PendingStep(Protocol):

@@ -24,8 +24,11 @@ import itertools
 from operator import attrgetter
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
+from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.speculation.proposers import proposer_of
+from aiakq.runtime.speculation.speculation import Speculation
 
 _ORDER = attrgetter("order")
 #: Tokens of prompts that a step computes at least, although the stages could share them more evenly: fewer do not take
@@ -36,11 +39,13 @@ _MIN_PIPELINED_TOKENS = 64
 class Scheduler:
     """Waiting and running sequences over one page pool, each list in order.
 
+    proposer     of drafts; None: no tokens are guessed.
     freed_slots  of sequences that stopped running, for the next batch to the executor; its reader empties it.
     """
 
     def __init__(self, pool: PagePool, config: SchedulerConfig) -> None:
         self.pool = pool
+        self.proposer = proposer_of(config.speculation)
         self.max_num_seqs = config.max_num_seqs
         self.budget = config.max_num_batched_tokens
         self.config = config
@@ -64,6 +69,9 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence behind the waiting ones of its priority."""
         sequence.order = (sequence.spec.priority, next(self._numbers))
+        if self.proposer is not None and self.config.speculation is not None:
+            most = self.config.speculation.num_speculative_tokens
+            sequence.speculation = Speculation(self.proposer.drafter(), most)
         bisect.insort(self.waiting, sequence, key=_ORDER)
 
     def remove(self, sequence: Sequence) -> None:
@@ -90,14 +98,34 @@ class Scheduler:
         If ``may_preempt``, no step may be pending.
         """
         chosen = self._choose(self._waited(now))
+        self._had_prompts = any(chunk.count > 1 for chunk in chosen)
+        if self.config.speculation is not None:
+            self._add_drafts(chosen, self.config.speculation)
         chosen.sort(key=lambda chunk: chunk.count > 1)
-        self._had_prompts = bool(chosen) and chosen[-1].count > 1
         for chunk in chosen:
             sequence = chunk.sequence
             sequence.num_computed_tokens = chunk.end
             sequence.num_pending_tokens += chunk.samples
             sequence.pending_chunks.append(chunk)
         return chosen
+
+    def _add_drafts(self, chosen: list[ScheduledChunk], config: SpeculationConfig) -> None:
+        """Let answers among ``chosen`` guess their next tokens, while budget, pages and rows of logits last. Nothing is
+        preempted for a guess.
+        """
+        if len(self.running) >= config.disable_by_batch_size:
+            return
+        answers = [chunk for chunk in chosen if chunk.count == 1]
+        room = min(config.max_rows - len(answers), self.budget - sum(chunk.count for chunk in chosen))
+        for chunk in answers:
+            sequence = chunk.sequence
+            most = min(room, sequence.most_drafts, config.max_model_len - chunk.end)
+            if sequence.speculation is None or most < 1:
+                continue
+            drafts = sequence.speculation.propose(sequence.token_ids, most)
+            if drafts and self._grow(sequence, 1 + len(drafts)):
+                chunk.add_drafts(drafts)
+                room -= len(drafts)
 
     def _choose(self, waited: bool) -> list[ScheduledChunk]:
         """The chunks of a step, with their pages. ``waited``: whether waiting sequences may start."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from aiakq.runtime.engine.messages import RequestSpec, RequestTimes, TokenLogprobs
 from aiakq.runtime.engine.pages import page_hash, root_hash
 from aiakq.runtime.engine.records import Chunk, NewSequence
+from aiakq.runtime.speculation.speculation import Speculation
 
 
 @dataclass(eq=False)
@@ -21,6 +22,7 @@ class Sequence:
     num_submitted_pages of ``pages``, how many the executor knows; None: it does not know the sequence.
     pages               KV pages in order; covers at least num_computed_tokens.
     num_inserted_pages  of ``pages``, how many are in the prefix cache, or are kept out of it.
+    speculation         guesses its next tokens; None: nothing does.
     resamples           whether its tokens are sampled among the whole vocabulary sorted: the sampler's usual
                         candidates were not enough once.
     hashes              of the full pages' tokens, as far as computed by ``page_hashes``.
@@ -37,6 +39,7 @@ class Sequence:
     pending_chunks: list[ScheduledChunk] = field(default_factory=list)
     slot: int | None = None
     num_submitted_pages: int | None = None
+    speculation: Speculation | None = None
     resamples: bool = False
     pages: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
@@ -66,6 +69,13 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Tokens, pending ones included, whose keys and values are still to be computed."""
         return min(len(self.token_ids) + self.num_pending_tokens, self._num_needed_tokens) - self.num_computed_tokens
+
+    @property
+    def most_drafts(self) -> int:
+        """Tokens that may be guessed behind its last one; the last token of all is not worth a guess."""
+        if self.num_uncomputed_tokens != 1 or self.num_pending_tokens or self.num_outputs < 1:
+            return 0
+        return self.spec.max_tokens - self.num_outputs - 1
 
     @property
     def reads_whole_prompt(self) -> bool:
@@ -137,7 +147,8 @@ class ScheduledChunk:
     """``count`` tokens of ``sequence`` to compute in a step, from number ``first`` on.
 
     completes  whether these are its last uncomputed tokens.
-    samples    whether the token after them is sampled.
+    samples    tokens that it samples at most: the one after them, and one after each draft.
+    drafts     guesses of the last of them, see ``Chunk``.
     dropped    whether the result is ignored.
     """
 
@@ -145,19 +156,33 @@ class ScheduledChunk:
     first: int
     count: int
     completes: bool
-    samples: bool
+    samples: int
+    drafts: list[int] = field(default_factory=list)
     dropped: bool = False
 
     @staticmethod
     def of(sequence: Sequence, count: int) -> ScheduledChunk:
         """The next ``count`` tokens."""
         completes = count == sequence.num_uncomputed_tokens
-        samples = completes and sequence.spec.max_tokens > 0
+        samples = int(completes and sequence.spec.max_tokens > 0)
         return ScheduledChunk(sequence, sequence.num_computed_tokens, count, completes, samples)
 
     @property
     def end(self) -> int:
         return self.first + self.count
+
+    def add_drafts(self, drafts: list[int]) -> None:
+        """Guess the tokens behind it."""
+        self.drafts = drafts
+        self.count += len(drafts)
+        self.samples += len(drafts)
+
+    def accept(self, num_drafts: int) -> None:
+        """Only so many of its drafts were right: what was computed behind them is void."""
+        wrong = len(self.drafts) - num_drafts
+        self.sequence.num_computed_tokens -= wrong
+        self.count -= wrong
+        self.drafts = self.drafts[:num_drafts]
 
     def record(self) -> Chunk:
         """The chunk as the executor gets it, with the pages it does not know yet."""
@@ -165,4 +190,5 @@ class ScheduledChunk:
         assert sequence.slot is not None
         new_pages = sequence.pages[sequence.num_submitted_pages :]
         sequence.num_submitted_pages = len(sequence.pages)
-        return Chunk(sequence.slot, self.first, self.count, new_pages, self.samples, sequence.resamples)
+        samples = self.samples > 0
+        return Chunk(sequence.slot, self.first, self.count, new_pages, samples, sequence.resamples, self.drafts)

@@ -119,9 +119,8 @@ class Follower:
         elif isinstance(message, Sampled):
             _, sequences = self._computed.popleft()
             if not self._stages.samples:
-                for sequence, token in zip(sequences, message.tokens, strict=True):
-                    if token is not None:
-                        sequence.token_ids.append(token)
+                for sequence, new in zip(sequences, message.tokens, strict=True):
+                    sequence.token_ids += new
         elif isinstance(message, UseVocabulary):
             if self._stages.samples:
                 self._sequences.compiler = GrammarCompiler(message.vocabulary)

@@ -46,10 +46,11 @@ class LogitsModifier:
         """Whether the logits of the token at ``position`` are modified at all."""
         return self._always or self._masks_stops(position)
 
-    def apply(self, logits: Tensor, token_ids: list[int], position: int) -> None:
-        """Modify ``logits`` [V] float32 of the token at ``position``; ``token_ids`` are those before it."""
+    def apply(self, logits: Tensor, token_ids: list[int], drafts: list[int]) -> None:
+        """Modify ``logits`` [V] float32 of the token after ``token_ids`` and ``drafts``, which are guesses."""
         params, spec, device = self._params, self._spec, logits.device
-        outputs = token_ids[self._num_prompt : position]
+        position = len(token_ids) + len(drafts)
+        outputs = [*token_ids[self._num_prompt :], *drafts]
         for process, takes_prompt in zip(self._processors, self._takes_prompt, strict=True):
             logits.copy_(process(spec.prompt_token_ids, outputs, logits) if takes_prompt else process(outputs, logits))
         if params.allowed_token_ids is not None:
@@ -67,9 +68,9 @@ class LogitsModifier:
             ends = self._kept("end_ids", lambda: on_device(self._end_ids, device, torch.long))
             logits.index_fill_(0, ends, float("-inf"))
         if params.repetition_penalty != 1:
-            self._penalize_repetition(logits, token_ids, position)
+            self._penalize_repetition(logits, self._output_counts(outputs, len(drafts)))
         if params.frequency_penalty or params.presence_penalty:
-            counts = self._output_counts(outputs)
+            counts = self._output_counts(outputs, len(drafts))
             if counts:
                 ids, times = on_device(list(counts), device), on_device(list(counts.values()), device)
                 logits[ids] -= params.frequency_penalty * times + params.presence_penalty
@@ -78,19 +79,22 @@ class LogitsModifier:
         """Whether the sequence must not end with the token at ``position``."""
         return position - self._num_prompt < self._params.min_tokens
 
-    def _penalize_repetition(self, logits: Tensor, token_ids: list[int], position: int) -> None:
+    def _penalize_repetition(self, logits: Tensor, counts: Counter[int]) -> None:
         prompt = self._kept("prompt_ids", lambda: on_device(sorted(self._prompt_set), logits.device))
-        new = sorted(set(self._output_counts(token_ids[self._num_prompt : position])) - self._prompt_set)
+        new = sorted(set(counts) - self._prompt_set)
         seen = torch.cat([prompt, on_device(new, logits.device, torch.long)]) if new else prompt
         of_seen = logits[seen]
         factor = self._params.repetition_penalty
         logits[seen] = torch.where(of_seen > 0, of_seen / factor, of_seen * factor)
 
-    def _output_counts(self, outputs: list[int]) -> Counter[int]:
-        """How often each token was generated; those of earlier steps are not counted again."""
-        self._counts.update(outputs[self._num_counted :])
-        self._num_counted = len(outputs)
-        return self._counts
+    def _output_counts(self, outputs: list[int], num_drafts: int) -> Counter[int]:
+        """How often each of ``outputs`` is there, the last ``num_drafts`` of which are guesses; those of earlier steps
+        are not counted again.
+        """
+        known = len(outputs) - num_drafts
+        self._counts.update(outputs[self._num_counted : known])
+        self._num_counted = known
+        return self._counts + Counter(outputs[known:]) if num_drafts else self._counts
 
     def _kept(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """The tensor ``name``, made when it is first asked for."""

@@ -45,7 +45,7 @@ class MultiprocessExecutor(LocalExecutor):
         if self._collective.is_given_up and not self._collective.can_start_over:
             self._group.lose()
         if not result.out_of_memory:
-            self._group.send(Sampled(result.last_tokens()))
+            self._group.send(Sampled(result.new_tokens()))
         return result
 
     def reset(self) -> None:

@@ -134,10 +134,9 @@ class PipelineExecutor:
             self._abandon(step)
             assert step.result is not None
             return step.result
-        tokens = result.last_tokens()
-        for sequence, token in zip(step.sequences, tokens, strict=True):
-            if token is not None:
-                sequence.token_ids.append(token)
+        tokens = result.new_tokens()
+        for sequence, new in zip(step.sequences, tokens, strict=True):
+            sequence.token_ids += new
         self._group.send(Sampled(tokens))
         return result
 

@@ -119,7 +119,8 @@ class Runner:
         for chunk, sequence in zip(chunks, sequences, strict=True):
             first, end = chunk.first, chunk.first + chunk.count
             token_ids += sequence.token_ids[first:end]
-            if end > len(sequence.token_ids):
+            token_ids += chunk.drafts
+            if end - len(chunk.drafts) > len(sequence.token_ids):
                 unknown.append((len(token_ids), sequence))
                 token_ids.append(0)
             positions += range(first, end)
@@ -167,7 +168,7 @@ class Runner:
 
 def _positions_of_logits(chunk: Chunk, sequence: SequenceState) -> Sequence[int]:
     """Positions whose logits are needed: those that are pooled, all for prompt log-probabilities, else the last if a
-    token is sampled.
+    token is sampled, and those of drafts.
     """
     end = chunk.first + chunk.count
     pooling = sequence.spec.pooling
@@ -175,4 +176,4 @@ def _positions_of_logits(chunk: Chunk, sequence: SequenceState) -> Sequence[int]
         return pooling.positions(sequence.token_ids, chunk.first, end, sequence.num_prompt)
     if sequence.sampling.prompt_logprobs is not None and chunk.first < sequence.num_prompt:
         return range(chunk.first, end)
-    return range(end - 1, end) if chunk.samples else range(0)
+    return range(end - 1 - len(chunk.drafts), end) if chunk.samples else range(0)

@@ -27,7 +27,7 @@ class SampledStep:
         self._logits: Tensor | None = None
         self._logit_rows: list[range] = []
         self._samples: SamplerOutput | None = None
-        self._row_of: dict[SequenceState, int] = {}
+        self._row_of: dict[SequenceState, int] = {}  # the first, if there are drafts
         self._scores: dict[int, Callable[[], list[TokenLogprobs]]] = {}
         self._outputs: Callable[[], list[Tensor]] | None = None
         self._width = 0
@@ -60,11 +60,12 @@ class SampledStep:
         for index, (chunk, sequence) in enumerate(zip(self._chunks, self._sequences, strict=True)):
             if sequence.sampling.prompt_logprobs is not None and chunk.first < sequence.num_prompt:
                 self._scores[index] = _prompt_scores(sampler, logits, chunk, sequence, self._logit_rows[index])
-            end = chunk.first + chunk.count
-            if chunk.samples and end == len(sequence.token_ids):
+            known = chunk.first + chunk.count - len(chunk.drafts)
+            if chunk.samples and known == len(sequence.token_ids):
                 self._row_of[sequence] = len(sampled)
-                sampled.append(SamplerRow(sequence, end, chunk.resamples))
-                rows.append(self._logit_rows[index][-1])
+                for num_drafts in range(len(chunk.drafts) + 1):
+                    sampled.append(SamplerRow(sequence, chunk.drafts[:num_drafts], chunk.resamples))
+                rows += self._logit_rows[index][-1 - len(chunk.drafts) :]
         if sampled:
             # Logits are large: rows that are already in order are not copied.
             in_order = rows == list(range(len(rows)))
@@ -75,13 +76,11 @@ class SampledStep:
         """Wait for the results, and append the sampled tokens to the sequences."""
         tokens = self._samples.collect() if self._samples is not None else []
         results = []
-        for index, sequence in enumerate(self._sequences):
+        for index, (chunk, sequence) in enumerate(zip(self._chunks, self._sequences, strict=True)):
             row = self._row_of.get(sequence)
-            result = ChunkResult() if row is None else ChunkResult([tokens[row]])
+            result = ChunkResult()
             if row is not None:
-                _check_grammar(sequence, tokens[row])
-                if tokens[row].is_valid:
-                    sequence.token_ids.append(tokens[row].token)
+                result.sampled = _accepted(sequence, chunk.drafts, tokens[row : row + len(chunk.drafts) + 1])
             if index in self._scores:
                 result.prompt_logprobs = self._scores[index]()
             if sequence.pooler is not None:
@@ -96,6 +95,24 @@ class SampledStep:
         pooler.add(self._outputs()[0][rows.start : rows.stop], chunk.first, chunk.count)
         if chunk.first + chunk.count == sequence.num_prompt:
             result.pooled, result.pooling_error = pooler.result(self._width)
+
+
+def _accepted(sequence: SequenceState, drafts: list[int], tokens: list[SampledToken]) -> list[SampledToken]:
+    """Append ``tokens`` to ``sequence``, one after each of ``drafts`` and one before them, up to the first that is not
+    the draft; returns them.
+    """
+    found: list[SampledToken] = []
+    for draft, sampled in zip([*drafts, None], tokens, strict=True):
+        if found and not sampled.is_valid:
+            break  # the next step finds out again, with nothing before it
+        _check_grammar(sequence, sampled)
+        found.append(sampled)
+        if not sampled.is_valid:
+            break
+        sequence.token_ids.append(sampled.token)
+        if sampled.ends or sampled.token != draft:
+            break
+    return found
 
 
 def _check_grammar(sequence: SequenceState, sampled: SampledToken) -> None:

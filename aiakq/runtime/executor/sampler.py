@@ -33,16 +33,18 @@ from aiakq.runtime.sampling_params import SamplingParams
 class SamplerRow:
     """One row of logits whose token is sampled.
 
-    position   of the token: the number of tokens of ``sequence`` before it.
+    drafts     guesses of the tokens between those of ``sequence`` and this one.
+    position   of the token: the number of tokens before it.
     resamples  whether the whole vocabulary is sorted for it, see ``Chunk``.
     sampling   parameters of the sequence.
     """
 
-    __slots__ = ("position", "resamples", "sampling", "sequence")
+    __slots__ = ("drafts", "position", "resamples", "sampling", "sequence")
 
-    def __init__(self, sequence: SequenceState, position: int, resamples: bool = False) -> None:
+    def __init__(self, sequence: SequenceState, drafts: list[int], resamples: bool = False) -> None:
         self.sequence = sequence
-        self.position = position
+        self.drafts = drafts
+        self.position = len(sequence.token_ids) + len(drafts)
         self.resamples = resamples
         self.sampling: SamplingParams = sequence.sampling
 
@@ -97,7 +99,7 @@ def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow]) -> SamplerO
     if changed:
         modified = ModifiedLogits(changed, logits.index_select(0, on_device(changed, logits.device)))
         for values, at in zip(modified.logits, changed, strict=True):
-            rows[at].sequence.modifier.apply(values, rows[at].sequence.token_ids, rows[at].position)
+            rows[at].sequence.modifier.apply(values, rows[at].sequence.token_ids, rows[at].drafts)
     return SamplerOutput(sampler(logits, [row.request(vocab) for row in rows], modified, _masks(rows)))
 
 
@@ -108,8 +110,11 @@ def _masks(rows: list[SamplerRow]) -> TokenMasks | None:
         return None
     # Matchers write whole masks: they may know a token more than there are logits.
     bits = torch.empty(len(found), max(matcher.num_words for _, matcher in found), dtype=torch.int32)
-    for line, (_, matcher) in zip(bits, found, strict=True):
-        matcher.fill_mask(line.data_ptr())
+    ahead = found[0][1]
+    for line, (at, matcher) in zip(bits, found, strict=True):
+        # The rows of a sequence come one after the other, each with a draft more.
+        ahead = ahead.after(rows[at].drafts[-1]) if rows[at].drafts else matcher
+        ahead.fill_mask(line.data_ptr())
     return TokenMasks([at for at, _ in found], bits)
 
 

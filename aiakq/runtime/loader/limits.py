@@ -14,7 +14,10 @@ from aiakq.runtime.pooling_params import PoolingLimits
 def rows_of_steps(config: EngineConfig) -> int:
     """The most outputs of the model that a step needs."""
     every_token = config.pooling is not None and config.pooling.every_token
-    return config.scheduler.max_num_batched_tokens if every_token else config.scheduler.max_num_seqs
+    if every_token:
+        return config.scheduler.max_num_batched_tokens
+    speculation = config.scheduler.speculation
+    return max(config.scheduler.max_num_seqs, 0 if speculation is None else speculation.max_rows)
 
 
 def limits_of(config: EngineConfig, model: Model, max_kv_tokens: int) -> ModelLimits:

@@ -12,7 +12,7 @@ from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import release_memory
 from aiakq.runtime.distributed.messages import Configure
 from aiakq.runtime.distributed.rank_group import RankGroup
-from aiakq.runtime.distributed.starting import start_ranks
+from aiakq.runtime.distributed.starting import limit_torch_threads, start_ranks
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.pages import PagePool
@@ -48,6 +48,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
 
     Raises what ``load_within_memory`` raises.
     """
+    limit_torch_threads()
     config = fit_positions(config)
     group = start_ranks(config)
     try:

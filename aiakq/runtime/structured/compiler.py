@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from functools import partial
 from typing import Any, cast
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.structured.grammars import NO_SCHEMAS, WHITESPACE, Grammar, closed_schema, not_enforceable
+from aiakq.runtime.structured.grammars import WHITESPACE, Grammar, closed_schema, not_enforceable, references_alone
 from aiakq.runtime.structured.matcher import GrammarMatcher
 from aiakq.runtime.structured.structural_tags import quoted, tag_grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
@@ -22,9 +21,6 @@ from aiakq.runtime.text.tokenizer import is_panic
 CACHE_CHARS, CACHE_GRAMMARS = 4 << 20, 256
 #: Items of a parser in one step: a grammar that needs more fails, instead of slowing down others.
 STEP_MAX_ITEMS = 1000
-#: Drafts of JSON Schema in which nothing beside a reference counts, but for what is referred to.
-_OLD_DRAFT = re.compile(r"json-schema\.org/draft-0[3-7]/")
-_BESIDE_REFERENCES = ("$ref", "$schema", "$id", "id", "definitions", "$defs")
 
 
 class _Tokens:
@@ -173,20 +169,7 @@ def json_schema(grammar: Grammar, schema: Any) -> dict[str, Any]:
         options = {**options, "whitespace_pattern": None, "whitespace_flexible": False}
     elif grammar.whitespace is not None:
         options["whitespace_pattern"] = grammar.whitespace
-    if _OLD_DRAFT.search(str(schema.get("$schema", ""))):
-        schema = _references_alone(schema)
+    schema = references_alone(schema)
     if grammar.closed:
         schema = closed_schema(schema)
     return {**schema, "x-guidance": options}
-
-
-def _references_alone(schema: Any) -> Any:
-    """``schema`` of a draft up to 7, where a reference makes everything beside it void."""
-    if isinstance(schema, list):
-        return [_references_alone(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = schema
-    if isinstance(schema.get("$ref"), str):  # else it is a property of this name
-        kept = {name: value for name, value in schema.items() if name in _BESIDE_REFERENCES}
-    return {name: value if name in NO_SCHEMAS else _references_alone(value) for name, value in kept.items()}

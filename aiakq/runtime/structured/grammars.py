@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +22,9 @@ MAX_CHOICES, MAX_CHOICE_CHARS = 8192, 1 << 18
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
 #: Keywords whose values are no schemas.
 NO_SCHEMAS = ("const", "enum", "default", "examples")
+#: Drafts of JSON Schema in which nothing beside a reference counts, but for what is referred to.
+_OLD_DRAFT = re.compile(r"json-schema\.org/draft-0[3-7]/")
+_BESIDE_REFERENCES = ("$ref", "$schema", "$id", "id", "definitions", "$defs")
 #: vLLM's names of libraries; here one library does it all.
 BACKENDS = ("auto", "guidance", "lm-format-enforcer", "outlines", "xgrammar")
 
@@ -251,6 +255,32 @@ def closed_schema(schema: Any) -> Any:
     if isinstance(closed.get("properties"), dict) and "type" in closed:
         closed.setdefault("additionalProperties", False)
     return closed
+
+
+def references_alone(schema: Any) -> Any:
+    """``schema`` without what its draft makes void: up to draft 7 everything beside a reference."""
+    is_old = isinstance(schema, dict) and _OLD_DRAFT.search(str(schema.get("$schema", "")))
+    return _references_alone(schema) if is_old else schema
+
+
+def _references_alone(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_references_alone(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = schema
+    if isinstance(schema.get("$ref"), str):  # else it is a property of this name
+        kept = {name: value for name, value in schema.items() if name in _BESIDE_REFERENCES}
+    return {name: value if name in NO_SCHEMAS else _references_alone(value) for name, value in kept.items()}
+
+
+def object_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """``schema`` for objects alone, in every draft."""
+    schema = references_alone(schema)
+    if isinstance(schema.get("$ref"), str):
+        parts = [{name: schema[name]} for name in ("$ref", "allOf") if name in schema]
+        schema = {**{name: value for name, value in schema.items() if name not in ("$ref", "allOf")}, "allOf": parts}
+    return {**schema, "type": "object"}
 
 
 def not_enforceable(param: str, reason: str) -> AiakqError:

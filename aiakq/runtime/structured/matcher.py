@@ -35,6 +35,17 @@ class GrammarMatcher:
         if self.failure is not None:
             ctypes.memset(address, 0, 4 * self.num_words)
 
+    def after(self, draft: int) -> GrammarMatcher:
+        """The matcher behind ``draft``, a guess of the next token, which leaves this one as it is. It has failed where
+        the grammar forbids the guess or ends with it: nothing can be sampled there.
+        """
+        ahead = GrammarMatcher(None if self.failure is not None else self._matcher.deep_copy(), self.num_words)
+        ahead.failure = self.failure
+        ahead.advance(draft)
+        if ahead.is_finished:
+            ahead.failure = "the text is complete"
+        return ahead
+
     def advance(self, token: int) -> None:
         """The sequence goes on with ``token``. Nothing happens after the end of the text."""
         if self.failure is None and not self._matcher.is_stopped():

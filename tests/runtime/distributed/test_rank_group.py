@@ -199,7 +199,7 @@ def test_a_rank_that_reads_no_messages_is_named(two_ranks):
     group = llm.engine.executor._group
     with pytest.raises(AiakqError, match="Rank 1 did not come to the next step within 0.7 s"):
         for _ in range(100):
-            group.send(Sampled([None] * 100_000))
+            group.send(Sampled([[]] * 100_000))
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor cannot be shared out")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
-
 import pytest
 import torch
+from mixed_requests import answers
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from aiakq import LLM, SamplingParams
@@ -20,62 +18,6 @@ from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.executor import cuda_graphs as graphs
 from aiakq.runtime.executor.cuda_graphs import DecodeGraphs
 from aiakq.runtime.executor.local import LocalExecutor, LocalPendingStep
-
-
-def ban_last(outputs, logits):
-    """A logits processor that looks at the last token."""
-    if outputs:
-        logits[outputs[-1]] = float("-inf")
-    return logits
-
-
-#: What requests may ask for; most of it depends on the token before.
-WISHES = [
-    {"temperature": 0, "logprobs": 2},
-    {"temperature": 0, "max_tokens": 1},
-    {"temperature": 0, "max_tokens": 0, "prompt_logprobs": 1},
-    {"temperature": 0.9, "seed": 3, "logprobs": 1},
-    {"temperature": 0.8, "seed": 4, "top_p": 0.8, "n": 3},
-    {"temperature": 1.2, "seed": 5, "top_k": 9, "min_p": 0.01, "prompt_logprobs": 2},
-    {"temperature": 1.0, "seed": 6, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
-    {
-        "temperature": 1.0,
-        "seed": 7,
-        "presence_penalty": 0.5,
-        "stop_token_ids": list(range(0, 320, 3)),
-        "min_tokens": 6,
-        "max_tokens": 12,
-    },
-    {"temperature": 1.0, "seed": 8, "stop_token_ids": list(range(0, 320, 4))},
-    {"temperature": 0, "logits_processors": [ban_last]},
-    {"temperature": 0, "max_tokens": None},
-]
-
-
-def requests(vocab_size: int) -> tuple[list[dict], list[SamplingParams], list[int]]:
-    draw = random.Random(5)
-    shared = [draw.randrange(3, vocab_size) for _ in range(37)]
-    prompts = []
-    for index in range(22):
-        own = [draw.randrange(3, vocab_size) for _ in range(draw.choice([1, 2, 7, 16, 17, 50]))]
-        prompts.append({"prompt_token_ids": shared + own if index % 3 == 0 else own})
-    params = [SamplingParams(**({"max_tokens": 1 + n % 14} | WISHES[n % len(WISHES)])) for n in range(22)]
-    return prompts, params, [draw.randrange(3) for _ in prompts]
-
-
-def answers(llm: LLM, functions: bool = True) -> list:
-    """Everything that is said about every request, but how often it was preempted and what was cached.
-
-    functions  whether those with logits processors have them.
-    """
-    prompts, params, priorities = requests(320)
-    if not functions:
-        params = [replace(one, logits_processors=None) for one in params]
-    told = llm.generate(prompts, params, use_tqdm=False, priority=priorities if llm.engine.limits.by_priority else None)
-    llm.engine.check()
-    assert llm.engine.stats.num_free_pages == llm.engine.stats.num_pages
-    assert not llm.engine.has_work()
-    return [(result.outputs, result.prompt_logprobs, result.error) for result in told]
 
 
 def pair(folder, **arguments) -> tuple[LLM, LLM]:

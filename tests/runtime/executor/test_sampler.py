@@ -24,7 +24,7 @@ CPU_SAMPLER = Ops(torch.device("cpu"), torch.float32).sampler()
 def row(prompt=(1, 2), outputs=(), vocab=VOCAB, seed=0, bad_words=(), logits_processors=(), **params) -> SamplerRow:
     limits = ModelLimits(vocab, 10**6, 10**6, max_logprobs=vocab)
     spec = admit("r", list(prompt), SamplingParams(seed=seed, **params), limits, bad_word_ids=bad_words)
-    return SamplerRow(SequenceState(NewSequence(0, spec, list(outputs)), logits_processors), len(prompt) + len(outputs))
+    return SamplerRow(SequenceState(NewSequence(0, spec, list(outputs)), logits_processors), [])
 
 
 def sample(logits: torch.Tensor, rows: list[SamplerRow]) -> list[SampledToken]:
@@ -34,7 +34,7 @@ def sample(logits: torch.Tensor, rows: list[SamplerRow]) -> list[SampledToken]:
     assert output.tokens.tolist() == [result.token for result in results]
     late = [at for at, result in enumerate(results) if result.resample]
     if late:
-        again = [SamplerRow(rows[at].sequence, rows[at].position, True) for at in late]
+        again = [SamplerRow(rows[at].sequence, [], True) for at in late]
         for at, result in zip(late, sample(logits[late], again), strict=True):
             results[at] = result
     return results

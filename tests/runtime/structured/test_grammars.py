@@ -14,7 +14,7 @@ from aiakq import SamplingParams, StructuredOutputsParams
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine.messages import ModelLimits, admit
 from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.grammars import Grammar, GrammarDefaults, grammar_of
+from aiakq.runtime.structured.grammars import Grammar, GrammarDefaults, grammar_of, object_schema
 from aiakq.runtime.structured.matcher import GrammarMatcher
 from aiakq.runtime.structured.vocabulary import Vocabulary
 
@@ -284,3 +284,48 @@ def test_what_is_beside_a_reference_counts_as_the_draft_says(compiler, draft, co
     assert accepts(compiler, grammar, '{"a": 4}') and not accepts(compiler, grammar, '{"a": 1}')
     assert accepts(compiler, grammar, '{"a": 9}') is not counts
     assert accepts(compiler, grammar, '{"b": {"$ref": 4}}') and not accepts(compiler, grammar, '{"b": {"$ref": 9}}')
+
+
+@pytest.mark.parametrize("draft", ["http://json-schema.org/draft-07/schema#", None])
+def test_an_object_is_one_also_where_its_schema_is_a_reference(compiler, draft):
+    schema = {
+        "$ref": "#/definitions/any",
+        "allOf": [{"required": ["b"]}],
+        "definitions": {"any": {"properties": {"a": {"type": "integer"}}}},
+    }
+    schema |= {"$schema": draft} if draft else {}
+    grammar = of(json=object_schema(schema))
+    assert accepts(compiler, grammar, '{"a": 1, "b": 2}') and not accepts(compiler, grammar, '{"a": "x", "b": 2}')
+    assert accepts(compiler, grammar, '{"a": 1}') is (draft is not None)  # beside a reference nothing counts
+    assert not accepts(compiler, grammar, "3")
+
+
+def mask_of(matcher: GrammarMatcher) -> list[int]:
+    bits = torch.empty(matcher.num_words, dtype=torch.int32)
+    matcher.fill_mask(bits.data_ptr())
+    return bits.tolist()
+
+
+def test_a_matcher_behind_a_guess_leaves_the_other_as_it_is(compiler):
+    grammar = of(grammar='start: "ab" "c"? | "ad"')
+    matcher = compiler.matcher(grammar)
+    before = mask_of(matcher)
+    ahead = matcher.after(ord("a"))
+    assert mask_of(ahead) == mask_of(compiler.matcher(grammar, [ord("a")]))
+    assert mask_of(ahead.after(ord("b"))) == mask_of(compiler.matcher(grammar, [ord("a"), ord("b")]))
+    for drafts in ("x", "ax", "ad", "abc"):  # forbidden, or nothing follows
+        behind = matcher
+        for draft in drafts:
+            behind = behind.after(ord(draft))
+        assert not any(mask_of(behind)) and not any(mask_of(behind.after(ord("a"))))
+    assert mask_of(matcher) == before and matcher.failure is None
+
+
+def test_a_guess_on_which_a_grammar_explodes_fails_alone(compiler):
+    matcher = compiler.matcher(of(grammar='start: "x" | e\ne: e e | /[a-b]/'))
+    ahead = matcher
+    while ahead.failure is None:
+        mask_of(ahead)
+        ahead = ahead.after(ord("a"))
+    assert "items" in ahead.failure
+    assert matcher.failure is None and any(mask_of(matcher))

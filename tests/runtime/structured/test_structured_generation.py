@@ -28,6 +28,7 @@ PET = {
     "additionalProperties": False,
 }
 TAG = {"type": "tag", "begin": "<i>", "content": {"type": "regex", "pattern": "[0-9]{9}"}, "end": "</i>"}
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 5, "disable_by_batch_size": 1000}
 #: One of every kind.
 CONSTRAINTS = [
     {"json": PET},
@@ -78,10 +79,23 @@ def expected(llm) -> list:
         {"enable_prefix_caching": False},
         {"async_scheduling": True},
         {"async_scheduling": True, "num_gpu_blocks_override": 21, "block_size": 4, "max_model_len": 76},
+        {"speculative_config": DRAFTS},
+        {"speculative_config": DRAFTS, "num_gpu_blocks_override": 21, "block_size": 4, "max_model_len": 76},
         {"tensor_parallel_size": 2},
         {"pipeline_parallel_size": 2},
     ],
-    ids=["alone", "chunked", "preempted", "no_prefix_cache", "async", "async_preempted", "tensor", "pipeline"],
+    ids=[
+        "alone",
+        "chunked",
+        "preempted",
+        "no_prefix_cache",
+        "async",
+        "async_preempted",
+        "drafts",
+        "drafts_preempted",
+        "tensor",
+        "pipeline",
+    ],
 )
 def test_answers_do_not_depend_on_how_they_are_computed(arguments, example_model, expected, behind_bytes):
     llm = behind_bytes(LLM(model=str(example_model), dtype="float32", **arguments))

@@ -1,0 +1,1 @@
+"""Speculative decoding: tokens are guessed, computed in one step, and kept as far as they are what would be sampled."""

@@ -1,0 +1,67 @@
+"""Speculation: how many tokens of a sequence are guessed, from how many guesses were right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aiakq.runtime.speculation.proposers import Drafter
+
+#: Steps without a guess after guesses that were all wrong, at most.
+_MAX_REST = 32
+
+
+class Speculation:
+    """The guesses of one sequence: more while they are right, fewer and in fewer steps while they are wrong.
+
+    most  guesses in a step.
+    """
+
+    def __init__(self, drafter: Drafter, most: int) -> None:
+        self._drafter = drafter
+        self._most = self._length = most
+        self._num_misses = 0
+        self._rest = 0
+
+    def propose(self, token_ids: list[int], most: int) -> list[int]:
+        """At most ``most`` tokens that may follow ``token_ids``."""
+        if self._rest:
+            self._rest -= 1
+            return []
+        return self._drafter.propose(token_ids, min(most, self._length))
+
+    def observe(self, num_drafts: int, num_accepted: int) -> None:
+        """So many of the last guesses were right."""
+        if num_accepted == num_drafts:
+            self._length = min(self._most, 2 * self._length)
+        else:
+            self._length = max(1, num_accepted + 1)
+        self._num_misses = 0 if num_accepted else self._num_misses + 1
+        self._rest = min((1 << min(self._num_misses, 10)) - 1, _MAX_REST)
+
+
+@dataclass
+class DraftCounts:
+    """Guesses since the start.
+
+    steps     in which a sequence had guesses.
+    drafts    guessed tokens.
+    accepted  of them, right ones; ``by_place``: of those guessed first, second, ...
+    """
+
+    steps: int = 0
+    drafts: int = 0
+    accepted: int = 0
+    by_place: list[int] = field(default_factory=list)
+
+    def observe(self, num_drafts: int, num_accepted: int) -> None:
+        """One sequence had ``num_drafts`` in a step."""
+        self.steps += 1
+        self.drafts += num_drafts
+        self.accepted += num_accepted
+        self.by_place += [0] * (num_drafts - len(self.by_place))
+        for place in range(num_accepted):
+            self.by_place[place] += 1
+
+    def copy(self) -> DraftCounts:
+        """The counts as they are now."""
+        return DraftCounts(self.steps, self.drafts, self.accepted, list(self.by_place))
