@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aiakq.arguments.argument import argument
 from aiakq.arguments.common import device_argument
 
+#: Limits in milliseconds that others measure against: MLPerf's (inference v5.1, p99), and those of GuideLLM's guide.
+PRESETS: dict[str, dict[str, float]] = {
+    "chat": {"ttft": 200, "tpot": 50},
+    "completion": {"e2el": 2000},
+    "mlperf-llama2-70b": {"ttft": 2000, "tpot": 200},
+    "mlperf-llama2-70b-interactive": {"ttft": 450, "tpot": 40},
+    "mlperf-llama3.1-8b": {"ttft": 2000, "tpot": 100},
+    "mlperf-llama3.1-8b-interactive": {"ttft": 500, "tpot": 30},
+}
 _EXAMPLES = "Examples: --shape 4096x14336, --rows 1,16,256"
 
 
@@ -66,9 +75,19 @@ class WorkloadArguments:
     input_len: int = argument(256, "Tokens of every random prompt.", low=1)
     output_len: int = argument(128, "Tokens to generate.", low=1)
     workload: str | None = argument(
-        None, "Where requests come from: random, dataset, or one that a package adds.", metavar="NAME"
+        None,
+        "Where requests come from: random, dataset, prefix, conversation, trace, sharegpt, or one that a package adds.",
+        metavar="NAME",
     )
-    dataset: Path | None = argument(None, 'Prompts: a line of text or of JSON ({"prompt": ...}) each.', metavar="FILE")
+    dataset: Path | None = argument(
+        None,
+        'Prompts: a line of text or of JSON ({"prompt": ...}) each; or a trace, or a file of ShareGPT.',
+        metavar="FILE",
+    )
+    prefix_len: int = argument(256, "Tokens of a shared prefix, before --input-len more; workload prefix.", low=1)
+    num_prefixes: int = argument(1, "Number of shared prefixes; workload prefix.", low=1)
+    turns: int = argument(4, "Requests of a conversation; workload conversation.", low=1)
+    trace_speed: float = argument(1.0, "How many times as fast as recorded a trace is sent.", above=0.0)
     ignore_eos: bool | None = argument(None, "Always generate --output-len tokens; the default for random prompts.")
     seed: int | None = argument(None, "Seed, to repeat an earlier run; a new one each time if not given.", low=0)
 
@@ -95,13 +114,49 @@ class ServeArguments(WorkloadArguments):
     )
     burstiness: float = argument(
         1.0,
-        "Burstiness of arrivals: 1 is a Poisson process, less is burstier, more is steadier.",
+        "Burstiness of arrivals: 1 is a Poisson process, less is burstier, more is steadier, inf is constant.",
         above=0.0,
-        high=sys.float_info.max,
-        expected="above 0",
         hint="1 is a Poisson process.",
     )
+    ramp_up_strategy: str | None = argument(
+        None,
+        "Let the rate rise or fall from --ramp-up-start-rps to --ramp-up-end-rps.",
+        choices=("linear", "exponential"),
+    )
+    ramp_up_start_rps: float | None = argument(None, "First rate of a ramp, in requests per second.", above=0.0)
+    ramp_up_end_rps: float | None = argument(None, "Last rate of a ramp.", above=0.0)
+    duration_s: float | None = argument(
+        None,
+        "Seconds to send for, in place of --num-prompts; at a rate of inf, --max-concurrency are kept in flight.",
+        flags=("--duration",),
+        above=0.0,
+    )
+    warmup_s: float = argument(
+        0.0, "Seconds at the start of the load that are not measured.", flags=("--warmup-seconds",), low=0.0
+    )
+    cooldown_s: float = argument(
+        0.0, "Seconds at its end that are not measured.", flags=("--cooldown-seconds",), low=0.0
+    )
     max_concurrency: int | None = argument(None, "Most concurrent requests.", low=1)
+    client_processes: int = argument(
+        1, "Processes that send, for more streams than one can keep up with.", low=1, high=64
+    )
+    endpoint: str = argument(
+        "/v1/completions",
+        "Route to send to; to chat every prompt goes as a message.",
+        choices=("/v1/completions", "/v1/chat/completions"),
+    )
+    extra_body: Mapping[str, Any] = argument(
+        dict,
+        "Further fields of every request as JSON: tools, response_format, sampling parameters.",
+        type=dict,
+    )
+    tokenizer: str | None = argument(
+        None,
+        "Model folder whose tokenizer counts tokens where the server does not, and makes random prompts for chat; the "
+        "served one's if it is on this machine.",
+        metavar="DIR",
+    )
     vocab_size: int | None = argument(
         None, "Vocabulary size for random prompts, if the server does not report it.", low=2
     )
@@ -114,12 +169,30 @@ class ServeArguments(WorkloadArguments):
         expected="a metric (ttft, tpot or e2el), a colon and milliseconds",
         hint="Example: --goodput ttft:200 --goodput tpot:50",
     )
+    preset: str | None = argument(
+        None, "Limits of a known kind of use, in place of --goodput.", choices=tuple(PRESETS), metavar="NAME"
+    )
     num_warmups: int = argument(1, "Runs before the measured ones.", low=0)
     timeout_s: float = argument(
         600.0, "Seconds without a token until a request counts as failed.", flags=("--timeout",), low=0.1
     )
     api_key: str | None = argument(None, "Bearer token to send.", metavar="KEY")
     save_detailed: bool = argument(False, "Keep the timings of every request in the JSON.")
+    html: Path | None = argument(
+        None, "Also write a report with charts to this file; implies --save-detailed.", metavar="FILE"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepArguments:
+    """Rising load on a server."""
+
+    levels: int = argument(6, "Rates between one request at a time and saturation.", low=1)
+    search: str | None = argument(
+        None, "Find the highest rate that keeps the limits of --goodput or --preset.", choices=("goodput",)
+    )
+    goodput_share: float = argument(0.99, "Share of requests that has to keep the limits.", above=0.0, high=1.0)
+    precision: float = argument(10.0, "Percent within which the rate is searched.", above=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

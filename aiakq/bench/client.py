@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from aiakq.errors import error
 #: One line of the Prometheus text format: name, labels, value.
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
 
+#: Fields of a piece of a chat answer that hold generated tokens.
+_ANSWER = ("content", "reasoning", "reasoning_content", "tool_calls", "refusal")
+
 
 @dataclass
 class Timing:
@@ -25,7 +28,7 @@ class Timing:
 
     scheduled      when it is due; ``sent`` is later if ``--max-concurrency`` delays it.
     token_times    arrival of every chunk of the response; the last one may hold only the end.
-    output_tokens  as counted by the server.
+    output_tokens  as counted by the server; ``counted`` says whether it did.
     error          one line; None for a complete response: every choice finished and the stream ended with [DONE].
     """
 
@@ -35,6 +38,7 @@ class Timing:
     token_times: list[float] = field(default_factory=list)
     input_tokens: int = 0
     output_tokens: int = 0
+    counted: bool = False
     finish_reason: str | None = None
     text: str = ""
     error: str | None = None
@@ -48,6 +52,11 @@ class Timing:
     def e2el(self) -> float:
         """End-to-end latency: up to the last token."""
         return self.token_times[-1] - self.sent
+
+    @property
+    def scheduled_e2el(self) -> float:
+        """The same from the time at which it was due: what a user waits who does not know about slots."""
+        return self.token_times[-1] - self.scheduled
 
     @property
     def tpot(self) -> float | None:
@@ -68,6 +77,42 @@ class ServedModel:
     vocab_size: int | None
     max_model_len: int | None
     server_version: str | None
+    root: str | None = None
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where requests go, and what every body holds besides the prompt.
+
+    path   /v1/completions, or /v1/chat/completions with the prompt as a user's message.
+    extra  further fields, which replace ours of the same name.
+    """
+
+    path: str
+    model: str
+    ignore_eos: bool
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_chat(self) -> bool:
+        return self.path.endswith("/chat/completions")
+
+    def body(self, request: Request) -> dict[str, Any]:
+        """The JSON body of ``request``."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": request.output_len,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.is_chat:
+            body["messages"] = request.messages or [{"role": "user", "content": request.prompt}]
+        else:
+            body["prompt"] = request.prompt
+        if self.ignore_eos:
+            body["ignore_eos"] = True
+        return body | dict(self.extra)
 
 
 def open_client(base_url: str, api_key: str | None, timeout_s: float) -> httpx.AsyncClient:
@@ -94,7 +139,9 @@ async def served_model(client: httpx.AsyncClient, name: str | None) -> ServedMod
     if chosen is None:
         raise error("unknown_model", name=name, known=", ".join(names) or "nothing")
     size = chosen.get("vocab_size") or _local_vocab_size(chosen.get("root"))
-    return ServedModel(chosen["id"], size, chosen.get("max_model_len"), await _server_version(client))
+    return ServedModel(
+        chosen["id"], size, chosen.get("max_model_len"), await _server_version(client), chosen.get("root")
+    )
 
 
 async def _server_version(client: httpx.AsyncClient) -> str | None:
@@ -129,22 +176,13 @@ async def prefix_counters(client: httpx.AsyncClient) -> tuple[float | None, floa
     return totals.get("vllm:prefix_cache_queries_total"), totals.get("vllm:prefix_cache_hits_total")
 
 
-async def complete(client: httpx.AsyncClient, model: str, request: Request, ignore_eos: bool, timing: Timing) -> None:
-    """Stream one greedy completion and fill ``timing``. A failure is written into it, not raised."""
-    body = {
-        "model": model,
-        "prompt": request.prompt,
-        "max_tokens": request.output_len,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if ignore_eos:
-        body["ignore_eos"] = True
+async def complete(client: httpx.AsyncClient, endpoint: Endpoint, request: Request, timing: Timing) -> None:
+    """Stream one greedy answer and fill ``timing``. A failure is written into it, not raised."""
+    body = endpoint.body(request)
     complete_stream = False
     timing.sent = time.perf_counter()
     try:
-        async with client.stream("POST", "/v1/completions", json=body) as answer:
+        async with client.stream("POST", endpoint.path, json=body) as answer:
             if answer.status_code != 200:
                 timing.error = _refusal(answer.status_code, await answer.aread())
                 return
@@ -177,11 +215,24 @@ def _take(event: dict[str, Any], now: float, timing: Timing) -> None:
     if usage := event.get("usage"):
         timing.input_tokens = usage["prompt_tokens"]
         timing.output_tokens = usage["completion_tokens"]
+        timing.counted = True
     for choice in event.get("choices") or ():
+        delta = choice.get("delta")
+        if delta is not None and not choice.get("finish_reason") and not any(delta.get(name) for name in _ANSWER):
+            continue  # the role, which comes before any token
         # Also without text: a token may end in the middle of a character, or be the end of the sequence.
         timing.token_times.append(now)
-        timing.text += choice.get("text") or ""
+        timing.text += _text_of(delta) if delta is not None else choice.get("text") or ""
         timing.finish_reason = choice.get("finish_reason") or timing.finish_reason
+
+
+def _text_of(delta: Mapping[str, Any]) -> str:
+    """The text of a piece of a chat answer, calls of tools included."""
+    text = (delta.get("reasoning") or delta.get("reasoning_content") or "") + (delta.get("content") or "")
+    for call in delta.get("tool_calls") or ():
+        function = call.get("function") or {}
+        text += (function.get("name") or "") + (function.get("arguments") or "")
+    return text
 
 
 def _refusal(status: int, body: bytes) -> str:

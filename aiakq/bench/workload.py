@@ -21,7 +21,14 @@ from aiakq.registry import Registry
 #: Name -> a subclass of ``Workload``.
 WORKLOADS = Registry(
     "aiakq.workloads",
-    {"random": "aiakq.bench.workload:RandomPrompts", "dataset": "aiakq.bench.workload:Dataset"},
+    {
+        "random": "aiakq.bench.workload:RandomPrompts",
+        "dataset": "aiakq.bench.workload:Dataset",
+        "prefix": "aiakq.bench.traffic:PrefixPrompts",
+        "conversation": "aiakq.bench.traffic:Conversations",
+        "trace": "aiakq.bench.traffic:Trace",
+        "sharegpt": "aiakq.bench.traffic:ShareGPT",
+    },
 )
 
 #: Requests of a run on random prompts, if --num-prompts is not given.
@@ -32,10 +39,21 @@ MAX_RANDOM_HIT_RATE = 0.01
 
 @dataclass(frozen=True)
 class Request:
-    """One request of a workload. ``prompt`` is text, or token ids so that no tokenizer changes its length."""
+    """One request of a workload.
+
+    prompt    text, or token ids so that no tokenizer changes its length.
+    at        seconds after the start at which it is sent, of a trace; None: the options say.
+    messages  of a chat, in place of the prompt.
+    follows   index of the request whose answer it waits for; it is sent right after it.
+    message   what is new in it after the answer that it follows.
+    """
 
     prompt: str | list[int]
     output_len: int
+    at: float | None = None
+    messages: list[dict[str, Any]] | None = None
+    follows: int | None = None
+    message: str | list[int] | None = None
 
 
 class Workload(ABC):
@@ -174,23 +192,6 @@ def _parse_line(path: Path, number: int, line: str, output_len: int) -> Request:
             reason="'prompt' must be text or token ids and 'max_tokens' a positive integer",
         )
     return Request(prompt, length)
-
-
-def arrival_times(count: int, per_second: float, burstiness: float, rng: random.Random) -> list[float]:
-    """Seconds after the start at which each of ``count`` requests is sent; all 0 for an infinite rate.
-
-    Gaps follow a gamma distribution of shape ``burstiness``: 1 is a Poisson process, less is burstier, more is
-    steadier. They are scaled so that the last request leaves at count / rate, the same for every seed.
-    """
-    if per_second == float("inf"):
-        return [0.0] * count
-    gaps = [rng.gammavariate(burstiness, 1.0) for _ in range(count)]
-    scale = count / per_second / sum(gaps)
-    times, now = [], 0.0
-    for gap in gaps:
-        now += gap * scale
-        times.append(now)
-    return times
 
 
 def hit_rate(queries: float | None, hits: float | None) -> float | None:

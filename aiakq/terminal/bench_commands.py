@@ -1,9 +1,8 @@
-"""``aiakq bench``: runs a benchmark, prints a table and a JSON document, checks gates."""
+"""``aiakq bench latency``, ``throughput`` and ``kernels``: a table, a JSON document, and gates on it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,9 +13,12 @@ from aiakq.terminal.help import Command, Group
 from aiakq.terminal.options import with_arguments
 
 if TYPE_CHECKING:
-    from aiakq.arguments.bench import KernelArguments, LatencyArguments, ServeArguments, ThroughputArguments
+    from aiakq.arguments.bench import (
+        KernelArguments,
+        LatencyArguments,
+        ThroughputArguments,
+    )
     from aiakq.arguments.common import ResultArguments
-    from aiakq.bench.serve import ServeOptions
     from aiakq.records import Record
 
 bench = typer.Typer(name="bench", cls=Group, help="Measure: a table on stderr, one JSON document on stdout.")
@@ -59,7 +61,7 @@ def measure(
         raise problem
 
 
-def _check_engine(engine: dict[str, Any], command: str) -> None:
+def check_engine(engine: dict[str, Any], command: str) -> None:
     """Refuse wrong engine arguments before anything heavy is imported."""
     from aiakq.arguments.server import checked
 
@@ -71,7 +73,7 @@ def _check_engine(engine: dict[str, Any], command: str) -> None:
 @with_arguments("bench latency")
 def latency(arguments: LatencyArguments, result: ResultArguments, engine: dict[str, Any]) -> None:
     """Time one batch of equal requests, in this process."""
-    _check_engine(engine, "latency")
+    check_engine(engine, "latency")
     from aiakq.bench import latency as measuring
 
     options = measuring.LatencyOptions(engine, **vars(arguments))
@@ -87,7 +89,7 @@ def latency(arguments: LatencyArguments, result: ResultArguments, engine: dict[s
 @with_arguments("bench throughput")
 def throughput(arguments: ThroughputArguments, result: ResultArguments, engine: dict[str, Any]) -> None:
     """Time many requests that are all there from the start, in this process."""
-    _check_engine(engine, "throughput")
+    check_engine(engine, "throughput")
     from aiakq.bench import throughput as measuring
 
     options = measuring.ThroughputOptions(engine, **vars(arguments))
@@ -97,75 +99,6 @@ def throughput(arguments: ThroughputArguments, result: ResultArguments, engine: 
             return measuring.run(options, bars.update)
 
     measure(measuring.template(), result, run)
-
-
-@bench.command(cls=Command)
-@with_arguments("bench serve")
-def serve(arguments: ServeArguments, result: ResultArguments, engine: dict[str, Any]) -> None:
-    """Put load on a server and time its answers as clients see them.
-
-    With MODEL a server is started for it, with the engine options given, and stopped at the end; without, --base-url
-    or --host and --port say where one runs.
-    """
-    from aiakq.bench import serve as measuring
-
-    options = measuring.ServeOptions(**vars(arguments) | {"base_url": _running_server(arguments, engine)})
-    measure(measuring.template(), result, lambda: _measure_server(options, engine))
-
-
-def _measure_server(options: ServeOptions, engine: dict[str, Any]) -> Record:
-    """Measure the running server, or one that is started with ``engine``."""
-    from aiakq.bench import serve as measuring
-
-    with console.ProgressBars("bench serve") as bars:
-
-        def progress(done: int, total: int, failed: int) -> None:
-            bars.update("requests", done, total, f"{failed} failed" if failed else "")
-
-        if "model" not in engine:
-            return measuring.run(options, progress)
-        from aiakq.server.background import start_in_background
-
-        bars.update("start", 0, 1)
-        with start_in_background(engine | _NO_ADMISSION_LIMITS) as started:
-            assert started.ready is not None
-            return measuring.run(replace(options, base_url=started.url), progress, started.ready.facts)
-
-
-#: A benchmark measures how requests are served, not how they are refused.
-_NO_ADMISSION_LIMITS = {
-    "max_connections": 1 << 16,
-    "max_connections_per_address": 1 << 16,
-    "max_num_queued_reqs": 1 << 30,
-    "max_num_queued_tokens": 1 << 40,
-    "max_queue_seconds": 1e6,
-    "max_request_seconds": 1e6,
-}
-
-
-def _running_server(arguments: ServeArguments, engine: dict[str, Any]) -> str:
-    """The URL of the server to measure; empty when one is to be started. Raises ``option_conflict``, ``usage``."""
-    from aiakq.arguments.server import checked
-
-    if "model" in engine:
-        if arguments.base_url is not None:
-            raise error(
-                "option_conflict",
-                option=f"The model {engine['model']!r}",
-                other="--base-url",
-                reason="it would start a server beside the running one",
-                hint="Give one. The name of a model on a running server is --model.",
-            )
-        checked(engine, server=False)
-        return ""
-    if engine:
-        raise error(
-            "usage",
-            reason=f"--{next(iter(engine)).replace('_', '-')} is for a server that is started here.",
-            hint="Name its model: aiakq bench serve MODEL",
-        )
-    host = arguments.host
-    return arguments.base_url or f"http://{f'[{host}]' if ':' in host else host}:{arguments.port}"
 
 
 @bench.command(cls=Command)

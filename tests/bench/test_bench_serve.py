@@ -9,6 +9,7 @@ import pytest
 
 from aiakq.bench import serve
 from aiakq.bench.client import Timing
+from aiakq.bench.load import ClientLoad
 from aiakq.bench.serve import ServeOptions, measure
 from aiakq.cli import main
 from aiakq.errors import AiakqError
@@ -111,6 +112,89 @@ def test_no_server_is_an_error_with_the_url():
     assert caught.value.id == "server_unreachable" and str(port) in str(caught.value)
 
 
+def test_keys_that_scripts_of_vllm_group_by(bench_server):
+    document, _ = run(bench_server.url, request_rate=50.0)
+    assert (document["backend"], document["model_id"], document["num_prompts"]) == ("openai", "tinybooks", 6)
+    assert (document["request_rate"], document["burstiness"], document["max_concurrency"]) == (50.0, 1.0, None)
+    assert run(bench_server.url)[0]["request_rate"] == "inf"
+
+
+def test_latency_from_the_scheduled_time_holds_the_wait_for_a_slot(bench_server):
+    document, _ = run(bench_server.url, request_rate=500.0, max_concurrency=1, output_len=20)
+    assert document["queue_ms"]["max"] > 0
+    scheduled, sent = document["scheduled_e2el_ms"], document["e2el_ms"]
+    assert scheduled["mean"] == pytest.approx(sent["mean"] + document["queue_ms"]["mean"])
+    # In a closed loop nothing is scheduled.
+    assert run(bench_server.url, max_concurrency=1)[0]["scheduled_e2el_ms"]["mean"] is None
+
+
+def test_a_duration_in_place_of_a_number(bench_server):
+    document, _ = run(bench_server.url, num_prompts=None, request_rate=40.0, burstiness=float("inf"), duration_s=0.5)
+    assert document["completed"] == 20 and document["duration"] >= 0.5
+
+
+def test_a_duration_with_a_number_kept_in_flight(bench_server):
+    document, told = run(bench_server.url, num_prompts=None, max_concurrency=3, duration_s=0.5)
+    assert document["completed"] > 3 and document["max_concurrent_requests"] == 3
+    assert 0.5 <= document["duration"] < 5 and document["prefix_cache"]["hits"] == 0
+    assert told[-1] == (document["completed"], 0, 0)
+
+
+def test_the_begin_and_the_end_of_the_load_are_not_measured(bench_server):
+    cut = {"request_rate": 40.0, "burstiness": float("inf"), "duration_s": 1.0}
+    document, _ = run(bench_server.url, num_prompts=None, warmup_s=0.25, cooldown_s=0.25, **cut)
+    assert document["completed"] == pytest.approx(20, abs=1) and document["duration"] == pytest.approx(0.5)
+    assert document["request_throughput"] == pytest.approx(40, abs=2)
+    assert document["output_throughput"] == pytest.approx(40 * 8, rel=0.4)
+
+
+def test_a_ramp_ends_faster_than_it_begins(bench_server):
+    ramp = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 10.0, "ramp_up_end_rps": 50.0}
+    document, _ = run(bench_server.url, num_prompts=12, burstiness=float("inf"), save_detailed=True, **ramp)
+    starts = document["detailed"]["start_times"]
+    assert starts[1] - starts[0] > 2 * (starts[-1] - starts[-2])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"duration_s": 1.0}, "both say when to end"),
+        ({"duration_s": 1.0, "num_prompts": None}, "has no end of requests"),
+        ({"duration_s": 1.0, "num_prompts": None, "request_rate": 9.0, "warmup_s": 1.0}, "Nothing of the load"),
+        ({"ramp_up_strategy": "linear"}, "A ramp needs"),
+    ],
+)
+def test_loads_that_make_no_sense_are_refused_before_anything_is_sent(options, text):
+    with pytest.raises(AiakqError, match=text):
+        run("http://127.0.0.1:9", **options)
+
+
+def test_chat_is_sent_prompts_of_about_the_length(bench_server):
+    document, _ = run(bench_server.url, endpoint="/v1/chat/completions", save_detailed=True)
+    assert (document["completed"], document["total_output_tokens"]) == (6, 6 * 8)
+    assert all(30 <= length <= 60 for length in document["detailed"]["input_lens"])
+    assert document["backend"] == "openai-chat" and document["ttft_ms"]["p50"] < document["e2el_ms"]["p50"]
+
+
+def test_further_fields_of_the_body_are_sent(bench_server):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    settings = {"extra_body": {"response_format": form}, "ignore_eos": False, "output_len": 40, "save_detailed": True}
+    document, _ = run(bench_server.url, endpoint="/v1/chat/completions", num_prompts=2, **settings)
+    assert all(text.startswith("{") for text in document["detailed"]["generated_texts"])
+    refused, _ = run(bench_server.url, extra_body={"temperature": -1}, num_warmups=0)
+    assert refused["failed"] == 6 and "temperature" in refused["first_error"]
+
+
+def test_without_usage_tokens_are_counted_here(bench_server):
+    no_usage = {"extra_body": {"stream_options": {"include_usage": False}}}
+    document, _ = run(bench_server.url, **no_usage)
+    assert document["tokens_from"] == "tokenizer" and document["output_throughput"] > 0
+    assert any("no usage" in text for text in document["warnings"])
+    assert run(bench_server.url)[0]["tokens_from"] == "usage"
+
+
 # --- the command ---------------------------------------------------------------------------------------------------
 
 
@@ -154,6 +238,29 @@ def test_command_with_failed_requests_ends_with_9(bench_server, tmp_path, capsys
 
 def timing(sent: float, arrivals: list[float], tokens: int) -> Timing:
     return Timing(sent, sent, arrivals[-1], arrivals, input_tokens=10, output_tokens=tokens, finish_reason="length")
+
+
+def test_without_usage_and_tokenizer_chunks_are_counted_with_a_warning():
+    uncounted = timing(0.0, [0.1, 0.2, 0.3], 0)
+    assert serve._count_tokens([uncounted], None) == "chunks" and uncounted.output_tokens == 3
+    assert "Give --tokenizer" in serve._token_warnings("chunks")[0]
+
+
+def test_only_tokens_that_arrive_in_the_window_count():
+    inside, across = timing(5.0, [5.1, 5.2], 2), timing(4.0, [4.5, 5.5, 6.5, 7.5], 8)
+    found = measure([inside, across], 1.0, {}, (5.0, 6.0))
+    assert (found["completed"], found["total_output_tokens"]) == (1, 2 + 8 / 4)
+
+
+def test_the_share_of_good_requests():
+    found = measure([timing(0.0, [0.1, 0.2], 2), timing(0.0, [0.4, 0.5], 2)], 1.0, {"ttft": 200.0})
+    assert (found["goodput_share"], found["request_goodput"]) == (0.5, 1.0)
+
+
+def test_a_client_that_is_late_says_so():
+    assert ClientLoad([0.001] * 100).warnings() == [] == ClientLoad([]).warnings()
+    (text,) = ClientLoad([0.001] * 90 + [0.2] * 10, 0.97).warnings()
+    assert "late by 200 ms" in text and "97%" in text
 
 
 def test_measures_follow_their_definitions():

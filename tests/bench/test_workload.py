@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 from pathlib import Path
 
 import pytest
@@ -25,30 +24,6 @@ def test_random_requests_have_exact_lengths_and_repeat_with_the_seed():
 
 def test_new_seeds_differ():
     assert len({workload.new_seed() for _ in range(20)}) == 20
-
-
-@pytest.mark.parametrize("burstiness", [0.5, 1.0, 20.0])
-def test_arrivals_end_at_count_over_rate(burstiness):
-    times = workload.arrival_times(200, 50.0, burstiness, random.Random(0))
-    assert times == sorted(times)
-    assert times[-1] == pytest.approx(4.0)
-
-
-def test_burstiness_shapes_the_gaps():
-    """The coefficient of variation of gamma gaps is 1 / sqrt(shape)."""
-
-    def variation(burstiness):
-        times = workload.arrival_times(4000, 100.0, burstiness, random.Random(1))
-        gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
-        return statistics.pstdev(gaps) / statistics.fmean(gaps)
-
-    assert variation(1.0) == pytest.approx(1.0, rel=0.1)
-    assert variation(0.25) == pytest.approx(2.0, rel=0.15)
-    assert variation(100.0) == pytest.approx(0.1, rel=0.1)
-
-
-def test_an_infinite_rate_sends_all_at_once():
-    assert workload.arrival_times(3, float("inf"), 1.0, random.Random(0)) == [0.0, 0.0, 0.0]
 
 
 def test_dataset_lines_of_text_and_json(tmp_path):

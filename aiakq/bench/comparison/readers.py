@@ -1,0 +1,238 @@
+"""Readers of benchmark results: records of ours, and JSON files of vLLM's benchmark and of GuideLLM.
+
+A reader turns a document into a ``Result`` whose metrics have our names. ``read_side`` takes a file, or a folder each
+of whose JSON files is a run of the same benchmark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from aiakq.bench.comparison.statistics import Estimate, of_mean, of_quantile, of_runs
+from aiakq.bench.summary import PERCENTILES
+from aiakq.errors import error
+
+#: Durations with statistics, by their names without unit, in the order they are shown.
+DURATIONS = ("latency", "ttft", "tpot", "itl", "e2el", "scheduled_e2el", "queue")
+#: Metrics of which more is better; of all others less is.
+HIGHER_IS_BETTER = frozenset(
+    {
+        *("request_throughput", "request_goodput", "output_throughput", "total_token_throughput", "goodput_share"),
+        "max_output_tokens_per_s",
+    }
+)
+_RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
+#: What a timing depends on, of the environment of our records.
+_MACHINE = ("device", "device_name", "cpu_count", "threads")
+#: GuideLLM's names. Its inter-token latency is a request's time after the first token by its further tokens: our tpot.
+_GUIDELLM = {"time_to_first_token_ms": "ttft", "inter_token_latency_ms": "tpot", "request_latency": "e2el"}
+_GUIDELLM_RATES = {
+    "requests_per_second": "request_throughput",
+    "output_tokens_per_second": "output_throughput",
+    "tokens_per_second": "total_token_throughput",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured, by one run or by several.
+
+    tool      aiakq, vllm or guidellm.
+    metrics   by name, as ``ttft_ms.p50``.
+    counters  numbers without noise.
+    machine   what timings depend on; empty where the tool does not say.
+    settings  what was asked for.
+    label     file, with the version or commit if known.
+    """
+
+    tool: str
+    kind: str
+    label: str
+    metrics: Mapping[str, Estimate]
+    counters: Mapping[str, int] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_side(path: Path) -> Result:
+    """The result in a file, or the runs in a folder as one. Raises ``model_malformed`` and ``usage``."""
+    if not path.is_dir():
+        return _read_file(path)
+    files = sorted(path.glob("*.json"))
+    if not files:
+        raise error("usage", reason=f"The folder {path} holds no *.json.", hint="Each file in it is one run.")
+    return join_runs(path.name, [_read_file(file) for file in files])
+
+
+def join_runs(label: str, runs: Sequence[Result]) -> Result:
+    """Several runs of one benchmark as one result. Raises ``usage`` if they are of different kinds."""
+    first = runs[0]
+    if len(runs) == 1:
+        return first
+    for run in runs[1:]:
+        if (run.kind, run.tool) != (first.kind, first.tool):
+            raise error(
+                "usage",
+                reason=f"{first.label} and {run.label} are not runs of the same benchmark.",
+                hint="A folder holds the runs of one benchmark.",
+            )
+    common = [name for name in first.metrics if all(name in run.metrics for run in runs)]
+    metrics = {name: of_runs([run.metrics[name].value for run in runs]) for name in common}
+    counters = {
+        name: value for name, value in first.counters.items() if all(run.counters.get(name) == value for run in runs)
+    }
+    return Result(first.tool, first.kind, label, metrics, counters, first.machine, first.settings)
+
+
+def _read_file(path: Path) -> Result:
+    name, _, number = path.name.partition("#")
+    file = path.with_name(name)
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise error("model_malformed", file=file, reason=problem) from None
+    for is_one, read in _READERS:
+        if isinstance(document, dict) and is_one(document):
+            try:
+                return read(document, str(path), int(number) if number.isdecimal() else None)
+            except (KeyError, TypeError, AttributeError, IndexError) as problem:
+                reason = f"it lacks {problem}" if isinstance(problem, KeyError) else problem
+                raise error("model_malformed", file=file, reason=reason) from None
+    known = "a record of aiakq bench, of vllm bench or of guidellm"
+    raise error("model_malformed", file=file, reason=f"it is not {known}")
+
+
+# --- ours -----------------------------------------------------------------------------------------------------------
+
+
+def _read_ours(document: dict[str, Any], label: str, number: int | None) -> Result:
+    environment, config = document.get("environment") or {}, document.get("config") or {}
+    samples = _samples_of(document)
+    metrics = _durations(document, samples, document.get("completed") or document.get("num_requests"))
+    metrics |= _rates(document)
+    for name in ("load_s", "peak_bytes"):
+        if _positive(document.get(name)):
+            metrics[name] = Estimate(document[name])
+    for row in document.get("rows") or () if document["kind"] == "kernels" else ():
+        name = "_".join(str(row[key]) for key in ("kernel", "of", "rows")).replace(" ", "_")
+        metrics[f"{name}_us"] = Estimate(row["us"])
+    machine = {key: environment[key] for key in _MACHINE if environment.get(key) is not None}
+    engine = environment.get("engine") or {}
+    if engine.get("device"):
+        machine["engine device"] = engine["device"]
+    commit = environment.get("commit") or environment.get("aiakq")
+    label = f"{label} ({commit})" if commit else label
+    settings = {key: value for key, value in config.items() if key not in ("base_url", "server_version")}
+    counters = document.get("counters") or {}
+    if document["kind"] == "counters":
+        machine = {key: environment.get(key) for key in ("python", "torch", "isa")}
+    return Result("aiakq", document["kind"], label, metrics, counters, machine, settings)
+
+
+def _samples_of(document: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Milliseconds request by request, or batch by batch, where the file holds them."""
+    detailed = document.get("detailed") or document
+    found: dict[str, list[float]] = {}
+    for key, name in (("ttfts", "ttft"), ("latencies", "latency" if "avg_latency" in document else "e2el")):
+        values = [1000 * value for value in detailed.get(key) or () if value]
+        if values:
+            found[name] = values
+    gaps, lengths = detailed.get("itls"), detailed.get("output_lens")
+    if gaps and lengths:
+        found["tpot"] = [
+            1000 * sum(each) / (length - 1) for each, length in zip(gaps, lengths, strict=False) if length > 1 and each
+        ]
+    return found
+
+
+def _durations(document: Mapping[str, Any], samples: Mapping[str, Sequence[float]], count: Any) -> dict[str, Estimate]:
+    """Means, medians and percentiles under vLLM's flat names, with errors where the file allows them."""
+    found: dict[str, Estimate] = {}
+    for name in DURATIONS:
+        mean, deviation = document.get(f"mean_{name}_ms"), document.get(f"std_{name}_ms")
+        own = samples.get(name, ())
+        if _positive(mean):
+            many = len(own) or (count if isinstance(count, int) and name in ("ttft", "tpot", "e2el") else 0)
+            known = isinstance(deviation, (int, float)) and many > 1
+            found[f"{name}_ms.mean"] = of_mean(mean, float(deviation or 0), many) if known else Estimate(mean)
+        for rank in PERCENTILES:
+            value = document.get(f"p{rank}_{name}_ms", document.get(f"median_{name}_ms") if rank == 50 else None)
+            if _positive(value):
+                found[f"{name}_ms.p{rank}"] = of_quantile(own, value, rank) if own else Estimate(value)
+    return found
+
+
+def _rates(document: Mapping[str, Any]) -> dict[str, Estimate]:
+    return {name: Estimate(document[name]) for name in _RATES if _positive(document.get(name))}
+
+
+def _positive(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+
+
+# --- vLLM -----------------------------------------------------------------------------------------------------------
+
+
+def _read_vllm(document: dict[str, Any], label: str, number: int | None) -> Result:
+    names = ("backend", "model_id", "tokenizer_id", "num_prompts", "request_rate", "burstiness", "max_concurrency")
+    settings = {name: document[name] for name in names if name in document}
+    if "avg_latency" in document:
+        seconds = document["latencies"]
+        metrics = {"latency_ms.mean": of_runs([1000 * value for value in seconds])}
+        for rank, value in document.get("percentiles", {}).items():
+            if int(rank) in PERCENTILES:
+                metrics[f"latency_ms.p{rank}"] = of_quantile([1000 * x for x in seconds], 1000 * value, int(rank))
+        return Result("vllm", "latency", label, metrics, settings=settings)
+    if "elapsed_time" in document:
+        names_of_rates = {"requests_per_second": "request_throughput", "tokens_per_second": "total_token_throughput"}
+        metrics = {ours: Estimate(document[name]) for name, ours in names_of_rates.items() if name in document}
+        return Result("vllm", "throughput", label, metrics, settings=settings)
+    metrics = _durations(document, _samples_of(document), document["completed"]) | _rates(document)
+    return Result("vllm", "serve", label, metrics, settings=settings)
+
+
+# --- GuideLLM -------------------------------------------------------------------------------------------------------
+
+
+def _read_guidellm(document: dict[str, Any], label: str, number: int | None) -> Result:
+    every = document["benchmarks"]
+    if number is None and len(every) > 1:
+        raise error(
+            "usage",
+            reason=f"{label} holds {len(every)} benchmarks.",
+            hint=f"Choose one: {label}#0 to {label}#{len(every) - 1}.",
+        )
+    measured = every[number or 0]["metrics"]
+    metrics: dict[str, Estimate] = {}
+    for theirs, ours in _GUIDELLM.items():
+        found = (measured.get(theirs) or {}).get("successful") or {}
+        scale = 1000.0 if theirs == "request_latency" else 1.0
+        if not _positive(found.get("mean")):
+            continue
+        deviation = scale * (found.get("std_dev") or 0.0)
+        metrics[f"{ours}_ms.mean"] = of_mean(scale * found["mean"], deviation, found.get("count") or 0)
+        for rank in PERCENTILES:
+            value = (found.get("percentiles") or {}).get(f"p{rank}")
+            if _positive(value):
+                metrics[f"{ours}_ms.p{rank}"] = Estimate(scale * value)
+    for theirs, ours in _GUIDELLM_RATES.items():
+        value = ((measured.get(theirs) or {}).get("successful") or {}).get("mean")
+        if _positive(value):
+            metrics[ours] = Estimate(value)
+    return Result("guidellm", "serve", label, metrics)
+
+
+_Reader = Callable[[dict[str, Any], str, int | None], Result]
+#: What tells the documents of a tool, and what reads them.
+_READERS: list[tuple[Callable[[dict[str, Any]], bool], _Reader]] = [
+    (lambda document: "schema_version" in document and "kind" in document, _read_ours),
+    (lambda document: isinstance(document.get("benchmarks"), list) and "metadata" in document, _read_guidellm),
+    (
+        lambda document: "mean_ttft_ms" in document or "avg_latency" in document or "elapsed_time" in document,
+        _read_vllm,
+    ),
+]

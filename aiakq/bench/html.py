@@ -1,0 +1,200 @@
+"""A report of ``bench serve`` or ``bench sweep`` as one HTML file: charts in SVG, nothing loaded from anywhere."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiakq.bench.summary import percentile
+
+#: Size of a chart in pixels, and the space around its axes.
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 640, 260, 64, 40, 12
+_COLOURS = ("#3366cc", "#dc6b1f", "#2f8f4e", "#8e44ad", "#c0392b", "#16818f", "#7f6a12", "#555")
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+body { background: #fff; }
+h1 { font-size: 1.4rem; }
+h2 { font-size: 1.1rem; margin-top: 2rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+td, th { padding: .15rem .7rem .15rem 0; text-align: right; border-bottom: 1px solid #ddd; }
+td:first-child, th:first-child { text-align: left; }
+.warning { background: #fff3cd; padding: .5rem .8rem; margin: .4rem 0; }
+svg { max-width: 100%; height: auto; }
+@media (prefers-color-scheme: dark) {
+  body { color: #ddd; background: #1b1b1b; }
+  td, th { border-color: #444; }
+  .warning { background: #4a3f14; }
+  svg text { fill: #ddd; }
+}
+"""
+
+Point = tuple[float, float]
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The report of a record of kind serve or sweep. Distributions and timelines need its ``detailed`` timings."""
+    levels = document["levels"] if document["kind"] == "sweep" else [{"level": "this run", **document}]
+    config = document["config"]
+    title = f"aiakq bench {document['kind']}: {config.get('model')}"
+    parts = [f"<h1>{_text(title)}</h1>", f"<p>{_text(document['date'])}, seed {document['seed']}</p>"]
+    parts += [f'<p class="warning">{_text(text)}</p>' for text in document["warnings"]]
+    parts += ["<h2>Results</h2>", _results(levels)]
+    if len(levels) > 1:
+        parts += ["<h2>Latency against throughput</h2>", _latency_against_throughput(levels)]
+    for key, name in (("ttfts", "Time to first token"), ("latencies", "Whole request")):
+        curves = [(level["level"], _milliseconds(level, key)) for level in levels]
+        curves = [(name, values) for name, values in curves if len(values) > 1]
+        if curves:
+            parts += [f"<h2>{name}: share of requests within so many ms</h2>", _distributions(curves)]
+    for level in levels[-1:] if len(levels) == 1 else levels:
+        if level.get("detailed"):
+            parts += [f"<h2>Timeline: {_text(level['level'])}</h2>", _timeline(level["detailed"])]
+    parts += ["<h2>Settings</h2>", _settings({**config, **_flat(document["environment"])})]
+    body = "\n".join(parts)
+    return (
+        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{_text(title)}</title>'
+        f"<style>{_STYLE}</style>\n<body>\n{body}\n</body></html>\n"
+    )
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _number(value: Any) -> str:
+    return "–" if value is None else f"{value:,.4g}" if isinstance(value, float) else _text(value)
+
+
+def _results(levels: Sequence[Mapping[str, Any]]) -> str:
+    heads = (
+        "load",
+        "done",
+        "failed",
+        "requests/s",
+        "tokens/s",
+        "good",
+        "TTFT p50",
+        "p99",
+        "TPOT p50",
+        "p99",
+        "E2E p99",
+    )
+    rows = []
+    for level in levels:
+        share = level.get("goodput_share")
+        cells = [level["level"], level["completed"], level["failed"], level["request_throughput"]]
+        cells += [level["output_throughput"], None if share is None else f"{share:.1%}"]
+        for name, ranks in (("ttft_ms", ("p50", "p99")), ("tpot_ms", ("p50", "p99")), ("e2el_ms", ("p99",))):
+            cells += [level[name][rank] for rank in ranks]
+        rows.append("<tr>" + "".join(f"<td>{_number(cell)}</td>" for cell in cells) + "</tr>")
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+
+
+def _latency_against_throughput(levels: Sequence[Mapping[str, Any]]) -> str:
+    curves = []
+    for label, name, rank in (("TTFT p50", "ttft_ms", "p50"), ("TTFT p99", "ttft_ms", "p99")):
+        points = [(level["output_throughput"], level[name][rank]) for level in levels if level[name][rank]]
+        curves.append((label, sorted(points)))
+    first = _chart(curves, "output tokens/s", "ms", dots=True)
+    points = [(level["output_throughput"], level["tpot_ms"]["p50"]) for level in levels if level["tpot_ms"]["p50"]]
+    return first + _chart([("TPOT p50", sorted(points))], "output tokens/s", "ms", dots=True)
+
+
+def _milliseconds(level: Mapping[str, Any], key: str) -> list[float]:
+    return sorted(1000 * value for value in (level.get("detailed") or {}).get(key) or () if value is not None)
+
+
+def _distributions(curves: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """The cumulative share of requests, up to the 99th percentile of the slowest level."""
+    drawn = []
+    for name, values in curves:
+        ranks = [index / 50 * 99 for index in range(51)]
+        drawn.append((name, [(percentile(values, rank), rank) for rank in ranks]))
+    return _chart(drawn, "ms", "% of requests")
+
+
+def _timeline(detailed: Mapping[str, Any]) -> str:
+    """Requests in flight over the run, and output tokens per second."""
+    spans = [
+        (start, start + latency)
+        for start, latency in zip(detailed["start_times"], detailed["latencies"], strict=True)
+        if latency is not None
+    ]
+    if not spans:
+        return "<p>No request was answered.</p>"
+    end = max(stop for _, stop in spans)
+    moments = [end * index / 120 for index in range(121)]
+    running = [(moment, float(sum(start <= moment < stop for start, stop in spans))) for moment in moments]
+    width = max(end / 40, 1e-9)
+    tokens = [0.0] * 41
+    for start, first, gaps, count in zip(
+        detailed["start_times"], detailed["ttfts"], detailed["itls"], detailed["output_lens"], strict=True
+    ):
+        if first is None:
+            continue
+        moment, share = start + first, count / (len(gaps) + 1)
+        for gap in (0.0, *gaps):
+            moment += gap
+            tokens[min(40, int(moment / width))] += share
+    rate = [((index + 0.5) * width, value / width) for index, value in enumerate(tokens[:40])]
+    return _chart([("in flight", running)], "s", "requests") + _chart([("output", rate)], "s", "tokens/s")
+
+
+def _chart(curves: Sequence[tuple[str, Sequence[Point]]], x_name: str, y_name: str, dots: bool = False) -> str:
+    """A chart of lines as SVG; both axes begin at 0."""
+    points = [point for _, curve in curves for point in curve]
+    if not points:
+        return "<p>Not measured.</p>"
+    right, top = (_round_up(max(point[axis] for point in points)) for axis in (0, 1))
+    width, height = _WIDTH - _LEFT - 12, _HEIGHT - _BOTTOM - _TOP
+
+    def place(point: Point) -> str:
+        return f"{_LEFT + width * point[0] / right:.1f},{_TOP + height * (1 - point[1] / top):.1f}"
+
+    legend = 18 * math.ceil(len(curves) / 3)
+    lines = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + legend}" width="{_WIDTH}" role="img" font-size="12">']
+    for part in range(5):
+        x, y = _LEFT + width * part / 4, _TOP + height * (1 - part / 4)
+        lines.append(f'<line x1="{_LEFT}" x2="{_LEFT + width}" y1="{y}" y2="{y}" stroke="#ccc"/>')
+        lines.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{top * part / 4:.3g}</text>')
+        lines.append(f'<text x="{x}" y="{_TOP + height + 16}" text-anchor="middle">{right * part / 4:.3g}</text>')
+    lines.append(f'<text x="{_LEFT + width}" y="{_HEIGHT - 8}" text-anchor="end">{_text(x_name)}</text>')
+    lines.append(f'<text x="4" y="{_HEIGHT - 8}">{_text(y_name)}</text>')
+    for index, (name, curve) in enumerate(curves):
+        colour = _COLOURS[index % len(_COLOURS)]
+        path = " ".join(map(place, curve))
+        lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        if dots:
+            for point in curve:
+                x_text, _, y_text = place(point).partition(",")
+                lines.append(f'<circle cx="{x_text}" cy="{y_text}" r="3" fill="{colour}"/>')
+        x, y = _LEFT + (index % 3) * 190, _HEIGHT + 10 + 18 * (index // 3)
+        lines.append(f'<text x="{x}" y="{y}"><tspan fill="{colour}">■</tspan> {_text(name)}</text>')
+    return "\n".join([*lines, "</svg>"])
+
+
+def _round_up(value: float) -> float:
+    """The next of 1, 2, 2.5, 5, 10 times a power of ten."""
+    if value <= 0:
+        return 1.0
+    power = 10 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value * 0.999)
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    rows = (
+        f"<tr><td>{_text(key)}</td><td>{_text(value)}</td></tr>"
+        for key, value in settings.items()
+        if value not in (None, {}, [], ())
+    )
+    return f"<table>{''.join(rows)}</table>"

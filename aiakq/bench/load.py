@@ -1,0 +1,143 @@
+"""Puts load on a server: sends requests at their times, and measures whether this process kept up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+from aiakq.bench.client import Endpoint, Timing, complete
+from aiakq.bench.summary import Summary, summarize
+from aiakq.bench.traffic import follow
+from aiakq.bench.workload import Request
+
+#: Called with finished requests, all requests (or 0 if their number is not known) and failed requests.
+Progress = Callable[[int, int, int], None]
+
+#: Seconds between two looks at the event loop, and by how much it may be late until the client is the bottleneck.
+_LOOK_EVERY, MAX_LAG = 0.01, 0.025
+
+
+@dataclass
+class ClientLoad:
+    """What the client itself did while it measured.
+
+    lags         by how many seconds its event loop was late, looked at every few milliseconds.
+    cpu_share    CPU time of this process, as a share of one processor.
+    started      when the load began.
+    """
+
+    lags: list[float] = field(default_factory=list)
+    cpu_share: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+
+    def summary(self) -> Summary:
+        """The lags in milliseconds."""
+        return summarize([1000 * lag for lag in self.lags])
+
+    def warnings(self) -> list[str]:
+        """A sentence if the client was too slow for what it measured."""
+        late = self.summary()["p99"]
+        if late is None or late <= 1000 * MAX_LAG:
+            return []
+        return [
+            f"This client was late by {late:.0f} ms (p99 of its event loop, at {self.cpu_share:.0%} of a processor): "
+            "it measured itself. Send less, or from a machine with more time."
+        ]
+
+
+@contextlib.asynccontextmanager
+async def watched() -> AsyncIterator[ClientLoad]:
+    """Watches the event loop and the CPU time of this process while it is entered."""
+    load = ClientLoad()
+
+    async def watch() -> None:
+        while True:
+            due = time.perf_counter() + _LOOK_EVERY
+            await asyncio.sleep(_LOOK_EVERY)
+            load.lags.append(max(0.0, time.perf_counter() - due))
+
+    began, cpu = time.perf_counter(), time.process_time()
+    task = asyncio.create_task(watch())
+    try:
+        yield load
+    finally:
+        task.cancel()
+        load.cpu_share = (time.process_time() - cpu) / max(1e-9, time.perf_counter() - began)
+
+
+async def send_at(
+    client: httpx.AsyncClient,
+    endpoint: Endpoint,
+    requests: Sequence[Request],
+    offsets: Sequence[float],
+    max_concurrency: int | None,
+    progress: Progress,
+    start: float | None = None,
+) -> list[Timing]:
+    """Send every request at its offset from ``start`` (now if None) and wait for all.
+
+    The timings are in the order of ``requests``.
+    """
+    free = asyncio.Semaphore(max_concurrency or len(requests))
+    start = time.perf_counter() if start is None else start
+    timings = [Timing(scheduled=start + offset) for offset in offsets]
+    sent = list(requests)  # as they are sent: with the answers before them
+    answered = [asyncio.Event() for _ in requests]
+    done = failed = 0
+    progress(0, len(requests), 0)
+
+    async def send(index: int) -> None:
+        nonlocal done, failed
+        request, timing = requests[index], timings[index]
+        if request.follows is not None:
+            await answered[request.follows].wait()
+            before = timings[request.follows]
+            timing.scheduled = max(timing.scheduled, before.ended)
+            sent[index] = request = follow(request, sent[request.follows], before.text, endpoint.is_chat)
+        # Sleeping until an absolute time: the delays of this loop do not add up and lower the rate.
+        await asyncio.sleep(max(0.0, timing.scheduled - time.perf_counter()))
+        async with free:
+            await complete(client, endpoint, request, timing)
+        answered[index].set()
+        done += 1
+        failed += timing.error is not None
+        progress(done, len(requests), failed)
+
+    async with asyncio.TaskGroup() as tasks:
+        for index in range(len(requests)):
+            tasks.create_task(send(index))
+    return timings
+
+
+async def send_for(
+    client: httpx.AsyncClient,
+    endpoint: Endpoint,
+    requests: Iterator[Request],
+    seconds: float,
+    concurrency: int,
+    progress: Progress,
+) -> list[Timing]:
+    """Keep ``concurrency`` requests in flight for so many ``seconds``, and wait for the last ones."""
+    end = time.perf_counter() + seconds
+    timings: list[Timing] = []
+    done = failed = 0
+
+    async def user() -> None:
+        nonlocal done, failed
+        while time.perf_counter() < end:
+            timing = Timing(scheduled=time.perf_counter())
+            timings.append(timing)
+            await complete(client, endpoint, next(requests), timing)
+            done += 1
+            failed += timing.error is not None
+            progress(done, 0, failed)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(concurrency):
+            tasks.create_task(user())
+    return timings

@@ -1,0 +1,92 @@
+"""``aiakq bench compare``, ``ab`` and ``counters``: comparisons, each a table, a document and an exit code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from aiakq.terminal import console, tables
+from aiakq.terminal.bench_commands import bench, check_engine
+from aiakq.terminal.help import Command
+from aiakq.terminal.options import with_arguments
+
+if TYPE_CHECKING:
+    from aiakq.arguments.comparison import AlternationArguments, CompareArguments, CounterArguments, ReportArguments
+
+
+@bench.command(cls=Command)
+@with_arguments("bench compare")
+def compare(arguments: CompareArguments, reports: ReportArguments) -> None:
+    """Compare two results metric by metric, with intervals and a verdict on each.
+
+    Exits with 10 if a metric that decides is worse by more than --margin, with 11 if it cannot be said.
+    """
+    from aiakq.bench.comparison import compare as comparing
+    from aiakq.bench.comparison.reports import check
+
+    check(reports)
+    _finish(comparing.run(arguments), reports, arguments.allow_undecided)
+
+
+@bench.command(cls=Command)
+@with_arguments("bench ab")
+def ab(arguments: AlternationArguments, reports: ReportArguments, engine: dict[str, Any]) -> None:
+    """Measure two sides in alternation on this machine, until a verdict is possible.
+
+    Sides are two checkouts, git revisions, wheels, interpreters, models or settings. Exits with 10 if a metric is worse
+    by more than --margin, with 11 if it cannot be said.
+    """
+    from aiakq.arguments.server import checked
+    from aiakq.bench.comparison import alternation
+    from aiakq.bench.comparison.reports import check
+
+    checked(engine, server=False)
+    check(reports)
+    with console.ProgressBars("bench ab") as bars:
+
+        def progress(done: int, total: int, known: str) -> None:
+            bars.update("rounds", done, total, known)
+
+        record = alternation.run(arguments, engine, progress)
+    _finish(record.document(), reports, arguments.allow_undecided)
+
+
+@bench.command(cls=Command)
+@with_arguments("bench counters")
+def counters(arguments: CounterArguments, reports: ReportArguments, engine: dict[str, Any]) -> None:
+    """Count what the engine does for a fixed load on a CPU: steps, tokens, pages, operations, bytes.
+
+    With --against FILE it exits with 10 if a counter is not what it was there; --output writes such a file, without
+    what changes from run to run.
+    """
+    check_engine(engine, "counters")
+    from aiakq.bench import counters as counting
+    from aiakq.bench.comparison.reports import check
+    from aiakq.records import write_json
+
+    check(reports)
+    with console.ProgressBars("bench counters") as bars:
+        record = counting.run(arguments, engine, lambda done, total, phase: bars.update("phases", done, total, phase))
+    document = record.document()
+    if reports.output is not None:
+        write_json(counting.baseline(document), reports.output)
+    if arguments.against is None:
+        tables.counters_result(document)
+        console.emit(document)
+    else:
+        _finish(counting.compare(document, arguments.against), replace(reports, output=None), allow_undecided=False)
+
+
+def _finish(document: dict[str, Any], reports: ReportArguments, allow_undecided: bool) -> None:
+    """Show and write a comparison. Raises ``got_worse``, ``counters_changed`` and ``undecided``."""
+    from aiakq.bench.comparison.compare import failure
+    from aiakq.bench.comparison.reports import write
+    from aiakq.records import write_json
+
+    tables.comparison(document)
+    if reports.output is not None:
+        write_json(document, reports.output)
+    write(document, reports)
+    console.emit(document)
+    if (problem := failure(document, allow_undecided)) is not None:
+        raise problem

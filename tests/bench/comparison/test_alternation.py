@@ -1,0 +1,302 @@
+"""``bench ab``: sides, turns, when it stops, and what it finds with sides that are scripts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from aiakq.arguments.comparison import AlternationArguments
+from aiakq.bench.comparison import alternation
+from aiakq.bench.comparison.alternation import Alternation, run
+from aiakq.bench.comparison.sides import Side, fresh_libraries, open_side
+from aiakq.bench.comparison.worker import Waits
+from aiakq.cli import main
+from aiakq.errors import UNDECIDED, WORKER, AiakqError
+
+ROOT = Path(__file__).resolve().parents[3]
+#: A module ``aiakq`` whose LLM takes no time and reports what its argument ``speed`` says.
+FAKE = """
+import types
+
+class SamplingParams:
+    def __init__(self, **arguments):
+        self.max_tokens = arguments["max_tokens"]
+
+class LLM:
+    def __init__(self, model, speed=1.0, token=1, problem=None, **arguments):
+        if problem == "raise":
+            raise ValueError("no such model.")
+        self.speed, self.token, self.problem, self.turns = speed, token, problem, 0
+        limits = types.SimpleNamespace(vocab_size=100)
+        self.engine = types.SimpleNamespace(limits=limits, facts={"pages": arguments["num_gpu_blocks_override"]})
+
+    def generate(self, prompts, params, use_tqdm):
+        self.turns += 1
+        if self.problem == "exit" and self.turns > 2:
+            raise SystemExit("gone")
+        print("noise on stdout")
+        noise = 1 + 0.001 * (sum(prompts[0]["prompt_token_ids"]) % 7)
+        first = 0.1 * noise
+        last = first + 0.01 * self.speed * noise * (params.max_tokens - 1)
+        times = types.SimpleNamespace(arrival_time=0.0, first_token_time=first, last_token_time=last)
+        answer = types.SimpleNamespace(token_ids=[self.token] * params.max_tokens)
+        return [types.SimpleNamespace(metrics=times, outputs=[answer]) for _ in prompts]
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout with the module above, as --base and --new of a quick comparison."""
+    monkeypatch.setattr(Side, "library", None)
+    folder = tmp_path / "checkout"
+    (folder / "aiakq").mkdir(parents=True)
+    (folder / "aiakq" / "__init__.py").write_text(FAKE)
+    (folder / "kernels").mkdir()
+    return str(folder)
+
+
+def compare(checkout: str, new: dict | None = None, base: dict | None = None, **settings):
+    options = AlternationArguments(base=checkout, new=checkout, round_seconds=0.01, **settings)
+    engines = {"base": base or {}, "new": new or {}}
+
+    def opened(name, word, given, engine, stack):
+        side = open_side(name, word, given, engine, stack)
+        return Side(side.name, side.label, side.interpreter, side.path, {**side.engine, **engines[name]})
+
+    told: list = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alternation, "open_side", opened)
+        record = run(options, {"model": "m"}, lambda *known: told.append(known))
+    return record.document(), told
+
+
+def rows_of(document: dict) -> dict[str, dict]:
+    return {row["metric"]: row for row in document["metrics"]}
+
+
+def test_five_percent_in_decode_are_found_at_the_first_look(checkout):
+    document, told = compare(checkout, {"speed": 1.05}, min_rounds=3, max_rounds=6)
+    rows = rows_of(document)
+    assert rows["decode_ms"]["ratio"] == pytest.approx(1.05, abs=1e-6) and rows["decode_ms"]["verdict"] == "worse"
+    assert rows["prefill_ms"]["verdict"] == "equal" and document["verdict"] == "worse"
+    assert document["rounds"] == 3 and told[-1][0] == 3 and "decode_ms +5.0 %" in told[-1][2]
+    assert not rows["load_s"]["gated"]
+
+
+def test_equal_sides_are_equal_and_have_equal_pages(checkout):
+    document, _ = compare(checkout, min_rounds=3, max_rounds=6)
+    assert document["verdict"] in ("equal", "not worse") and document["same_tokens"] and document["warnings"] == []
+    assert {side["facts"]["pages"] for side in document["environment"]["sides"].values()} == {8 * 4 * 12 + 1}
+
+
+def test_different_tokens_are_noticed(checkout):
+    document, _ = compare(checkout, {"token": 2}, min_rounds=2, max_rounds=2)
+    assert document["same_tokens"] is False and "different tokens" in document["warnings"][0]
+
+
+@pytest.mark.parametrize(("problem", "reason"), [("raise", "no such model"), ("exit", "gone")])
+def test_a_side_that_fails_is_named_with_its_reason(checkout, problem, reason):
+    with pytest.raises(AiakqError) as caught:
+        compare(checkout, {"problem": problem})
+    assert caught.value.exit_code == WORKER
+    assert str(caught.value).startswith("new: ") and reason in str(caught.value)
+
+
+def state_of(ratios: list[float], **settings) -> Alternation:
+    options = AlternationArguments(**{"min_rounds": 3, "max_rounds": 8, **settings})
+    state = Alternation(options, (None, None), 0, ("decode_ms",))  # type: ignore[arg-type]
+    state.rounds = [{"decode_ms": (10.0, 10.0 * ratio)} for ratio in ratios]
+    return state
+
+
+def test_it_goes_on_while_the_interval_holds_the_margin():
+    state = state_of([1.0, 1.05, 0.97])
+    state.look()
+    assert not state.decided and state.verdicts() == {"decode_ms": "undecided"}
+
+
+def test_it_stops_when_one_metric_is_worse_or_none_is_open():
+    for ratios, verdict in (([1.05, 1.051, 1.0505], "worse"), ([1.0, 1.001, 1.0005], "equal")):
+        state = state_of(ratios)
+        state.look()
+        assert state.decided and state.verdicts() == {"decode_ms": verdict}
+
+
+def test_time_that_is_over_ends_with_a_look(checkout):
+    document, _ = compare(checkout, {"speed": 1.05}, min_rounds=40, max_rounds=50, max_minutes=1e-4)
+    assert document["rounds"] == 2 and rows_of(document)["decode_ms"]["low"] is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [({"metrics": ("tpot",)}, "no metric 'tpot'"), ({"min_rounds": 9, "max_rounds": 8}, "--min-rounds 9")],
+)
+def test_settings_that_cannot_be_met_are_refused(checkout, settings, text):
+    with pytest.raises(AiakqError, match=text):
+        compare(checkout, **settings)
+
+
+class Stepping:
+    """An engine whose steps take some time, and during the second of which this thread waits (as it says)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def step(self, now: float) -> str:
+        self.count += 1
+        return f"step {self.count} at {now}"
+
+
+def test_time_in_which_others_had_the_processor_is_left_out(monkeypatch):
+    engine = Stepping()
+    waits = Waits(engine)
+    clock = iter([0.0, 0.5, 0.5])  # waited before the steps, after the first, after the second
+    monkeypatch.setattr(waits, "now", lambda: next(clock))
+    began = waits.begin()
+    assert engine.step(7.0) == "step 1 at 7.0"
+    between = time.monotonic()
+    engine.step(8.0)
+    assert waits.until(between, began) == 0.5 == waits.until(time.monotonic(), began)
+    assert waits.until(0.0, began) == 0.0
+
+
+def test_a_busy_machine_shows_in_the_wall_time_only():
+    """Two processes on one processor: each waits for about half of the time."""
+    code = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
+    if not Path("/proc/thread-self/schedstat").exists():
+        pytest.skip("this system does not say how long threads wait")
+    other, affinity = subprocess.Popen([sys.executable, "-c", code]), os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(affinity)})
+        time.sleep(0.2)
+        waits = Waits(Stepping())
+        began, started = waits.now(), time.monotonic()
+        while time.monotonic() - started < 0.3:
+            pass
+        assert 0.05 < waits.now() - began < 0.3
+    finally:
+        os.sched_setaffinity(0, affinity)
+        other.kill()
+        other.wait()
+
+
+# --- sides -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened():
+    with contextlib.ExitStack() as stack:
+        yield lambda word, settings=(), engine=None: open_side("new", word, settings, engine or {"model": "m"}, stack)
+
+
+def version_of(side: Side) -> str:
+    command = [side.interpreter, "-P", "-c", "import aiakq; print(aiakq.VERSION)"]
+    return subprocess.run(command, env=side.environment(), capture_output=True, text=True, check=True).stdout.strip()
+
+
+def fake_checkout(folder: Path, version: str) -> Path:
+    (folder / "aiakq").mkdir(parents=True)
+    (folder / "kernels").mkdir()
+    (folder / "aiakq" / "__init__.py").write_text(f"VERSION = {version!r}\n")
+    (folder / "kernels" / "__init__.py").write_text("")
+    return folder
+
+
+def test_this_installation_is_the_default(opened):
+    side = opened(None)
+    assert (side.interpreter, side.path) == (sys.executable, None) and "this installation" in side.label
+
+
+def test_a_checkout_is_put_in_front(opened, tmp_path):
+    assert version_of(opened(str(fake_checkout(tmp_path / "c", "checkout")))) == "checkout"
+
+
+def test_a_wheel_is_unpacked(opened, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("aiakq/__init__.py", "VERSION = 'wheel'\n")
+    assert version_of(opened(str(tmp_path / "a-1-py3-none-any.whl"))) == "wheel"
+
+
+def test_a_git_revision_is_extracted(opened, tmp_path, monkeypatch):
+    folder = fake_checkout(tmp_path / "repo", "old")
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    (folder / "aiakq" / "__init__.py").write_text("VERSION = 'new'\n")
+    monkeypatch.chdir(folder)
+    side = opened("HEAD")
+    assert version_of(side) == "old" and "new: HEAD (" in side.label
+
+
+def test_an_interpreter_or_an_environment_is_run(opened, tmp_path):
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    python = tmp_path / "env" / "bin" / "python"
+    python.symlink_to(sys.executable)
+    assert opened(str(python)).interpreter == opened(str(tmp_path / "env")).interpreter == str(python)
+
+
+def test_a_model_and_settings_of_one_side(opened, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    side = opened(str(tmp_path), ["max-num-seqs=8", "kv_cache_dtype=int8"], {"model": "m", "dtype": "float32"})
+    assert side.engine == {"model": str(tmp_path), "dtype": "float32", "max_num_seqs": 8, "kv_cache_dtype": "int8"}
+
+
+@pytest.mark.parametrize(
+    ("word", "settings", "text"),
+    [
+        ("no/such/thing", (), "is no checkout, wheel"),
+        (None, ("max_num_seqs",), "is not an engine argument and its value"),
+        (None, ("sides=2",), "is not an engine argument"),
+        (None, ("max_num_seqs=many",), "max_num_seqs is 'many'"),
+    ],
+)
+def test_what_is_no_side_is_refused(opened, word, settings, text):
+    with pytest.raises(AiakqError, match=text):
+        opened(word, settings)
+
+
+def test_a_side_without_a_model_is_refused(opened):
+    with pytest.raises(AiakqError, match="No model is given"):
+        open_side("new", None, (), {"dtype": "float32"}, contextlib.ExitStack())
+
+
+def test_equal_libraries_are_one_file_in_each_round(tmp_path, monkeypatch):
+    monkeypatch.delenv("AIAKQ_CPU_LIBRARY", raising=False)
+    files = []
+    for number, content in enumerate((b"same", b"same", b"other")):
+        files.append(tmp_path / f"library{number}")
+        files[-1].write_bytes(content)
+    sides = [Side("a", "a", sys.executable, None, {}) for _ in files]
+    for side, file in zip(sides, files, strict=True):
+        side.__dict__["library"] = file
+    folder = tmp_path / "round"
+    folder.mkdir()
+    copies = fresh_libraries(sides, folder)
+    assert copies[0] == copies[1] != copies[2] and {copy.parent for copy in copies} == {folder}
+    assert sides[2].environment(copies[2])["AIAKQ_CPU_LIBRARY"] == str(copies[2])
+
+
+# --- the command, with a real model -----------------------------------------------------------------------------------
+
+
+def test_the_command_compares_settings_of_a_real_model(example_model, capsys, tmp_path):
+    words = ["bench", "ab", str(example_model), "--dtype", "float32", "--new-set", "max_num_seqs=2"]
+    words += ["--min-rounds", "2", "--max-rounds", "2", "--round-seconds", "0.1", "--output-len", "5"]
+    report = tmp_path / "report.xml"
+    assert main([*words, "--metric", "peak_mb", "--margin", "0.0001", "--junit", str(report)]) in (UNDECIDED, 10, 0)
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert document["kind"] == "ab" and document["rounds"] == 2 and document["same_tokens"]
+    assert document["config"]["engines"]["new"]["max_num_seqs"] == 2
+    assert "decode_ms" in err and report.read_text().count("<testcase") == 1
+    assert (
+        len(document["by_round"]["prefill_ms"]) == 2 and os.path.sep in document["environment"]["sides"]["new"]["aiakq"]
+    )

@@ -1,0 +1,63 @@
+"""Several processes that send: how requests are divided, and that together they measure what one does."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiakq.bench import client_processes, serve
+from aiakq.bench.client import Endpoint
+from aiakq.bench.client_processes import Share, divide
+from aiakq.bench.serve import ServeOptions
+from aiakq.bench.workload import Request
+from aiakq.errors import AiakqError
+
+
+def whole_of(requests: list[Request], max_concurrency: int | None = None) -> Share:
+    offsets = [float(index) for index in range(len(requests))]
+    endpoint = Endpoint("/v1/completions", "m", True)
+    return Share("http://x", None, 1.0, endpoint, requests, offsets, list(range(len(requests))), max_concurrency)
+
+
+def test_requests_are_divided_evenly_and_keep_their_times():
+    shares = divide(whole_of([Request(str(index), 1) for index in range(7)], max_concurrency=5), 3)
+    assert [share.indices for share in shares] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert [share.offsets for share in shares] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert [share.max_concurrency for share in shares] == [2, 2, 1]
+
+
+def test_conversations_stay_together():
+    follows = [None, None, 0, 1, 2, 3]
+    shares = divide(whole_of([Request(str(index), 1, follows=before) for index, before in enumerate(follows)]), 4)
+    assert [share.indices for share in shares] == [[0, 2, 4], [1, 3, 5]]
+    assert [request.follows for request in shares[1].requests] == [None, 0, 1]
+
+
+def run(url: str, **options) -> dict:
+    settings = {"num_prompts": 6, "input_len": 20, "output_len": 6, "client_processes": 2, **options}
+    return serve.run(ServeOptions(base_url=url, **settings), lambda *known: None).document()
+
+
+def test_together_they_measure_every_request_at_its_time(bench_server):
+    document = run(bench_server.url, request_rate=20.0, burstiness=float("inf"), save_detailed=True)
+    assert (document["completed"], document["total_output_tokens"]) == (6, 36)
+    detailed = document["detailed"]
+    due = [start - wait for start, wait in zip(detailed["start_times"], detailed["queue_times"], strict=True)]
+    assert due == pytest.approx([(index + 1) / 20 for index in range(6)])
+    assert 0 < document["ttft_ms"]["p50"] <= document["e2el_ms"]["p50"] < 10_000
+    assert document["client_lag_ms"]["p50"] is not None and document["prefix_cache"]["hits"] == 0
+
+
+def test_the_time_that_processes_take_to_start_is_not_measured(bench_server):
+    document = run(bench_server.url)
+    assert document["duration"] < document["e2el_ms"]["max"] / 1000 + 0.3
+
+
+def test_a_process_that_ends_is_an_error(bench_server, monkeypatch):
+    monkeypatch.setattr(client_processes, "_CODE", "raise SystemExit(3)")
+    with pytest.raises(AiakqError, match="a process of --client-processes ended"):
+        run(bench_server.url)
+
+
+def test_a_closed_loop_for_a_time_is_refused():
+    with pytest.raises(AiakqError, match="is sent by one process"):
+        run("http://127.0.0.1:9", num_prompts=None, duration_s=1.0, max_concurrency=4)
