@@ -32,6 +32,12 @@ from raw_http import MODEL, PATIENCE, Answer, linger, metrics, read_answer, stat
 
 from aiakq.server.background import RunningServer, start_in_background  # noqa: E402
 
+#: tinybooks' own, and tools.
+CHAT_TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif -%}
+{% for m in messages %}<|im_start|>{{ m['role'] }}
+{{ m['content'] or '' }}{{ m['tool_calls'] | tojson if m['tool_calls'] else '' }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 SERVED = {
     "model": str(MODEL),
     "served_model_name": ["tinybooks"],
@@ -39,6 +45,8 @@ SERVED = {
     "num_gpu_blocks_override": 1025,
     "max_body_bytes": BODY_LIMIT,
     "max_connections_per_address": 1000,
+    "enable_auto_tool_choice": True,
+    "chat_template": CHAT_TEMPLATE,
     **TIMES,
 }
 #: Ordinary requests that run all the while; greedy and seeded, with and without what costs more.
@@ -50,6 +58,8 @@ GOOD = [
 ]
 GOOD_CLIENTS = 2
 KEYS = {"message", "type", "param", "code"}
+#: Of errors in Anthropic's shape.
+MESSAGES_KEYS = {"message", "type"}
 LEAKS = re.compile(r"Traceback|pydantic|site-packages|\.py\b|object at 0x|msgspec|starlette")
 
 
@@ -173,15 +183,17 @@ def compared(answer: Answer, expected: Expected) -> str | None:
         failure = json.loads(answer.body)["error"]
     except (ValueError, KeyError, TypeError):
         return f"its body is no error: {answer.body[:200]!r}"
-    if set(failure) != KEYS or not failure["message"]:
+    if set(failure) not in (KEYS, MESSAGES_KEYS) or not failure["message"]:
         return f"its body has another shape: {answer.body[:200]!r}"
+    if LEAKS.search(failure["message"]) or len(failure["message"]) > 600:
+        return f"its message tells too much: {failure['message'][:200]}"
+    if set(failure) == MESSAGES_KEYS:
+        return None
     codes = {expected.code} if isinstance(expected.code, str) else expected.code
     if codes is not None and failure["code"] not in codes:
         return f"code {failure['code']} and not {sorted(codes)}: {failure['message']}"
     if expected.param is not None and failure["param"] != expected.param:
         return f"param {failure['param']!r} and not {expected.param!r}: {failure['message']}"
-    if LEAKS.search(failure["message"]) or len(failure["message"]) > 600:
-        return f"its message tells too much: {failure['message'][:200]}"
     return None
 
 
@@ -377,8 +389,8 @@ def quantile(ordered: list[float], part: float) -> float:
 
 
 @contextlib.asynccontextmanager
-async def served() -> AsyncIterator[RunningServer]:
-    server = await asyncio.to_thread(start_in_background, SERVED, None, 240.0)
+async def served(arguments: dict[str, Any]) -> AsyncIterator[RunningServer]:
+    server = await asyncio.to_thread(start_in_background, arguments, None, 240.0)
     try:
         yield server
     finally:
@@ -394,8 +406,9 @@ async def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="index of the first case")
     parser.add_argument("--clients", type=int, default=32, help="cases at a time, beside the slow ones")
     parser.add_argument("--only", default="", help="cases whose kind this regular expression fits")
+    parser.add_argument("--parser", default="hermes", help="--tool-call-parser of the server")
     asked = parser.parse_args()
-    async with served() as server:
+    async with served(SERVED | {"tool_call_parser": asked.parser}) as server:
         found = await HostileRun(asked, server).run()
     print(json.dumps(found))
     return 1 if found["broken"] else 0

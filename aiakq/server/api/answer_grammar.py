@@ -19,7 +19,7 @@ from aiakq.runtime.structured.formats import (
     tag_grammar_of,
     text_up_to,
 )
-from aiakq.runtime.structured.grammars import Grammar, closed_schema
+from aiakq.runtime.structured.grammars import Grammar, closed_schema, object_schema
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 from aiakq.server.api.service import Service
 from aiakq.server.api.tool_parsers.base import PlainJsonParser, ToolParser
@@ -174,7 +174,7 @@ def _arguments_schema(number: int, tool: Tool) -> dict[str, Any]:
 
 def _object_schema(tool: Tool) -> dict[str, Any]:
     given = tool.function.parameters
-    return closed_schema({**given, "type": "object"}) if given else _NO_ARGUMENTS
+    return closed_schema(object_schema(given)) if given else _NO_ARGUMENTS
 
 
 async def _checked(service: Service, part: Format, like: Grammar | None, param: str) -> Grammar:

@@ -28,7 +28,7 @@ class JsonSchemaFormat(RequestModel):
     unsupported_fields = {}
 
     name: str | None = None
-    schema_: Annotated[Any, WithJsonSchema({"type": "object"})] = Field(None, alias="schema")
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 

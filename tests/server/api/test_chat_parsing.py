@@ -318,6 +318,17 @@ def test_malformed_fields_are_refused(reciter, fields, code, param):
     assert (failure["code"], failure["param"]) == (code, param)
 
 
+def test_integers_beyond_64_bits_are_refused_and_cost_no_worker(reciter):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "maxProperties": 2**70}}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 2**70}}}
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call]}]
+    for _ in range(5):  # there are fewer workers
+        for param, fields in (("tools", {"tools": [tool]}), ("messages", {"messages": messages})):
+            failure = refusal(reciter, **fields)
+            assert (failure["code"], failure["param"]) == ("invalid_type", param)
+    assert chat(reciter, "both")["choices"][0]["message"]["content"]
+
+
 def test_without_the_flag_tools_are_refused(http):
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, "max_tokens": 1}
     failure = http.post("/v1/chat/completions", json=body).json()["error"]

@@ -176,3 +176,22 @@ def test_a_restarted_engine_continues_under_the_same_grammar(start_server):
         os.kill([event.engine_pid for event in server.events if event.engine_pid is not None][-1], signal.SIGKILL)
         assert waiting.result().json()["choices"][0]["text"] == alone
         assert re.fullmatch("[a-f ]+", alone)
+
+
+@pytest.mark.parametrize("kind", ["text", "json_schema"])
+def test_a_schema_that_is_no_object_is_refused_whatever_the_format(http, kind):
+    message = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    wrong = {"type": kind, "schema": [1]}
+    bodies = {
+        "/v1/chat/completions": (
+            message | {"response_format": {"type": kind, "json_schema": {"name": "a", "schema": [1]}}},
+            "response_format.json_schema.schema",
+        ),
+        "/v1/responses": ({"input": "Hi", "text": {"format": wrong}}, "text.format.schema"),
+    }
+    for path, (body, param) in bodies.items():
+        answer = http.post(path, json=body)
+        assert answer.status_code == 400, path
+        assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("invalid_type", param)
+    answer = http.post("/v1/messages", json=message | {"output_config": {"format": wrong | {"type": "json_schema"}}})
+    assert answer.status_code == 400 and "output_config.format.schema" in answer.json()["error"]["message"]

@@ -2,7 +2,8 @@
 
 A family is one function that draws cases of a kind; FAMILIES says how often each comes up. They are malformed HTTP,
 floods of headers, chunks and bytes, JSON that is none or too deep, text that is no text, wrong types and bounds for
-every field, unknown fields, tricks with paths, hosts and origins, pipelining, slow senders, clients that leave.
+every field, unknown fields, schemas and grammars that are odd or expensive, tricks with paths, hosts and origins,
+pipelining, slow senders, clients that leave.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+from hostile_cases.agents import agent_items, agent_types, agent_values
 from hostile_cases.bodies import bad_json, strange_text
 from hostile_cases.connections import leaving, mutated, pipelined, slow_senders, smuggled
 from hostile_cases.fields import hostile_values, out_of_range, unknown_fields, wrong_types
+from hostile_cases.grammars import grammars
 from hostile_cases.http import bad_chunks, bodies_too_large, header_floods, malformed_http, odd_headers
 from hostile_cases.requests import Case, Draw
 from hostile_cases.routes import wrong_hosts, wrong_methods, wrong_origins, wrong_paths
@@ -39,6 +42,10 @@ FAMILIES: dict[Callable[[Draw], Case], float] = {
     leaving: 4,
     slow_senders: 0.5,
     mutated: 8,
+    grammars: 8,
+    agent_types: 4,
+    agent_values: 3,
+    agent_items: 4,
 }
 
 

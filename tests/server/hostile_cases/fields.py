@@ -276,7 +276,6 @@ SPELLED = (
     "model_config",
 )
 WITHHELD: dict[str, Any] = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
     "functions": [{}],
     "suffix": "end",
     "use_beam_search": True,
@@ -294,7 +293,7 @@ WITHHELD: dict[str, Any] = {
 def unknown_fields(draw: Draw) -> Case:
     path = draw.choice(list(GOOD))
     if draw.random() < 0.4:
-        name = draw.choice(list(WITHHELD))
+        path, name = draw.choice(list(OWN)), draw.choice(list(WITHHELD))
         return refused(draw, path, {name: WITHHELD[name]}, "unsupported_parameter", name, name)
     name = draw.choice([draw.choice(SPELLED), some_text(draw, 30) + "!", "x" * draw.randint(65, 5000)])
     value = draw.choice([1, None, "a", [], {"a": {}}])

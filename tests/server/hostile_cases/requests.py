@@ -13,6 +13,7 @@ TIMES = {"header_timeout": 3.0, "body_timeout": 3.0, "idle_timeout": 60.0, "writ
 CONTEXT, VOCABULARY = 1024, 4096
 
 COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
+RESPONSES, MESSAGES, COUNT_TOKENS = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,9 @@ GOOD: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
     TOKENIZE: {"prompt": "Once"},
     DETOKENIZE: {"tokens": [5, 6]},
+    RESPONSES: {"input": "Hi", "max_output_tokens": 1},
+    MESSAGES: {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
+    COUNT_TOKENS: {"messages": [{"role": "user", "content": "Hi"}]},
 }
 ROUTES = {
     **dict.fromkeys(GOOD, ("POST",)),
@@ -80,6 +84,7 @@ ROUTES = {
     "/v1/models/tinybooks": ("GET",),
     "/health": ("GET",),
     "/ping": ("GET", "POST"),
+    "/live": ("GET",),
     "/ready": ("GET",),
     "/load": ("GET",),
     "/version": ("GET",),

@@ -127,7 +127,7 @@ def _with_definitions(value: Mapping[str, Any], root: Mapping[str, Any]) -> Mapp
         return value
     if not all(_LOCAL.match(one) for one in references) or not value.keys().isdisjoint(_DEFINITIONS):
         return None
-    return {**value, **{name: root[name] for name in _DEFINITIONS if name in root}}
+    return {**{name: root[name] for name in ("$schema", *_DEFINITIONS) if name in root}, **value}
 
 
 def text_value(own: Mapping[str, Any], marks: Collection[str]) -> Format | None:

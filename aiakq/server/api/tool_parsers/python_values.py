@@ -74,6 +74,8 @@ def _string(text: TextScanner, emit: Emit) -> Parsing[bool]:
 def python_value(text: str) -> str | None:
     """The JSON of a literal of Python or JSON; None if it is neither, or has no JSON."""
     text = text.strip()
+    if is_valid(decoded(text, strict=True)):
+        return text  # as it is written: numbers of JSON may be too large for Python's
     value = decoded(text)
     if not is_valid(value):
         is_string = text[:1] in ("'", '"')

@@ -36,9 +36,14 @@ def test_literals_have_their_json(text, value):
         assert json.loads(python_value(text)) == value
 
 
+@pytest.mark.parametrize("text", ["1e999", '{"a": [-5E400]}', "1.50"])
+def test_json_is_passed_on_as_it_is_written(text):
+    assert python_value(text) == text
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "f(1)", "1 +", "{1: {2}}", "{1, 2}", "b'a'", "1j", "1e999", "[1e999]", "NaN", "9" * 10_000, "\0"]
+    ["", "x", "f(1)", "1 +", "{1: {2}}", "{1, 2}", "b'a'", "1j", "[1e999, 'a']", "NaN", "9" * 10_000, "\0"]
     + ["__import__('os').system('true')", "[" * 5000, "(" * 5000 + ")" * 5000, "-" * 60_000 + "1", "1+" * 30_000 + "1"]
     + ["[" + "'a'," * MAX_LITERAL + "]", "'" + "a" * MAX_STRING + "'"],
     ids=lambda text: text[:12] or "empty",
