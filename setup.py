@@ -4,6 +4,7 @@ Everything else is in pyproject.toml; the build itself is kernels/cpu/build.py.
 """
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 FOLDER = Path("kernels", "cpu")
+#: If this is set, as for images and releases, an installation without the native kernels fails, and they fit machines
+#: whose torch has another OpenMP runtime than this one's.
+REQUIRED = "AIAKQ_REQUIRE_NATIVE"
 
 spec = importlib.util.spec_from_file_location("aiakq_native_build", ROOT / FOLDER / "build.py")
 native = importlib.util.module_from_spec(spec)
@@ -29,8 +33,10 @@ class BuildNative(build_ext):
     def build_extension(self, ext):
         target = Path(self.get_ext_fullpath(ext.name))
         try:
-            native.build(target, native.objects_folder())
+            native.build(target, native.objects_folder(), link_openmp=not os.environ.get(REQUIRED))
         except (native.BuildError, OSError) as problem:
+            if os.environ.get(REQUIRED):
+                raise SystemExit(f"{REQUIRED} is set, and the native CPU kernels cannot be built: {problem}") from None
             # An older one in its place would be installed as if it were of these sources.
             target.unlink(missing_ok=True)
             self.warn(

@@ -22,13 +22,15 @@ import typer
 import aiakq
 from aiakq.errors import BUG, AiakqError, error
 from aiakq.kernels.registry import PluginError
-from aiakq.system.threads import spin_briefly
-from aiakq.terminal import console, server_log
-from aiakq.terminal.bench_commands import bench
+from aiakq.system.threads import limit_threads, spin_briefly
+from aiakq.terminal import console
+from aiakq.terminal.bench import bench
 from aiakq.terminal.checkpoint_commands import collect_env, evaluate, inspect
+from aiakq.terminal.completion import completion, words_with_options
 from aiakq.terminal.help import Command, Group, PlainCommand
-from aiakq.terminal.options import add_options, split_lists, with_arguments
+from aiakq.terminal.options import add_options, split_lists
 from aiakq.terminal.quantize_command import quantize
+from aiakq.terminal.serve_command import serve
 from aiakq.terminal.usage_errors import check_spelling, close_names, usage_error
 
 #: What a shell reports for a program that a signal ended: 128 + SIGINT, 128 + SIGPIPE.
@@ -59,24 +61,11 @@ def _app(
 app.command(cls=Command)(quantize)
 
 
-@app.command(cls=Command)
-@with_arguments("serve")
-def serve(engine: dict[str, Any]) -> int:
-    """Serve a model over HTTP with the OpenAI API."""
-    from aiakq.arguments.server import checked
-
-    arguments = checked(engine, server=True)
-    if not arguments["model"]:
-        raise error("usage", reason="No model is given.", hint="Example: aiakq serve MODEL --port 8000")
-    from aiakq.server.launch import serve as launch
-
-    with server_log.ServerLog(arguments["model"]) as log:
-        return launch(arguments, log.event)
-
-
+app.command(cls=Command)(serve)
 app.command(name="eval", cls=Command)(evaluate)
 app.command(name="inspect", cls=Command)(inspect)
 app.command(name="collect-env", cls=PlainCommand)(collect_env)
+app.command(cls=PlainCommand)(completion)
 
 
 # --- the program -------------------------------------------------------------------------------------------------
@@ -93,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code (see the table in aiakq.errors.kind). Raises nothing."""
     words = list(sys.argv[1:] if argv is None else argv)
     spin_briefly()
+    if words[:1] != ["serve"]:  # which computes in processes of its own
+        limit_threads()
     debug = bool(os.environ.get("AIAKQ_DEBUG"))
     if "--debug" in words[: words.index("--") if "--" in words else None]:
         words.remove("--debug")
@@ -136,7 +127,7 @@ def _without_unsupported(words: list[str]) -> list[str]:
 
 
 def _run(words: list[str], debug: bool) -> int:
-    add_options(words)
+    add_options(words_with_options(words))
     program = typer.main.get_command(app)
     command, name, rest = _find_command(program, words)
     if hasattr(command, "commands"):

@@ -20,6 +20,7 @@ from typing import Any
 import aiakq
 from aiakq import records
 from aiakq.errors import one_line
+from aiakq.system import cgroups
 from aiakq.system.memory import free_host_memory
 from aiakq.system.threads import available_threads
 from aiakq.system.topology import cpu_nodes, cpu_shares
@@ -179,7 +180,10 @@ def _ranges(numbers: list[int]) -> str:
 
 def _memory() -> dict[str, Any]:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    within, processors = cgroups.available_memory(), cgroups.processor_limit()
     limits = {
+        "available within the limits": None if within is None else _gigabytes(within),
+        "processors within the limits": None if processors is None else f"{processors:g}",
         "memory.max": _read(_CGROUP / "memory.max") or _read(_CGROUP / "memory/memory.limit_in_bytes"),
         "memory.high": _read(_CGROUP / "memory.high"),
         "memory.swap.max": _read(_CGROUP / "memory.swap.max"),

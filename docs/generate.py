@@ -1,4 +1,5 @@
-"""Write the reference pages that come from code: docs/structure.md, arguments.md, errors.md, cli.md and routes.md.
+"""Write the reference pages that come from code: docs/structure.md, arguments.md, errors.md, cli.md and routes.md, and
+the man page.
 
 ``make docs`` runs this; tests/test_docs.py fails when a page is not what this would write.
 """
@@ -15,12 +16,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import typer
+import yaml
+
 from aiakq.arguments.argument import Argument
 from aiakq.arguments.commands import COMMANDS, CommandArguments
 from aiakq.arguments.environment import SETTINGS
 from aiakq.arguments.server import ARGUMENTS
 from aiakq.arguments.unsupported import UNSUPPORTED
+from aiakq.cli import app
 from aiakq.errors import REGISTRY
+from aiakq.errors import kind as codes
 from aiakq.server.api.openai import GenerationRequest
 from aiakq.server.api.openapi import BODY_ERRORS, COMMON_ERRORS, KEY_ERRORS, request_schema
 from aiakq.server.api.request_model import LIMITED_BY, RequestModel
@@ -39,6 +45,7 @@ _PAGES = [
     "eval",
     "inspect",
     "collect-env",
+    "completion",
 ]
 
 _GROUPS = {
@@ -174,7 +181,8 @@ def errors_page() -> str:
     lines += [
         "",
         "Exit codes: 0 success, 1 a bug in aiakq, 2 usage, 3 bad input, 4 refused as unsafe, 5 out of resources,",
-        "6 output conflict, 7 environment, 8 numeric failure, 9 worker failure, 10 a gate failed, 130 and 143 signals.",
+        "6 conflict, 7 environment, 8 numeric failure, 9 worker failure, 10 a gate failed, 11 undecided comparison,",
+        "130 and 143 signals.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -329,6 +337,93 @@ def _flag(option: str) -> str:
     return "--" + option.replace("_", "-")
 
 
+_MANUAL_HEAD = """\
+.\\" Written by "make docs" from the tables of options; do not change it by hand.
+.TH AIAKQ 1 "" "aiakq" "User Commands"
+.ad l
+.SH NAME
+aiakq \\- quantize a Hugging Face model, check it, serve it, measure it
+.SH SYNOPSIS
+.B aiakq
+.I COMMAND
+.RI [ OPTION ]...
+.SH DESCRIPTION
+Results go to standard output as JSON, everything for people to standard error. The documentation has pages about each
+command; this one lists the options.
+.PP
+Every option can also be set by an environment variable, whose name is AIAKQ_ and that of the option with underscores,
+and in the YAML file of
+.BR \\-\\-config .
+The command line comes first, then the environment, then the file.
+"""
+_EXIT_CODES = {
+    0: "success, or an orderly end of a server",
+    codes.BUG: "a bug in aiakq",
+    codes.USAGE: "wrong options or arguments",
+    codes.BAD_INPUT: "a model, data or a file that cannot be used",
+    codes.UNSAFE: "refused, because it would run code of a model or leave its folder",
+    codes.RESOURCES: "too little memory or disk space",
+    codes.CONFLICT: "something is in the way: a port, an output folder, another machine's results",
+    codes.ENVIRONMENT: "something is missing or unreachable: a package, a device, the network",
+    codes.NUMERIC: "numbers that are not finite",
+    codes.WORKER: "a process of aiakq ended, or a server does not keep up",
+    codes.GATE: "a gate, or a comparison, failed",
+    codes.UNDECIDED: "a comparison is undecided",
+    130: "interrupted (INT)",
+    143: "terminated (TERM)",
+}
+
+
+def manual_page() -> str:
+    """docs/aiakq.1, the man page, from the tables in aiakq/arguments."""
+    lines = [_MANUAL_HEAD.rstrip(), ".SH COMMANDS"]
+    program: Any = typer.main.get_command(app)
+    for name in _PAGES[1:]:
+        command = program
+        for word in name.split():
+            command = command.commands[word]
+        lines += [".SS", _roff(f"aiakq {name}"), _roff(command.help or "")]
+        arguments = COMMANDS.get(name)
+        rows = [row for row in arguments.own_rows if not row.positional] if arguments else []
+        engine = arguments.engine_rows if arguments and name == "serve" else ()
+        lines += [each for row in (*rows, *engine) for each in _manual_entry(row)]
+        if arguments and arguments.engine_rows and not engine:
+            lines += [".PP", "Also takes the options of the engine, see", '.BR "aiakq serve" .']
+    lines += [".SH ENVIRONMENT"]
+    for variable, about in SETTINGS.items():
+        lines += [".TP", f".B {_roff(variable)}", _roff(about.replace("`", ""))]
+    lines += [".SH EXIT STATUS"]
+    for code, about in _EXIT_CODES.items():
+        lines += [".TP", f".B {code}", _roff(about)]
+    return "\n".join(lines) + "\n"
+
+
+def alert_rules() -> str:
+    """The alerts for the Prometheus operator, from examples/deploy/prometheus/alerts.yml."""
+    rules = yaml.safe_load((DOCS.parent / "examples/deploy/prometheus/alerts.yml").read_text(encoding="utf-8"))
+    document = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "aiakq"},
+        "spec": json.loads(json.dumps(rules)),  # without references between equal parts
+    }
+    head = '# Written by "make docs" from ../../prometheus/alerts.yml.\n'
+    return head + str(yaml.safe_dump(document, sort_keys=False, width=110))
+
+
+def _manual_entry(row: Argument) -> list[str]:
+    """One option of the man page."""
+    value = "" if row.type is bool else f" {row.metavar or ('|'.join(map(str, row.choices)) or 'VALUE')}"
+    default = "" if row.default in (None, False, (), {}) or row.required else f" Default: {row.default}."
+    return [".TP", f".B {_roff(', '.join(row.all_flags) + value)}", _roff(row.help + default)]
+
+
+def _roff(text: str) -> str:
+    """Plain text for a line of a man page."""
+    escaped = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
+
+
 def _names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
@@ -339,6 +434,8 @@ PAGES = {
     "errors.md": errors_page,
     "cli.md": cli_page,
     "routes.md": routes_page,
+    "aiakq.1": manual_page,
+    "../examples/deploy/kubernetes/monitoring/alerts.yaml": alert_rules,
 }
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def _generator():
     return module
 
 
-@pytest.mark.parametrize("name", ["structure.md", "arguments.md", "errors.md", "cli.md", "routes.md"])
+@pytest.mark.parametrize("name", _generator().PAGES)
 def test_generated_pages_are_current(name):
     assert (ROOT / "docs" / name).read_text() == _generator().PAGES[name](), "run make docs"
 
@@ -36,7 +36,7 @@ def test_commands_in_the_readme_exist():
     known = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert targets and targets <= known
     commands = set(re.findall(r"^(?:\$ )?aiakq ([\w-]+)", text, re.MULTILINE))
-    assert commands <= {"quantize", "serve", "bench", "eval", "inspect", "collect-env"}
+    assert commands <= {"quantize", "serve", "bench", "eval", "inspect", "collect-env", "completion"}
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("docs/decisions/*.md")), ids=lambda page: page.stem)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from other_programs import printed_by
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted([*ROOT.glob("aiakq/**/*.py"), *ROOT.glob("kernels/**/*.py")])
@@ -415,15 +416,13 @@ def test_importing_aiakq_loads_nothing_heavy():
         "import sys, aiakq, aiakq.cli, aiakq.spec, aiakq.errors, aiakq.registry, aiakq.arguments.server; "
         "print([m for m in ('torch', 'transformers', 'importlib.metadata') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert printed_by(code) == "[]"
 
 
 def test_importing_the_engine_loads_no_torch():
     modules = sorted(module for module in MODULES if within(module, "aiakq.runtime.engine"))
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert printed_by(code) == "False"
 
 
 def test_packages_in_pyproject_are_all_there_are():

@@ -11,9 +11,16 @@ from functools import cached_property
 from typing import Any
 
 from aiakq.arguments.argument import Argument, checked_value, part_of, rows_of, split_list, value_of_text
-from aiakq.arguments.bench import KernelArguments, LatencyArguments, ServeArguments, ThroughputArguments
+from aiakq.arguments.bench import (
+    KernelArguments,
+    LatencyArguments,
+    ServeArguments,
+    SweepArguments,
+    ThroughputArguments,
+)
 from aiakq.arguments.checkpoint import EvalArguments, InspectArguments
 from aiakq.arguments.common import ConfigArguments, JsonArguments, ResultArguments
+from aiakq.arguments.comparison import AlternationArguments, CompareArguments, CounterArguments, ReportArguments
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
 from aiakq.arguments.quantize import QuantizeArguments
 from aiakq.arguments.server import ARGUMENTS
@@ -130,5 +137,14 @@ COMMANDS: dict[str, CommandArguments] = {
         "Folder or hub name of a model to start a server for.",
         external=True,
     ),
+    "bench sweep": CommandArguments(
+        (ServeArguments, SweepArguments, ResultArguments),
+        ENGINE_ARGUMENTS,
+        "Folder or hub name of a model to start a server for.",
+        external=True,
+    ),
+    "bench compare": CommandArguments((CompareArguments, ReportArguments)),
+    "bench ab": CommandArguments((AlternationArguments, ReportArguments), ENGINE_ARGUMENTS, _MODEL),
+    "bench counters": CommandArguments((CounterArguments, ReportArguments), ENGINE_ARGUMENTS, _MODEL),
     "bench kernels": CommandArguments((KernelArguments, ResultArguments)),
 }

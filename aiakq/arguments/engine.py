@@ -320,6 +320,41 @@ class SchedulerArguments:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SpeculationArguments:
+    """How tokens are guessed, to compute several in a step; the answers are the same."""
+
+    speculative_config: dict[str, Any] | None = argument(
+        None,
+        "Speculative decoding, as a JSON object: method (ngram), num_speculative_tokens, prompt_lookup_max, "
+        "prompt_lookup_min, disable_by_batch_size, max_model_len. The answers stay the same to the bit.",
+    )
+    speculative_model: str | None = argument(
+        None, "What guesses tokens: [ngram], what followed the same tokens earlier in the prompt and the answer."
+    )
+    num_speculative_tokens: int | None = argument(None, "Guesses in a step, at most; 4 if not given.", low=1)
+    ngram_prompt_lookup_max: int | None = argument(
+        None,
+        "Tokens that have to be the same, at most: the longest are looked for first; 3 if not given.",
+        low=1,
+        high=128,
+    )
+    ngram_prompt_lookup_min: int | None = argument(
+        None,
+        "Tokens that have to be the same, at least; 1 if not given.",
+        low=1,
+        high=128,
+    )
+    speculative_disable_by_batch_size: int | None = argument(
+        None,
+        "Guess nothing while so many requests or more run; 5 on a CPU, 33 on a GPU if not given.",
+        low=2,
+    )
+    speculative_max_model_len: int | None = argument(
+        None, "Guess nothing for requests with more tokens; always if not given.", low=1, suffixes=True
+    )
+
+
 _PARTS: tuple[tuple[type, str], ...] = (
     (ModelArguments, "model"),
     (LoadArguments, "model"),
@@ -328,6 +363,7 @@ _PARTS: tuple[tuple[type, str], ...] = (
     (TokenizerArguments, "text"),
     (CacheArguments, "memory"),
     (SchedulerArguments, "scheduling"),
+    (SpeculationArguments, "scheduling"),
 )
 
 #: One row per argument, ordered by heading.

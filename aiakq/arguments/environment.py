@@ -20,6 +20,8 @@ SETTINGS = {
     "rank 0's node divided by `-tp`, or fewer where the cluster has not so many.",
     "AIAKQ_RAY_PLACEMENT_GROUP": "Id of the Ray placement group for the ranks, for an engine that is not started in it "
     "itself: one bundle for each rank, the first for rank 0.",
+    "AIAKQ_REQUIRE_NATIVE": "If not empty, while aiakq is installed or built: fail where the native CPU kernels "
+    "cannot be compiled.",
     "AIAKQ_CPU_LIBRARY": "Path of the native CPU library, in place of the one that is installed.",
 }
 #: Variables that Kubernetes sets in every pod beside a service whose name starts with ``aiakq``.

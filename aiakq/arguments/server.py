@@ -19,6 +19,14 @@ from aiakq.errors import error
 API_KEY_VARIABLE = "AIAKQ_API_KEY"
 
 
+def _trace_details(given: list[str]) -> list[str]:
+    """The parts that --collect-detailed-traces names."""
+    for name in given:
+        if name not in ("model", "worker", "all"):
+            raise ValueError(name)
+    return given
+
+
 @dataclass(init=False, repr=False, eq=False)  # only its fields are used: the server takes a mapping
 class ServerArguments:
     """Options of the HTTP server."""
@@ -96,6 +104,9 @@ class ServerArguments:
     ssl_certfile: str | None = argument(None, "Certificate chain for TLS. If given, the server accepts HTTPS only.")
     ssl_ca_certs: str | None = argument(None, "CA certificates to verify client certificates with.")
     ssl_cert_reqs: int = argument(0, "Client certificates: 0 none, 1 optional, 2 required.", low=0, high=2)
+    enable_ssl_refresh: bool = argument(
+        False, "Read the certificate, key and CA files again when they change; new connections then use them."
+    )
     max_connections: int = argument(1024, "Most open connections; further ones get status 503.", low=1)
     max_connections_per_address: int = argument(256, "Most open connections from one address.", low=1)
     header_timeout: float = argument(10.0, "Seconds to receive the headers of a request.", low=0.1)
@@ -151,6 +162,29 @@ class ServerArguments:
         False, "Log no line for each request, not even with --uvicorn-log-level info."
     )
     root_path: str = argument("", "URL path under which a proxy serves this server.")
+    sse_keep_alive_interval: float = argument(
+        0.0,
+        "Seconds without output after which a stream gets a comment, so that no proxy takes it for dead; 0: never. A "
+        "stream that waited so long for its first output has begun, and reports later failures as an event.",
+        low=0,
+    )
+    log_format: str = argument(
+        "text",
+        "text: lines to read; json: one object per line, and one for every finished request, see docs/operations.md.",
+        choices=("text", "json"),
+    )
+    otlp_traces_endpoint: str | None = argument(
+        None,
+        "Collector that gets a trace of every request, with OpenTelemetry's protocol: http://HOST:4318/v1/traces, or "
+        "grpc://HOST:4317. Needs pip install 'aiakq[traces]'.",
+    )
+    collect_detailed_traces: list[str] | None = argument(
+        None,
+        "Parts of a request with spans of their own. model: waiting, prefill and decoding in the engine; worker: "
+        "reading the body, tokenizing, checking a grammar; all: both.",
+        convert=_trace_details,
+        expected="model, worker or all",
+    )
     enable_log_requests: bool = argument(False, "Log the prompts and sampling parameters of every request.")
     max_log_len: int | None = argument(
         None,

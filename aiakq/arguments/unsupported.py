@@ -44,7 +44,7 @@ class Unsupported:
 
 
 _NO_LORA = "LoRA adapters are not built yet"
-_NO_SPECULATION = "speculative decoding is not built yet"
+_NO_SPECULATION = "no models draft: speculative decoding looks up n-grams"
 _NO_IMAGES = "models see text only"
 _NO_PROMPT_ADAPTERS = "prompt adapters are not supported"
 _TEXT_PROCESS = "tokens become text in the HTTP process, beside the engine"
@@ -124,16 +124,9 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("prompt_adapters", _NO_PROMPT_ADAPTERS, refused=True),
     Unsupported("max_prompt_adapters", _NO_PROMPT_ADAPTERS, (1,)),
     Unsupported("max_prompt_adapter_token", _NO_PROMPT_ADAPTERS, (0,)),
-    Unsupported("speculative_model", _NO_SPECULATION, refused=True),
-    Unsupported("speculative_config", _NO_SPECULATION, refused=True),
-    Unsupported("num_speculative_tokens", _NO_SPECULATION),
     Unsupported("speculative_model_quantization", _NO_SPECULATION),
     Unsupported("speculative_draft_tensor_parallel_size", _NO_SPECULATION, short="-spec-draft-tp"),
     Unsupported("speculative_disable_mqa_scorer", _NO_SPECULATION, switch=True),
-    Unsupported("speculative_max_model_len", _NO_SPECULATION),
-    Unsupported("speculative_disable_by_batch_size", _NO_SPECULATION),
-    Unsupported("ngram_prompt_lookup_max", _NO_SPECULATION),
-    Unsupported("ngram_prompt_lookup_min", _NO_SPECULATION),
     Unsupported("spec_decoding_acceptance_method", _NO_SPECULATION, ("rejection_sampler",)),
     Unsupported("typical_acceptance_sampler_posterior_threshold", _NO_SPECULATION),
     Unsupported("typical_acceptance_sampler_posterior_alpha", _NO_SPECULATION),
@@ -142,8 +135,6 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("disable_log_requests", "requests are logged with --enable-log-requests only", switch=True),
     Unsupported("enable_server_load_tracking", "/load counts requests, always", switch=True),
     Unsupported("middleware", "there are no plug-ins for the server", refused=True),
-    Unsupported("otlp_traces_endpoint", "there are no traces yet", refused=True),
-    Unsupported("collect_detailed_traces", "there are no traces yet", refused=True),
     Unsupported("show_hidden_metrics_for_version", "no metric is hidden"),
 )
 

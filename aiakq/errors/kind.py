@@ -15,6 +15,8 @@ ENVIRONMENT = 7
 NUMERIC = 8
 WORKER = 9
 GATE = 10
+# Of bench compare and bench ab: neither worse nor not worse.
+UNDECIDED = 11
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from aiakq.errors.kind import CONFLICT, ENVIRONMENT, GATE, NUMERIC, RESOURCES, UNSAFE, USAGE, WORKER, ErrorKind
+from aiakq.errors.kind import (
+    CONFLICT,
+    ENVIRONMENT,
+    GATE,
+    NUMERIC,
+    RESOURCES,
+    UNDECIDED,
+    UNSAFE,
+    USAGE,
+    WORKER,
+    ErrorKind,
+)
 
 COMMAND_ERRORS = {
     # --- the command line ------------------------------------------------------------------------------------------
@@ -20,6 +31,24 @@ COMMAND_ERRORS = {
         "No server answers at {url}: {reason}.", "Start one with: aiakq serve --model DIR", ENVIRONMENT
     ),
     "bench_failed": ErrorKind("{failed} of {total} requests failed; the first: {reason}.", "", WORKER),
+    "got_worse": ErrorKind("Worse by more than {percent} %: {metrics}.", "", GATE),
+    "counters_changed": ErrorKind(
+        "{count} counters are not what they were: {counters}.",
+        "If that is intended, write the file again: aiakq bench counters MODEL --output FILE",
+        GATE,
+    ),
+    "undecided": ErrorKind(
+        "The intervals are too wide for a verdict: {metrics}.",
+        "Measure more runs or rounds, allow a wider --margin, or give --allow-undecided.",
+        UNDECIDED,
+    ),
+    "other_machine": ErrorKind(
+        "The results are of different machines: {differences}.",
+        "Timings of one machine say nothing about another; --across-machines compares them all the same.",
+        CONFLICT,
+    ),
+    "nothing_to_compare": ErrorKind("{base} and {new} have no metric in common.", "Compare results of one benchmark."),
+    "side_failed": ErrorKind("{side} failed: {reason}.", "", WORKER),
 }
 
 FOLDER_ERRORS = {

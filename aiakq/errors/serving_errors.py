@@ -64,6 +64,11 @@ RANK_ERRORS = {
         "Run pip install 'aiakq[ray]' on every node; one machine needs none: --distributed-executor-backend mp.",
         ENVIRONMENT,
     ),
+    "traces_missing": ErrorKind(
+        "Traces need the package {package}, which is not installed.",
+        "Run pip install 'aiakq[traces]', or leave out --otlp-traces-endpoint.",
+        ENVIRONMENT,
+    ),
     "ray_unavailable": ErrorKind(
         "Ray cannot be used: {reason}.",
         "RAY_ADDRESS names the cluster; ray status shows its nodes.",

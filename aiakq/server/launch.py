@@ -21,7 +21,7 @@ from aiakq.server.api.routes import error_shapes, keyless_paths, load_routes
 from aiakq.server.api.service import Service
 from aiakq.server.http.auth import read_keys
 from aiakq.server.http.body_budget import BodyBudget
-from aiakq.server.http.http_server import Gateway, check_tls, start_http
+from aiakq.server.http.http_server import FLUSH_SECONDS, Gateway, check_tls, start_http
 from aiakq.server.http.listener import (
     allow_many_connections,
     bind,
@@ -70,7 +70,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     args = {**args, "max_connections": _checked_connections(args["max_connections"], on_event)}
     routes = load_routes(args)
     open_paths = keyless_paths(routes, args)
-    gateway = Gateway()
+    gateway = Gateway(args["root_path"])
     with Signals() as signals:
         server, server_task = start_http(gateway, listener, args, keys, open_paths, error_shapes(routes))
         supervisors = Supervisors(args, on_event)
@@ -163,7 +163,7 @@ async def _serve_until_end(
     finally:
         for task in (*tasks, engine):
             task.cancel()
-        await service.text.stop()
+        await service.stop(FLUSH_SECONDS)
 
 
 def _ready_event(

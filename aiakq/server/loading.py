@@ -13,14 +13,18 @@ from typing import Any
 from aiakq.errors import error
 from aiakq.runtime.text.output_processor import OutputProcessor
 from aiakq.server.api.message_format import ParserOptions
-from aiakq.server.api.service import ModelInfo, ResponseOptions, Service
+from aiakq.server.api.model_info import ModelInfo
+from aiakq.server.api.service import ResponseOptions, Service
 from aiakq.server.process.ipc import Configured, Ready
 from aiakq.server.process.replicas import Replicas, Requests, Supervisors
 from aiakq.server.process.request_manager import QueueLimits, RequestManager
 from aiakq.server.process.text_client import TextClient
 from aiakq.server.telemetry.events import OnEvent, ServerEvent, phase_event
-from aiakq.server.telemetry.logs import request_logger
+from aiakq.server.telemetry.logs import RequestLog, request_logger
 from aiakq.server.telemetry.metrics import Metrics
+from aiakq.server.telemetry.process_metrics import add_process_metrics
+from aiakq.server.telemetry.request_records import RequestObserver
+from aiakq.server.telemetry.traces import Tracer
 
 #: Smallest default limit of a request body; models with long contexts have a larger one.
 MIN_BODY_BYTES = 4 << 20
@@ -31,10 +35,18 @@ async def load_service(
 ) -> tuple[Service, list[Ready]]:
     """Wait until the engines are ready and build the service. Also returns the engines' own reports."""
     parsers = ParserOptions(args)
+    observers = open_observers(args, on_event)
     reports, configured, text = await _load_engines_and_tokenizer(supervisors, args, on_event, parsers)
     ready = reports[0]
     names = args["served_model_name"] or [args["model"]]
     metrics = Metrics(names[0], ready.limits.max_model_len, ready.settings)
+    add_process_metrics(
+        metrics.registry,
+        lambda: [supervisor.engine.pid for supervisor in supervisors.all],
+        device=ready.facts.get("device", "").partition(",")[0],
+        quantization=ready.facts.get("model", "").rpartition(", ")[2],
+        dtype=configured.dtype,
+    )
     queue = QueueLimits(
         max_running=ready.max_num_seqs,
         max_waiting=args["max_num_queued_reqs"],
@@ -62,9 +74,12 @@ async def load_service(
             force_include_usage=args["enable_force_include_usage"],
             return_tokens_as_token_ids=args["return_tokens_as_token_ids"],
             prompt_tokens_details=args["enable_prompt_tokens_details"],
+            keep_alive_seconds=args["sse_keep_alive_interval"],
         ),
         fair_share=args["fair_share"],
         message_format=parsers.message_format(text.loaded.tools_template),
+        observers=observers,
+        root_path=args["root_path"],
     )
     generates = service.model.limits.pooling is None
     if generates and text.tokenizer.has_text and not text.has_template:
@@ -132,6 +147,22 @@ def read_chat_template(value: str | None) -> str | None:
         expected = "a readable file or a template (which would hold a brace)"
         hint = "Give the path of a Jinja file."
         raise error("bad_option", option="--chat-template", value=value, expected=expected, hint=hint) from None
+
+
+def open_observers(args: Mapping[str, Any], on_event: OnEvent) -> list[RequestObserver]:
+    """What is told of every request: the log and the traces. Raises option_conflict, traces_missing and bad_option."""
+    observers: list[RequestObserver] = []
+    if args["otlp_traces_endpoint"]:
+        names = args["served_model_name"] or [args["model"]]
+        observers.append(Tracer(args["otlp_traces_endpoint"], args["collect_detailed_traces"] or (), names[0]))
+    elif args["collect_detailed_traces"]:
+        reason = "without a collector there are no traces"
+        hint = "Give --otlp-traces-endpoint URL."
+        other = "no --otlp-traces-endpoint"
+        raise error("option_conflict", option="--collect-detailed-traces", other=other, reason=reason, hint=hint)
+    if args["log_format"] == "json":
+        observers.append(RequestLog(on_event))  # after the tracer, whose ids it writes
+    return observers
 
 
 def startup_facts(service: Service, reports: Sequence[Ready]) -> dict[str, str]:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from aiakq.system import cgroups
+
 #: Seconds between two collections of all reference cycles, and when the last one was.
 _COLLECTION_SECONDS = 5.0
 _last_collection = float("-inf")
@@ -23,10 +25,8 @@ def free_host_memory() -> int:
     for line in _lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
-    if limit and used and limit[0] != "max":
-        available = min(available, int(limit[0]) - int(used[0]))
-    return max(available, 0)
+    limit = cgroups.available_memory()
+    return max(available if limit is None else min(available, limit), 0)
 
 
 def release_host_memory() -> None:

@@ -6,6 +6,7 @@ import ctypes
 import faulthandler
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,39 @@ def start_child(
     spin_briefly(own)
     options = CHILD_OPTIONS | {"stdin": stdin}
     return subprocess.Popen(child_command(code, *words), pass_fds=pass_fds, env=own, **options)
+
+
+class ChildProcess:
+    """A child process and a socket to it. The number of the process's own end is its first argument.
+
+    socket  this end.
+    pid     of the process.
+    """
+
+    def __init__(self, code: str, threads: int, pass_fds: Sequence[int] = ()) -> None:
+        """Start it as ``start_child`` does; it inherits ``pass_fds`` too. Raises OSError."""
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            descriptors = (theirs.fileno(), *pass_fds)
+            self._process = start_child(code, theirs.fileno(), pass_fds=descriptors, threads=threads)
+        except OSError:
+            self.socket.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
+
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """Wait for its end, its socket being shut down, and kill it if it does not come."""
+        end_child(self._process)
+
+    def exit_reason(self) -> str:
+        """Why it ended, in words."""
+        return exit_reason(self._process)
 
 
 def begin_child() -> None:

@@ -117,6 +117,13 @@ def emit(document: Mapping[str, Any]) -> None:
     write(to_json(finite(document)))
 
 
+def write_log(text: str) -> None:
+    """Write ``text`` to stderr as it is, in one piece."""
+    stderr = _Stderr()
+    stderr.write(text)
+    stderr.flush()
+
+
 def write(text: str) -> None:
     """Write ``text`` to stdout. Raises ClosedOutput if its reader has gone, ``output_failed`` otherwise."""
     if sys.stdout is None:

@@ -23,7 +23,10 @@ _DURATIONS = {
     "tpot_ms": "time per output token",
     "itl_ms": "time between tokens",
     "e2el_ms": "whole request",
+    "scheduled_e2el_ms": "the same from its due time",
 }
+#: Those that say something only if requests had to wait.
+_IF_QUEUED = ("queue_ms", "scheduled_e2el_ms")
 _RATES = {
     "request_throughput": "requests/s",
     "request_goodput": "good requests/s",
@@ -58,10 +61,34 @@ def bench_result(document: Mapping[str, Any]) -> None:
     drawn = table("milliseconds", "mean", "p50", "p90", "p95", "p99", "max")
     for key, name in _DURATIONS.items():
         summary = document.get(key)
-        if summary is None or summary["mean"] is None or (key == "queue_ms" and summary["max"] < 1):
+        if summary is None or summary["mean"] is None or (key in _IF_QUEUED and document["queue_ms"]["max"] < 1):
             continue
         columns = ("mean", "p50", "p90", "p95", "p99", "max")
         drawn.add_row(name, *(number(summary[column]) for column in columns))
+    show(drawn)
+    for text in document["warnings"]:
+        warning(text)
+
+
+def sweep_result(document: Mapping[str, Any]) -> None:
+    """A sweep: a row for each level, and the highest rate that kept the limits."""
+    config = document["config"]
+    limits = ", ".join(f"{name} {number(limit)} ms" for name, limit in document["limits"].items())
+    rows: dict[str, object] = {"model": config["model"], "seconds of a level": number(config["duration_s"])}
+    if limits:
+        rows["limits"] = f"{limits}, for {config['goodput_share']:.1%} of the requests"
+        best = document["max_goodput_rate"]
+        rows["kept up to"] = "no rate that was tried" if best is None else f"{number(best)} requests/s"
+    facts("bench sweep", rows)
+    drawn = table("load", "requests/s", "tokens/s", "good", "TTFT p50", "p99", "TPOT p50", "p99")
+    for level in document["levels"]:
+        share, ttft, tpot = level["goodput_share"], level["ttft_ms"], level["tpot_ms"]
+        drawn.add_row(
+            level["level"],
+            *(number(level[key], 3) for key in ("request_throughput", "output_throughput")),
+            "-" if share is None else f"{share:.0%}",
+            *(number(value, 3) for value in (ttft["p50"], ttft["p99"], tpot["p50"], tpot["p99"])),
+        )
     show(drawn)
     for text in document["warnings"]:
         warning(text)
@@ -90,6 +117,57 @@ def kernels_result(document: Mapping[str, Any]) -> None:
     show(drawn)
     for text in document["warnings"]:
         line((plain(text), "dim"))
+
+
+def counters_result(document: Mapping[str, Any]) -> None:
+    """Counters: a row for each, a column for each phase."""
+    counters = document["counters"]
+    phases = [phase["name"] for phase in document["config"]["phases"]]
+    names = dict.fromkeys(name.partition(".")[2] for name in counters if name.partition(".")[0] in phases)
+    facts(
+        "bench counters",
+        {f"tensor bytes when {name}": number(counters[f"{name}.tensor_bytes"]) for name in ("loaded", "finished")},
+    )
+    drawn = table("counter", *phases)
+    for name in names:
+        drawn.add_row(name, *(number(counters[f"{phase}.{name}"]) for phase in phases))
+    show(drawn)
+
+
+#: Styles of verdicts.
+_VERDICTS = {"worse": "bold red", "changed": "bold red", "undecided": "yellow", "better": "green"}
+
+
+def comparison(document: Mapping[str, Any]) -> None:
+    """Two sides: every metric with its change, interval and verdict, and the counters that changed."""
+    rows: dict[str, object] = {"base": document["base"], "new": document["new"]}
+    if document["metrics"]:
+        confidence = f"{100 * document['confidence']:g} % sure of all"
+        rows["verdicts"] = f"{confidence}; worse: by more than {100 * document['margin']:g} %"
+    if "rounds" in document:
+        rows["rounds"] = f"{document['rounds']} in {console.seconds(document['duration'])}"
+    changed = [row for row in document["counters"] if row["verdict"] == "changed"]
+    if document["counters"]:
+        rows["counters"] = f"{len(changed)} of {len(document['counters'])} changed"
+    facts("comparison", rows)
+    if document["metrics"]:
+        drawn = table("metric", "base", "new", "change, %", "interval, %", "verdict", left=(0, 5))
+        for row in document["metrics"]:
+            low, high = row["low"], row["high"]
+            interval = "-" if low is None else f"{100 * (low - 1):+.1f} to {100 * (high - 1):+.1f}"
+            verdict = (row["verdict"], _VERDICTS.get(row["verdict"], "")) if row["gated"] else ("", "")
+            numbers = (number(row["base"]), number(row["new"]), f"{100 * (row['ratio'] - 1):+.1f}", interval)
+            drawn.add_row(
+                plain(row["metric"]), *numbers, f"[{verdict[1]}]{verdict[0]}[/]" if verdict[1] else verdict[0]
+            )
+        show(drawn)
+    if changed:
+        drawn = table("counter", "base", "new")
+        for row in changed:
+            drawn.add_row(plain(row["counter"]), number(row["base"]), number(row["new"]))
+        show(drawn)
+    for text in document["warnings"]:
+        warning(text)
 
 
 def _load(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:

@@ -73,15 +73,19 @@ def abi() -> str:
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in parts)).hexdigest()[:16]
 
 
-def build(target: Path, objects: Path | None, flags: Sequence[str] = (), openmp: bool = True) -> int:
+def build(
+    target: Path, objects: Path | None, flags: Sequence[str] = (), openmp: bool = True, link_openmp: bool = True
+) -> int:
     """Compile what has changed and link ``target``; returns how many files were compiled.
 
     ``objects`` is the folder of the object files of this target, where stale ones are deleted; None keeps none.
-    ``target`` is replaced atomically, so that processes that use the old library continue with it. Raises BuildError.
+    ``target`` is replaced atomically, so that processes that use the old library continue with it.
+    ``link_openmp`` names the OpenMP runtime in the library; without, it can only be loaded beside torch, whose runtime
+    it uses whatever that is called, as wheels for other machines have to. Raises BuildError.
     """
     if objects is None:
         with tempfile.TemporaryDirectory() as folder:
-            return build(target, Path(folder), flags, openmp)
+            return build(target, Path(folder), flags, openmp, link_openmp)
     compiler = find_compiler(openmp)
     units = _units(compiler, tuple(flags))
     objects = objects.absolute()
@@ -98,7 +102,8 @@ def build(target: Path, objects: Path | None, flags: Sequence[str] = (), openmp:
         except BuildError:
             pool.shutdown(cancel_futures=True)
             raise
-    link = [*compiler.command, "-shared", *FLAGS, *flags, *compiler.threads, *map(str, object_of.values())]
+    threads = compiler.threads if link_openmp else ()
+    link = [*compiler.command, "-shared", *FLAGS, *flags, *threads, *map(str, object_of.values())]
     target.parent.mkdir(parents=True, exist_ok=True)
     _replace(link, target)
     return len(missing)

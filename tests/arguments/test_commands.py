@@ -30,13 +30,21 @@ IDS = [f"{name} {row.key}" for name, row in ROWS]
 RESERVED = (SETTINGS.keys() - {"AIAKQ_API_KEY"}) | {
     "AIAKQ_ABI",
     "AIAKQ_FRAMEWORKS",
+    "AIAKQ_IMAGE",
+    "AIAKQ_IMAGE_ENGINE",
     "AIAKQ_INTEROP",
     "AIAKQ_KILLS",
     "AIAKQ_RANKS",
     "AIAKQ_SOAK_SECONDS",
 }
 #: Values of rows that take only some strings.
-TEXTS = {"pp_layer_partition": "3,1", "goodput": "ttft:200,tpot:50", "shapes": "64x32,128x64", "rows": "4,8"}
+TEXTS = {
+    "collect_detailed_traces": "model,worker",
+    "pp_layer_partition": "3,1",
+    "goodput": "ttft:200,tpot:50",
+    "shapes": "64x32,128x64",
+    "rows": "4,8",
+}
 
 
 def text_of(row: Argument) -> str:
@@ -77,7 +85,7 @@ def words_of(row: Argument, text: str) -> Any:
 @pytest.fixture(scope="module")
 def options_of_commands() -> dict[str, dict[str, Any]]:
     """The parameters of every command as the program builds them, by command and flag (or name of a word)."""
-    add_options(["quantize", "serve", "eval", "inspect", "bench", "latency", "throughput", "kernels"])
+    add_options(word for name in COMMANDS for word in name.split())
     program: Any = typer.main.get_command(cli.app)
     found = {}
     for name in COMMANDS:

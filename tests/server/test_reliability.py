@@ -321,11 +321,12 @@ def test_e12_ten_times_the_load(start_server):
             assert client.post(COMPLETIONS, json=CANARY).json()["choices"][0]["text"] == alone
 
 
-#: Who reads the clock of the calendar: to write down when something was made, or to stop it for chat templates.
+#: Who reads the clock of the calendar: to write down when something was or happened, or to stop it for chat templates.
 CALENDAR = {
     *("aiakq/records.py", "aiakq/quantizers/run_report.py", "aiakq/data/chat.py"),
     *("aiakq/server/api/openai.py", "aiakq/server/api/service.py", "aiakq/server/api/responses/builder.py"),
     *("aiakq/server/api/pooling/embeddings.py", "aiakq/server/api/pooling/scores.py"),
+    *("aiakq/server/telemetry/request_records.py", "aiakq/terminal/json_log.py"),
 }
 
 

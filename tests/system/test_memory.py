@@ -22,15 +22,11 @@ def test_free_memory_is_what_the_kernel_can_make_available(files):
     assert memory.free_host_memory() == 500 * 1024
 
 
-def test_a_container_has_no_more_than_its_limit(files):
+def test_a_container_has_no_more_than_its_limit(files, monkeypatch):
     files["/proc/meminfo"] = ["MemAvailable:  500 kB"]
-    files["/sys/fs/cgroup/memory.current"] = ["100000"]
-    files["/sys/fs/cgroup/memory.max"] = ["max"]
-    assert memory.free_host_memory() == 500 * 1024
-    files["/sys/fs/cgroup/memory.max"] = ["150000"]
-    assert memory.free_host_memory() == 50_000
-    files["/sys/fs/cgroup/memory.max"] = ["90000"]
-    assert memory.free_host_memory() == 0
+    for limit, available in ((None, 500 * 1024), (50_000, 50_000), (0, 0), (2**40, 500 * 1024)):
+        monkeypatch.setattr(memory.cgroups, "available_memory", lambda limit=limit: limit)
+        assert memory.free_host_memory() == available
 
 
 def test_without_the_files_the_pages_of_the_system_count(files):

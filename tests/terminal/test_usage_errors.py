@@ -34,7 +34,7 @@ GOOD = ["quantize", "-i", "in", "-o", "out", "-quant_type", "awq"]
         ([*GOOD, "--nonsense"], "aiakq quantize --help"),
         (["quantise"], "There is no command 'quantise'. Did you mean quantize?"),
         (["bench", "latncy"], "There is no command 'bench latncy'. Did you mean latency?"),
-        (["frobnicate"], "There are quantize, serve, eval, inspect, collect-env, bench."),
+        (["frobnicate"], "There are quantize, serve, eval, inspect, collect-env, completion, bench."),
         (["quantize"], "-i or --input is missing. Example: aiakq quantize -i MODEL -o DIR -quant_type awq."),
         (["quantize", "-i", "in"], "-o or --output is missing."),
         (["quantize", "-i", "in", "-o", "out"], "-quant_type or --quant-type is missing."),

@@ -17,6 +17,8 @@ from aiakq.quantizers.workers.messages import Job, WorkerAlive, WorkerChannel, W
 from aiakq.quantizers.workers.protocol import Value
 from aiakq.system.frames import limit_sending
 
+#: What the process of a worker runs.
+CODE = "from aiakq.quantizers.worker_process import main; main()"
 #: Seconds without any sign of a worker after which it counts as hung.
 TIME_LIMIT = 60.0
 #: Messages of a worker that wait here before it has to wait itself.

@@ -11,13 +11,11 @@ from torch import Tensor
 
 from aiakq.errors import AiakqError, error
 from aiakq.quantizers.workers.messages import Job
-from aiakq.quantizers.workers.other_worker import OtherWorker
+from aiakq.quantizers.workers.other_worker import CODE, OtherWorker
 from aiakq.quantizers.workers.worker_group import WorkerGroup
 from aiakq.runtime.distributed.ray_cluster import Placement, Session
 from aiakq.runtime.distributed.ray_processes import RayProcesses
 from aiakq.system.threads import RestoreThreads
-
-_CODE = "from aiakq.quantizers.worker_process import main; main()"
 
 
 def start_ray_workers(job: Job, samples: Sequence[Tensor]) -> WorkerGroup:
@@ -32,7 +30,7 @@ def start_ray_workers(job: Job, samples: Sequence[Tensor]) -> WorkerGroup:
         started.callback(RestoreThreads(torch.get_num_threads(), torch.set_num_threads))
         placement = Placement(session, job.size, 1)
         started.callback(placement.close)
-        processes = RayProcesses(session, placement, _CODE)
+        processes = RayProcesses(session, placement, CODE)
         started.callback(processes.close)
         with _errors_of_workers():
             processes.start()

@@ -14,12 +14,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import aiakq
 from aiakq.errors import AiakqError, error
 from aiakq.server.api.openapi import openapi_document
+from aiakq.server.api.request_tracker import RequestTracker
 from aiakq.server.api.routes import Route
-from aiakq.server.api.service import RequestTracker, Service
+from aiakq.server.api.service import Service
 from aiakq.server.errors import as_aiakq_error
 from aiakq.server.http.auth import OnRefusal
 from aiakq.server.http.error_shapes import error_body
 from aiakq.server.http.responses import NoResponse, error_response
+from aiakq.server.http.root_path import route_path
 from aiakq.server.http.streaming import ClientDisconnected
 from aiakq.server.process.text_client import client_of_request
 
@@ -94,9 +96,9 @@ def count_refusals(service: Service, routes: Sequence[Route], root_path: str) ->
     """A callback for access control: requests to generate that it refuses are counted like those a route refuses."""
     paths = {route.path for route in routes if route.generates}
 
-    def on_refusal(scope: Mapping[str, Any], failure: AiakqError) -> None:
-        if scope["method"] == "POST" and scope["path"].removeprefix(root_path).removesuffix("/") in paths:
-            RequestTracker(service, scope["state"]["arrival_time"]).finish("error")
+    def on_refusal(scope: Scope, failure: AiakqError) -> None:
+        if scope["method"] == "POST" and route_path(scope["path"], root_path).removesuffix("/") in paths:
+            RequestTracker(service, scope).finish("error", failure)
             service.metrics.request_refused(failure)
 
     return on_refusal

@@ -33,7 +33,7 @@ from aiakq.server.api.openai import (
     top_by_rank,
 )
 from aiakq.server.api.request_model import LIMITED_BY
-from aiakq.server.api.routes import GENERATION, TOKENIZATION, UNAVAILABLE, Route
+from aiakq.server.api.routes import PROMPT_ERRORS, Route
 from aiakq.server.api.service import Service
 from aiakq.server.process.request_stream import Prompt
 
@@ -267,7 +267,7 @@ ROUTES = (
         response=ChatCompletionResponse,
         description="The messages; with stream=true as server-sent events, the last of which is [DONE].",
         streams=ChatCompletionChunk,
-        errors=(*TOKENIZATION, *UNAVAILABLE, *GENERATION),
+        errors=PROMPT_ERRORS,
         generates=True,
     ),
 )

@@ -29,7 +29,7 @@ from aiakq.server.api.openai import (
     encoded,
     finite,
 )
-from aiakq.server.api.routes import GENERATION, TOKENIZATION, UNAVAILABLE, Route
+from aiakq.server.api.routes import PROMPT_ERRORS, Route
 from aiakq.server.api.service import Service
 from aiakq.server.process.request_stream import MAX_PROMPTS, Prompt, check_sequence_count
 
@@ -250,7 +250,7 @@ ROUTES = (
         response=CompletionResponse,
         description="The texts; with stream=true as server-sent events, the last of which is [DONE].",
         streams=CompletionChunk,
-        errors=(*TOKENIZATION, *UNAVAILABLE, *GENERATION),
+        errors=PROMPT_ERRORS,
         generates=True,
     ),
 )

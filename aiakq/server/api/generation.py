@@ -20,7 +20,8 @@ from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.api.request_model import parse_body
-from aiakq.server.api.service import RequestTracker, Service
+from aiakq.server.api.request_tracker import RequestTracker
+from aiakq.server.api.service import Service
 from aiakq.server.http.auth import client_of
 from aiakq.server.http.body import read_body
 from aiakq.server.http.responses import ErrorResponse, JSONResponse
@@ -97,17 +98,18 @@ class ResponseBuilder:
 
 async def generate(service: Service, request: Request, model: type[Any], builder: type[ResponseBuilder]) -> Response:
     """Run a request to generate. ``model`` satisfies ``GenerationInput``; ``builder`` shapes the response."""
-    tracker = RequestTracker(service, request.state.arrival_time)
+    tracker = RequestTracker(service, request.scope)
     try:
         service.check_available()
-        body = await read_body(request, service.max_body_bytes, service.max_values)
+        with tracker.record.phase("read_body"):
+            body = await read_body(request, service.max_body_bytes, service.max_values)
         service.model.limits.check_generates()
         return await cancel_on_disconnect(request, _run(service, request, body, model, builder, tracker))
     except (ClientDisconnected, ClientDisconnect):
         tracker.finish("abort")
         raise
     except BaseException as failure:
-        tracker.finish("error")
+        tracker.finish("error", failure)
         if isinstance(failure, AiakqError):
             service.metrics.request_refused(failure)
         raise
@@ -121,10 +123,12 @@ async def _run(
     builder_type: type[ResponseBuilder],
     tracker: RequestTracker,
 ) -> Response:
-    given, prompts, params = await read_generation_request(service, body, model)
+    with tracker.record.phase("tokenize"):
+        given, prompts, params = await read_generation_request(service, body, model)
     own = None if params.grammar is None else service.model.limits.grammars.apply(params.grammar)
     try:
-        params.grammar = await given.grammar_of(service, prompts, own)
+        with tracker.record.phase("check_grammar"):
+            params.grammar = await given.grammar_of(service, prompts, own)
     except AiakqError as failure:
         raise given.rename_param(failure) from None
     bad_words = await service.bad_word_ids(params)
@@ -148,11 +152,13 @@ async def _run(
         )
     except AiakqError as failure:
         raise given.rename_param(failure) from None
+    tracker.start(builder.id, params, given, stream)
     deltas = aiter(stream)
     try:
         if given.stream:
-            # An error before the first output gets its own HTTP status.
-            return _event_stream(builder, stream, await anext(deltas), deltas, tracker)
+            # An error before the first output gets its own HTTP status, unless that takes too long for a proxy.
+            first = await _first_output(deltas, service.options.keep_alive_seconds)
+            return _event_stream(builder, stream, first, deltas, tracker)
         outputs = await _collect(deltas, params.n)
         complete = [outputs[index] for index in range(len(prompts) * params.n)]
         if params.prompt_logprobs is None:
@@ -185,6 +191,19 @@ async def read_generation_request(
     return given, prompts, params
 
 
+async def _first_output(deltas: AsyncIterator[RequestDeltas], seconds: float) -> asyncio.Future[RequestDeltas]:
+    """The first output, if there is one within ``seconds`` (0: whenever it comes); raises the error instead."""
+    first = asyncio.ensure_future(anext(deltas))
+    try:
+        await asyncio.wait({first}, timeout=seconds or None)
+        if first.done():
+            first.result()
+    except BaseException:
+        first.cancel()
+        raise
+    return first
+
+
 async def _collect(deltas: AsyncIterator[RequestDeltas], n: int) -> dict[int, Delta]:
     """The complete output, by index of the choice: ``n`` for every prompt."""
     outputs: dict[int, Delta] = {}
@@ -198,24 +217,28 @@ async def _collect(deltas: AsyncIterator[RequestDeltas], n: int) -> dict[int, De
 def _event_stream(
     builder: ResponseBuilder,
     stream: RequestStream,
-    first: RequestDeltas,
+    first: asyncio.Future[RequestDeltas],
     rest: AsyncIterator[RequestDeltas],
     tracker: RequestTracker,
 ) -> EventStream:
+    tracker.record.streamed = True
+
     async def events() -> AsyncIterator[bytes]:
         if builder.params.prompt_logprobs is None:
-            yield encode_events(builder.chunks(first))
+            yield encode_events(builder.chunks(await first))
         else:
-            yield await asyncio.to_thread(lambda: encode_events(builder.chunks(first)))
+            deltas = await first
+            yield await asyncio.to_thread(lambda: encode_events(builder.chunks(deltas)))
         async for deltas in rest:
             yield encode_events(builder.chunks(deltas))
         yield encode_events(builder.final_chunks()) + builder.end_of_stream
 
     def on_end(outcome: str) -> None:
+        first.cancel()
         stream.close()
-        tracker.finish(builder.finish_reason if outcome == "complete" else outcome)
+        tracker.finish(builder.finish_reason if outcome == "complete" else outcome, stream.failure)
 
-    return EventStream(events(), builder.error_chunks, on_end)
+    return EventStream(events(), builder.error_chunks, on_end, builder.service.options.keep_alive_seconds)
 
 
 def cache_salt_of(owner: str, salt: str | None) -> str:

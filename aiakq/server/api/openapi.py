@@ -12,9 +12,9 @@ import msgspec
 import aiakq
 from aiakq.errors import REGISTRY
 from aiakq.runtime.engine.messages import ModelLimits
+from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.request_model import LIMITED_BY, RequestModel
 from aiakq.server.api.routes import Route
-from aiakq.server.api.service import ModelInfo
 from aiakq.server.api.unsupported_fields import UNSUPPORTED_FIELDS
 
 Schema = dict[str, Any]

@@ -49,6 +49,8 @@ GENERATION = (
     *("time_limit", "numerical_error", "engine_restarted", "engine_timeout", "request_quarantined", "aborted"),
     *("slow_reader", "task_mismatch"),
 )
+#: Of a request whose prompt goes to the engine, all the way.
+PROMPT_ERRORS = (*TOKENIZATION, *UNAVAILABLE, *GENERATION)
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import bad_word_texts, distinct_lists, truncated
-from aiakq.server.api.fingerprint import fingerprint
 from aiakq.server.api.message_parser import MessageFormat
+from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.unsupported_fields import UnknownFieldLog
 from aiakq.server.errors import copy_error
 from aiakq.server.http.body import MAX_VALUES
@@ -25,35 +24,11 @@ from aiakq.server.process.text_client import TextClient
 from aiakq.server.process.text_process import TextReply, TextRequest
 from aiakq.server.telemetry.logs import request_logger
 from aiakq.server.telemetry.metrics import Metrics
+from aiakq.server.telemetry.request_records import RequestObserver
 
 #: Texts up to this many characters are tokenized even if a context of the longest tokens holds fewer: tokenizers may
 #: leave out characters.
 MIN_PROMPT_CHARS = 1 << 16
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """The model as clients see it.
-
-    names             what requests may call it; responses use the first.
-    path              as given on the command line.
-    dtype             of its activations.
-    limits            bounds that requests are checked against.
-    default_sampling  sampling values of its generation_config.json.
-    response_role     the role of chat responses.
-    """
-
-    names: tuple[str, ...]
-    path: str
-    dtype: str
-    limits: ModelLimits
-    default_sampling: Mapping[str, Any]
-    response_role: str
-
-    def check_name(self, name: str | None) -> None:
-        """Raise ``unknown_model`` unless ``name`` is served. None means the only model there is."""
-        if name is not None and name not in self.names:
-            raise error("unknown_model", param="model", name=name[:64], known=", ".join(self.names))
 
 
 @dataclass(frozen=True)
@@ -63,11 +38,13 @@ class ResponseOptions:
     force_include_usage         streams end with token counts.
     return_tokens_as_token_ids  lists of log-probabilities call tokens token_id:N, unless the request says otherwise.
     prompt_tokens_details       usage counts the tokens taken from the prefix cache.
+    keep_alive_seconds          streams get a comment after so long without output; 0: never.
     """
 
     force_include_usage: bool = False
     return_tokens_as_token_ids: bool = False
     prompt_tokens_details: bool = True
+    keep_alive_seconds: float = 0.0
 
 
 class Service:
@@ -82,6 +59,8 @@ class Service:
     fair_share      the engine is shared between clients, not between requests.
     message_format  how the model writes reasoning and calls of tools.
     log_prompts     characters or token ids of a prompt to log; None: requests are not logged.
+    observers       are told of every request to generate.
+    root_path       path under which a proxy offers the server.
     num_in_flight   requests to generate that are not answered yet.
     closing         why no new request is accepted; None until shutdown.
     """
@@ -100,6 +79,8 @@ class Service:
         options: ResponseOptions | None = None,
         fair_share: bool = False,
         message_format: MessageFormat | None = None,
+        observers: Sequence[RequestObserver] = (),
+        root_path: str = "",
     ) -> None:
         self.model = model
         self.text = text
@@ -112,12 +93,19 @@ class Service:
         self.options = options or ResponseOptions()
         self.fair_share = fair_share
         self.message_format = message_format or MessageFormat()
+        self.observers = observers
+        self.root_path = root_path
         self.created = int(time.time())
-        self.fingerprint = fingerprint(model.names[0], Path(model.path), model.dtype)
+        self.fingerprint = model.fingerprint
         self.max_body_bytes = max_body_bytes
         self.max_values = max(MAX_VALUES, 2 * model.limits.max_model_len)
         self.num_in_flight = 0
         self.closing: AiakqError | None = None
+
+    async def stop(self, seconds: float) -> None:
+        """The server ends: end the text workers, and give the observers so many ``seconds`` for what they hold."""
+        await self.text.stop()
+        await asyncio.gather(*(asyncio.to_thread(observer.stop, seconds) for observer in self.observers))
 
     def check_available(self) -> None:
         """Raise why nothing can be generated now: there is no engine, or the server is shutting down."""
@@ -283,24 +271,3 @@ class Service:
         changed.pop("stop_strings", None)
         lengths = [len(prompt.token_ids) for prompt in prompts]
         request_logger.info("request %s: prompts %r of %s tokens, params %r", request_id, shown, lengths, changed)
-
-
-class RequestTracker:
-    """Counts one request to generate in ``num_in_flight`` and the request metrics, from its arrival to its end.
-
-    arrival_time  when its head was read, on ``time.monotonic``; under load that is well before it is handled.
-    """
-
-    def __init__(self, service: Service, arrival_time: float) -> None:
-        self.arrival_time = arrival_time
-        self._service = service
-        self._open = True
-        service.num_in_flight += 1
-        service.metrics.received.inc()
-
-    def finish(self, reason: str) -> None:
-        """The request has ended; ``reason`` is one of ``metrics.FINISH_REASONS``. Later calls do nothing."""
-        if self._open:
-            self._open = False
-            self._service.num_in_flight -= 1
-            self._service.metrics.request_ended(reason, time.monotonic() - self.arrival_time)

@@ -1,4 +1,4 @@
-"""Status routes: /health, /ready, /ping, /load, /version and /metrics."""
+"""Status routes: /live, /health, /ready, /ping, /load, /version and /metrics."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ class VersionResponse(msgspec.Struct):
     """The version of aiakq."""
 
     version: str
+
+
+async def live(service: Service, request: Request) -> Response:
+    """200 as long as this process answers, also while it loads, drains or restarts an engine: for liveness probes."""
+    return Response()
 
 
 async def health(service: Service, request: Request) -> Response:
@@ -75,6 +80,7 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 ROUTES = (
+    Route("GET", "/live", live, "status", needs_key=False),
     Route("GET", "/health", health, "status", errors=(*UNAVAILABLE, "tokenizer_stuck"), needs_key=False),
     Route(
         "GET",

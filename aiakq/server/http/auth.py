@@ -25,6 +25,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.server.http.error_shapes import error_body
 from aiakq.server.http.listener import is_loopback
 from aiakq.server.http.responses import error_response
+from aiakq.server.http.root_path import route_path
 
 #: Called with every request that is refused here.
 OnRefusal = Callable[[Scope, AiakqError], None]
@@ -76,7 +77,7 @@ def add_access_control(
     """``app`` wrapped in the checks that the server arguments ``args`` ask for. ``keyless_paths`` need no key."""
     origins = parse_list(args["allowed_origins"])
     if keys:
-        app = KeyCheck(app, keys, keyless_paths, on_refusal)
+        app = KeyCheck(app, keys, keyless_paths, on_refusal, args["root_path"])
     if origins:
         # Before the check of keys: browsers send preflight requests without one.
         app = CORSMiddleware(
@@ -123,14 +124,22 @@ def client_of(request: Request) -> str:
 class KeyCheck:
     """Requires a key on every path not in ``keyless_paths``. Sets ``request.state.owner`` to the key's identifier."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, keyless_paths: frozenset[str], on_refusal: OnRefusal) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        keyless_paths: frozenset[str],
+        on_refusal: OnRefusal,
+        root_path: str = "",
+    ) -> None:
         self.app = app
         self.keys = keys
         self.keyless_paths = keyless_paths
         self.on_refusal = on_refusal
+        self.root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self.keyless_paths:
+        if scope["type"] == "http" and route_path(scope["path"], self.root_path) not in self.keyless_paths:
             owner = self._owner(Headers(scope=scope))
             if owner is None:
                 refusal = error("invalid_api_key")

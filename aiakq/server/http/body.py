@@ -18,7 +18,7 @@ from starlette.requests import Request
 from aiakq.errors import error
 
 MAX_DEPTH = 64
-MAX_KEYS = 10_000
+MAX_KEYS = 30_000
 #: Numbers, strings and other values of a body, unless the model's context is longer.
 MAX_VALUES = 200_000
 #: Bodies up to this size cannot delay others.

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aiakq.errors import AiakqError
 from aiakq.server.http.responses import ErrorBody, ErrorResponse
+from aiakq.server.http.root_path import route_path
 
 
 class ErrorShapes:
@@ -23,7 +24,7 @@ class ErrorShapes:
         self.root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        shape = self.shapes.get(scope.get("path", "").removeprefix(self.root_path).removesuffix("/"))
+        shape = self.shapes.get(route_path(scope.get("path", ""), self.root_path).removesuffix("/"))
         if shape is not None:
             scope.setdefault("state", {})["error_body"] = shape
         await self.app(scope, receive, send)

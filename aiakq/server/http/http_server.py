@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import uvicorn
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aiakq.errors import AiakqError, error
@@ -21,6 +22,8 @@ from aiakq.server.http.error_shapes import ErrorShapes, error_body
 from aiakq.server.http.listener import fitting_backlog
 from aiakq.server.http.request_ids import RequestIds
 from aiakq.server.http.responses import ErrorBody, error_response, not_ready_response
+from aiakq.server.http.root_path import route_path
+from aiakq.server.http.tls import CertificateFiles
 
 #: Seconds for responses that are already written to be sent.
 FLUSH_SECONDS = 2
@@ -29,13 +32,14 @@ LATE_SECONDS = 0.5
 
 
 class Gateway:
-    """The application from the start: answers 503 ``loading`` until ``app`` is set.
+    """The application from the start: answers 503 ``loading`` until ``app`` is set, except on /live.
 
     progress    how far loading is, for /ready.
     on_refusal  called with what access control refuses.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, root_path: str = "") -> None:
+        self.root_path = root_path
         self.app: ASGIApp | None = None
         self.progress: Callable[[], dict[str, Any]] = dict
         self.on_refusal: OnRefusal = lambda scope, refusal: None
@@ -44,7 +48,10 @@ class Gateway:
         app = self.app
         if app is None:
             failure = error("loading")
-            if scope["path"] == "/ready":
+            path = route_path(scope["path"], self.root_path)
+            if path == "/live":
+                app = Response()
+            elif path == "/ready":
                 app = not_ready_response(failure, self.progress())
             else:
                 app = error_response(failure, body=error_body(scope, failure))
@@ -54,9 +61,11 @@ class Gateway:
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: connections must stay open until running requests are finished."""
 
-    def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
+    def __init__(self, config: uvicorn.Config, limits: Limits, certificates: CertificateFiles | None = None) -> None:
+        """certificates: files that are read again when they change."""
         super().__init__(config)
         self.limits = limits
+        self._certificates = certificates
         self._swept = math.inf
 
     @contextlib.contextmanager
@@ -82,6 +91,8 @@ class HttpServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times per second; every other time, close the connections that have timed out."""
+        if counter % 10 == 0 and self._certificates is not None:
+            self._certificates.refresh(cast(ssl.SSLContext, self.config.ssl))
         if counter % 2 == 0:
             now = asyncio.get_running_loop().time()
             late = max(0.0, now - self._swept - LATE_SECONDS)
@@ -140,7 +151,7 @@ def start_http(
         config.load()
     except (OSError, ValueError) as failure:
         raise _bad_certificate(args, failure) from None
-    server = HttpServer(config, limits)
+    server = HttpServer(config, limits, CertificateFiles(args) if args["enable_ssl_refresh"] else None)
     return server, asyncio.create_task(server.serve(sockets=[listener]))
 
 
@@ -148,7 +159,7 @@ def check_tls(args: Mapping[str, Any]) -> None:
     """Raise ``option_conflict`` for TLS options without effect, or with which no client could connect."""
     hint = "Give --ssl-certfile FILE and --ssl-keyfile FILE."
     if not args["ssl_certfile"]:
-        for option in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):
+        for option in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "enable_ssl_refresh"):
             if args[option]:
                 flag = "--" + option.replace("_", "-")
                 reason = "without a certificate there is no TLS"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,8 +13,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _CLIENT_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
+def client_id_of(headers: Mapping[str, str]) -> str:
+    """The id that a client has given its request; empty if there is none, or none that can be repeated."""
+    given = headers.get("x-request-id", "")
+    return given if _CLIENT_ID.fullmatch(given) else ""
+
+
 class RequestIds:
-    """Sets ``request.state.request_id`` and the response header x-request-id.
+    """Sets ``request.state.request_id`` and the response header x-request-id; traceparent, if the request is traced.
 
     from_clients  take the id from the header of the same name in the request, if there is one;
                   ``request.state.client_request_id`` is set to it, too. Else ids of clients are ignored.
@@ -30,14 +37,17 @@ class RequestIds:
         state = scope.setdefault("state", {})
         request_id = secrets.token_hex(16)
         if self.from_clients:
-            given = Headers(scope=scope).get("x-request-id", "")
-            if _CLIENT_ID.fullmatch(given):
+            given = client_id_of(Headers(scope=scope))
+            if given:
                 request_id = state["client_request_id"] = given
         state["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                own = [(b"x-request-id", request_id.encode())]
+                if "traceparent" in state:  # W3C's name for it in responses is the other one
+                    own += [(name, state["traceparent"].encode()) for name in (b"traceparent", b"traceresponse")]
+                message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
         await self.app(scope, receive, send_with_id)

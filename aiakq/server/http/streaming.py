@@ -27,6 +27,10 @@ _HEADERS = [
 ]
 
 
+#: An event without anything in it, which clients skip; see the server-sent events standard.
+_COMMENT = b": keep-alive\n\n"
+
+
 class ClientDisconnected(Exception):
     """The client has closed the connection; nobody waits for a response."""
 
@@ -68,6 +72,7 @@ class EventStream(Response):
     events        encoded events; an exception ends the stream.
     error_events  the events that describe it.
     on_end        called once with how the stream ended: "complete", "error", or "abort" if the client disconnected.
+    keep_alive_seconds  a comment is sent after so long without events; 0: never.
     """
 
     def __init__(
@@ -75,22 +80,36 @@ class EventStream(Response):
         events: AsyncIterator[bytes],
         error_events: Callable[[AiakqError], Iterable[Any]],
         on_end: Callable[[str], None],
+        keep_alive_seconds: float = 0.0,
     ) -> None:
         super().__init__()
         self._events = events
         self._error_events = error_events
         self._on_end = on_end
+        self._keep_alive_seconds = keep_alive_seconds
+        self._num_sent = 0
+        self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.ensure_future(self._send_events(send))
         disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+        comments = asyncio.ensure_future(self._send_comments(send))
         outcome = "error"
         try:
             await asyncio.wait({sender, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             outcome = sender.result() if sender.done() else "abort"
         finally:
-            await _cancel(sender, disconnect)
+            await _cancel(sender, disconnect, comments)
             self._on_end(outcome)
+
+    async def _send_comments(self, send: Send) -> None:
+        """Send a comment whenever nothing else was sent for a while."""
+        num_sent = -1
+        while self._keep_alive_seconds and not self._ended:
+            if num_sent == self._num_sent:
+                await send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
+            num_sent = self._num_sent
+            await asyncio.sleep(self._keep_alive_seconds)
 
     async def _send_events(self, send: Send) -> str:
         """Send all events; returns "complete" or "error"."""
@@ -99,6 +118,7 @@ class EventStream(Response):
         try:
             async for body in self._events:
                 if body:
+                    self._num_sent += 1
                     await send({"type": "http.response.body", "body": body, "more_body": True})
             outcome = "complete"
         except Exception as failure:
@@ -106,6 +126,7 @@ class EventStream(Response):
                 logger.exception("a stream failed")
             body = encode_events(self._error_events(as_aiakq_error(failure)))
             await send({"type": "http.response.body", "body": body, "more_body": True})
+        self._ended = True
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return outcome
 

@@ -29,7 +29,7 @@ from aiakq.server.process.ipc import (
     split,
 )
 from aiakq.system.processes import CHILD_OPTIONS, child_command, describe_exit
-from aiakq.system.threads import spin_briefly
+from aiakq.system.threads import limit_threads, spin_briefly
 
 _CODE = "from aiakq.server.process.engine_process import main; main()"
 #: Bytes of a frame that take milliseconds to decode, as with log-probabilities of prompts.
@@ -65,6 +65,7 @@ class EngineClient:
         spin_briefly(environment)
         if threads is not None and not cpus:
             environment.setdefault("OMP_NUM_THREADS", str(threads))
+        limit_threads(environment)
         try:
             process = await asyncio.create_subprocess_exec(
                 *child_command(_CODE, theirs.fileno()),

@@ -376,6 +376,7 @@ class RequestManager:
         metrics = self._metrics
         sequence.num_generated += len(delta.token_ids)
         num_new = sequence.num_generated - sequence.num_counted
+        sequence.num_cached_tokens = max(sequence.num_cached_tokens, delta.num_cached_tokens)
         if not sequence.first_token_time:
             self.num_prompt_tokens += sequence.num_prompt_tokens
             metrics.prompt_tokens.inc(sequence.num_prompt_tokens)
@@ -393,6 +394,8 @@ class RequestManager:
         stream.max_generated = max(stream.max_generated, sequence.num_generated)
         if delta.finish_reason is None:
             return
+        sequence.finish_reason, sequence.num_preemptions = delta.finish_reason, delta.num_preemptions
+        sequence.times = delta.times
         if sequence.num_generated > 1:
             seconds = sequence.last_token_time - sequence.first_token_time
             for histogram in metrics.time_per_output_token:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.engine.messages import RequestTimes
 from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
@@ -40,6 +41,7 @@ class Prompt:
 class SequenceProgress:
     """One sequence, for the queue and the metrics. Times are on the HTTP process's monotonic clock.
 
+    times        of the engine, once the sequence is finished.
     num_counted  tokens already counted by the metrics. Tokens that a restarted engine generates again are not counted
                  again.
     """
@@ -52,6 +54,10 @@ class SequenceProgress:
     num_counted: int = 0
     first_token_time: float = 0.0
     last_token_time: float = 0.0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    finish_reason: str | None = None
+    times: RequestTimes | None = None
 
     def reset(self) -> None:
         """Start over on a new engine."""

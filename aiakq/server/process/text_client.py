@@ -238,7 +238,7 @@ class TextClient:
     async def run(self, request: TextRequest) -> TextReply:
         """Give ``request`` to a worker; if the caller is cancelled, its work is dropped.
 
-        Raises no_tokenizer, no_chat_template, chat_template, tokenization.
+        Raises no_tokenizer, no_chat_template, chat_template, tokenization, invalid_type.
         """
         if self._setup.source.left_out:
             raise error("no_tokenizer")
@@ -249,11 +249,12 @@ class TextClient:
                 raise error("chat_template", reason=self.loaded.template_failure)
         size = _size(request)
         request.number = next(self._numbers)
+        frame = _frame(request)
         try:
             if size <= LONG_CHARS:
                 self._short_since[request.number] = time.monotonic()
             await self.start()
-            reply = await self._request(request, size)
+            reply = await self._request(request, frame, size)
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, msgspec.MsgspecError):
             reply = TextReply(request.number, failure="its process ended")
             if request.messages is not None:
@@ -328,12 +329,12 @@ class TextClient:
         for slot, (worker_reader, worker_writer) in enumerate(workers):
             self._queue.add(_Channel(slot, worker_reader, worker_writer))
 
-    async def _request(self, request: TextRequest, size: int) -> TextReply:
+    async def _request(self, request: TextRequest, frame: bytes, size: int) -> TextReply:
         is_long = size > LONG_CHARS
         process = self._process
         channel = await self._queue.take(client_of_request.get(), is_long)
         seconds = 2 * MAX_SECONDS + MAX_SECONDS_PER_CHAR * max(size, self._setup.max_chars if request.messages else 0)
-        exchange = asyncio.ensure_future(self._exchange(channel, request, seconds + _EXTRA_SECONDS))
+        exchange = asyncio.ensure_future(self._exchange(channel, request.number, frame, seconds + _EXTRA_SECONDS))
 
         def on_done(exchange: asyncio.Future[TextReply]) -> None:
             failed = exchange.cancelled() or exchange.exception() is not None
@@ -358,13 +359,13 @@ class TextClient:
             _write(control, Drop(channel.slot, number))
             await asyncio.wait({exchange}, timeout=_DROP_SECONDS)
 
-    async def _exchange(self, channel: _Channel, request: TextRequest, seconds: float) -> TextReply:
+    async def _exchange(self, channel: _Channel, number: int, frame: bytes, seconds: float) -> TextReply:
         """Send a request and wait for its reply. Must not be cancelled."""
-        _write(channel.writer, request)
+        channel.writer.write(frame)
         async with asyncio.timeout(seconds):
             while True:
                 reply = msgspec.msgpack.decode(await _read(channel.reader), type=TextReply)
-                if reply.number == request.number:  # else it is the reply for a worker that died between two requests
+                if reply.number == number:  # else it is the reply for a worker that died between two requests
                     return reply
 
 
@@ -420,6 +421,20 @@ def _size(request: TextRequest) -> int:
         if len(message) > 2:
             size += len(msgspec.json.encode([message.get("tool_calls"), message.get("reasoning")]))
     return size + (len(msgspec.json.encode(request.arguments["tools"])) if "tools" in request.arguments else 0)
+
+
+def _frame(request: TextRequest) -> bytes:
+    """``request`` as it is sent. Raises ``invalid_type`` for integers that its encoding does not have."""
+    try:
+        return framed(msgspec.msgpack.encode(request))
+    except OverflowError:
+        try:
+            msgspec.msgpack.encode(request.messages)
+            part = "tools"
+        except OverflowError:
+            part = "messages"
+        reason = "it has an integer of more than 64 bits"
+        raise error("invalid_type", param=part, reason=reason) from None
 
 
 def _write(writer: asyncio.StreamWriter, record: msgspec.Struct) -> None:

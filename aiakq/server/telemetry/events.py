@@ -7,10 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 EventKind = Literal[
-    "listening", "phase", "ready", "warning", "stats", "log", "draining", "engine_dead", "engine_ready", "stopped"
+    "listening",
+    "phase",
+    "ready",
+    "warning",
+    "stats",
+    "log",
+    "request",
+    "draining",
+    "engine_dead",
+    "engine_ready",
+    "stopped",
 ]
 
 
@@ -24,6 +34,7 @@ class ServerEvent:
     warning       something the operator should know; nothing has failed.
     stats         statistics, every ten seconds while requests are running.
     log           a line of the server's own log; detail is the level, such as "warning".
+    request       a request to generate has ended, with --log-format json; values.
     draining      a signal was received: running requests are finished, new ones refused.
     engine_dead   the engine process ended by itself, or hung and was killed; requests are refused until engine_ready.
     engine_ready  an engine is running again; seconds since the last one ended, engine_pid.
@@ -38,6 +49,7 @@ class ServerEvent:
     url: str = ""
     curl: str = ""
     facts: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     engine_pid: int | None = None
 
 

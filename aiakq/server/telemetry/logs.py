@@ -9,12 +9,31 @@ from collections import Counter
 from collections.abc import Iterator
 
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
+from aiakq.server.telemetry.request_records import RequestRecord, log_fields
 
 #: Lines about single requests, with --enable-log-requests; a logger of its own, so that it has its own level.
 request_logger = logging.getLogger("aiakq.requests")
 
 #: At most ``MAX_LINES`` records with the same message are shown per ``WINDOW_SECONDS``.
 MAX_LINES, WINDOW_SECONDS = 5, 10.0
+
+
+class RequestLog:
+    """Reports every finished request as an event. An observer of requests, see ``RequestObserver``."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+
+    def begin(self, record: RequestRecord) -> None:
+        """Only the end is reported."""
+
+    def finish(self, record: RequestRecord) -> None:
+        """One event, without anything of the prompt or the text."""
+        text = f"{record.route} ended: {record.status} {record.error or record.reason}"
+        self._on_event(ServerEvent("request", text, values=log_fields(record)))
+
+    def stop(self, seconds: float) -> None:
+        """Nothing is held back."""
 
 
 class EventLogHandler(logging.Handler):
@@ -48,9 +67,9 @@ class EventLogHandler(logging.Handler):
 
 @contextlib.contextmanager
 def logging_as_events(on_event: OnEvent) -> Iterator[None]:
-    """Within the context, the logs of uvicorn and aiakq go to ``on_event`` and nowhere else."""
+    """Within the context, the logs of uvicorn, aiakq and opentelemetry go to ``on_event`` and nowhere else."""
     handler = EventLogHandler(on_event)
-    loggers = [logging.getLogger(name) for name in ("uvicorn", "aiakq")]
+    loggers = [logging.getLogger(name) for name in ("uvicorn", "aiakq", "opentelemetry")]
     propagated = [logger.propagate for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)

@@ -13,6 +13,7 @@ the HTTP side's clock; times of phases (queue, prefill, decode, inference) on th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,10 +88,17 @@ class Metrics:
             self._gauge("gpu_cache_usage_perc", "Older name of kv_cache_usage_perc."),
         ]
         self.preemptions = self._counter("num_preemptions_total", "Times a sequence gave its KV pages back.")
-        self.prefix_queries = self._counter(
-            "prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."
-        )
-        self.prefix_hits = self._counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache.")
+        self.prefix_queries = [
+            self._counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
+            self._counter("gpu_prefix_cache_queries_total", "Older name of prefix_cache_queries_total."),
+        ]
+        self.prefix_hits = [
+            self._counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
+            self._counter("gpu_prefix_cache_hits_total", "Older name of prefix_cache_hits_total."),
+        ]
+        self.drafting_steps = self._counter("spec_decode_num_drafts_total", "Times next tokens were guessed.")
+        self.drafts = self._counter("spec_decode_num_draft_tokens_total", "Guessed tokens.")
+        self.accepted = self._counter("spec_decode_num_accepted_tokens_total", "Guessed tokens that were right.")
         self.step_tokens = self._histogram(
             "iteration_tokens_total", "Tokens generated in a step, and those of prompts completed in it.", _STEP_TOKENS
         )
@@ -166,8 +174,19 @@ class Metrics:
         for gauge in self.kv_cache_usage:
             gauge.set(stats.kv_usage)
         self.preemptions.inc(stats.preemptions - previous.preemptions)
-        self.prefix_queries.inc(stats.prefix_queries - previous.prefix_queries)
-        self.prefix_hits.inc(stats.prefix_hits - previous.prefix_hits)
+        for counter in self.prefix_queries:
+            counter.inc(stats.prefix_queries - previous.prefix_queries)
+        for counter in self.prefix_hits:
+            counter.inc(stats.prefix_hits - previous.prefix_hits)
+        drafts, before = stats.drafts, previous.drafts
+        self.drafting_steps.inc(drafts.steps - before.steps)
+        self.drafts.inc(drafts.drafts - before.drafts)
+        self.accepted.inc(drafts.accepted - before.accepted)
+        if drafts.by_place:
+            name, places = "spec_decode_num_accepted_tokens_per_pos_total", tuple(map(str, range(len(drafts.by_place))))
+            counters = self._counters(name, "Right guesses, by their place among those of a step.", "position", places)
+            for counter, now, old in itertools.zip_longest(counters.values(), drafts.by_place, before.by_place):
+                counter.inc(now - (old or 0))
         num_tokens = stats.prompt_tokens - previous.prompt_tokens + stats.generation_tokens - previous.generation_tokens
         if num_tokens:
             self.step_tokens.observe(num_tokens)

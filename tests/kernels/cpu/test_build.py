@@ -81,6 +81,21 @@ def test_a_missing_compiler_is_reported_in_one_line(tmp_path, monkeypatch):
         build.main(["--output", str(tmp_path / "lib.so")])
 
 
+def test_a_library_without_the_name_of_an_openmp_runtime_uses_torchs(tmp_path, compiler, native):
+    if not compiler.threads:
+        pytest.skip("this compiler's OpenMP runtime is not torch's")
+    target = tmp_path / "_native.so"
+    build.build(target, build.objects_folder(), link_openmp=False)
+    assert b"libgomp.so.1" not in target.read_bytes() and b"libgomp.so.1" in library.FILE.read_bytes()
+    code = (
+        "import torch; from aiakq.kernels.cpu.library import load_library; load_library();"
+        "print(len({line.split()[-1] for line in open('/proc/self/maps') if 'libgomp' in line}))"
+    )
+    environment = {**os.environ, "AIAKQ_CPU_LIBRARY": str(target)}
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "1", done.stderr
+
+
 def test_build_and_library_name_the_same_instruction_sets():
     declared = re.findall(r"^DECLARE\((\w+)\)", (build.SOURCES / "library.cpp").read_text(), re.MULTILINE)
     assert sorted(declared) == sorted(build.X86)

@@ -21,7 +21,7 @@ from aiakq.runtime.sampling_params import SamplingParams
 def sampler_row(vocab: int, seed: int = 0, outputs=(), **params) -> SamplerRow:
     limits = ModelLimits(vocab, 10**6, 10**6, max_logprobs=vocab)
     spec = admit("r", [0], SamplingParams(seed=seed, **params), limits)
-    return SamplerRow(SequenceState(NewSequence(0, spec, list(outputs))), 1 + len(outputs))
+    return SamplerRow(SequenceState(NewSequence(0, spec, list(outputs))), [])
 
 
 def sample(logits: torch.Tensor, sequences: list[SamplerRow]) -> list[SampledToken]:

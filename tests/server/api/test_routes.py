@@ -16,9 +16,9 @@ from aiakq.errors import REGISTRY, AiakqError, error
 from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.server.api import routes as table
 from aiakq.server.api.app import create_app
+from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.openapi import error_ids
 from aiakq.server.api.routes import Route, keyless_paths, load_routes
-from aiakq.server.api.service import ModelInfo
 
 KEY = {"authorization": "Bearer secret"}
 MAX_BODY_BYTES = 10_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 from pathlib import Path
 
 import httpx
@@ -69,6 +70,7 @@ def test_client_certificates_can_be_required(start_server, files):
     ("arguments", "id"),
     [
         ({"ssl_keyfile": "key"}, "option_conflict"),
+        ({"enable_ssl_refresh": True}, "option_conflict"),
         ({"ssl_certfile": "cert", "ssl_keyfile": "key", "ssl_cert_reqs": 2}, "option_conflict"),
         ({"ssl_certfile": "cert", "ssl_keyfile": "client"}, "bad_option"),
         ({"ssl_certfile": "none"}, "bad_option"),
@@ -83,3 +85,35 @@ def test_unusable_tls_options_are_refused(start_server, files, arguments, id):
     with pytest.raises(AiakqError) as caught:
         start_server(**paths)
     assert caught.value.id == id
+
+
+def _issuer_of(server) -> bytes:
+    """The certificate that a new connection gets."""
+    host, port = server.url.removeprefix("https://").split(":")
+    return ssl.get_server_certificate((host, int(port))).encode()
+
+
+def test_a_replaced_certificate_is_used_by_new_connections(start_server, files, tmp_path):
+    paths = {name: tmp_path / f"{name}.pem" for name in ("cert", "key")}
+    for name, path in paths.items():
+        path.write_bytes(files[name].read_bytes())
+    options = {"ssl_certfile": str(paths["cert"]), "ssl_keyfile": str(paths["key"]), "enable_ssl_refresh": True}
+    with start_server(**options, num_gpu_blocks_override=65) as server:
+        old = _issuer_of(server)
+        unverified = ssl._create_unverified_context()
+        with httpx.Client(base_url=server.url, verify=unverified, trust_env=False) as open_before:
+            assert open_before.get("/health").status_code == 200
+            fresh = trustme.CA().issue_cert("127.0.0.1")
+            # A certificate without its key yet: the old pair stays.
+            fresh.cert_chain_pems[0].write_to_path(paths["cert"])
+            deadline = time.monotonic() + 30
+            while not any("cannot be used" in event.message for event in server.events):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            assert _issuer_of(server) == old
+            fresh.private_key_pem.write_to_path(paths["key"])
+            while _issuer_of(server) == old:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            assert open_before.get("/health").status_code == 200
+        assert any("new connections use it" in event.message for event in server.events)

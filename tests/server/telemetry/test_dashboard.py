@@ -1,4 +1,4 @@
-"""docs/grafana.json: every query uses names, labels and label values that the server exports."""
+"""docs/grafana.json and the alerts: every query uses names, labels and label values that the server exports."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-BOARD = json.loads((Path(__file__).parents[3] / "docs" / "grafana.json").read_text(encoding="utf-8"))
+ROOT = Path(__file__).parents[3]
+BOARD = json.loads((ROOT / "docs" / "grafana.json").read_text(encoding="utf-8"))
+ALERTS = yaml.safe_load((ROOT / "examples" / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))
 QUERIES = [(panel["title"], target["expr"]) for panel in BOARD["panels"] for target in panel["targets"]]
+# Prometheus itself adds the series and the labels of what it scrapes.
+QUERIES += [
+    (rule["alert"], re.sub(r"\binstance, ", "", rule["expr"]))
+    for group in ALERTS["groups"]
+    for rule in group["rules"]
+    if not rule["expr"].startswith("up{")
+]
 VARIABLES = {variable["name"]: variable for variable in BOARD["templating"]["list"]}
 _SERIES = re.compile(r"(\w+:\w+)(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)(=~|=|!=|!~)"([^"]*)"')
@@ -48,7 +58,7 @@ def test_every_dashboard_query_uses_exported_metrics(exported, title, query):
             assert all(label in exported[name] for name, _ in asked), f"{title} groups by {label}"
     for name, _ in asked:  # rates are of what only grows, quantiles of buckets
         if name.endswith("_bucket"):
-            assert "histogram_quantile(" in query and "le" in exported[name]
+            assert ("histogram_quantile(" in query or "le=" in query) and "le" in exported[name]
 
 
 def test_dashboard_variables_have_values(exported):

@@ -9,6 +9,8 @@ import pytest
 COUNTERS = """
 request_total request_process_success_total request_process_fail_total num_preemptions_total prompt_tokens_total
 generation_tokens_total prompt_tokens_cached_total prefix_cache_queries_total prefix_cache_hits_total
+gpu_prefix_cache_queries_total gpu_prefix_cache_hits_total spec_decode_num_drafts_total
+spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
 """.split()
 GAUGES = "num_requests_running num_requests_waiting kv_cache_usage_perc gpu_cache_usage_perc".split()
 HISTOGRAMS = """
@@ -82,6 +84,7 @@ def test_metrics_count_requests_sequences_and_tokens_exactly(http, change):
     assert value("time_per_output_token_seconds_count") == 2  # one token has no time per token after the first
     assert value("time_per_output_token_seconds_sum") > 0
     assert value("prefix_cache_queries_total") == 3 * usage["prompt_tokens"]
+    assert value("gpu_prefix_cache_queries_total") == value("prefix_cache_queries_total")
     assert value("kv_cache_usage_perc") == value("num_requests_waiting") == 0
 
 

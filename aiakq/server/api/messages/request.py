@@ -71,7 +71,7 @@ class OutputFormat(RequestModel):
     unsupported_fields: ClassVar = {}
 
     type: Literal["json_schema"]
-    schema_: Annotated[Any, WithJsonSchema({"type": "object"})] = Field(None, alias="schema")
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class OutputConfig(RequestModel):

@@ -22,7 +22,7 @@ from aiakq.server.api.messages.errors import MessagesError
 from aiakq.server.api.messages.output import BlockDeltaEvent, BlockStartEvent, BlockStopEvent
 from aiakq.server.api.messages.request import CountTokensRequest, MessagesRequest
 from aiakq.server.api.request_model import parse_body
-from aiakq.server.api.routes import GENERATION, TOKENIZATION, UNAVAILABLE, Route
+from aiakq.server.api.routes import PROMPT_ERRORS, TOKENIZATION, Route
 from aiakq.server.api.service import Service
 from aiakq.server.http.body import read_body
 from aiakq.server.http.responses import JSONResponse
@@ -73,7 +73,7 @@ ROUTES = (
         response=MessagesResponse,
         description="The answer; with stream=true as server-sent events.",
         streams=_EVENTS,
-        errors=(*TOKENIZATION, *UNAVAILABLE, *GENERATION),
+        errors=PROMPT_ERRORS,
         error_body=MessagesError,
         generates=True,
     ),

@@ -19,9 +19,9 @@ from aiakq.server.api.pooling.pooled_request import (
     PoolingUsage,
     answer,
     encoded,
+    pooling_route,
     usage_of,
 )
-from aiakq.server.api.routes import GENERATION, TOKENIZATION, UNAVAILABLE, Route
 from aiakq.server.api.service import Service
 
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
@@ -33,8 +33,6 @@ _INPUT_SCHEMA = {
         {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": MAX_INPUTS},
     ]
 }
-#: Errors of routes whose prompts are pooled.
-POOLING_ERRORS = (*TOKENIZATION, *UNAVAILABLE, *GENERATION)
 
 
 class InputFields(PoolingFields):
@@ -80,6 +78,10 @@ class ClassificationRequest(InputFields):
     """The body of POST /classify."""
 
     activation: bool | None = Field(None, description="Whether scores become probabilities; as the model says.")
+
+    def params(self) -> PoolingParams:
+        """What becomes of the inputs."""
+        return PoolingParams(activation=self.activation)
 
 
 class Embedding(msgspec.Struct):
@@ -173,8 +175,7 @@ async def classify(service: Service, request: Request) -> Response:
     async def respond(call: PoolingCall[ClassificationRequest]) -> ClassificationResponse:
         call.limits.check_classifies()
         given, names = call.given, call.limits.labels
-        params = PoolingParams(activation=given.activation)
-        found = await call.pool(given.inputs(), params, given.add_special_tokens is not False)
+        found = await call.pool(given.inputs(), given.params(), given.add_special_tokens is not False)
         data = []
         for index, prompt in enumerate(found):
             probs = prompt.pooled.vector()
@@ -185,37 +186,7 @@ async def classify(service: Service, request: Request) -> Response:
 
 
 ROUTES = (
-    Route(
-        "POST",
-        "/v1/embeddings",
-        embeddings,
-        "pooling",
-        request=(EmbeddingRequest,),
-        response=EmbeddingResponse,
-        description="The embeddings.",
-        errors=POOLING_ERRORS,
-        generates=True,
-    ),
-    Route(
-        "POST",
-        "/pooling",
-        pooling,
-        "pooling",
-        request=(PoolingRequest,),
-        response=PoolingResponse,
-        description="The vectors.",
-        errors=POOLING_ERRORS,
-        generates=True,
-    ),
-    Route(
-        "POST",
-        "/classify",
-        classify,
-        "pooling",
-        request=(ClassificationRequest,),
-        response=ClassificationResponse,
-        description="The labels.",
-        errors=POOLING_ERRORS,
-        generates=True,
-    ),
+    pooling_route("/v1/embeddings", embeddings, EmbeddingRequest, EmbeddingResponse, "The embeddings."),
+    pooling_route("/pooling", pooling, PoolingRequest, PoolingResponse, "The vectors."),
+    pooling_route("/classify", classify, ClassificationRequest, ClassificationResponse, "The labels."),
 )

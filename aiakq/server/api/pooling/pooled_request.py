@@ -25,7 +25,9 @@ from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.server.api.generation import cache_salt_of
 from aiakq.server.api.openai import ModelName
 from aiakq.server.api.request_model import LIMITED_BY, RequestModel, parse_body
-from aiakq.server.api.service import RequestTracker, Service
+from aiakq.server.api.request_tracker import RequestTracker
+from aiakq.server.api.routes import PROMPT_ERRORS, Handler, Route
+from aiakq.server.api.service import Service
 from aiakq.server.errors import copy_error
 from aiakq.server.http.auth import client_of
 from aiakq.server.http.body import read_body
@@ -82,11 +84,14 @@ class PoolingCall(Generic[Given]):
     limits  what the server's model makes of prompts.
     """
 
-    def __init__(self, service: Service, request: Request, given: Given, id_prefix: str, arrival_time: float) -> None:
+    def __init__(
+        self, service: Service, request: Request, given: Given, id_prefix: str, tracker: RequestTracker
+    ) -> None:
         self.service, self.given = service, given
         self.id = id_prefix + (getattr(request.state, "client_request_id", None) or request.state.request_id)
         self.limits: PoolingLimits = service.model.limits.pools()
-        self._arrival_time: float | None = arrival_time
+        self._tracker = tracker
+        self._arrival_time: float | None = tracker.arrival_time
         self._num_rows = 0
         self._cache_salt = cache_salt_of(getattr(request.state, "owner", ""), None)
         self._client = client_of(request) if service.fair_share else ""
@@ -154,6 +159,7 @@ class PoolingCall(Generic[Given]):
         self.limits.check_rows(self._num_rows, "input")
         service.log_request(self.id, prompts, self._params)
         stream = await self._start(prompts, pooling)
+        self._tracker.start(self.id, self._params, self.given, stream)
         try:
             found: dict[int, Pooled] = {}
             async for deltas in stream:
@@ -197,6 +203,23 @@ def usage_of(prompts: Sequence[PooledPrompt]) -> PoolingUsage:
     return PoolingUsage(count, count)
 
 
+def pooling_route(
+    path: str, handler: Handler, request: type[PoolingFields], response: type[msgspec.Struct], description: str
+) -> Route:
+    """A route whose prompts are pooled; ``description`` is that of the response."""
+    return Route(
+        "POST",
+        path,
+        handler,
+        "pooling",
+        request=(request,),
+        response=response,
+        description=description,
+        errors=PROMPT_ERRORS,
+        generates=True,
+    )
+
+
 async def answer(
     service: Service,
     request: Request,
@@ -205,19 +228,20 @@ async def answer(
     respond: Callable[[PoolingCall[Given]], Awaitable[msgspec.Struct]],
 ) -> Response:
     """Run a request with a body of ``model``; ``respond`` makes the response."""
-    tracker = RequestTracker(service, request.state.arrival_time)
+    tracker = RequestTracker(service, request.scope)
     try:
         service.check_available()
-        body = await read_body(request, service.max_body_bytes, service.max_values)
+        with tracker.record.phase("read_body"):
+            body = await read_body(request, service.max_body_bytes, service.max_values)
         given = parse_body(model, body, service.on_unknown_field)
         service.model.check_name(given.model)
-        call = PoolingCall(service, request, given, id_prefix, tracker.arrival_time)
+        call = PoolingCall(service, request, given, id_prefix, tracker)
         response = JSONResponse(await cancel_on_disconnect(request, respond(call)))
     except (ClientDisconnected, ClientDisconnect):
         tracker.finish("abort")
         raise
     except BaseException as failure:
-        tracker.finish("error")
+        tracker.finish("error", failure)
         if isinstance(failure, AiakqError):
             service.metrics.request_refused(failure)
             if failure.param == "prompt":

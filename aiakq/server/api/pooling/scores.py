@@ -18,7 +18,6 @@ from starlette.responses import Response
 
 from aiakq.errors import error
 from aiakq.runtime.pooling_params import PoolingParams, paired, similarity
-from aiakq.server.api.pooling.embeddings import POOLING_ERRORS
 from aiakq.server.api.pooling.pooled_request import (
     MAX_INPUTS,
     PooledPrompt,
@@ -26,10 +25,10 @@ from aiakq.server.api.pooling.pooled_request import (
     PoolingFields,
     PoolingUsage,
     answer,
+    pooling_route,
     usage_of,
 )
 from aiakq.server.api.request_model import FailFastList, OnUnknownField, RequestModel
-from aiakq.server.api.routes import Route
 from aiakq.server.api.service import Service
 
 _Texts = str | Annotated[FailFastList[str], Field(min_length=1, max_length=MAX_INPUTS)]
@@ -189,33 +188,9 @@ async def rerank(service: Service, request: Request) -> Response:
     return await answer(service, request, RerankRequest, "rerank-", respond)
 
 
+_RANKED = (rerank, RerankRequest, RerankResponse, "The documents, best first.")
+
 ROUTES = (
-    *(
-        Route(
-            "POST",
-            path,
-            score,
-            "pooling",
-            request=(ScoreRequest,),
-            response=ScoreResponse,
-            description="The scores.",
-            errors=POOLING_ERRORS,
-            generates=True,
-        )
-        for path in ("/score", "/v1/score")
-    ),
-    *(
-        Route(
-            "POST",
-            path,
-            rerank,
-            "pooling",
-            request=(RerankRequest,),
-            response=RerankResponse,
-            description="The documents, best first.",
-            errors=POOLING_ERRORS,
-            generates=True,
-        )
-        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
-    ),
+    *(pooling_route(path, score, ScoreRequest, ScoreResponse, "The scores.") for path in ("/score", "/v1/score")),
+    *(pooling_route(path, *_RANKED) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
 )

@@ -54,7 +54,7 @@ class TextFormat(RequestModel):
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
-    schema_: Annotated[Any, WithJsonSchema({"type": "object"})] = Field(None, alias="schema")
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
     def response_format(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from aiakq.server.api.responses.output import (
     TextDoneEvent,
 )
 from aiakq.server.api.responses.request import ResponsesRequest
-from aiakq.server.api.routes import GENERATION, TOKENIZATION, UNAVAILABLE, Route
+from aiakq.server.api.routes import PROMPT_ERRORS, Route
 from aiakq.server.api.service import Service
 
 
@@ -38,7 +38,7 @@ ROUTES = (
             *(ResponseEvent, ItemEvent, PartEvent, TextDeltaEvent, TextDoneEvent),
             *(ArgumentsDeltaEvent, ArgumentsDoneEvent),
         ),
-        errors=(*TOKENIZATION, *UNAVAILABLE, *GENERATION),
+        errors=PROMPT_ERRORS,
         generates=True,
     ),
 )

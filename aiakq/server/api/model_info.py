@@ -1,0 +1,43 @@
+"""ModelInfo: the served model as clients see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from aiakq.errors import error
+from aiakq.runtime.engine.messages import ModelLimits
+from aiakq.server.api.fingerprint import fingerprint
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The model as clients see it.
+
+    names             what requests may call it; responses use the first.
+    path              as given on the command line.
+    dtype             of its activations.
+    limits            bounds that requests are checked against.
+    default_sampling  sampling values of its generation_config.json.
+    response_role     the role of chat responses.
+    """
+
+    names: tuple[str, ...]
+    path: str
+    dtype: str
+    limits: ModelLimits
+    default_sampling: Mapping[str, Any]
+    response_role: str
+
+    def check_name(self, name: str | None) -> None:
+        """Raise ``unknown_model`` unless ``name`` is served. None means the only model there is."""
+        if name is not None and name not in self.names:
+            raise error("unknown_model", param="model", name=name[:64], known=", ".join(self.names))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for equal models, dtypes and versions."""
+        return fingerprint(self.names[0], Path(self.path), self.dtype)

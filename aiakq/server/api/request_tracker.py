@@ -1,0 +1,87 @@
+"""RequestTracker: follows one request to generate, for the metrics, the log and traces."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.types import Scope
+
+from aiakq.errors import AiakqError
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.server.api.service import Service
+from aiakq.server.errors import as_aiakq_error
+from aiakq.server.http.request_ids import client_id_of
+from aiakq.server.http.root_path import route_path
+from aiakq.server.process.request_stream import RequestStream
+from aiakq.server.telemetry.request_records import RequestRecord, SequenceRecord
+
+#: Characters of the hash of a key that the log shows.
+_KEY_CHARS = 8
+
+
+class RequestTracker:
+    """Counts one request in ``num_in_flight`` and the request metrics, and records it for the service's observers.
+
+    arrival_time  when its head was read, on ``time.monotonic``; under load that is well before it is handled.
+    record        what is known of it.
+    """
+
+    def __init__(self, service: Service, scope: Scope) -> None:
+        state = scope["state"]
+        self.arrival_time: float = state["arrival_time"]
+        self._service = service
+        self._streams: list[RequestStream] = []
+        self._open = True
+        headers = {}
+        if service.observers:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self.record = RequestRecord(
+            route=route_path(scope["path"], service.root_path),
+            request_id=state["request_id"],
+            arrival_time=self.arrival_time,
+            client_request_id=client_id_of(headers),
+            key=state.get("owner", "")[:_KEY_CHARS],
+            headers=headers,
+        )
+        service.num_in_flight += 1
+        service.metrics.received.inc()
+        for observer in service.observers:
+            observer.begin(self.record)
+        if self.record.traceparent:
+            state["traceparent"] = self.record.traceparent
+
+    def start(self, response_id: str, params: SamplingParams, given: Any, stream: RequestStream) -> None:
+        """The request is in the queue of the engine; one may have several ``stream``."""
+        record = self.record
+        record.response_id, record.params = response_id, params
+        record.model = given.model or self._service.model.names[0]
+        self._streams.append(stream)
+
+    def finish(self, reason: str, failure: BaseException | None = None) -> None:
+        """The request has ended; ``reason`` is one of ``metrics.FINISH_REASONS``. Later calls do nothing."""
+        if not self._open:
+            return
+        self._open = False
+        service, record = self._service, self.record
+        service.num_in_flight -= 1
+        service.metrics.request_ended(reason, time.monotonic() - self.arrival_time)
+        if not service.observers:
+            return
+        record.sequences = [
+            SequenceRecord(
+                sequence.num_prompt_tokens,
+                sequence.num_cached_tokens,
+                sequence.num_generated,
+                sequence.num_preemptions,
+                sequence.finish_reason,
+                sequence.times,
+            )
+            for stream in self._streams
+            for group in stream.sequences
+            for sequence in group
+        ]
+        known = failure if failure is None or isinstance(failure, AiakqError) else as_aiakq_error(failure)
+        record.end(reason, known)
+        for observer in service.observers:
+            observer.finish(record)

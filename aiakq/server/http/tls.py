@@ -1,0 +1,57 @@
+"""Certificates that are replaced while the server runs, as programs that renew them do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+logger = logging.getLogger("aiakq.server")
+
+#: What tells that a file was written or replaced; None if it is not there.
+_State = tuple[int, int, int] | None
+
+
+class CertificateFiles:
+    """The files of --ssl-certfile, --ssl-keyfile and --ssl-ca-certs, which ``refresh`` reads again when they change."""
+
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        self._certificate: str = args["ssl_certfile"]
+        self._key: str | None = args["ssl_keyfile"]
+        self._authorities: str | None = args["ssl_ca_certs"]
+        self._states = self._read_states()
+
+    def refresh(self, context: ssl.SSLContext) -> None:
+        """Give ``context`` what the files hold now, if they have changed; connections that are open keep what they had.
+
+        Files that do not fit together, as in the middle of a replacement, are left alone until they change again.
+        """
+        states = self._read_states()
+        if states == self._states:
+            return
+        self._states = states
+        try:
+            self._load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self._load_into(context)
+        except (OSError, ValueError) as failure:
+            logger.warning("the certificate was replaced, but cannot be used: %s; the old one stays", failure)
+        else:
+            logger.warning("the certificate was replaced: new connections use it")
+
+    def _load_into(self, context: ssl.SSLContext) -> None:
+        context.load_cert_chain(self._certificate, self._key)
+        if self._authorities:
+            context.load_verify_locations(self._authorities)
+
+    def _read_states(self) -> list[_State]:
+        return [_state_of(path) for path in (self._certificate, self._key, self._authorities) if path]
+
+
+def _state_of(path: str) -> _State:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
