@@ -184,10 +184,11 @@ def _live_storages() -> dict[int, int]:
 
     gc.unfreeze()
     gc.collect()
+    kinds = torch.Tensor, torch.nn.Parameter
     storages: dict[int, int] = {}
     for each in gc.get_objects():
-        # The type, not isinstance: that asks modules that stand for others, which warn.
-        if issubclass(type(each), torch.Tensor) and each.device.type == "cpu" and each.layout == torch.strided:
+        # The type, not isinstance: that asks modules that stand for others, which warn. Some subclasses have no memory.
+        if type(each) in kinds and each.device.type == "cpu" and each.layout == torch.strided:
             storage = each.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return storages

@@ -301,6 +301,10 @@ class EngineStats:
         """The part of the KV pages in use."""
         return 1 - self.num_free_pages / self.num_pages if self.num_pages else 0.0
 
+    def __add__(self, other: EngineStats) -> EngineStats:
+        """Those of two engines together."""
+        return EngineStats(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
 
 @dataclass
 class StepOutput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from aiakq.runtime.speculation.proposers import Drafter
 
@@ -65,3 +66,10 @@ class DraftCounts:
     def copy(self) -> DraftCounts:
         """The counts as they are now."""
         return DraftCounts(self.steps, self.drafts, self.accepted, list(self.by_place))
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        """Those of two engines together."""
+        by_place = [one + two for one, two in zip_longest(self.by_place, other.by_place, fillvalue=0)]
+        return DraftCounts(
+            self.steps + other.steps, self.drafts + other.drafts, self.accepted + other.accepted, by_place
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 from array import array
 from collections import OrderedDict
@@ -162,8 +161,7 @@ class Replicas:
     @property
     def stats(self) -> EngineStats:
         """Those of all engines together."""
-        names = [field.name for field in dataclasses.fields(EngineStats)]
-        return EngineStats(**{name: sum(getattr(manager.stats, name) for manager in self.managers) for name in names})
+        return sum((manager.stats for manager in self.managers), EngineStats())
 
 
 #: The requests of a server, of one engine or of several.

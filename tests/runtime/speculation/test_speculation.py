@@ -50,3 +50,4 @@ def test_guesses_are_counted_by_their_place():
     before = counts.copy()
     counts.observe(2, 2)
     assert before == DraftCounts(3, 8, 3, [2, 1, 0, 0]) and counts == DraftCounts(4, 10, 5, [3, 2, 0, 0])
+    assert before + DraftCounts(1, 5, 5, [1, 1, 1, 1, 1]) == DraftCounts(4, 13, 8, [3, 2, 1, 1, 1])

@@ -23,7 +23,8 @@ def test_a_request_outlives_an_engine(embedder):
         ThreadPoolExecutor() as pool,
     ):
         running = pool.submit(client.post, "/v1/embeddings", json={"input": texts})
-        time.sleep(0.3)
+        while client.get("/load").json()["num_requests_running"] == 0:
+            time.sleep(0.01)
         os.kill(server.ready.engine_pid, signal.SIGKILL)
         answer = running.result()
         assert answer.status_code == 200, answer.text
