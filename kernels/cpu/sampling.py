@@ -86,8 +86,10 @@ class NativeSampler:
                 table[at].logits = modified.logits.data_ptr() + index * vocab * 4
         if masks is not None:
             masks = masks._replace(bits=masks.bits.contiguous())
-            for index, at in enumerate(masks.rows):
-                table[at].mask = masks.bits.data_ptr() + index * masks.bits.shape[1] * 4
+            address, stride = masks.bits.data_ptr(), masks.bits.shape[1] * 4
+            for at in masks.rows:
+                table[at].mask = address
+                address += stride
         top = _top_buffers(table) if any(row.num_logprobs for row in rows) else None
         self._run(table, vocab)
         return NativePendingSamples(_results(table, top))

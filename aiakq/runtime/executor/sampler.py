@@ -110,11 +110,13 @@ def _masks(rows: list[SamplerRow]) -> TokenMasks | None:
         return None
     # Matchers write whole masks: they may know a token more than there are logits.
     bits = torch.empty(len(found), max(matcher.num_words for _, matcher in found), dtype=torch.int32)
+    address, stride = bits.data_ptr(), 4 * bits.shape[1]
     ahead = found[0][1]
-    for line, (at, matcher) in zip(bits, found, strict=True):
+    for at, matcher in found:
         # The rows of a sequence come one after the other, each with a draft more.
         ahead = ahead.after(rows[at].drafts[-1]) if rows[at].drafts else matcher
-        ahead.fill_mask(line.data_ptr())
+        ahead.fill_mask(address)
+        address += stride
     return TokenMasks([at for at, _ in found], bits)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 from aiakq.runtime.text.tokenizer import is_panic
@@ -31,7 +30,12 @@ class GrammarMatcher:
         Bit t % 32 of word t // 32 is that of token t.
         """
         if self.failure is None:
-            self._call(lambda: self._matcher.unsafe_compute_mask_ptr(address, 4 * self.num_words))
+            try:
+                self._matcher.unsafe_compute_mask_ptr(address, 4 * self.num_words)
+            except BaseException as problem:
+                self._fail(problem)
+            else:
+                self._check()
         if self.failure is not None:
             ctypes.memset(address, 0, 4 * self.num_words)
 
@@ -49,16 +53,20 @@ class GrammarMatcher:
     def advance(self, token: int) -> None:
         """The sequence goes on with ``token``. Nothing happens after the end of the text."""
         if self.failure is None and not self._matcher.is_stopped():
-            self._call(lambda: self._matcher.consume_token(token))
+            try:
+                self._matcher.consume_token(token)
+            except BaseException as problem:
+                self._fail(problem)
+            else:
+                self._check()
 
-    def _call(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except BaseException as problem:
-            if not isinstance(problem, Exception) and not is_panic(problem):
-                raise
-            self.failure = str(problem) or type(problem).__name__
-            return
+    def _fail(self, problem: BaseException) -> None:
+        """The library raised ``problem``; raises it again unless it is about the grammar."""
+        if not isinstance(problem, Exception) and not is_panic(problem):
+            raise problem
+        self.failure = str(problem) or type(problem).__name__
+
+    def _check(self) -> None:
         # In its error state the library allows the end of the text: it would look like a complete answer.
         if self._matcher.is_error():
             self.failure = (self._matcher.get_error().strip().splitlines() or ["unknown"])[0]
