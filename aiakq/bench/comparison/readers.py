@@ -93,7 +93,10 @@ def _read_file(path: Path) -> Result:
     file = path.with_name(name)
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
+    except OSError as problem:
+        hint = "Give a record of a benchmark, or a folder of them."
+        raise error("usage", reason=f"{file} cannot be read: {problem.strerror}.", hint=hint) from None
+    except ValueError as problem:
         raise error("model_malformed", file=file, reason=problem) from None
     for is_one, read in _READERS:
         if isinstance(document, dict) and is_one(document):
