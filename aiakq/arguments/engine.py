@@ -326,11 +326,17 @@ class SpeculationArguments:
 
     speculative_config: dict[str, Any] | None = argument(
         None,
-        "Speculative decoding, as a JSON object: method (ngram), num_speculative_tokens, prompt_lookup_max, "
-        "prompt_lookup_min, disable_by_batch_size, max_model_len. The answers stay the same to the bit.",
+        "Speculative decoding, as a JSON object: method (ngram, draft_model), model, quantization, "
+        "num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, disable_by_batch_size, max_model_len. "
+        "The answers stay the same to the bit.",
     )
     speculative_model: str | None = argument(
-        None, "What guesses tokens: [ngram], what followed the same tokens earlier in the prompt and the answer."
+        None,
+        "What guesses tokens: [ngram], what followed the same tokens earlier in the prompt and the answer; or the "
+        "folder or hub name of a faster model with the same tokens, like this one quantized.",
+    )
+    speculative_model_quantization: str | None = argument(
+        None, "Expected method of the model that guesses, like --quantization."
     )
     num_speculative_tokens: int | None = argument(None, "Guesses in a step, at most; 4 if not given.", low=1)
     ngram_prompt_lookup_max: int | None = argument(

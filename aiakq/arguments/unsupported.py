@@ -44,7 +44,7 @@ class Unsupported:
 
 
 _NO_LORA = "LoRA adapters are not built yet"
-_NO_SPECULATION = "no models draft: speculative decoding looks up n-grams"
+_EXACT_DRAFTS = "a guess is kept if it is what is sampled, so that answers are those without guesses"
 _NO_IMAGES = "models see text only"
 _NO_PROMPT_ADAPTERS = "prompt adapters are not supported"
 _TEXT_PROCESS = "tokens become text in the HTTP process, beside the engine"
@@ -95,7 +95,7 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("calculate_kv_scales", "8-bit keys and values get their scales as they are written", switch=True),
     Unsupported("num_scheduler_steps", "every step is scheduled; on a CPU it is one call", (1,)),
     Unsupported("multi_step_stream_outputs", "every step sends what it made", (True, "true"), switch=True),
-    Unsupported("num_lookahead_slots", _NO_SPECULATION, (0,)),
+    Unsupported("num_lookahead_slots", "pages for guesses are found in every step", (0,)),
     Unsupported("disable_async_output_proc", _TEXT_PROCESS, switch=True),
     Unsupported(
         "scheduler_cls", "there are no plug-ins for schedulers", ("vllm.core.scheduler.Scheduler",), refused=True
@@ -124,13 +124,14 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("prompt_adapters", _NO_PROMPT_ADAPTERS, refused=True),
     Unsupported("max_prompt_adapters", _NO_PROMPT_ADAPTERS, (1,)),
     Unsupported("max_prompt_adapter_token", _NO_PROMPT_ADAPTERS, (0,)),
-    Unsupported("speculative_model_quantization", _NO_SPECULATION),
-    Unsupported("speculative_draft_tensor_parallel_size", _NO_SPECULATION, short="-spec-draft-tp"),
-    Unsupported("speculative_disable_mqa_scorer", _NO_SPECULATION, switch=True),
-    Unsupported("spec_decoding_acceptance_method", _NO_SPECULATION, ("rejection_sampler",)),
-    Unsupported("typical_acceptance_sampler_posterior_threshold", _NO_SPECULATION),
-    Unsupported("typical_acceptance_sampler_posterior_alpha", _NO_SPECULATION),
-    Unsupported("disable_logprobs_during_spec_decoding", _NO_SPECULATION, (True, "true"), switch=True),
+    Unsupported(
+        "speculative_draft_tensor_parallel_size", "the first rank guesses for all", (1,), short="-spec-draft-tp"
+    ),
+    Unsupported("speculative_disable_mqa_scorer", "guesses are rows of the same step as other tokens", switch=True),
+    Unsupported("spec_decoding_acceptance_method", _EXACT_DRAFTS, ("rejection_sampler",), refused=True),
+    Unsupported("typical_acceptance_sampler_posterior_threshold", _EXACT_DRAFTS),
+    Unsupported("typical_acceptance_sampler_posterior_alpha", _EXACT_DRAFTS),
+    Unsupported("disable_logprobs_during_spec_decoding", _EXACT_DRAFTS, (True, "true"), switch=True),
     # --- logs ----------------------------------------------------------------------------------------------------
     Unsupported("disable_log_requests", "requests are logged with --enable-log-requests only", switch=True),
     Unsupported("enable_server_load_tracking", "/load counts requests, always", switch=True),

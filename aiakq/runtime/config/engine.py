@@ -20,6 +20,7 @@ from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.pooling import PoolingConfig
 from aiakq.runtime.config.quantization import checked_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
+from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.spec import QuantSpec
 
@@ -34,6 +35,7 @@ class EngineConfig:
     fit_model_len  whether max_model_len is lowered to what fits into memory.
     max_logprobs   log-probabilities per position that a request may ask for.
     pooling        what the model computes of prompts; None: it continues them.
+    draft          the model that guesses tokens; None: none does.
     """
 
     model: ModelConfig
@@ -50,6 +52,7 @@ class EngineConfig:
     fit_model_len: bool
     max_logprobs: int
     pooling: PoolingConfig | None = None
+    draft: EngineConfig | None = None
 
     @property
     def architecture(self) -> str:
@@ -77,7 +80,7 @@ class EngineConfig:
         if args["disable_sliding_window"]:
             model = replace(model, sliding_windows=(None,) * model.num_layers)
         device = DeviceConfig.from_args(args, raw)
-        return EngineConfig(
+        config = EngineConfig(
             model=model,
             load=load,
             spec=spec,
@@ -93,6 +96,39 @@ class EngineConfig:
             max_logprobs=model.vocab_size if args["max_logprobs"] == -1 else args["max_logprobs"],
             pooling=pooling,
         )
+        speculation = config.scheduler.speculation
+        if speculation is None or speculation.model is None:
+            return config
+        return _with_draft(config, speculation, given)
+
+
+#: Arguments that the model that drafts shares: where and how models run, and the pages.
+_SHARED = {
+    *("device", "dtype", "kv_cache_dtype", "block_size", "enable_prefix_caching", "num_gpu_blocks_override"),
+    *("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "max_seq_len_to_capture", "enforce_eager"),
+    *("cuda_graph_sizes", "trust_remote_code", "hf_token", "download_dir", "model_impl"),
+}
+
+
+def _with_draft(config: EngineConfig, speculation: SpeculationConfig, given: Mapping[str, Any]) -> EngineConfig:
+    """``config`` with the model that drafts. Raises ``option_conflict`` and what ``from_args`` raises."""
+    shared = {name: value for name, value in given.items() if name in _SHARED}
+    draft = EngineConfig.from_args(
+        {**shared, "model": speculation.model, "quantization": speculation.quantization, "load_format": "auto"}
+    )
+    reason = ""
+    if draft.model.vocab_size != config.model.vocab_size:
+        reason = f"it has {draft.model.vocab_size} tokens, the model {config.model.vocab_size}"
+    elif draft.model.is_recurrent:
+        reason = "states of recurrent layers cannot be taken back"
+    if reason:
+        option, other = "--speculative-model", str(speculation.model)
+        hint = "Take one of the same family, or this model quantized."
+        raise error("option_conflict", option=option, other=other, reason=reason, hint=hint)
+    length = min(speculation.max_model_len, draft.max_model_len)
+    draft = replace(draft, max_model_len=min(config.max_model_len, draft.max_model_len))
+    scheduler = replace(config.scheduler, speculation=replace(speculation, max_model_len=length))
+    return replace(config, scheduler=scheduler, draft=draft)
 
 
 def _max_model_len(args: Mapping[str, Any], model: ModelConfig, own_limit: int | None) -> int:

@@ -11,7 +11,7 @@ from aiakq.arguments.engine import SpeculationArguments
 from aiakq.errors import error
 
 _ROWS = {row.name: row for row in rows_of(SpeculationArguments, "scheduling")}
-NGRAM = "ngram"
+NGRAM, DRAFT_MODEL = "ngram", "draft_model"
 #: Rows of logits in a step up to which guesses are worth their time: a CPU reads the weights once for so many.
 _CPU_ROWS, _GPU_ROWS = 8, 64
 #: Running sequences from which on nothing is guessed, unless it is said.
@@ -20,6 +20,7 @@ _CPU_BATCH, _GPU_BATCH = 5, 33
 #: The arguments that mean the same as a key of --speculative-config, and bound its value.
 _FLAGS = {
     "speculative_model": "model",
+    "speculative_model_quantization": "quantization",
     "num_speculative_tokens": "num_speculative_tokens",
     "ngram_prompt_lookup_max": "prompt_lookup_max",
     "ngram_prompt_lookup_min": "prompt_lookup_min",
@@ -30,8 +31,10 @@ _FLAGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig:
-    """Tokens are guessed by looking up what followed the same n-gram before.
+    """Tokens are guessed by looking up what followed the same n-gram before, or by a second model.
 
+    method                  NGRAM or DRAFT_MODEL.
+    model, quantization     the second model, and the method expected of it.
     num_speculative_tokens  guesses of a sequence in a step, at most.
     prompt_lookup_max, prompt_lookup_min  lengths of the n-grams.
     disable_by_batch_size   running sequences from which on nothing is guessed.
@@ -39,6 +42,9 @@ class SpeculationConfig:
     max_rows                rows of logits in a step with guesses.
     """
 
+    method: str = NGRAM
+    model: str | None = None
+    quantization: str | None = None
     num_speculative_tokens: int = 4
     prompt_lookup_max: int = 3
     prompt_lookup_min: int = 1
@@ -52,19 +58,9 @@ class SpeculationConfig:
         given = _given(args)
         if not given and args["speculative_config"] is None:
             return None
-        method, model = given.pop("method", None), given.pop("model", None)
-        if (
-            method not in (None, NGRAM)
-            or model not in (None, f"[{NGRAM}]", NGRAM)
-            or (method is None and model is None)
-        ):
-            raise error(
-                "bad_option",
-                option="--speculative-model" if args["speculative_config"] is None else "--speculative-config",
-                value=model if method in (None, "draft_model") else method,
-                expected=f"prompt lookup, which is [{NGRAM}], or the method {NGRAM}",
-                hint="Models that draft are not supported.",
-            )
+        given["method"] = _method(given, args)
+        if given["method"] == NGRAM:
+            given["model"] = None
         stages = args["pipeline_parallel_size"]
         for is_there, other, reason, hint in (
             (
@@ -99,6 +95,24 @@ class SpeculationConfig:
             value, expected = config.prompt_lookup_min, f"at most prompt_lookup_max, {config.prompt_lookup_max}"
             raise error("bad_option", option="prompt_lookup_min", value=value, expected=expected, hint="")
         return config
+
+
+def _method(given: Mapping[str, Any], args: Mapping[str, Any]) -> str:
+    """How tokens are guessed. Raises ``bad_option``."""
+    method, model = given.get("method"), given.get("model")
+    names_ngram = model in (f"[{NGRAM}]", NGRAM)
+    found = method or (NGRAM if names_ngram else DRAFT_MODEL)
+    is_complete = model is None or names_ngram if found == NGRAM else model is not None and not names_ngram
+    if found in (NGRAM, DRAFT_MODEL) and is_complete:
+        return found
+    as_json = args["speculative_config"] is not None
+    raise error(
+        "bad_option",
+        option="--speculative-config" if as_json else "--speculative-model",
+        value=method if as_json else model,
+        expected=f"the method {NGRAM}, or {DRAFT_MODEL} with a model" if as_json else f"[{NGRAM}] or a model",
+        hint="Heads that draft (EAGLE, Medusa, MTP) are not supported." if method not in (None, DRAFT_MODEL) else "",
+    )
 
 
 def _given(args: Mapping[str, Any]) -> dict[str, Any]:

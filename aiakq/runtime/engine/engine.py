@@ -263,6 +263,8 @@ class Engine:
             self._prompt_tokens += sequence.num_prompt
         if result.sampled:
             outputs.append(self._append(chunk, result.sampled, now))
+            if result.proposed and sequence.speculation is not None:
+                sequence.speculation.take(result.proposed)
         elif chunk.completes:
             output = self._output(sequence)
             output.pooled = result.pooled

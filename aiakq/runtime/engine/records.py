@@ -40,6 +40,7 @@ class Chunk(msgspec.Struct, frozen=True):
     resamples  whether that is among the whole vocabulary sorted, because the usual candidates were not enough.
     drafts     guesses of the last tokens, which are computed as if they were known. The token after the one before
                them and after each of them is sampled, up to the first that is not the guess.
+    num_proposed  tokens after what is sampled that the executor may guess, for a later chunk's ``drafts``.
     """
 
     slot: int
@@ -49,6 +50,7 @@ class Chunk(msgspec.Struct, frozen=True):
     samples: bool
     resamples: bool = False
     drafts: list[int] = []
+    num_proposed: int = 0
 
 
 class StepBatch(msgspec.Struct, frozen=True):
@@ -95,12 +97,14 @@ class ChunkResult(msgspec.Struct):
     prompt_logprobs  of the prompt tokens that the chunk's logits predict, if the request asked.
     pooled           what the prompt has become, if the chunk is its last.
     pooling_error    why it has not: NOT_FINITE.
+    proposed         guesses of the tokens after ``sampled``, up to ``Chunk.num_proposed``.
     """
 
     sampled: list[SampledToken] = []
     prompt_logprobs: list[TokenLogprobs] | None = None
     pooled: Pooled | None = None
     pooling_error: str | None = None
+    proposed: list[int] = []
 
 
 class StepResult(msgspec.Struct):

@@ -39,7 +39,7 @@ _MIN_PIPELINED_TOKENS = 64
 class Scheduler:
     """Waiting and running sequences over one page pool, each list in order.
 
-    proposer     of drafts; None: no tokens are guessed.
+    proposer     of drafts; None: no tokens are guessed, or the executor guesses them.
     freed_slots  of sequences that stopped running, for the next batch to the executor; its reader empties it.
     """
 
@@ -69,9 +69,9 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence behind the waiting ones of its priority."""
         sequence.order = (sequence.spec.priority, next(self._numbers))
-        if self.proposer is not None and self.config.speculation is not None:
-            most = self.config.speculation.num_speculative_tokens
-            sequence.speculation = Speculation(self.proposer.drafter(), most)
+        if self.config.speculation is not None:
+            drafter = None if self.proposer is None else self.proposer.drafter()
+            sequence.speculation = Speculation(drafter, self.config.speculation.num_speculative_tokens)
         bisect.insort(self.waiting, sequence, key=_ORDER)
 
     def remove(self, sequence: Sequence) -> None:
@@ -126,6 +126,19 @@ class Scheduler:
             if drafts and self._grow(sequence, 1 + len(drafts)):
                 chunk.add_drafts(drafts)
                 room -= len(drafts)
+        for chunk in chosen:
+            if chunk.samples and chunk.sequence.speculation is not None:
+                self._ask_for_drafts(chunk, config)
+
+    def _ask_for_drafts(self, chunk: ScheduledChunk, config: SpeculationConfig) -> None:
+        """Let the executor guess what follows the tokens that ``chunk`` samples, as far as there is room for it."""
+        sequence = chunk.sequence
+        assert sequence.speculation is not None
+        left = sequence.spec.max_tokens - sequence.num_outputs - chunk.samples - 1
+        most = min(left, config.max_model_len - chunk.end - 1)
+        chunk.num_proposed = sequence.speculation.wanted(most, sequence.spec.grammar is not None)
+        if chunk.num_proposed:
+            self._grow(sequence, chunk.count + chunk.num_proposed)  # a model that drafts has its keys there
 
     def _choose(self, waited: bool) -> list[ScheduledChunk]:
         """The chunks of a step, with their pages. ``waited``: whether waiting sequences may start."""

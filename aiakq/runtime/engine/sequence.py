@@ -149,6 +149,7 @@ class ScheduledChunk:
     completes  whether these are its last uncomputed tokens.
     samples    tokens that it samples at most: the one after them, and one after each draft.
     drafts     guesses of the last of them, see ``Chunk``.
+    num_proposed  guesses of the tokens behind it that the executor is asked for.
     dropped    whether the result is ignored.
     """
 
@@ -158,6 +159,7 @@ class ScheduledChunk:
     completes: bool
     samples: int
     drafts: list[int] = field(default_factory=list)
+    num_proposed: int = 0
     dropped: bool = False
 
     @staticmethod
@@ -191,4 +193,13 @@ class ScheduledChunk:
         new_pages = sequence.pages[sequence.num_submitted_pages :]
         sequence.num_submitted_pages = len(sequence.pages)
         samples = self.samples > 0
-        return Chunk(sequence.slot, self.first, self.count, new_pages, samples, sequence.resamples, self.drafts)
+        return Chunk(
+            sequence.slot,
+            self.first,
+            self.count,
+            new_pages,
+            samples,
+            sequence.resamples,
+            self.drafts,
+            self.num_proposed,
+        )

@@ -63,10 +63,11 @@ def fit_positions(config: EngineConfig) -> EngineConfig:
     return replace(config, model=replace(model, num_positions=max(1, positions)))
 
 
-def count_pages(config: EngineConfig, model: Model, host_ranks: int = 1) -> int:
+def count_pages(config: EngineConfig, model: Model, host_ranks: int = 1, draft_bytes: int = 0) -> int:
     """Pages for as many full-length sequences as may run, within the memory that is left; scratch page included.
 
-    host_ranks  processes that share this memory, each with an equal part.
+    host_ranks   processes that share this memory, each with an equal part.
+    draft_bytes  of a page of the model that guesses tokens.
     Raises ``no_memory`` when not even one sequence of max_model_len tokens fits; of one page, if that may be lowered.
     """
     cache, scheduler = config.cache, config.scheduler
@@ -74,7 +75,7 @@ def count_pages(config: EngineConfig, model: Model, host_ranks: int = 1) -> int:
         return cache.num_gpu_blocks_override
     per_sequence = -(-config.max_model_len // cache.block_size)
     most = scheduler.max_num_seqs * per_sequence + 1
-    page_bytes = kv_bytes_per_page(model, cache)
+    page_bytes = kv_bytes_per_page(model, cache) + draft_bytes
     states = state_bytes(model, scheduler.max_num_seqs)
     free = free_memory(config.device.device) // host_ranks
     # The weights are loaded already: the fraction applies to what is left, less room for one step's activations.

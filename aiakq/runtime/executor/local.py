@@ -14,6 +14,7 @@ import torch
 
 from aiakq.runtime.device_memory import is_out_of_memory, release_memory
 from aiakq.runtime.engine.records import Chunk, StepBatch, StepResult
+from aiakq.runtime.executor.draft_model import DraftModel
 from aiakq.runtime.executor.runner import Runner, StepInput
 from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
@@ -55,10 +56,12 @@ class LocalExecutor:
 
     num_slots  slots are numbered below this.
     max_pages  most pages of one sequence.
+    draft      guesses tokens; None: nothing here does but grammars.
     """
 
-    def __init__(self, runner: Runner, num_slots: int, max_pages: int) -> None:
+    def __init__(self, runner: Runner, num_slots: int, max_pages: int, draft: DraftModel | None = None) -> None:
         self.runner = runner
+        self.draft = draft
         self._sampler = runner.model.sampler
         self._sequences = RunningSequences(num_slots, max_pages, runner.projection)
         self._pending: deque[LocalPendingStep] = deque()
@@ -70,6 +73,8 @@ class LocalExecutor:
         sequences = self._sequences.update(batch, self._processors)
         if batch.cleared_pages:
             self.runner.clear(batch.cleared_pages)
+            if self.draft is not None:
+                self.draft.runner.clear(batch.cleared_pages)
         previous = self._pending[-1] if self._pending else None
         step = LocalPendingStep(self, batch.chunks, sequences)
         self._pending.append(step)
@@ -106,6 +111,9 @@ class LocalExecutor:
         if step.out_of_memory:
             return StepResult(out_of_memory=True)
         result = step.results()
+        if (draft := self.draft) is not None:
+            # Nothing is guessed where there is no memory for it.
+            fits(lambda: draft.propose(step.chunks, step.sequences, result.chunks, self._sequences))
         if self._pending and not self._pending[0].out_of_memory:
             following = self._pending[0]
             following.out_of_memory = not fits(lambda: following.launch_sampler(self._sampler))

@@ -42,6 +42,11 @@ class LogitsModifier:
         self._counts: Counter[int] = Counter()
         self._num_counted = 0
 
+    @property
+    def calls_functions(self) -> bool:
+        """Whether the request has functions that may count how often they are called."""
+        return bool(self._processors)
+
     def modifies(self, position: int) -> bool:
         """Whether the logits of the token at ``position`` are modified at all."""
         return self._always or self._masks_stops(position)

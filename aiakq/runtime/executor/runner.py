@@ -118,9 +118,10 @@ class Runner:
         P = self.page_size
         for chunk, sequence in zip(chunks, sequences, strict=True):
             first, end = chunk.first, chunk.first + chunk.count
+            num_before = len(token_ids)
             token_ids += sequence.token_ids[first:end]
             token_ids += chunk.drafts
-            if end - len(chunk.drafts) > len(sequence.token_ids):
+            if len(token_ids) < num_before + chunk.count:
                 unknown.append((len(token_ids), sequence))
                 token_ids.append(0)
             positions += range(first, end)
@@ -176,4 +177,4 @@ def _positions_of_logits(chunk: Chunk, sequence: SequenceState) -> Sequence[int]
         return pooling.positions(sequence.token_ids, chunk.first, end, sequence.num_prompt)
     if sequence.sampling.prompt_logprobs is not None and chunk.first < sequence.num_prompt:
         return range(chunk.first, end)
-    return range(end - 1 - len(chunk.drafts), end) if chunk.samples else range(0)
+    return range(max(chunk.first, end - 1 - len(chunk.drafts)), end) if chunk.samples else range(0)

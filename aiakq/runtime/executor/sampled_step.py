@@ -18,12 +18,13 @@ from aiakq.runtime.executor.sequences import SequenceState
 class SampledStep:
     """The chunks of a step, each with its sequence, and what is sampled for them.
 
-    is_sampled  whether the sampler was launched.
+    is_sampled         whether the sampler was launched.
+    chunks, sequences  of the step.
     """
 
     def __init__(self, chunks: list[Chunk], sequences: list[SequenceState]) -> None:
         self.is_sampled = False
-        self._chunks, self._sequences = chunks, sequences
+        self.chunks, self.sequences = chunks, sequences
         self._logits: Tensor | None = None
         self._logit_rows: list[range] = []
         self._samples: SamplerOutput | None = None
@@ -51,20 +52,23 @@ class SampledStep:
         logits = self._logits
         assert logits is not None
         self.is_sampled, self._logits = True, None
-        if any(sequence.pooler is not None for sequence in self._sequences):
+        if any(sequence.pooler is not None for sequence in self.sequences):
             self._width = logits.shape[1]
             # The next step writes over them.
             self._outputs = copies_on_host(logits.clone() if logits.device.type == "cpu" else logits)
         sampled: list[SamplerRow] = []
         rows: list[int] = []
-        for index, (chunk, sequence) in enumerate(zip(self._chunks, self._sequences, strict=True)):
+        for index, (chunk, sequence) in enumerate(zip(self.chunks, self.sequences, strict=True)):
             if sequence.sampling.prompt_logprobs is not None and chunk.first < sequence.num_prompt:
                 self._scores[index] = _prompt_scores(sampler, logits, chunk, sequence, self._logit_rows[index])
             known = chunk.first + chunk.count - len(chunk.drafts)
             if chunk.samples and known == len(sequence.token_ids):
                 self._row_of[sequence] = len(sampled)
-                for num_drafts in range(len(chunk.drafts) + 1):
-                    sampled.append(SamplerRow(sequence, chunk.drafts[:num_drafts], chunk.resamples))
+                sampled.append(SamplerRow(sequence, [], sequence.matcher, chunk.resamples))
+                for at, draft in enumerate(chunk.drafts):
+                    matcher = sampled[-1].matcher
+                    ahead = None if matcher is None else matcher.after(draft)
+                    sampled.append(SamplerRow(sequence, chunk.drafts[: at + 1], ahead, chunk.resamples))
                 rows += self._logit_rows[index][-1 - len(chunk.drafts) :]
         if sampled:
             # Logits are large: rows that are already in order are not copied.
@@ -76,11 +80,13 @@ class SampledStep:
         """Wait for the results, and append the sampled tokens to the sequences."""
         tokens = self._samples.collect() if self._samples is not None else []
         results = []
-        for index, (chunk, sequence) in enumerate(zip(self._chunks, self._sequences, strict=True)):
+        for index, (chunk, sequence) in enumerate(zip(self.chunks, self.sequences, strict=True)):
             row = self._row_of.get(sequence)
             result = ChunkResult()
             if row is not None:
                 result.sampled = _accepted(sequence, chunk.drafts, tokens[row : row + len(chunk.drafts) + 1])
+                if chunk.num_proposed and sequence.matcher is not None:
+                    result.proposed = sequence.matcher.forced_tokens(chunk.num_proposed)
             if index in self._scores:
                 result.prompt_logprobs = self._scores[index]()
             if sequence.pooler is not None:
@@ -91,7 +97,7 @@ class SampledStep:
     def _pool(self, index: int, pooler: PromptPooler, result: ChunkResult) -> None:
         """Add the outputs for one chunk to its prompt's; behind the last one, fill in the result."""
         assert self._outputs is not None
-        chunk, sequence, rows = self._chunks[index], self._sequences[index], self._logit_rows[index]
+        chunk, sequence, rows = self.chunks[index], self.sequences[index], self._logit_rows[index]
         pooler.add(self._outputs()[0][rows.start : rows.stop], chunk.first, chunk.count)
         if chunk.first + chunk.count == sequence.num_prompt:
             result.pooled, result.pooling_error = pooler.result(self._width)

@@ -28,22 +28,27 @@ from aiakq.runtime.engine.messages import NOT_FINITE, NOTHING_LEFT, TokenLogprob
 from aiakq.runtime.engine.records import SampledToken
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.structured.matcher import GrammarMatcher
 
 
 class SamplerRow:
     """One row of logits whose token is sampled.
 
     drafts     guesses of the tokens between those of ``sequence`` and this one.
+    matcher    of the grammar, behind ``drafts``; None: there is none.
     position   of the token: the number of tokens before it.
     resamples  whether the whole vocabulary is sorted for it, see ``Chunk``.
     sampling   parameters of the sequence.
     """
 
-    __slots__ = ("drafts", "position", "resamples", "sampling", "sequence")
+    __slots__ = ("drafts", "matcher", "position", "resamples", "sampling", "sequence")
 
-    def __init__(self, sequence: SequenceState, drafts: list[int], resamples: bool = False) -> None:
+    def __init__(
+        self, sequence: SequenceState, drafts: list[int], matcher: GrammarMatcher | None, resamples: bool = False
+    ) -> None:
         self.sequence = sequence
         self.drafts = drafts
+        self.matcher = matcher
         self.position = len(sequence.token_ids) + len(drafts)
         self.resamples = resamples
         self.sampling: SamplingParams = sequence.sampling
@@ -105,17 +110,14 @@ def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow]) -> SamplerO
 
 def _masks(rows: list[SamplerRow]) -> TokenMasks | None:
     """What the grammars of ``rows`` allow; None if none has one."""
-    found = [(at, row.sequence.matcher) for at, row in enumerate(rows) if row.sequence.matcher is not None]
+    found = [(at, row.matcher) for at, row in enumerate(rows) if row.matcher is not None]
     if not found:
         return None
     # Matchers write whole masks: they may know a token more than there are logits.
     bits = torch.empty(len(found), max(matcher.num_words for _, matcher in found), dtype=torch.int32)
     address, stride = bits.data_ptr(), 4 * bits.shape[1]
-    ahead = found[0][1]
-    for at, matcher in found:
-        # The rows of a sequence come one after the other, each with a draft more.
-        ahead = ahead.after(rows[at].drafts[-1]) if rows[at].drafts else matcher
-        ahead.fill_mask(address)
+    for _, matcher in found:
+        matcher.fill_mask(address)
         address += stride
     return TokenMasks([at for at, _ in found], bits)
 

@@ -29,7 +29,8 @@ class SequenceState:
     """
 
     __slots__ = (
-        *("matcher", "modifier", "num_prompt", "pages", "pooler", "sampling", "slot", "spec", "state_at", "token_ids"),
+        *("drafted", "matcher", "modifier", "num_drafted", "num_prompt", "pages", "pooler", "sampling", "slot", "spec"),
+        *("state_at", "token_ids"),
     )
 
     def __init__(self, record: NewSequence, logits_processors: Sequence[LogitsProcessor] = ()) -> None:
@@ -44,6 +45,8 @@ class SequenceState:
         self.modifier = LogitsModifier(spec, logits_processors)
         self.matcher: GrammarMatcher | None = None
         self.pooler: PromptPooler | None = None
+        self.num_drafted: int | None = None
+        self.drafted: list[int] = []
 
 
 class RunningSequences:

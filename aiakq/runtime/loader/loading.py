@@ -17,6 +17,7 @@ from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.executor.cpu_program import Bounds
+from aiakq.runtime.executor.draft_model import DraftModel
 from aiakq.runtime.executor.kv_cache import (
     count_pages,
     describe_states,
@@ -50,6 +51,8 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
     """
     limit_torch_threads()
     config = fit_positions(config)
+    if config.draft is not None:
+        config = replace(config, draft=fit_positions(config.draft))
     group = start_ranks(config)
     try:
         return _load_engine(config, on_phase, group)
@@ -63,15 +66,17 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     started = time.monotonic()
     with gc_frozen():
         model, operations = load_within_memory(config, None if group is None else group.share)
+        draft = None if config.draft is None else load_within_memory(config.draft)[0]
     release_memory()
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
     on_phase(Phase("weights", time.monotonic() - started, f"{config.architecture}, {method}"))
     started = time.monotonic()
+    draft_bytes = 0 if draft is None else kv_bytes_per_page(draft, config.cache)
     if group is None:
-        num_pages = count_pages(config, model)
+        num_pages = count_pages(config, model, 1, draft_bytes)
     else:
         group.wait_loaded(config, operations.get("tensor parallel", ""))  # what is free is known when all have loaded
-        num_pages = group.count_pages(count_pages(config, model, group.host_ranks))
+        num_pages = group.count_pages(count_pages(config, model, group.host_ranks, draft_bytes))
     if config.fit_model_len:
         fitting = min(config.model.num_positions, (num_pages - 1) * config.cache.block_size)
         config = replace(config, max_model_len=min(config.max_model_len, fitting))
@@ -109,7 +114,12 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     if group is not None:
         sizes = Configure(num_pages, num_slots, bounds.tokens, bounds.rows, bounds.length)
         group.configure(sizes, runner.captured is not None)
-    executor = new_executor(runner, group, num_slots, -(-bounds.length // config.cache.block_size))
+    drafting = None
+    if config.draft is not None and draft is not None:
+        draft_runner = new_runner(config.draft, draft, num_pages, num_slots)
+        facts["drafts"] = f"{config.draft.architecture}, {draft_runner.capture(bounds, config.compilation)}"
+        drafting = DraftModel(draft_runner, bounds.tokens)
+    executor = new_executor(runner, group, num_slots, -(-bounds.length // config.cache.block_size), drafting)
     stages = config.parallel.pipeline_parallel_size
     return Engine(executor, scheduler, limits, facts, max(stages, 1 + config.scheduler.async_scheduling))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.config.speculation import NGRAM, SpeculationConfig
 
 
 class Drafter(Protocol):
@@ -71,5 +71,7 @@ def _continued(token_ids: list[int], start: int, count: int) -> list[int]:
 
 
 def proposer_of(config: SpeculationConfig | None) -> Proposer | None:
-    """The proposer that ``config`` asks for; None without speculation."""
-    return None if config is None else PromptLookup(config.prompt_lookup_max, config.prompt_lookup_min)
+    """The proposer that ``config`` asks for; None without, or where the executor guesses."""
+    if config is None or config.method != NGRAM:
+        return None
+    return PromptLookup(config.prompt_lookup_max, config.prompt_lookup_min)

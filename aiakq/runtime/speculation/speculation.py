@@ -14,21 +14,38 @@ _MAX_REST = 32
 class Speculation:
     """The guesses of one sequence: more while they are right, fewer and in fewer steps while they are wrong.
 
-    most  guesses in a step.
+    drafter  None: the executor guesses.
+    most     guesses in a step.
     """
 
-    def __init__(self, drafter: Drafter, most: int) -> None:
+    def __init__(self, drafter: Drafter | None, most: int) -> None:
         self._drafter = drafter
         self._most = self._length = most
         self._num_misses = 0
         self._rest = 0
+        self._taken: list[int] = []
 
     def propose(self, token_ids: list[int], most: int) -> list[int]:
-        """At most ``most`` tokens that may follow ``token_ids``."""
+        """At most ``most`` tokens that may follow ``token_ids``: those taken from the executor, if there are any."""
+        taken, self._taken = self._taken, []
         if self._rest:
             self._rest -= 1
-            return []
-        return self._drafter.propose(token_ids, min(most, self._length))
+        elif not taken and self._drafter is not None:
+            return self._drafter.propose(token_ids, min(most, self._length))
+        return taken[:most]
+
+    def wanted(self, most: int, has_grammar: bool) -> int:
+        """Guesses that the executor is asked for, at most ``most``; what it guesses is given to ``take``.
+
+        has_grammar  whether it may know what has to follow.
+        """
+        if not has_grammar and (self._rest or self._drafter is not None):
+            return 0
+        return max(0, min(most, self._most if has_grammar else self._length))
+
+    def take(self, tokens: list[int]) -> None:
+        """The executor guesses that ``tokens`` follow."""
+        self._taken = tokens
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
         """So many of the last guesses were right."""

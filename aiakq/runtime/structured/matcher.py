@@ -50,6 +50,16 @@ class GrammarMatcher:
             ahead.failure = "the text is complete"
         return ahead
 
+    def forced_tokens(self, most: int) -> list[int]:
+        """At most ``most`` tokens of the text that has to follow, as the tokenizer splits it; none after a failure."""
+        if self.failure is not None or self._matcher.is_stopped():
+            return []
+        try:
+            return list(self._matcher.compute_ff_tokens()[:most])
+        except BaseException as problem:
+            self._fail(problem)
+            return []
+
     def advance(self, token: int) -> None:
         """The sequence goes on with ``token``. Nothing happens after the end of the text."""
         if self.failure is None and not self._matcher.is_stopped():

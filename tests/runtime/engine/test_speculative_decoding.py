@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 from mixed_requests import answers, requests
+from safetensors.torch import load_file, save_file
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
@@ -119,7 +123,7 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(example_model):
     llm = LLM(str(example_model), dtype="float32", speculative_model="[ngram]", num_speculative_tokens=7)
     found = [one.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids for one in (plain, llm)]
     assert found[0] == found[1]
-    assert llm.engine.stats.steps < 0.7 * plain.engine.stats.steps
+    assert llm.engine.stats.steps < 0.8 * plain.engine.stats.steps
 
 
 def test_nothing_is_guessed_where_it_would_not_pay_or_is_forbidden(example_model):
@@ -156,9 +160,108 @@ def test_nothing_is_guessed_where_it_would_not_pay_or_is_forbidden(example_model
 def test_what_does_not_go_is_refused_by_name(arguments, named, example_model):
     with pytest.raises(AiakqError) as caught:
         LLM(str(example_model), **arguments)
-    assert caught.value.id in ("bad_option", "option_conflict") and named in str(caught.value)
+    assert caught.value.id in ("bad_option", "option_conflict", "model_hub") and named in str(caught.value)
 
 
 def test_states_cannot_be_taken_back(tiny_model):
     with pytest.raises(AiakqError, match="recurrent"):
         LLM(str(tiny_model("Mamba2ForCausalLM")), speculative_config={"method": "ngram"})
+
+
+GUESSING = {"num_speculative_tokens": 4, "speculative_disable_by_batch_size": 1000}
+#: What a model that guesses has to do with: its own pages are those of the other model.
+DRAFT_MODES = {
+    "plain": {},
+    "chunked": {"max_num_batched_tokens": 16, "enable_chunked_prefill": True},
+    "preempted": {"num_gpu_blocks_override": 40, "block_size": 4},
+    "prefix": {"enable_prefix_caching": True},
+    "eager": {"enforce_eager": True},
+    "ranks": {"tensor_parallel_size": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def nearly(tiny_model, tmp_path_factory) -> str:
+    """The model of ``folder`` with weights that are a little different: a draft that is often right."""
+    source = Path(tiny_model("LlamaForCausalLM"))
+    target = tmp_path_factory.mktemp("nearly") / "model"
+    shutil.copytree(source, target)
+    draw = torch.Generator().manual_seed(1)
+    for file in target.glob("*.safetensors"):
+        tensors = load_file(file)
+        changed = {
+            name: tensor + 0.02 * tensor.std() * torch.randn(tensor.shape, generator=draw)
+            for name, tensor in tensors.items()
+        }
+        save_file({name: changed[name].to(tensors[name].dtype) for name in tensors}, file, {"format": "pt"})
+    return str(target)
+
+
+@pytest.mark.parametrize("mode", DRAFT_MODES)
+def test_a_model_that_guesses_changes_no_answer(folder, nearly, expected, mode):
+    arguments = {"dtype": "float32", "max_model_len": 128, **DRAFT_MODES[mode]}
+    llm = LLM(folder, speculative_model=nearly, **GUESSING, **arguments)
+    functions = mode != "ranks"
+    plain = expected if functions else answers(LLM(folder, dtype="float32", max_model_len=128), functions=False)
+    assert answers(llm, functions) == plain
+    drafts = llm.engine.stats.drafts
+    assert drafts.drafts > drafts.accepted > 20
+    if mode == "preempted":
+        assert llm.engine.stats.preemptions > 0
+
+
+def test_the_same_model_guesses_right(folder):
+    """With any sampling parameters: it draws with the same random numbers, and knows penalties and grammars."""
+    llm = LLM(folder, dtype="float32", max_model_len=128, speculative_model=folder, **GUESSING)
+    params = [
+        SamplingParams(max_tokens=40, ignore_eos=True, seed=1),
+        SamplingParams(max_tokens=40, ignore_eos=True, seed=2, top_p=0.8, repetition_penalty=1.3, logit_bias={5: 4.0}),
+        SamplingParams(max_tokens=40, seed=3, structured_outputs={"regex": "[a-z ]{200}"}),
+    ]
+    llm.generate([[7, 8, 9 + number] for number in range(3)], params, use_tqdm=False)
+    drafts = llm.engine.stats.drafts
+    assert drafts.accepted == drafts.drafts > 60
+    assert llm.engine.stats.steps < 20
+
+
+def test_a_model_that_guesses_reads_what_it_missed(folder, nearly):
+    """Nothing is guessed while many sequences run; then its cache lacks what they have become."""
+    arguments = {"dtype": "float32", "max_model_len": 256}
+    many = [SamplingParams(max_tokens=20 if at else 120, ignore_eos=True, seed=at) for at in range(4)]
+    prompts = [[3 + at, 4, 5] for at in range(4)]
+    llm = LLM(
+        folder, speculative_model=nearly, num_speculative_tokens=4, speculative_disable_by_batch_size=3, **arguments
+    )
+    found = [
+        [one.outputs[0].token_ids for one in each.generate(prompts, many)] for each in (llm, LLM(folder, **arguments))
+    ]
+    assert found[0] == found[1]
+    assert llm.engine.stats.drafts.accepted > 10
+
+
+def test_what_a_grammar_forces_is_guessed(example_model):
+    schema = {
+        "type": "object",
+        "properties": {"a_long_name_of_a_property": {"type": "boolean"}},
+        "required": ["a_long_name_of_a_property"],
+    }
+    params = SamplingParams(temperature=0, max_tokens=60, structured_outputs={"json": schema})
+    plain = LLM(str(example_model), dtype="float32")
+    llm = LLM(str(example_model), dtype="float32", speculative_model="[ngram]", num_speculative_tokens=6)
+    found = [one.generate("Once", params, use_tqdm=False)[0].outputs[0].token_ids for one in (plain, llm)]
+    assert found[0] == found[1]
+    assert llm.engine.stats.steps < 0.8 * plain.engine.stats.steps
+
+
+def test_models_that_cannot_guess_are_refused(folder, example_model, tiny_model):
+    with pytest.raises(AiakqError, match="it has .* tokens, the model"):
+        LLM(folder, dtype="float32", speculative_model=str(example_model))
+    with pytest.raises(AiakqError, match="EAGLE"):
+        LLM(folder, dtype="float32", speculative_config={"method": "eagle3", "model": folder})
+    with pytest.raises(AiakqError, match="draft_model with a model"):
+        LLM(folder, dtype="float32", speculative_config={"method": "draft_model"})
+
+
+def test_what_is_expected_of_the_model_that_guesses(folder, nearly):
+    with pytest.raises(AiakqError, match="awq"):
+        LLM(folder, dtype="float32", speculative_model=nearly, speculative_model_quantization="awq")
