@@ -49,6 +49,8 @@ class Totals:
     tokens: int = 0
     preemptions: int = 0
     cached: int = 0
+    drafts: int = 0
+    accepted: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
 
@@ -57,6 +59,7 @@ class Totals:
         ends = ", ".join(f"{count} {reason}" for reason, count in sorted(self.ends.items()))
         return (
             f"{self.steps} steps in {self.worlds} worlds: {self.requests} requests ({ends}), {self.tokens} tokens, "
-            f"{self.cached} of prompts from the cache, {self.preemptions} preemptions, "
+            f"{self.cached} of prompts from the cache, {self.accepted} of {self.drafts} guesses right, "
+            f"{self.preemptions} preemptions, "
             f"{sum(self.faults.values())} faults ({faults})"
         )

@@ -107,7 +107,9 @@ def _scored(held: int, target: int) -> TokenLogprobs:
 
 @dataclass(frozen=True)
 class Row:
-    """A sequence's part of a step that runs. starts: how often the sequence was introduced."""
+    """A sequence's part of a step that runs. starts: how often the sequence was introduced. drafts: guesses among its
+    tokens.
+    """
 
     id: str
     first: int
@@ -115,6 +117,7 @@ class Row:
     samples: bool
     starts: int
     epoch: int
+    drafts: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ class Refused:
 class Collected:
     """What became of a row: with which words it ``failed``, and whether its token is to be sampled again or was not
     sampled, because the token before it was not valid. written: the pages it wrote to, of ``pages``. dropped: whether
-    nobody waits for it any more, which the world knows.
+    nobody waits for it any more, which the world knows. num_tokens: those that were sampled.
     """
 
     row: Row
@@ -138,6 +141,7 @@ class Collected:
     pages: list[int]
     written: list[int]
     dropped: bool = False
+    num_tokens: int = 0
 
 
 #: What the engine asked the executor for and got, in order: rows that run, rows whose results it takes, a refused one;
@@ -256,7 +260,7 @@ class PagedExecutor:
     def _row(self, chunk: Chunk, state: State) -> Row:
         id = state.spec.request_id
         epoch = self._not_run.get((id, chunk.first), self.epoch)
-        return Row(id, chunk.first, chunk.count, chunk.samples, self._starts[id], epoch)
+        return Row(id, chunk.first, chunk.count, chunk.samples, self._starts[id], epoch, len(chunk.drafts))
 
     def _run(self, step: PagedStep) -> None:
         fault = self.fault
@@ -294,17 +298,16 @@ class PagedExecutor:
             self._not_run.pop((state.spec.request_id, chunk.first), None)
             if any(math.isnan(one.logprobs[0]) for one in result.prompt_logprobs or ()):
                 step.failed[at] = NOT_FINITE
-            if not chunk.samples or chunk.first + chunk.count != len(state.tokens):
+            if not chunk.samples or chunk.first + chunk.count - len(chunk.drafts) != len(state.tokens):
                 continue
             failed = step.failed[at]
-            if failed:
-                sampled = SampledToken(0, math.nan, error=failed)
-            elif unsettled(seen) and not chunk.resamples:
-                sampled = SampledToken(0, math.nan, resample=True)
-            else:
-                sampled = SampledToken(*choice(seen, state.spec, state.num_outputs))
-            result.sampled = [sampled]
-            self.sampled[state] = sampled.token
+            result.sampled = [SampledToken(0, math.nan, error=failed)] if failed else _sampled(chunk, state, seen)
+            last = result.sampled[-1]
+            self.sampled[state] = last.token
+            if last.is_valid:
+                outputs = state.num_outputs + len(result.sampled)
+                known = seen[: len(state.tokens) + len(result.sampled) - 1]
+                result.proposed = _guesses(known, last.token, state.spec, outputs, chunk.num_proposed)
 
     def _probe(self, step: PagedStep) -> None:
         """The engine tests the model; ``silent`` if there is no memory for that."""
@@ -341,7 +344,9 @@ class PagedExecutor:
         P = self.page_size
         for at, (chunk, state) in enumerate(zip(step.chunks[:count], step.states, strict=False)):
             first, end, tokens, pages = chunk.first, chunk.first + chunk.count, state.tokens, state.pages
-            if end > len(tokens):
+            if chunk.drafts:
+                tokens = [*tokens, *chunk.drafts]
+            elif end > len(tokens):
                 # The host does not know its last token yet; the device has it.
                 tokens = [*tokens, self.sampled[state]]
             held = START if first == 0 else self.pages[pages[(first - 1) // P]][(first - 1) % P]
@@ -366,7 +371,9 @@ class PagedExecutor:
         row, result, pages = step.rows[at], step.results[at], list(step.states[at].pages)
         resample = any(sampled.resample for sampled in result.sampled)
         skipped = row.samples and not result.sampled
-        return Collected(row, step.failed[at], resample, skipped, pages, pages[row.first // self.page_size :])
+        written = pages[row.first // self.page_size :]
+        num_tokens = sum(sampled.is_valid for sampled in result.sampled)
+        return Collected(row, step.failed[at], resample, skipped, pages, written, num_tokens=num_tokens)
 
 
 class PagedStep:
@@ -394,3 +401,28 @@ def _prompt_logprobs(chunk: Chunk, state: State, seen: list[int]) -> list[TokenL
         return None
     end = min(chunk.first + chunk.count + 1, num_prompt)
     return [_scored(seen[at - 1], state.tokens[at]) for at in range(chunk.first + 1, end)]
+
+
+def _sampled(chunk: Chunk, state: State, seen: list[int]) -> list[SampledToken]:
+    """The token after what is known, and those after right guesses."""
+    found: list[SampledToken] = []
+    for at, draft in enumerate([*chunk.drafts, None]):
+        entries = seen[: len(seen) - len(chunk.drafts) + at]
+        if unsettled(entries) and not chunk.resamples:
+            return found or [SampledToken(0, math.nan, resample=True)]
+        found.append(SampledToken(*choice(entries, state.spec, state.num_outputs + at)))
+        if found[-1].token != draft:
+            break
+    return found
+
+
+def _guesses(entries: list[int], token: int, spec: RequestSpec, outputs: int, count: int) -> list[int]:
+    """Tokens after ``entries`` and ``token``, of which one in five is wrong, and with it those behind it."""
+    entries, found = list(entries), []
+    for _ in range(count):
+        entries.append(entry(entries[-1], token, len(entries)))
+        token, _ = choice(entries, spec, outputs + len(found))
+        if hash((entries[-1], 31)) % 5 == 0:
+            token = (token + 1) % VOCAB
+        found.append(token)
+    return found

@@ -23,9 +23,11 @@ class PageChecks:
         """No page is lost, and only full pages are shared; who waits has none."""
         scheduler, P = self.engine.scheduler, self.setup.page_size
         at: dict[int, int] = {}
+        # Pages of wrong guesses are kept, and there may be some for the next ones.
+        most_ahead = self.setup.ahead + 2 * self.setup.drafts
         for sequence in scheduler.running:
             pages = sequence.pages
-            must(len(pages) <= -(-(len(sequence.token_ids) + self.setup.ahead) // P), "more pages than tokens")
+            must(len(pages) <= -(-(len(sequence.token_ids) + most_ahead) // P), "more pages than tokens")
             full = sequence.num_computed_tokens // P
             for index, page in enumerate(pages):
                 if page in at:

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
+from aiakq.runtime.config.speculation import DRAFT_MODEL, SpeculationConfig
+
+
+def _guessing(draw: random.Random) -> SpeculationConfig:
+    """Tokens are guessed by the executor."""
+    return SpeculationConfig(
+        method=DRAFT_MODEL,
+        model="model",
+        num_speculative_tokens=draw.choice([1, 3, 6]),
+        disable_by_batch_size=draw.choice([2, 100]),
+        max_rows=draw.choice([4, 100]),
+    )
 
 
 @dataclass
@@ -27,6 +39,12 @@ class Setup:
     #: Of a pipeline.
     stages: int = 1
 
+    @property
+    def drafts(self) -> int:
+        """Tokens that are guessed in a step, at most."""
+        speculation = self.scheduler.speculation
+        return 0 if speculation is None else speculation.num_speculative_tokens
+
     @staticmethod
     def drawn(draw: random.Random, owners: int = 1, stages: int = 1) -> Setup:
         page_size = draw.choice([1, 2, 4, 4, 4, 8, 16])
@@ -38,7 +56,7 @@ class Setup:
         num_pages = 1 + pages + draw.choice([0, 0, 1, pages // 2, pages, 3 * pages])
         max_num_seqs = draw.choice([1, 2, 4, 8])
         budget = draw.choice([1, 3, 8, 16, 64]) if chunked else draw.choice([max_len, 2 * max_len])
-        return Setup(
+        setup = Setup(
             page_size=page_size,
             num_pages=num_pages,
             max_len=max_len,
@@ -62,6 +80,9 @@ class Setup:
             owners=owners,
             stages=stages,
         )
+        if stages == 1 and not setup.ahead and draw.random() < 0.5:
+            setup.scheduler = replace(setup.scheduler, speculation=_guessing(draw))
+        return setup
 
     @property
     def overtaking(self) -> bool:

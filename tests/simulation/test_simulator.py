@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import planted
+import planted_drafts
 import pytest
 import simulator
 from clients import Totals, Violation
@@ -31,11 +32,12 @@ def test_nothing_is_violated_and_everything_happens():
     assert first_violation(totals) is None
     assert sum(totals.faults.values()) > 0.05 * totals.steps, "faults in more than 5 % of the steps"
     assert totals.preemptions > 50 and totals.cached > 1000
+    assert totals.drafts > totals.accepted > 100
     assert all(totals.faults[kind] > 10 for kind in simulator.KINDS)
     assert all(totals.ends[reason] > 20 for reason in ("stop", "length", "abort", "error", "engine ended"))
 
 
-@pytest.mark.parametrize("bug", planted.BUGS, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("bug", [*planted.BUGS, *planted_drafts.BUGS], ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found(bug, monkeypatch):
     bug(monkeypatch.setattr)
     totals = Totals()

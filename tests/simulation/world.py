@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 
 from clients import Client, Totals, Violation, must
 from fairness_checks import FairnessChecks
@@ -81,8 +82,9 @@ class World:
         """``schedule``, with its last result kept in ``scheduled``."""
 
         def scheduled(now: float = 0.0) -> list[ScheduledChunk]:
-            self.scheduled = schedule(now)
-            return self.scheduled
+            chunks = schedule(now)
+            self.scheduled = [replace(chunk) for chunk in chunks]  # without what turns out wrong they get smaller
+            return chunks
 
         return scheduled
 
@@ -286,7 +288,8 @@ class World:
 
     def _check_row(self, row: Row) -> None:
         """A sequence's part of a step that runs."""
-        client, first, end, P = self.clients[row.id], row.first, row.first + row.count, self.setup.page_size
+        client, first, P = self.clients[row.id], row.first, self.setup.page_size
+        end = first + row.count - row.drafts
         spec = client.spec
         total = len(spec.prompt_token_ids) + client.got + client.pending
         cached = first != client.computed
@@ -304,6 +307,8 @@ class World:
             must(page in self._pages, f"{row.id} may not find its pages")
         client.starts, client.computed = row.starts, end
         must(first < end <= total, "more tokens run than there are")
+        room = len(spec.prompt_token_ids) + spec.max_tokens
+        must(not row.drafts or end + row.drafts < room, "more is guessed than is wanted")
         must(self.setup.scheduler.enable_chunked_prefill or end == total, "a prompt was split")
         must(row.samples == (end == total and spec.max_tokens > 0), "a token is sampled at the wrong time")
         client.pending += row.samples
@@ -326,14 +331,11 @@ class World:
             if one.failed:
                 self._check_end(row.id, "error", one.failed)
                 continue
-            end = row.first + row.count
-            if row.epoch == self.model.epoch:
-                P = self.setup.page_size
-                ends = range((row.first // P + 1) * P, end + 1, P)
-                self._pages |= {(row.epoch, spec.cache_salt, client.alone.entries[at - 1]) for at in ends}
+            end = row.first + row.count - row.drafts
             client.pending -= row.samples
             client.resample = one.resample
             if one.resample:
+                self._add_pages(row, client, end)
                 # It goes back to the token before.
                 client.computed, client.pending = len(spec.prompt_token_ids) + client.got - 1, 0
                 continue
@@ -341,27 +343,45 @@ class World:
                 client.counted = True
                 self._prompted += len(spec.prompt_token_ids)
             if row.samples:
-                self._check_token(client)
-            elif end == len(spec.prompt_token_ids) and spec.max_tokens == 0:
+                accepted = self._check_tokens(client, one.num_tokens) - 1
+                client.computed += accepted
+                self.totals.drafts += row.drafts
+                self.totals.accepted += accepted
+                self._add_pages(row, client, end + accepted)
+                continue
+            self._add_pages(row, client, end)
+            if end == len(spec.prompt_token_ids) and spec.max_tokens == 0:
                 must(not self._check_end(row.id, "length").token_ids, f"{row.id} wanted no tokens")
 
-    def _check_token(self, client: Client) -> None:
-        """Every token is what the request gets alone, and it ends as it does alone."""
+    def _add_pages(self, row: Row, client: Client, end: int) -> None:
+        """The full pages up to ``end`` may be found by others."""
+        if row.epoch == self.model.epoch:
+            P = self.setup.page_size
+            ends = range((row.first // P + 1) * P, end + 1, P)
+            self._pages |= {(row.epoch, client.spec.cache_salt, client.alone.entries[at - 1]) for at in ends}
+
+    def _check_tokens(self, client: Client, count: int) -> int:
+        """At most ``count`` tokens are what the request gets alone, and it ends as it does alone; returns how many."""
         id = client.spec.request_id
-        token, logprob, reason, stop = client.alone.next()
+        tokens, logprobs, reason, stop = [], [], None, None
+        while reason is None and len(tokens) < count:
+            token, logprob, reason, stop = client.alone.next()
+            tokens.append(token)
+            logprobs.append(logprob)
         news = self._check_end(id, reason) if reason else self._next(id)
-        must(news.token_ids == [token] and news.token_logprobs == [logprob], f"{id} got another answer than alone")
+        must(news.token_ids == tokens and news.token_logprobs == logprobs, f"{id} got another answer than alone")
         must((news.finish_reason, news.stop_reason) == (reason, stop), f"{id} ended in another way than alone")
         must(news.error is None, f"{id} failed: {news.error}")
         if not client.got:
             self._check_prompt(client, news)
-        client.got += 1
-        self._generated += 1
-        self.totals.tokens += 1
-        self.trace = zlib.crc32(f"{id} {token}".encode(), self.trace)
+        client.got += len(tokens)
+        self._generated += len(tokens)
+        self.totals.tokens += len(tokens)
+        self.trace = zlib.crc32(f"{id} {tokens}".encode(), self.trace)
         times = news.times
         must(times and times.scheduled is not None and times.last_token == self.now, f"{id} has wrong times")
         must(times.arrived <= times.scheduled <= times.first_token <= self.now, f"{id} has times in disorder")
+        return len(tokens)
 
     def _check_prompt(self, client: Client, news: TokenOutput) -> None:
         """Log-probabilities of the prompt, which come once, for who wants them."""

@@ -20,7 +20,6 @@ from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.pooling import PoolingConfig
 from aiakq.runtime.config.quantization import checked_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.spec import QuantSpec
 
@@ -96,10 +95,7 @@ class EngineConfig:
             max_logprobs=model.vocab_size if args["max_logprobs"] == -1 else args["max_logprobs"],
             pooling=pooling,
         )
-        speculation = config.scheduler.speculation
-        if speculation is None or speculation.model is None:
-            return config
-        return _with_draft(config, speculation, given)
+        return _with_draft(config, given)
 
 
 #: Arguments that the model that drafts shares: where and how models run, and the pages.
@@ -110,8 +106,11 @@ _SHARED = {
 }
 
 
-def _with_draft(config: EngineConfig, speculation: SpeculationConfig, given: Mapping[str, Any]) -> EngineConfig:
-    """``config`` with the model that drafts. Raises ``option_conflict`` and what ``from_args`` raises."""
+def _with_draft(config: EngineConfig, given: Mapping[str, Any]) -> EngineConfig:
+    """``config`` with the model that drafts, if one does. Raises ``option_conflict`` and what ``from_args`` raises."""
+    speculation = config.scheduler.speculation
+    if speculation is None or speculation.model is None:
+        return config
     shared = {name: value for name, value in given.items() if name in _SHARED}
     draft = EngineConfig.from_args(
         {**shared, "model": speculation.model, "quantization": speculation.quantization, "load_format": "auto"}

@@ -112,11 +112,12 @@ class Engine:
             sequence.times.scheduled = now
         if started:
             self.on_start([sequence.id for sequence in started])
+        num_scheduled = sum(chunk.count for chunk in chunks)
         if chunks:
             self._pending.append((chunks, self._submit(chunks)))
         # Without new work every step brings the results of one that is pending.
         self._collect(self.max_pending_steps - 1 if chunks else len(self._pending) - 1, now, outputs)
-        self._count(chunks, outputs)
+        self._count(num_scheduled, outputs)
         return StepOutput(outputs, self.stats)
 
     def abort_all(self) -> list[TokenOutput]:
@@ -127,7 +128,7 @@ class Engine:
         self._pending.clear()
         self.scheduler.freed_slots.clear()
         self.executor.reset()
-        self._count([], outputs)
+        self._count(0, outputs)
         return outputs
 
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
@@ -339,21 +340,21 @@ class Engine:
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
 
-    def _count(self, chunks: list[ScheduledChunk], outputs: list[TokenOutput]) -> None:
-        """Refresh ``stats``."""
+    def _count(self, num_scheduled: int, outputs: list[TokenOutput]) -> None:
+        """Refresh ``stats`` after a step of ``num_scheduled`` tokens."""
         old, scheduler = self.stats, self.scheduler
         self.stats = EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             num_pages=scheduler.pool.num_usable,
             num_free_pages=scheduler.pool.num_free,
-            num_scheduled_tokens=sum(chunk.count for chunk in chunks),
+            num_scheduled_tokens=num_scheduled,
             preemptions=scheduler.num_preemptions,
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=old.generation_tokens + sum(len(output.token_ids) for output in outputs),
-            steps=old.steps + bool(chunks),
+            steps=old.steps + bool(num_scheduled),
             num_clients=scheduler.num_clients,
             drafts=self._drafts,
         )

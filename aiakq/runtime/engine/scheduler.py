@@ -123,7 +123,7 @@ class Scheduler:
             if sequence.speculation is None or most < 1:
                 continue
             drafts = sequence.speculation.propose(sequence.token_ids, most)
-            if drafts and self._grow(sequence, 1 + len(drafts)):
+            if drafts and self._grow_for_drafts(sequence, 1 + len(drafts)):
                 chunk.add_drafts(drafts)
                 room -= len(drafts)
         for chunk in chosen:
@@ -138,7 +138,7 @@ class Scheduler:
         most = min(left, config.max_model_len - chunk.end - 1)
         chunk.num_proposed = sequence.speculation.wanted(most, sequence.spec.grammar is not None)
         if chunk.num_proposed:
-            self._grow(sequence, chunk.count + chunk.num_proposed)  # a model that drafts has its keys there
+            self._grow_for_drafts(sequence, chunk.count + chunk.num_proposed)  # a model that drafts has its keys there
 
     def _choose(self, waited: bool) -> list[ScheduledChunk]:
         """The chunks of a step, with their pages. ``waited``: whether waiting sequences may start."""
@@ -288,6 +288,13 @@ class Scheduler:
                 return False
             sequence.pages += pages
         return True
+
+    def _grow_for_drafts(self, sequence: Sequence, count: int) -> bool:
+        """The same, as long as a page is left for every running sequence: guesses should not cost one its place."""
+        needed = self._pages_for(sequence.num_computed_tokens + count) - len(sequence.pages)
+        if needed > 0 and self.pool.num_free - needed < len(self.running):
+            return False
+        return self._grow(sequence, count)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.pool.decref(sequence.reset())

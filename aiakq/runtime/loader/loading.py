@@ -17,7 +17,6 @@ from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.executor.cpu_program import Bounds
-from aiakq.runtime.executor.draft_model import DraftModel
 from aiakq.runtime.executor.kv_cache import (
     count_pages,
     describe_states,
@@ -27,7 +26,7 @@ from aiakq.runtime.executor.kv_cache import (
 from aiakq.runtime.executor.selection import new_executor
 from aiakq.runtime.loader.limits import limits_of, rows_of_steps
 from aiakq.runtime.loader.model_loader import load_within_memory
-from aiakq.runtime.loader.new_runner import new_runner
+from aiakq.runtime.loader.new_runner import new_draft, new_runner
 from aiakq.system.memory import gc_frozen
 
 
@@ -116,9 +115,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
         group.configure(sizes, runner.captured is not None)
     drafting = None
     if config.draft is not None and draft is not None:
-        draft_runner = new_runner(config.draft, draft, num_pages, num_slots)
-        facts["drafts"] = f"{config.draft.architecture}, {draft_runner.capture(bounds, config.compilation)}"
-        drafting = DraftModel(draft_runner, bounds.tokens)
+        drafting, facts["drafts"] = new_draft(config.draft, draft, num_pages, num_slots, bounds)
     executor = new_executor(runner, group, num_slots, -(-bounds.length // config.cache.block_size), drafting)
     stages = config.parallel.pipeline_parallel_size
     return Engine(executor, scheduler, limits, facts, max(stages, 1 + config.scheduler.async_scheduling))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.executor.cpu_program import Bounds
+from aiakq.runtime.executor.draft_model import DraftModel
 from aiakq.runtime.executor.kv_cache import state_rows
 from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.executor.runner import Runner
@@ -14,3 +16,13 @@ def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: in
     states = state_rows(config, model, num_pages, num_slots)
     projection = None if config.pooling is None else Projection.load(config.load.path, config.pooling.dense)
     return Runner(model, num_pages, config.cache.block_size, config.device.device, states, projection)
+
+
+def new_draft(
+    config: EngineConfig, model: Model, num_pages: int, num_slots: int, bounds: Bounds
+) -> tuple[DraftModel, str]:
+    """What guesses tokens with ``model``, and a line about it for the start-up table."""
+    runner = new_runner(config, model, num_pages, num_slots)
+    how = runner.capture(bounds, config.compilation)
+    method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
+    return DraftModel(runner, bounds.tokens), f"{config.architecture}, {method}; {how}"
