@@ -257,7 +257,7 @@ def routes_page() -> str:
             text = f"Without `{_flag(route.disabled_by)}`. {text}"
         key = f"yes, without `{_flag(route.needs_key)}`" if isinstance(route.needs_key, str) else "yes"
         lines.append(f"| `{_methods(route)} {route.openapi_path}` | {text} | {key if route.needs_key else 'no'} |")
-    lines += ["| `GET /docs`, `GET /openapi.json` | The API page and the OpenAPI document. | yes |"]
+    lines += ["| `GET /openapi.json` | Without `--disable-fastapi-docs`. The OpenAPI document. | yes |"]
     lines += [
         "",
         "## Request fields",

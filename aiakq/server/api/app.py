@@ -55,12 +55,12 @@ def create_app(
     root_path      path under which a proxy offers the server.
     keyless_paths  for the OpenAPI document: paths that need no key; None if the server requires no keys. Keys are
                    checked before the application.
-    with_docs      whether /docs and /openapi.json are served.
+    with_docs      whether /openapi.json is served.
     """
     app = FastAPI(
         title="aiakq",
         version=aiakq.__version__,
-        docs_url="/docs" if with_docs else None,
+        docs_url=None,  # ours loads nothing from elsewhere, see aiakq/server/playground
         openapi_url="/openapi.json" if with_docs else None,
         redoc_url=None,
         redirect_slashes=False,

@@ -1,4 +1,4 @@
-"""GET / and GET /playground/settings."""
+"""The pages / and /docs, and GET /playground/settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiakq.server.api.request_model import RequestModel
 from aiakq.server.api.routes import Route
 from aiakq.server.api.sampling_fields import SAMPLING_FIELDS
 from aiakq.server.api.service import Service
-from aiakq.server.http.pages import playground_page
+from aiakq.server.http.pages import page_response, playground_page
 from aiakq.server.http.responses import JSONResponse
 
 
@@ -33,6 +33,7 @@ class PlaygroundSettings(msgspec.Struct):
     chat            whether conversations can be rendered.
     tools           auto, forced (the model may not decide to call them), or none.
     structured      whether the form of answers can be given.
+    docs            whether there is /docs.
     servers         others to compare with.
     """
 
@@ -45,6 +46,7 @@ class PlaygroundSettings(msgspec.Struct):
     chat: bool
     tools: str
     structured: bool
+    docs: bool
     servers: list[str]
     fields: PlaygroundFields
 
@@ -52,6 +54,11 @@ class PlaygroundSettings(msgspec.Struct):
 async def playground(service: Service, request: Request) -> Response:
     """The playground, a page that sends requests to this server."""
     return playground_page(service.playground_servers)
+
+
+async def docs(service: Service, request: Request) -> Response:
+    """The description of the API, a page made from /openapi.json."""
+    return page_response("docs.html")
 
 
 async def settings(service: Service, request: Request) -> Response:
@@ -70,6 +77,7 @@ async def settings(service: Service, request: Request) -> Response:
             chat=loaded.has_template,
             tools=("auto" if decides else "forced") if has_tools else "none",
             structured=not loaded.grammar_failure,
+            docs=request.app.openapi_url is not None,
             servers=list(service.playground_servers),
             fields=PlaygroundFields(_fields(service, ChatCompletionRequest), _fields(service, CompletionRequest)),
         )
@@ -101,5 +109,15 @@ ROUTES = (
         response=PlaygroundSettings,
         description="What the page can offer.",
         disabled_by="disable_playground",
+    ),
+    Route(
+        "GET",
+        "/docs",
+        docs,
+        "playground",
+        response="text/html",
+        description="The page.",
+        needs_key=False,
+        disabled_by="disable_fastapi_docs",
     ),
 )

@@ -46,7 +46,8 @@ class Page:
             },
         )
         browser.get(url)
-        self.wait(lambda: self.find("#fields input") or not self.one("#strip").text.startswith("connecting"))
+        if self.find("#strip"):
+            self.wait(lambda: self.find("#fields input") or not self.text("#strip").startswith("connecting"))
 
     def find(self, selector: str) -> list[Any]:
         return self.browser.find_elements("css selector", selector)

@@ -262,6 +262,31 @@ def test_under_the_path_of_a_proxy_that_removes_it(browser, hostile):
         page.check(failures=1)
 
 
+def test_the_description_of_the_api(browser, hostile, http):
+    with proxy(hostile.url, "/models/a") as url:
+        browser.get("about:blank")
+        page = Page(browser, f"{url}/models/a/docs")
+        page.wait(lambda: "API key" in page.text(".error"))
+        page.set("#key", KEY)
+        page.wait(lambda: page.find(".operation"))
+        paths = [one.text for one in page.find(".path")]
+        assert set(http.get("/openapi.json").json()["paths"]) <= set(paths)
+        page.run("document.querySelectorAll('.operation').forEach((one) => (one.open = true))")
+        page.wait(lambda: len(page.find(".operation pre")) == len(paths))
+        assert "repetition_penalty" in page.text("td") and "unknown_field" in page.text(".note")
+        assert '"<b>hostile</b>"' in page.text("td") and not page.find("td b")
+        page.set("#filter", "abort")
+        page.run("document.getElementById('filter').dispatchEvent(new Event('input'))")
+        assert [one.text for one in page.find(".path") if one.is_displayed()] == ["/abort_requests"]
+        page.set("#filter", "chat/completions")
+        page.run("document.getElementById('filter').dispatchEvent(new Event('input'))")
+        [place] = [one for one in page.find(".operation") if "/v1/chat/completions" in one.text]
+        place.find_element("css selector", "button").click()
+        page.wait(lambda: '"object": "chat.completion"' in place.text)
+        assert KEY not in page.run("return document.documentElement.outerHTML + JSON.stringify({...localStorage})")
+        page.check(failures=1)
+
+
 def test_on_a_telephone_nothing_is_wider_than_the_screen(server):
     driver = open_browser("420,860")
     try:
