@@ -229,7 +229,7 @@ def structure_page() -> str:
 _ROUTES = """\
 # Routes
 
-Written by `make docs` from the tables of routes in `aiakq/server/api/`. A running server returns the same as
+Written by `make docs` from the tables of routes in `aiakq/server/`. A running server returns the same as
 `/openapi.json`, with the limits of its model; `/docs` shows it as a page. [serving.md](serving.md) describes how
 requests are handled, [adding.md](adding.md) how to add a route.
 """
@@ -253,9 +253,11 @@ def routes_page() -> str:
         text = route.summary
         if route.enabled_by:
             text = f"With `{_flag(route.enabled_by)}`. {text}"
+        if route.disabled_by:
+            text = f"Without `{_flag(route.disabled_by)}`. {text}"
         key = f"yes, without `{_flag(route.needs_key)}`" if isinstance(route.needs_key, str) else "yes"
         lines.append(f"| `{_methods(route)} {route.openapi_path}` | {text} | {key if route.needs_key else 'no'} |")
-    lines += ["| `GET /docs`, `GET /openapi.json` | The API page and the OpenAPI document. | yes |"]
+    lines += ["| `GET /openapi.json` | Without `--disable-fastapi-docs`. The OpenAPI document. | yes |"]
     lines += [
         "",
         "## Request fields",

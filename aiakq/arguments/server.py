@@ -5,6 +5,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,18 @@ def _trace_details(given: list[str]) -> list[str]:
         if name not in ("model", "worker", "all"):
             raise ValueError(name)
     return given
+
+
+#: A server as a web page names it: an origin, perhaps with a path, or a path of the page's own origin.
+_SERVER = re.compile(r"(https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?)?(/[A-Za-z0-9._~/-]*)?")
+
+
+def _servers(given: list[str]) -> list[str]:
+    """The servers that --playground-servers names, without a slash at the end."""
+    for url in given:
+        if not url.rstrip("/") or url.startswith("//") or not _SERVER.fullmatch(url):
+            raise ValueError(url)
+    return [url.rstrip("/") for url in given]
 
 
 @dataclass(init=False, repr=False, eq=False)  # only its fields are used: the server takes a mapping
@@ -214,6 +227,14 @@ class ServerArguments:
         False, "Serve the route /tokenizer_info: the tokenizer's configuration and chat template."
     )
     disable_fastapi_docs: bool = argument(False, "Do not serve /docs and /openapi.json.")
+    disable_playground: bool = argument(False, "Do not serve the playground at /.")
+    playground_servers: list[str] | None = argument(
+        None,
+        "Other servers that the playground can send the same request to, side by side: http://HOST:PORT, or a path of "
+        "this server's own host. One with another origin must allow the page's with --allowed-origins.",
+        convert=_servers,
+        expected="a list of addresses like http://127.0.0.1:8001, or paths",
+    )
     disable_log_stats: bool = argument(False, "Do not log statistics every ten seconds.")
 
 

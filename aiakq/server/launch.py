@@ -70,7 +70,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     args = {**args, "max_connections": _checked_connections(args["max_connections"], on_event)}
     routes = load_routes(args)
     open_paths = keyless_paths(routes, args)
-    gateway = Gateway(args["root_path"])
+    gateway = Gateway(args)
     with Signals() as signals:
         server, server_task = start_http(gateway, listener, args, keys, open_paths, error_shapes(routes))
         supervisors = Supervisors(args, on_event)

@@ -80,6 +80,7 @@ async def load_service(
         message_format=parsers.message_format(text.loaded.tools_template),
         observers=observers,
         root_path=args["root_path"],
+        playground_servers=args["playground_servers"] or (),
     )
     generates = service.model.limits.pooling is None
     if generates and text.tokenizer.has_text and not text.has_template:

@@ -120,6 +120,8 @@ SHOWN_BY = {
     "enable_request_id_headers": "test_request_ids_can_be_chosen_by_clients",
     "enable_tokenizer_info_endpoint": "test_the_tokenizer_can_be_described",
     "disable_fastapi_docs": "test_the_tokenizer_can_be_described",
+    "disable_playground": "test_the_playground_can_be_left_out",
+    "playground_servers": "test_the_page_may_ask_the_servers_that_are_named",
     "disable_uvicorn_access_log": "test_the_access_log_can_be_disabled",
     "host": "test_bind_finds_ports_in_use_and_foreign_addresses",
     "port": "test_a_port_in_use_is_found_before_loading",

@@ -40,6 +40,7 @@ RESERVED = (SETTINGS.keys() - {"AIAKQ_API_KEY"}) | {
 #: Values of rows that take only some strings.
 TEXTS = {
     "collect_detailed_traces": "model,worker",
+    "playground_servers": "http://127.0.0.1:8001,/other",
     "pp_layer_partition": "3,1",
     "goodput": "ttft:200,tpot:50",
     "shapes": "64x32,128x64",

@@ -27,15 +27,18 @@ from aiakq.server.process.text_client import client_of_request
 
 
 class TrailingSlashes:
-    """Middleware: a path with a slash at its end is the path without it."""
+    """Middleware: a path with a slash at its end is the path without it, except that of the page at the root."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, root_path: str = "") -> None:
         self.app = app
+        self.root = root_path.rstrip("/") + "/"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if len(path) > 1 and path.endswith("/"):
-            scope = {**scope, "path": path[:-1]}
+        if path + "/" == self.root:
+            scope = {**scope, "path": self.root}
+        elif path != self.root and path.endswith("/"):
+            scope = {**scope, "path": path[:-1] or "/"}
         await self.app(scope, receive, send)
 
 
@@ -52,18 +55,18 @@ def create_app(
     root_path      path under which a proxy offers the server.
     keyless_paths  for the OpenAPI document: paths that need no key; None if the server requires no keys. Keys are
                    checked before the application.
-    with_docs      whether /docs and /openapi.json are served.
+    with_docs      whether /openapi.json is served.
     """
     app = FastAPI(
         title="aiakq",
         version=aiakq.__version__,
-        docs_url="/docs" if with_docs else None,
+        docs_url=None,  # ours loads nothing from elsewhere, see aiakq/server/playground
         openapi_url="/openapi.json" if with_docs else None,
         redoc_url=None,
         redirect_slashes=False,
-        root_path=root_path,
+        root_path=root_path.rstrip("/"),
     )
-    app.add_middleware(TrailingSlashes)
+    app.add_middleware(TrailingSlashes, root_path=root_path)
     app.add_exception_handler(AiakqError, _on_aiakq_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientDisconnected, _on_disconnect)

@@ -35,6 +35,7 @@ ROUTE_MODULES = Registry(
         "tokenization": "aiakq.server.api.tokenization",
         "status": "aiakq.server.api.status",
         "admin": "aiakq.server.api.admin",
+        "playground": "aiakq.server.playground.routes",
     },
 )
 
@@ -72,6 +73,7 @@ class Route:
     error_body     the shape of its errors.
     needs_key      whether it needs an API key where the server has any; a string names the option that lifts that.
     enabled_by     the option without which the route does not exist.
+    disabled_by    the option with which it does not.
     generates      whether its requests are counted by the request metrics and wait in the engine's queue.
     """
 
@@ -88,6 +90,7 @@ class Route:
     error_body: type[ErrorBody] = ErrorResponse
     needs_key: bool | str = True
     enabled_by: str | None = None
+    disabled_by: str | None = None
     generates: bool = False
 
     @property
@@ -113,7 +116,12 @@ def load_routes(args: Mapping[str, Any]) -> tuple[Route, ...]:
         if route.path in paths:
             raise error("plugin", reason=f"two routes have the path {route.path}")
         paths.add(route.path)
-    return tuple(route for route in routes if route.enabled_by is None or args[route.enabled_by])
+    return tuple(
+        route
+        for route in routes
+        if (route.enabled_by is None or args[route.enabled_by])
+        and (route.disabled_by is None or not args[route.disabled_by])
+    )
 
 
 def error_shapes(routes: Iterable[Route]) -> dict[str, type[ErrorBody]]:

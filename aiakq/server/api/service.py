@@ -61,6 +61,7 @@ class Service:
     log_prompts     characters or token ids of a prompt to log; None: requests are not logged.
     observers       are told of every request to generate.
     root_path       path under which a proxy offers the server.
+    playground_servers  other servers that the playground may send requests to.
     num_in_flight   requests to generate that are not answered yet.
     closing         why no new request is accepted; None until shutdown.
     """
@@ -81,6 +82,7 @@ class Service:
         message_format: MessageFormat | None = None,
         observers: Sequence[RequestObserver] = (),
         root_path: str = "",
+        playground_servers: Sequence[str] = (),
     ) -> None:
         self.model = model
         self.text = text
@@ -95,6 +97,7 @@ class Service:
         self.message_format = message_format or MessageFormat()
         self.observers = observers
         self.root_path = root_path
+        self.playground_servers = playground_servers
         self.created = int(time.time())
         self.fingerprint = model.fingerprint
         self.max_body_bytes = max_body_bytes

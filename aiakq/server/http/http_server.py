@@ -20,6 +20,7 @@ from aiakq.server.http.auth import Keys, OnRefusal, add_access_control
 from aiakq.server.http.connection import GuardedConnection, Limits
 from aiakq.server.http.error_shapes import ErrorShapes, error_body
 from aiakq.server.http.listener import fitting_backlog
+from aiakq.server.http.pages import playground_page
 from aiakq.server.http.request_ids import RequestIds
 from aiakq.server.http.responses import ErrorBody, error_response, not_ready_response
 from aiakq.server.http.root_path import route_path
@@ -32,14 +33,15 @@ LATE_SECONDS = 0.5
 
 
 class Gateway:
-    """The application from the start: answers 503 ``loading`` until ``app`` is set, except on /live.
+    """The application from the start: answers 503 ``loading`` until ``app`` is set, except on /live and the playground.
 
     progress    how far loading is, for /ready.
     on_refusal  called with what access control refuses.
     """
 
-    def __init__(self, root_path: str = "") -> None:
-        self.root_path = root_path
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        self.args = args
+        self.root_path = args["root_path"]
         self.app: ASGIApp | None = None
         self.progress: Callable[[], dict[str, Any]] = dict
         self.on_refusal: OnRefusal = lambda scope, refusal: None
@@ -51,6 +53,8 @@ class Gateway:
             path = route_path(scope["path"], self.root_path)
             if path == "/live":
                 app = Response()
+            elif path == "/" and not self.args["disable_playground"]:
+                app = playground_page(self.args["playground_servers"] or ())
             elif path == "/ready":
                 app = not_ready_response(failure, self.progress())
             else:

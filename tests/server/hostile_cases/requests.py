@@ -90,7 +90,7 @@ ROUTES = {
     "/version": ("GET",),
     "/metrics": ("GET",),
     "/openapi.json": ("GET", "HEAD"),
-    "/docs": ("GET", "HEAD"),
+    "/docs": ("GET",),
 }
 
 

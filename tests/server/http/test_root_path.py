@@ -16,7 +16,8 @@ from aiakq.server.http.root_path import route_path
         ("/a/b/health", "/a/b/", "/health"),
         ("/health", "/a/b", "/health"),
         ("/a/bhealth", "/a/b", "/a/bhealth"),
-        ("/a/b", "/a/b", "/a/b"),
+        ("/a/b", "/a/b", "/"),
+        ("/a/b/", "/a/b", "/"),
     ],
 )
 def test_a_root_path_is_removed_if_the_proxy_left_it(path, root, found):
