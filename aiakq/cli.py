@@ -25,6 +25,7 @@ from aiakq.kernels.registry import PluginError
 from aiakq.system.threads import limit_threads, spin_briefly
 from aiakq.terminal import console
 from aiakq.terminal.bench import bench
+from aiakq.terminal.chat_command import chat
 from aiakq.terminal.checkpoint_commands import collect_env, evaluate, inspect
 from aiakq.terminal.completion import completion, words_with_options
 from aiakq.terminal.help import Command, Group, PlainCommand
@@ -62,6 +63,7 @@ app.command(cls=Command)(quantize)
 
 
 app.command(cls=Command)(serve)
+app.command(cls=Command)(chat)
 app.command(name="eval", cls=Command)(evaluate)
 app.command(name="inspect", cls=Command)(inspect)
 app.command(name="collect-env", cls=PlainCommand)(collect_env)

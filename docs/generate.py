@@ -40,6 +40,7 @@ _PAGES = [
     "",
     "quantize",
     "serve",
+    "chat",
     "bench",
     *(name for name in COMMANDS if " " in name),
     "eval",

@@ -18,6 +18,7 @@ from aiakq.arguments.bench import (
     SweepArguments,
     ThroughputArguments,
 )
+from aiakq.arguments.chat import ChatArguments
 from aiakq.arguments.checkpoint import EvalArguments, InspectArguments
 from aiakq.arguments.common import ConfigArguments, JsonArguments, ResultArguments
 from aiakq.arguments.comparison import AlternationArguments, CompareArguments, CounterArguments, ReportArguments
@@ -127,6 +128,12 @@ _MODEL = "The same as --model."
 COMMANDS: dict[str, CommandArguments] = {
     "quantize": CommandArguments((QuantizeArguments, JsonArguments)),
     "serve": CommandArguments(engine=ARGUMENTS, model_help=_MODEL),
+    "chat": CommandArguments(
+        (ChatArguments, JsonArguments),
+        ENGINE_ARGUMENTS,
+        "Folder or hub name of a model to start a server for.",
+        external=True,
+    ),
     "eval": CommandArguments((EvalArguments, JsonArguments, ResultArguments)),
     "inspect": CommandArguments((InspectArguments, JsonArguments)),
     "bench latency": CommandArguments((LatencyArguments, ResultArguments), ENGINE_ARGUMENTS, _MODEL),

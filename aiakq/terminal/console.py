@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -59,6 +59,23 @@ def err() -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(file=file, highlight=False, width=PIPE_WIDTH)
     return console
+
+
+def out() -> Console:
+    """A console on the current stdout."""
+    return Console(highlight=False, markup=False)
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """A line that moves on stderr while something lasts; without a terminal a plain one."""
+    console = err()
+    if not console.is_terminal or console.is_dumb_terminal:
+        note(text)
+        yield
+        return
+    with console.status(plain(text)):
+        yield
 
 
 def plain(text: object) -> str:

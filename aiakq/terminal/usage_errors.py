@@ -22,6 +22,7 @@ _TO_HYPHEN = str.maketrans(dict.fromkeys(_DASHES, "-"))
 _EXAMPLES = {
     "quantize": "aiakq quantize -i MODEL -o DIR -quant_type awq",
     "serve": "aiakq serve MODEL --port 8000",
+    "chat": "aiakq chat MODEL, or aiakq chat --url http://127.0.0.1:8000",
     "eval": "aiakq eval MODEL --original DIR",
     "inspect": "aiakq inspect MODEL",
     "bench latency": "aiakq bench latency MODEL --batch-size 8",
