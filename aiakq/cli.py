@@ -52,7 +52,7 @@ app.add_typer(bench)
 @app.callback(invoke_without_command=True)
 def _app(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         print(f"aiakq {aiakq.__version__}")
@@ -129,6 +129,8 @@ def _without_unsupported(words: list[str]) -> list[str]:
 
 
 def _run(words: list[str], debug: bool) -> int:
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     add_options(words_with_options(words))
     program = typer.main.get_command(app)
     command, name, rest = _find_command(program, words)

@@ -5,6 +5,7 @@ The command line comes first, then the environment, then the file, then the defa
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,7 +93,9 @@ class CommandArguments:
         for key in config:
             if key not in known:
                 kind = "engine argument" if self.engine else "option"
-                raise error("usage", reason=f"There is no {kind} {key!r}.", hint="See docs/arguments.md.")
+                close = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
+                hint = f"Did you mean {close[0]}?" if close else "See docs/arguments.md."
+                raise error("usage", reason=f"There is no {kind} {key!r}.", hint=hint)
 
 
 class MissingArgument(Exception):
