@@ -66,4 +66,6 @@ class ServerLog:
         facts("serving", dict(ready.facts))
         line("")
         line(("ready", "bold green"), " at ", (ready.url, "bold"))
+        if ready.page:
+            line("playground ", (ready.page, "bold"))
         line(ready.curl)
