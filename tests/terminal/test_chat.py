@@ -8,8 +8,10 @@ import pty
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
@@ -151,11 +153,44 @@ def test_two_models_side_by_side(talk, capsys):
     assert "A tinybooks" in shown.out and "B tinybooks" in shown.out and "Both answers are the same." in shown.err
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(program, server):
+class Endless(BaseHTTPRequestHandler):
+    """A server whose answers end when the client leaves."""
+
+    left = threading.Event()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "endless"}]}')
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(b'data: {"choices": [{"index": 0, "delta": {"content": "on and "}}]}\n\n')
+                time.sleep(0.02)
+        except OSError:
+            self.left.set()
+
+    def log_message(self, *values: object) -> None:
+        pass
+
+
+@pytest.fixture
+def endless() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(program, endless):
     """On a real terminal."""
     leader, follower = pty.openpty()
-    words = [program, "chat", "--url", server.url, "-p", "max_tokens=900", "-p", "ignore_eos=true"]
-    environment = {**os.environ, "AIAKQ_API_KEY": "secret", "TERM": "xterm"}
+    words = [program, "chat", "--url", endless]
+    environment = {**os.environ, "TERM": "xterm"}
     process = subprocess.Popen(
         words, stdin=follower, stdout=follower, stderr=follower, env=environment, start_new_session=True
     )
@@ -174,9 +209,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(program, server):
         wait_for("> ")
         os.write(leader, b"A long story\n")
         seen = ""
-        wait_for(" the ")
+        wait_for("on and on and")
         os.killpg(process.pid, signal.SIGINT)
         wait_for("stopped")
+        assert Endless.left.wait(10)
         os.write(leader, b"/exit\n")
         assert process.wait(30) == 0
         assert "Traceback" not in seen
