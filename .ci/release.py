@@ -86,6 +86,8 @@ def check_wheel(wheel: Path) -> None:
         head[:4] == b"\x7fELF" and head[18] == MACHINES[machine][1], f"{wheel.name}: the library is for another machine"
     )
     require(b"libgomp" not in head, f"{wheel.name}: the library names an OpenMP runtime, which may not be torch's")
+    for page in ("playground", "docs"):
+        require(f"aiakq/server/playground/{page}.html" in names, f"{wheel.name} lacks the page {page}.html")
     require("aiakq/py.typed" in names, f"{wheel.name} lacks py.typed")
     require(not any(".libs/" in name for name in names), f"{wheel.name} brings libraries of others")
     for end in ("/share/man/man1/aiakq.1", ".dist-info/licenses/LICENSE"):

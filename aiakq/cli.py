@@ -25,6 +25,7 @@ from aiakq.kernels.registry import PluginError
 from aiakq.system.threads import limit_threads, spin_briefly
 from aiakq.terminal import console
 from aiakq.terminal.bench import bench
+from aiakq.terminal.chat_command import chat
 from aiakq.terminal.checkpoint_commands import collect_env, evaluate, inspect
 from aiakq.terminal.completion import completion, words_with_options
 from aiakq.terminal.help import Command, Group, PlainCommand
@@ -51,7 +52,7 @@ app.add_typer(bench)
 @app.callback(invoke_without_command=True)
 def _app(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         print(f"aiakq {aiakq.__version__}")
@@ -62,6 +63,7 @@ app.command(cls=Command)(quantize)
 
 
 app.command(cls=Command)(serve)
+app.command(cls=Command)(chat)
 app.command(name="eval", cls=Command)(evaluate)
 app.command(name="inspect", cls=Command)(inspect)
 app.command(name="collect-env", cls=PlainCommand)(collect_env)
@@ -127,6 +129,8 @@ def _without_unsupported(words: list[str]) -> list[str]:
 
 
 def _run(words: list[str], debug: bool) -> int:
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     add_options(words_with_options(words))
     program = typer.main.get_command(app)
     command, name, rest = _find_command(program, words)

@@ -40,6 +40,7 @@ _PAGES = [
     "",
     "quantize",
     "serve",
+    "chat",
     "bench",
     *(name for name in COMMANDS if " " in name),
     "eval",
@@ -82,6 +83,9 @@ These variables have a meaning of their own:
 {variables}
 
 A variable that starts with `AIAKQ_` and that none of these read gets a warning with the closest name.
+
+Output has colours on a terminal, unless `TERM` is `dumb` or `CLICOLOR` is 0. `FORCE_COLOR` and `CLICOLOR_FORCE` demand
+them elsewhere too, as in the logs of CI, where progress stays plain lines; `NO_COLOR` forbids them.
 
 Kubernetes sets `AIAKQ_PORT=tcp://...` in every pod beside a service named `aiakq`, and the error for it names the
 variable: give the service another name, or set `enableServiceLinks: false`.

@@ -71,7 +71,13 @@ def test_no_color_without_a_terminal_and_none_with_no_color(aiakq, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b[1;31merror[model_missing]" in aiakq("inspect", "none/../x").err
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "31m" not in aiakq("inspect", "none/../x").err
+    assert "\x1b" not in aiakq("inspect", "none/../x").err
+
+
+def test_help_is_a_command_too(aiakq):
+    assert aiakq("help", "inspect").out == aiakq("inspect", "--help").out != aiakq("help").out
+    assert aiakq("help", "bench", "latency").out.startswith("Usage: aiakq bench latency")
+    assert aiakq("help").out == aiakq().out and aiakq("-V").out == aiakq("--version").out
 
 
 def shell(program, example_model, text: str) -> subprocess.CompletedProcess[str]:

@@ -56,6 +56,8 @@ def wheel(tmp_path, release):
         contents = {
             "library": (release.LIBRARY, bytes(head)),
             "types": ("aiakq/py.typed", b""),
+            "playground": ("aiakq/server/playground/playground.html", b""),
+            "docs": ("aiakq/server/playground/docs.html", b""),
             "man": ("aiakq-0.1.0.data/data/share/man/man1/aiakq.1", b""),
             "license": ("aiakq-0.1.0.dist-info/licenses/LICENSE", b""),
             "other": ("aiakq/__init__.py", b""),
@@ -80,6 +82,7 @@ def test_a_wheel_with_everything_passes(release, wheel):
     [
         (NAME, {"library": None}, "lacks the native library"),
         (NAME, {"types": None}, "lacks py.typed"),
+        (NAME, {"playground": None}, "playground.html"),
         (NAME, {"man": None}, "aiakq.1"),
         (NAME, {"license": None}, "LICENSE"),
         (NAME, {"library": b"\x7fELF" + bytes(14) + b"\xb7" + bytes(40)}, "another machine"),

@@ -5,6 +5,7 @@ The command line comes first, then the environment, then the file, then the defa
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from aiakq.arguments.bench import (
     SweepArguments,
     ThroughputArguments,
 )
+from aiakq.arguments.chat import ChatArguments
 from aiakq.arguments.checkpoint import EvalArguments, InspectArguments
 from aiakq.arguments.common import ConfigArguments, JsonArguments, ResultArguments
 from aiakq.arguments.comparison import AlternationArguments, CompareArguments, CounterArguments, ReportArguments
@@ -91,7 +93,9 @@ class CommandArguments:
         for key in config:
             if key not in known:
                 kind = "engine argument" if self.engine else "option"
-                raise error("usage", reason=f"There is no {kind} {key!r}.", hint="See docs/arguments.md.")
+                close = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
+                hint = f"Did you mean {close[0]}?" if close else "See docs/arguments.md."
+                raise error("usage", reason=f"There is no {kind} {key!r}.", hint=hint)
 
 
 class MissingArgument(Exception):
@@ -127,6 +131,12 @@ _MODEL = "The same as --model."
 COMMANDS: dict[str, CommandArguments] = {
     "quantize": CommandArguments((QuantizeArguments, JsonArguments)),
     "serve": CommandArguments(engine=ARGUMENTS, model_help=_MODEL),
+    "chat": CommandArguments(
+        (ChatArguments, JsonArguments),
+        ENGINE_ARGUMENTS,
+        "Folder or hub name of a model to start a server for.",
+        external=True,
+    ),
     "eval": CommandArguments((EvalArguments, JsonArguments, ResultArguments)),
     "inspect": CommandArguments((InspectArguments, JsonArguments)),
     "bench latency": CommandArguments((LatencyArguments, ResultArguments), ENGINE_ARGUMENTS, _MODEL),

@@ -12,7 +12,7 @@ from aiakq.arguments.commands import COMMANDS, CONFIG
 #: Variables that no option stands for -> what they do.
 SETTINGS = {
     "AIAKQ_API_KEY": "API keys that `aiakq serve` accepts, joined with commas, besides those of `--api-key` and "
-    "`--api-key-file`; the key that `aiakq bench serve` sends.",
+    "`--api-key-file`; the key that `aiakq bench serve` and `aiakq chat` send.",
     "AIAKQ_DEBUG": "If not empty: show tracebacks, as `--debug` does.",
     "AIAKQ_KERNELS": "Implementations that may run, by name, joined with commas; all if not set.",
     "AIAKQ_CPU_ISA": "Instruction set of the native CPU kernels: vnni_bf16, vnni, avx512, avx2 or portable.",

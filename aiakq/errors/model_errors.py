@@ -30,6 +30,7 @@ COMMAND_ERRORS = {
     "server_unreachable": ErrorKind(
         "No server answers at {url}: {reason}.", "Start one with: aiakq serve --model DIR", ENVIRONMENT
     ),
+    "no_answer": ErrorKind("There is no answer from {server}: {reason}", "", WORKER),
     "bench_failed": ErrorKind("{failed} of {total} requests failed; the first: {reason}.", "", WORKER),
     "got_worse": ErrorKind("Worse by more than {percent} %: {metrics}.", "", GATE),
     "counters_changed": ErrorKind(

@@ -9,6 +9,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,9 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
             _freeze_garbage_collector()
             seconds = time.monotonic() - start_time
             facts = startup_facts(service, ready)
-            on_event(_ready_event(service, facts, url, bool(keys), seconds, supervisors.all[0].engine.pid))
+            page = "" if args["disable_playground"] or args["uds"] is not None else f"{url}/"
+            event = _ready_event(service, facts, url, bool(keys), seconds, supervisors.all[0].engine.pid)
+            on_event(replace(event, page=page))
             return await _serve_until_end(service, supervisors, engine, args, signals, server_task, on_event, budget)
         finally:
             server.should_exit = True

@@ -15,6 +15,7 @@ import typer
 
 from aiakq.errors import error
 from aiakq.terminal import console
+from aiakq.terminal.usage_errors import close_names
 
 SHELLS = ("bash", "zsh", "fish")
 #: Metavars of values that are files or folders.
@@ -57,7 +58,7 @@ def completion(
     """Print a script that makes a shell complete aiakq's commands and options: source <(aiakq completion bash)."""
     if shell not in SHELLS:
         reason = f"There is no completion for {shell!r}."
-        raise error("usage", reason=reason, hint="There is one for bash, zsh and fish.")
+        raise error("usage", reason=reason, hint=close_names(shell, SHELLS) or "There is one for bash, zsh and fish.")
     console.write(script(shell, list(describe(context.find_root().command))))
 
 

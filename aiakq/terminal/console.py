@@ -2,7 +2,7 @@
 documents to stdout.
 
 Only this module and cli.py print. Colours, bars and widths adapt: without a terminal the same words come as plain
-lines. ``NO_COLOR`` and ``TERM=dumb`` are respected by rich itself.
+lines. See ``wants_colour`` for the variables that decide on colours.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -21,9 +21,12 @@ from rich.table import Table
 from rich.text import Text
 
 from aiakq.errors import AiakqError, error
+from aiakq.terminal.usage_errors import close_value
 
 #: Columns of output that nobody watches on a terminal: wide enough that tables do not cut names.
 PIPE_WIDTH = 120
+#: Values of TERM without colours and cursor.
+_DUMB = ("dumb", "unknown")
 #: Seconds between two lines of progress where there is no terminal.
 _PLAIN_INTERVAL_S = 10.0
 
@@ -52,13 +55,70 @@ class _Stderr:
         return getattr(sys.stderr, name)
 
 
+def wants_colour(is_terminal: bool, environment: Mapping[str, str]) -> bool:
+    """Whether output has colours: NO_COLOR forbids them, FORCE_COLOR and CLICOLOR_FORCE demand them, in that order.
+
+    Otherwise a terminal has them, unless TERM is dumb or CLICOLOR is 0. Empty variables count as not set.
+    """
+    if environment.get("NO_COLOR"):
+        return False
+    if force := environment.get("FORCE_COLOR"):
+        return force.lower() not in ("0", "false")
+    if environment.get("CLICOLOR_FORCE") not in (None, "", "0"):
+        return True
+    return is_terminal and environment.get("TERM") not in _DUMB and environment.get("CLICOLOR") != "0"
+
+
+def _console(file: Any, fallback_width: int | None = None) -> Console:
+    """A console on ``file``. Without a terminal, and without COLUMNS, it is ``fallback_width`` wide."""
+    is_terminal = _is_terminal(file)
+    colour = wants_colour(is_terminal, os.environ)
+    width = None if is_terminal or "COLUMNS" in os.environ else fallback_width
+    system: Any = None
+    if colour:
+        system = "auto" if is_terminal and os.environ.get("TERM") not in _DUMB else "standard"
+    return Console(
+        file=file,
+        highlight=False,
+        markup=False,
+        width=width,
+        color_system=system,
+        force_terminal=is_terminal or colour,
+        no_color=not colour,
+    )
+
+
+def _is_terminal(file: Any) -> bool:
+    try:
+        return bool(file.isatty())
+    except (AttributeError, ValueError):
+        return False
+
+
+def is_animated() -> bool:
+    """Whether somebody watches stderr on a terminal that can move its cursor. Forced colours do not count."""
+    return _is_terminal(_Stderr()) and os.environ.get("TERM") not in _DUMB
+
+
 def err() -> Console:
     """A console on the current stderr."""
-    file: Any = _Stderr()
-    console = Console(file=file, highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(file=file, highlight=False, width=PIPE_WIDTH)
-    return console
+    return _console(_Stderr(), PIPE_WIDTH)
+
+
+def out() -> Console:
+    """A console on the current stdout."""
+    return _console(sys.stdout)
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """A line that moves on stderr while something lasts; without a terminal a plain one."""
+    if not is_animated():
+        note(text)
+        yield
+        return
+    with err().status(plain(text)):
+        yield
 
 
 def plain(text: object) -> str:
@@ -85,7 +145,7 @@ def failure(problem: AiakqError) -> None:
         ": ",
         plain(problem.message),
         " ",
-        (plain(problem.remedy), "cyan"),
+        (plain(" ".join(filter(None, [close_value(problem), problem.remedy]))), "cyan"),
     )
 
 
@@ -152,7 +212,7 @@ def _write_all(text: str) -> None:
 def show(drawn: RenderableType) -> None:
     """Print something drawn by rich on stderr; without a terminal, without the padding at the ends of lines."""
     console = err()
-    if console.is_terminal:
+    if _is_terminal(console.file):
         console.print(drawn)
         return
     with console.capture() as captured:
@@ -236,7 +296,7 @@ class ProgressBars:
         self._task: Any = None
 
     def __enter__(self) -> ProgressBars:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        if is_animated():
             from rich import progress as rich_progress
 
             self._bars = rich_progress.Progress(

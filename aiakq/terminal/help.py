@@ -12,6 +12,8 @@ import typer.core
 from rich.console import Console
 from rich.text import Text
 
+from aiakq.terminal.console import out
+
 #: A text column further right than this leaves too little room; longer labels stand on a line of their own.
 _LABEL_WIDTH = 24
 _MOST_WIDTH = 100
@@ -44,8 +46,8 @@ class Group(typer.core.TyperGroup):
 
 
 def _print_help(command: Any, ctx: Any, epilog: str | None) -> None:
-    console = Console(highlight=False, markup=False)
-    console = Console(highlight=False, markup=False, width=min(console.width, _MOST_WIDTH))
+    console = out()
+    console.width = min(console.width, _MOST_WIDTH)
     shown = [parameter for parameter in command.get_params(ctx) if not getattr(parameter, "hidden", False)]
     console.print(Text.assemble(("Usage: ", "bold"), _usage(command, ctx, shown)))
     console.print()

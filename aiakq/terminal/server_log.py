@@ -23,9 +23,8 @@ class ServerLog:
         self._status: Any = None
 
     def __enter__(self) -> ServerLog:
-        stderr = err()
-        if stderr.is_terminal and not stderr.is_dumb_terminal:
-            self._status = stderr.status(f"loading {plain(self._model or '')}")
+        if console.is_animated():
+            self._status = err().status(f"loading {plain(self._model or '')}")
             self._status.start()
         return self
 
@@ -67,4 +66,6 @@ class ServerLog:
         facts("serving", dict(ready.facts))
         line("")
         line(("ready", "bold green"), " at ", (ready.url, "bold"))
+        if ready.page:
+            line("playground ", (ready.page, "bold"))
         line(ready.curl)

@@ -6,6 +6,7 @@ Standard library only.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ _TO_HYPHEN = str.maketrans(dict.fromkeys(_DASHES, "-"))
 _EXAMPLES = {
     "quantize": "aiakq quantize -i MODEL -o DIR -quant_type awq",
     "serve": "aiakq serve MODEL --port 8000",
+    "chat": "aiakq chat MODEL, or aiakq chat --url http://127.0.0.1:8000",
     "eval": "aiakq eval MODEL --original DIR",
     "inspect": "aiakq inspect MODEL",
     "bench latency": "aiakq bench latency MODEL --batch-size 8",
@@ -115,3 +117,16 @@ def close_names(word: str, known: Iterable[str]) -> str:
     """A sentence that names what ``word`` may have meant; empty when nothing is close."""
     close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.7)
     return f"Did you mean {' or '.join(close)}?" if close else ""
+
+
+def close_value(problem: AiakqError) -> str:
+    """A sentence that names the value that was probably meant, for a ``bad_option`` with a list of values."""
+    if problem.id != "bad_option":
+        return ""
+    expected, value = str(problem.fields.get("expected")), problem.fields.get("value")
+    if expected == "one of the parsers":
+        expected = str(problem.fields.get("hint"))
+    elif not expected.startswith("one of ") and not re.fullmatch(r"[\w.-]+( or [\w.-]+)+", expected):
+        return ""
+    # What follows a list, as in "one of 4, 8, which awq offers", is far from any value.
+    return close_names(value, re.findall(r"[\w.-]*\w", expected)) if isinstance(value, str) else ""

@@ -39,6 +39,7 @@ RESERVED = (SETTINGS.keys() - {"AIAKQ_API_KEY"}) | {
 }
 #: Values of rows that take only some strings.
 TEXTS = {
+    "params": "temperature=0;top_p=1",
     "collect_detailed_traces": "model,worker",
     "playground_servers": "http://127.0.0.1:8001,/other",
     "pp_layer_partition": "3,1",

@@ -132,6 +132,7 @@ def test_serve_shows_one_table_and_a_curl_that_works(program, example_model):
         for text in ("start-up", "weights", "KV pages", "all", "dtype", "linear layers", "ready at http://127.0.0.1:"):
             assert text in table
         url = next(line for line in shown if line.startswith("ready at ")).removeprefix("ready at ")
+        assert f"playground {url}/" in shown
         names = [model["id"] for model in httpx.get(f"{url}/v1/models", trust_env=False).json()["data"]]
         assert names == ["tiny", "books"]
         answer = subprocess.run(

@@ -68,6 +68,7 @@ def test_progress_without_a_terminal_is_a_few_plain_lines(capsys):
 
 
 def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
+    monkeypatch.setattr(console, "is_animated", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
@@ -76,3 +77,49 @@ def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
         bars.update("blocks", 3, 10, "[bold]layer")
     shown = capsys.readouterr().err
     assert "━" in shown and "3/10" in shown and "[bold]layer" in shown
+
+
+@pytest.mark.parametrize(
+    ("environment", "on_terminal", "in_pipe"),
+    [
+        ({}, True, False),
+        ({"TERM": "xterm"}, True, False),
+        ({"TERM": "dumb"}, False, False),
+        ({"NO_COLOR": "1"}, False, False),
+        ({"NO_COLOR": ""}, True, False),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False, False),
+        ({"FORCE_COLOR": "1"}, True, True),
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, True, True),
+        ({"FORCE_COLOR": ""}, True, False),
+        ({"FORCE_COLOR": "0"}, False, False),
+        ({"CLICOLOR_FORCE": "1"}, True, True),
+        ({"CLICOLOR_FORCE": "0"}, True, False),
+        ({"CLICOLOR_FORCE": "1", "NO_COLOR": "1"}, False, False),
+        ({"CLICOLOR": "0"}, False, False),
+    ],
+    ids=str,
+)
+def test_when_output_has_colours(environment, on_terminal, in_pipe):
+    assert console.wants_colour(True, environment) is on_terminal
+    assert console.wants_colour(False, environment) is in_pipe
+
+
+def test_forced_colours_move_no_cursor(process):
+    """In CI colours are wanted and bars are not; without colours there is no style either."""
+    words = ("chat", "--url", "http://127.0.0.1:1", "--prompt", "a")
+    coloured = process(*words, FORCE_COLOR="1", TERM="dumb")
+    assert "\x1b[1;31merror[server_unreachable]" in coloured.err and "\x1b[?25l" not in coloured.err
+    assert "\x1b" not in process(*words, FORCE_COLOR="1", NO_COLOR="1").err
+    assert "\x1b[1m" in process("--help", CLICOLOR_FORCE="1").out
+    assert "\x1b" not in process("--help").out
+
+
+def test_forced_colours_keep_progress_plain(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with console.ProgressBars("quantize") as bars:
+        bars.update("blocks", 1, 2)
+        bars.update("blocks", 2, 2)
+    with console.waiting("loading m"):
+        pass
+    found = capsys.readouterr().err
+    assert "\x1b[?25l" not in found and "\r" not in found and "quantize: blocks 2/2" in found and "loading m" in found

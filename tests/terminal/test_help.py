@@ -17,6 +17,7 @@ COMMANDS = [
     ("serve",),
     ("eval",),
     ("inspect",),
+    ("chat",),
     ("collect-env",),
     ("bench",),
     ("bench", "latency"),

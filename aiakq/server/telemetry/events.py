@@ -30,7 +30,8 @@ class ServerEvent:
 
     listening     the port is bound and loading begins; url.
     phase         one phase of loading has finished; name, seconds, detail.
-    ready         the server answers requests; url, curl, facts, seconds since the start, engine_pid.
+    ready         the server answers requests; url, curl, page (the playground), facts, seconds since the start,
+                  engine_pid.
     warning       something the operator should know; nothing has failed.
     stats         statistics, every ten seconds while requests are running.
     log           a line of the server's own log; detail is the level, such as "warning".
@@ -48,6 +49,7 @@ class ServerEvent:
     detail: str = ""
     url: str = ""
     curl: str = ""
+    page: str = ""
     facts: dict[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     engine_pid: int | None = None

@@ -137,6 +137,10 @@ def test_every_sampling_field_is_sent(browser, server):
     page.set("#field-top_p", "7")
     page.send("again")
     assert "top_p" in page.text(".error")  # the server's own words
+    page.set("#field-top_p", "")
+    page.send("once more")
+    contents = page.run("return panes[0].messages.map((message) => message.content)")
+    assert not page.find(".error") and contents[0] == "Once upon a time" and contents[2:-1] == ["once more"]
     page.run("localStorage.clear()")
     page.check(failures=1)
 

@@ -1,0 +1,182 @@
+"""HTTP client of ``aiakq chat``: one streamed answer after the other."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from aiakq.errors import AiakqError, error
+
+#: Seconds to wait for a connection, and for the next piece of an answer.
+_TIMEOUT = httpx.Timeout(600.0, connect=10.0)
+
+
+@dataclass
+class Answer:
+    """An answer while it grows.
+
+    tokens         its tokens and their log-probabilities, if they were asked for.
+    first, ended   seconds after the request was sent; 0 before that.
+    stopped        whether the user stopped it.
+    """
+
+    model: str
+    text: str = ""
+    reasoning: str = ""
+    tokens: list[tuple[str, float]] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    first: float = 0.0
+    ended: float = 0.0
+    stopped: bool = False
+
+    def add(self, chunk: Mapping[str, Any], seconds: float) -> None:
+        """Add one chunk of a stream, which came after so many seconds."""
+        self.usage = chunk.get("usage") or self.usage
+        for choice in chunk.get("choices") or ():
+            delta = choice.get("delta") or {}
+            text, thought = delta.get("content") or "", delta.get("reasoning_content") or delta.get("reasoning") or ""
+            self.text, self.reasoning = self.text + text, self.reasoning + thought
+            if (text or thought) and not self.first:
+                self.first = seconds
+            for token in (choice.get("logprobs") or {}).get("content") or ():
+                self.tokens.append((token["token"], token["logprob"]))
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        self.ended = seconds
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Generated tokens, if the server counts them."""
+        return self.usage.get("completion_tokens")
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens after the first per second."""
+        between = self.ended - self.first
+        return (self.num_tokens - 1) / between if self.num_tokens and self.num_tokens > 1 and between > 0 else None
+
+    def document(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "model": self.model,
+            "text": self.text,
+            "reasoning": self.reasoning or None,
+            "finish_reason": self.finish_reason,
+            "usage": self.usage or None,
+            "ttft_ms": 1000 * self.first,
+            "seconds": self.ended,
+            "tokens_per_second": self.tokens_per_second,
+        }
+
+
+class ChatServer:
+    """A server with OpenAI's routes, and the model on it that answers."""
+
+    def __init__(self, url: str, api_key: str | None, model: str | None = None) -> None:
+        """Raises ``server_unreachable``, ``no_answer`` and ``unknown_model``."""
+        self.url = url.rstrip("/").removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.Client(headers=headers, timeout=_TIMEOUT, trust_env=False)
+        names = self._models()
+        if model is not None and model not in names:
+            raise error("unknown_model", name=model, known=", ".join(names) or "nothing")
+        self.model = model or names[0]
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _models(self) -> list[str]:
+        try:
+            answer = self._client.get(f"{self.url}/v1/models")
+        except (httpx.HTTPError, httpx.InvalidURL) as problem:
+            raise self._unreachable(problem) from None
+        self._check(answer)
+        try:
+            names = [str(card["id"]) for card in answer.json()["data"]]
+        except (ValueError, KeyError, TypeError):
+            names = []
+        if not names:
+            raise self._failed("it lists no model at /v1/models.")
+        return names
+
+    def ask(self, messages: Sequence[Mapping[str, str]], params: Mapping[str, Any], logprobs: bool) -> Iterator[Answer]:
+        """Yields the answer again and again while it grows. Raises ``server_unreachable`` and ``no_answer``.
+
+        Closing the iterator closes the connection, which makes the server stop.
+        """
+        body: dict[str, Any] = {"model": self.model, "messages": list(messages), "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        if logprobs:
+            body["logprobs"] = True
+        answer, began = Answer(self.model), time.perf_counter()
+        try:
+            request = self._client.stream("POST", f"{self.url}/v1/chat/completions", json=body | dict(params))
+            with request as response:
+                if response.status_code != 200:
+                    response.read()
+                self._check(response)
+                for data in events(response.iter_lines()):
+                    chunk = json.loads(data)
+                    if "error" in chunk:
+                        raise self._failed(_message(chunk))
+                    answer.add(chunk, time.perf_counter() - began)
+                    yield answer
+                    if answer.stopped:
+                        return
+        except httpx.RemoteProtocolError:
+            raise self._failed("the connection ended in the middle of it.") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as problem:
+            raise self._unreachable(problem) from None
+        except ValueError:
+            raise self._failed("it sent what is no JSON.") from None
+
+    def _check(self, response: httpx.Response) -> None:
+        """Raise ``no_answer`` with the server's own words if it refused."""
+        if response.status_code == 200:
+            return
+        try:
+            reason = _message(response.json())
+        except ValueError:
+            reason = f"status {response.status_code}."
+        raise self._failed(reason)
+
+    def _failed(self, reason: str) -> AiakqError:
+        return error("no_answer", server=self.url, reason=reason)
+
+    def _unreachable(self, problem: Exception) -> AiakqError:
+        reason = " ".join(str(problem).split()) or type(problem).__name__
+        return error("server_unreachable", url=self.url, reason=reason.rstrip("."))
+
+
+def events(lines: Iterator[str]) -> Iterator[str]:
+    """The data of server-sent events, up to [DONE]. Raises httpx.RemoteProtocolError if that does not come."""
+    for line in lines:
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        yield data
+    raise httpx.RemoteProtocolError("the stream has no end")
+
+
+def _message(body: Any) -> str:
+    """What an error body says."""
+    found = body.get("error") if isinstance(body, dict) else None
+    message = found.get("message") if isinstance(found, dict) else None
+    return message if isinstance(message, str) else json.dumps(body)
+
+
+def common_tokens(one: Answer, two: Answer) -> int:
+    """The number of tokens until two answers differ."""
+    count = 0
+    for (first, _), (second, _) in zip(one.tokens, two.tokens, strict=False):
+        if first != second:
+            break
+        count += 1
+    return count

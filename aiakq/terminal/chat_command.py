@@ -1,0 +1,96 @@
+"""``aiakq chat``: a conversation with a model, or with two side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from aiakq.errors import error
+from aiakq.terminal import console
+from aiakq.terminal.options import with_arguments
+
+if TYPE_CHECKING:
+    from aiakq.arguments.chat import ChatArguments
+    from aiakq.arguments.common import JsonArguments
+    from aiakq.terminal.chat_client import ChatServer
+
+
+@with_arguments("chat")
+def chat(arguments: ChatArguments, shown: JsonArguments, engine: dict[str, Any]) -> None:
+    """Talk to a model: one that is loaded here, or one on a running server.
+
+    With --prompt, --json or without a terminal there is one answer, on stdout.
+    """
+    from aiakq.arguments.chat import parse_params
+
+    _check(arguments, engine)
+    terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty()
+    once = arguments.prompt is not None or shown.json or not terminal
+    prompt = arguments.prompt
+    if once and prompt is None:
+        prompt = sys.stdin.read() if sys.stdin is not None else ""
+    if once and not (prompt or "").strip():
+        raise error("usage", reason="There is nothing to answer.", hint="Example: echo Hello | aiakq chat MODEL")
+    # Heavy: only once the options are known to be good.
+    from aiakq.terminal.chat_session import ChatSession
+
+    with _servers(arguments, engine) as servers:
+        session = ChatSession(servers, arguments.system, parse_params(arguments.params))
+        if not once:
+            session.run()
+        elif shown.json:
+            console.emit(session.answer_document(prompt or ""))
+        else:
+            session.answer_once(prompt or "")
+
+
+def _check(arguments: ChatArguments, engine: dict[str, Any]) -> None:
+    """Raise ``option_conflict``, ``usage`` and what the engine's arguments raise, before anything is started."""
+    from aiakq.arguments.server import checked
+
+    if "model" in engine:
+        if arguments.base_url is not None:
+            raise error(
+                "option_conflict",
+                option=f"The model {engine['model']!r}",
+                other="--url",
+                reason="it would start a server beside the running one",
+                hint="Give one. The name of a model on a running server is --model, a second model --compare.",
+            )
+        checked(engine, server=False)
+    elif engine:
+        raise error(
+            "usage",
+            reason=f"--{next(iter(engine)).replace('_', '-')} is for a model that is loaded here.",
+            hint="Name it: aiakq chat MODEL",
+        )
+
+
+@contextlib.contextmanager
+def _servers(arguments: ChatArguments, engine: dict[str, Any]) -> Iterator[list[ChatServer]]:
+    """The server of the conversation, and that of --compare; those that are started here end with it."""
+    from aiakq.terminal.chat_client import ChatServer
+
+    with contextlib.ExitStack() as stack:
+        urls = [_started(engine, stack) if "model" in engine else arguments.base_url or "http://127.0.0.1:8000"]
+        if arguments.compare is not None:
+            if arguments.compare.startswith(("http://", "https://")):
+                urls.append(arguments.compare)
+            else:
+                urls.append(_started(engine | {"model": arguments.compare}, stack))
+        names = [arguments.model, None]
+        servers = []
+        for url, name in zip(urls, names, strict=False):
+            servers.append(ChatServer(url, arguments.api_key, name))
+            stack.callback(servers[-1].close)
+        yield servers
+
+
+def _started(engine: dict[str, Any], stack: contextlib.ExitStack) -> str:
+    """The address of a server that is started for a model and ends with ``stack``."""
+    from aiakq.server.background import start_in_background
+
+    with console.waiting(f"loading {engine['model']}"):
+        return stack.enter_context(start_in_background(engine)).url

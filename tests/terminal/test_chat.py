@@ -1,0 +1,254 @@
+"""``aiakq chat``: one answer without a terminal, a conversation on one, commands, two models, failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+
+from aiakq.errors import AiakqError
+from aiakq.server.background import RunningServer, start_in_background
+from aiakq.terminal.chat_client import Answer, ChatServer, common_tokens, events
+from aiakq.terminal.chat_session import ChatSession, difference, printable, timing
+
+GREEDY = ("--params", "temperature=0", "--params", "max_tokens=12")
+
+
+@pytest.fixture(scope="module")
+def server(example_model) -> Iterator[RunningServer]:
+    options = {"model": str(example_model), "dtype": "float32", "num_gpu_blocks_override": 257, "api_key": ["secret"]}
+    with start_in_background({**options, "served_model_name": ["tinybooks", "other"]}, timeout=240) as running:
+        yield running
+
+
+@pytest.fixture
+def talk(server, monkeypatch) -> Iterator:
+    """``talk(*lines, models=1)`` types the lines and ends; returns the session."""
+    opened: list[ChatServer] = []
+
+    def run(*lines: str, models: int = 1) -> ChatSession:
+        typed = iter(lines)
+
+        def read(prompt: str) -> str:
+            line = next(typed, None)
+            if line is None:
+                raise EOFError
+            if line == "^C":
+                raise KeyboardInterrupt
+            return line
+
+        opened.extend(ChatServer(server.url, "secret") for _ in range(models))
+        session = ChatSession(opened[-models:], None, {"temperature": 0, "max_tokens": 12}, read)
+        session.run()
+        return session
+
+    yield run
+    for each in opened:
+        each.close()
+
+
+def test_one_answer_without_a_terminal(program, server):
+    words = [program, "chat", "--url", server.url, *GREEDY]
+    environment = {**os.environ, "AIAKQ_API_KEY": "secret"}
+    done = subprocess.run(words, input="Hello", capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    body = {"model": "other", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 12}
+    key = {"authorization": "Bearer secret"}
+    expected = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=key, timeout=60, trust_env=False)
+    assert done.stdout == expected.json()["choices"][0]["message"]["content"] + "\n"
+    assert done.stderr == ""
+
+
+def test_a_model_is_loaded_for_it_and_compared(process, example_model):
+    engine = ("--dtype", "float32", "--num-gpu-blocks-override", "129")
+    words = ("chat", example_model, "--compare", example_model, *engine, "--prompt", "Hello", "--json", *GREEDY)
+    ended = process(*words)
+    assert ended.code == 0, ended.err
+    document = json.loads(ended.out)
+    assert document["kind"] == "chat" and document["params"] == {"temperature": 0, "max_tokens": 12}
+    one, two = document["answers"]
+    assert one["text"] == two["text"] and one["usage"]["completion_tokens"] == 12 == document["common_tokens"]
+    assert one["finish_reason"] == "length" and 0 < one["ttft_ms"] < 1000 * one["seconds"]
+
+
+def test_two_answers_without_a_terminal(aiakq, server):
+    words = ("chat", "--url", server.url, "--compare", server.url, "--api-key", "secret", "--prompt", "Hello", *GREEDY)
+    ended = aiakq(*words)
+    assert ended.code == 0 and ended.out.startswith("A: tinybooks\n") and "\nB: tinybooks\n" in ended.out
+    assert ended.last == "Both answers are the same."
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["chat", "MODEL", "--url", "http://127.0.0.1:1", "--prompt", "a"], 2, "--compare"),
+        (["chat", "--url", "http://127.0.0.1:1", "--prompt", "a"], 7, "No server answers at http://127.0.0.1:1"),
+        (["chat", "--url", "URL", "--prompt", "a"], 9, "API key"),
+        (["chat", "--url", "URL", "--api-key", "secret", "--model", "no", "--prompt", "a"], 2, "tinybooks, other"),
+        (["chat", "--url", "URL", "--api-key", "secret", "-p", "top_p=7", "--prompt", "a"], 9, "top_p"),
+        (["chat", "--params", "temperature", "--prompt", "a"], 2, "NAME=VALUE"),
+        (["chat", "--dtype", "float32", "--prompt", "a"], 2, "aiakq chat MODEL"),
+        (["chat", "--prompt", " "], 2, "nothing to answer"),
+    ],
+    ids=str,
+)
+def test_failures_are_one_line(aiakq, server, example_model, words, code, text):
+    names = {"URL": server.url, "MODEL": str(example_model)}
+    ended = aiakq(*(names.get(word, word) for word in words))
+    assert text in ended.last and "aiakq: error[" in ended.last and ended.out == ""
+    assert ended.code == code
+
+
+def test_a_conversation_is_sent_whole(talk, capsys):
+    session = talk("Hello", "/system Be brief.", "And", "/params max_tokens=3 seed=5 temperature=", "Then")
+    assert session.questions == ["Hello", "And", "Then"]
+    roles = [message["role"] for message in session._messages(0)]
+    assert roles == ["system", *("user", "assistant") * 3]
+    assert session.params == {"max_tokens": 3, "seed": 5}
+    shown = capsys.readouterr()
+    assert all(answer in shown.out for answer in session.answers[0])
+    assert "params: max_tokens=3 seed=5" in shown.err and "12 tokens, first after" in shown.err
+
+
+def test_commands(talk, capsys, tmp_path):
+    file = tmp_path / "chat.json"
+    first = talk("Hello", "/retry", f"/save {file}", "/rest", "/params x", "/help", "^C", "", "/exit", "never read")
+    saved = json.loads(file.read_text())
+    assert saved["conversations"][0]["messages"] == first._messages(0) and len(first.questions) == 1
+    err = capsys.readouterr().err
+    for text in ("There is no command /rest. Did you mean /reset", "NAME=VALUE", "/save FILE", "Ctrl-D or /exit"):
+        assert text in err
+    again = talk("/retry", "Hello", "/reset", "/save", "/system")
+    assert again.questions == [] and again.answers == [[]]
+    err = capsys.readouterr().err
+    assert "There is no question yet" in err and "A new conversation" in err and "system: none" in err
+    assert "/save needs the name" in err
+
+
+def test_texts_of_several_lines(talk):
+    session = talk('"""first', "second", 'third"""', "one\\", "two", '"""in one line"""', '"""', "alone", '"""')
+    assert session.questions == ["first\nsecond\nthird", "one\ntwo", "in one line", "alone"]
+
+
+def test_a_failed_question_is_dropped(talk, capsys):
+    session = talk("/params top_p=7", "Hello", "/params top_p=", "Hello again")
+    assert session.questions == ["Hello again"] and len(session.answers[0]) == 1
+    assert "error[no_answer]" in capsys.readouterr().err
+
+
+def test_two_models_side_by_side(talk, capsys):
+    session = talk("Hello", models=2)
+    assert session.answers[0] == session.answers[1] and session.answers[0][0]
+    shown = capsys.readouterr()
+    assert "A tinybooks" in shown.out and "B tinybooks" in shown.out and "Both answers are the same." in shown.err
+
+
+class Endless(BaseHTTPRequestHandler):
+    """A server whose answers end when the client leaves."""
+
+    left = threading.Event()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "endless"}]}')
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(b'data: {"choices": [{"index": 0, "delta": {"content": "on and "}}]}\n\n')
+                time.sleep(0.02)
+        except OSError:
+            self.left.set()
+
+    def log_message(self, *values: object) -> None:
+        pass
+
+
+@pytest.fixture
+def endless() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(program, endless):
+    """On a real terminal."""
+    leader, follower = pty.openpty()
+    words = [program, "chat", "--url", endless]
+    environment = {**os.environ, "TERM": "xterm"}
+    process = subprocess.Popen(
+        words, stdin=follower, stdout=follower, stderr=follower, env=environment, start_new_session=True
+    )
+    os.close(follower)
+    seen = ""
+
+    def wait_for(text: str, seconds: float = 60.0) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + seconds
+        while text not in seen:
+            assert time.monotonic() < deadline, seen
+            if select.select([leader], [], [], 0.2)[0]:
+                seen += os.read(leader, 1 << 16).decode(errors="replace")
+
+    try:
+        wait_for("> ")
+        os.write(leader, b"A long story\n")
+        seen = ""
+        wait_for("on and on and")
+        os.killpg(process.pid, signal.SIGINT)
+        wait_for("stopped")
+        assert Endless.left.wait(10)
+        os.write(leader, b"/exit\n")
+        assert process.wait(30) == 0
+        assert "Traceback" not in seen
+    finally:
+        process.kill()
+        os.close(leader)
+
+
+def test_what_a_model_writes_cannot_drive_the_terminal():
+    hostile = "a\x1b[2J\x07b\u202e\x9b31m\r\n\tc é 中 👩\u200d🔬"
+    assert printable(hostile) == "a\\x1b[2J\\x07b\\u202e\\x9b31m\\r\n\tc é 中 👩\u200d🔬"
+
+
+def test_differences_in_words():
+    one, two = Answer("a", "a b", tokens=[("a", -0.5), (" b", -1.0)]), Answer("b", "a", tokens=[("a", -0.5)])
+    assert common_tokens(one, two) == 1
+    assert difference(one, two) == (
+        "The first 1 tokens are the same; then A writes ' b' (-1.00), B nothing (log-probability)."
+    )
+    assert difference(Answer("a", "x"), Answer("b", "y")) == "The answers differ."
+    assert timing(Answer("a")) == "no answer"
+
+
+def test_a_stream_without_its_end_is_noticed():
+    assert list(events(iter([": comment", "data: 1", "", "data: [DONE]", "data: 2"]))) == ["1"]
+    with pytest.raises(httpx.RemoteProtocolError):
+        list(events(iter(["data: 1"])))
+
+
+def test_a_server_that_is_killed_in_the_middle(example_model):
+    options = {"model": str(example_model), "dtype": "float32", "num_gpu_blocks_override": 129}
+    with start_in_background(options, timeout=240) as running:
+        client = ChatServer(running.url, None)
+        stream = client.ask([{"role": "user", "content": "a"}], {"max_tokens": 900, "ignore_eos": True}, False)
+        next(stream)
+        running.kill()
+        with pytest.raises(AiakqError, match="in the middle"):
+            list(stream)
+        client.close()
