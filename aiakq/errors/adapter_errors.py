@@ -1,0 +1,27 @@
+"""Errors of LoRA adapters."""
+
+from __future__ import annotations
+
+from aiakq.errors.kind import USAGE, ErrorKind
+
+ADAPTER_ERRORS = {
+    "adapter_missing": ErrorKind(
+        "There is no adapter at '{path}'.",
+        "Give a local folder that holds adapter_config.json and adapter_model.safetensors.",
+        USAGE,
+        404,
+    ),
+    "adapter_outside_root": ErrorKind(
+        "The adapter path '{path}' is not inside the folder '{root}'.", "Move the adapter there.", USAGE
+    ),
+    "adapter_malformed": ErrorKind(
+        "The adapter '{adapter}' cannot be read: {reason}.", "Save it again with PEFT's save_pretrained."
+    ),
+    "adapter_unsupported": ErrorKind(
+        "The adapter '{adapter}' sets {field}, which is not supported: {reason}.",
+        "Merge the adapter into its model with PEFT's merge_and_unload, or train one without it.",
+    ),
+    "adapter_rank": ErrorKind(
+        "The adapter '{adapter}' has rank {rank}; at most {limit} is allowed.", "Raise --max-lora-rank.", USAGE
+    ),
+}
