@@ -21,6 +21,18 @@ ADAPTER_ERRORS = {
         "The adapter '{adapter}' sets {field}, which is not supported: {reason}.",
         "Merge the adapter into its model with PEFT's merge_and_unload, or train one without it.",
     ),
+    "adapter_mismatch": ErrorKind(
+        "The adapter '{adapter}' does not fit the model: {reason}.", "It was trained for {base}.", USAGE
+    ),
+    "adapter_changed": ErrorKind(
+        "The files of the adapter '{adapter}' are not those that were checked.", "Load it again.", USAGE
+    ),
+    "adapter_size": ErrorKind(
+        "The adapter '{adapter}' has {size} bytes; at most {limit} may be in memory.", "Raise --max-lora-bytes.", USAGE
+    ),
+    "lora_disabled": ErrorKind(
+        "The model is served without LoRA adapters.", "Set enable_lora=True, or start with --enable-lora.", USAGE
+    ),
     "adapter_rank": ErrorKind(
         "The adapter '{adapter}' has rank {rank}; at most {limit} is allowed.", "Raise --max-lora-rank.", USAGE
     ),

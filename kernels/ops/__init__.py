@@ -35,7 +35,7 @@ from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer, RowSelection
 from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts
 from aiakq.kernels.ops.linear import LinearLayer
-from aiakq.kernels.ops.lora import AdaptedLinear, AdapterRows, LoraProblem, LoraProduct
+from aiakq.kernels.ops.lora import AdapterRows, LoraProblem, LoraProduct
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.recurrent import RECURRENT, RecurrentOps
 from aiakq.kernels.ops.sampling import Sampler
@@ -132,13 +132,13 @@ class Ops(RecurrentOps):
         layer: DenseLayer = module.prepare(weight.to(self.device), bias, problem)
         return layer
 
-    def adapted(
-        self, base: LinearLayer, n: int, k: int, rows: AdapterRows, slots: int, max_rank: int, bias: Tensor | None
-    ) -> AdaptedLinear:
-        """``base``, of N outputs, K inputs and ``bias`` [N], with LoRA adapters; the rest is as in LoraProblem."""
+    def lora(
+        self, n: int, k: int, rows: AdapterRows, slots: int, max_rank: int, bias: Tensor | None = None
+    ) -> LoraProduct:
+        """The adapters of a linear layer of ``bias`` [N]; ``rows`` have them. The rest is as in LoraProblem."""
         problem = LoraProblem(n, k, slots, max_rank, self.dtype, self.device_type)
         product: LoraProduct = self._bind("lora", problem).prepare(problem, rows, bias)
-        return AdaptedLinear(base, product)
+        return product
 
     def batched(self, weight: Tensor) -> BatchedLinear:
         """A batch of linear layers of weights [B, N, K] in floats, each over columns of its own."""

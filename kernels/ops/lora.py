@@ -149,8 +149,19 @@ class TorchLora:
 class AdaptedLinear(LinearLayer):
     """A linear layer with adapters: the base product, rounded as ever, then those of the rows that have one."""
 
-    def __init__(self, base: LinearLayer, product: LoraProduct) -> None:
-        self.base, self.product = base, product
+    def __init__(
+        self,
+        base: LinearLayer,
+        make: Callable[[AdapterRows], LoraProduct],
+        rows: tuple[AdapterRows, AdapterRows],
+    ) -> None:
+        """make: a product for rows, which are those of tokens, or of logits after ``of_logit_rows``."""
+        self.base, self._make, self._rows = base, make, rows
+        self.product = make(rows[0])
+
+    def of_logit_rows(self) -> None:
+        """Said once, before anything is loaded: its rows are those of logits."""
+        self.product = self._make(self._rows[1])
 
     def __call__(self, x: LinearInput) -> Tensor:
         """x [M, K], a Tensor -> [M, N]."""

@@ -67,7 +67,11 @@ class LocalExecutor:
     @torch.inference_mode()
     def submit(self, batch: StepBatch) -> LocalPendingStep:
         """See ``Executor``."""
-        sequences = self._sequences.update(batch, self._processors)
+        return self._submit(self.runner.change_adapters(batch))
+
+    def _submit(self, batch: StepBatch) -> LocalPendingStep:
+        """Submit a batch whose adapters are loaded."""
+        sequences = self._sequences.update(batch, self._processors, self.runner.adapters)
         if batch.cleared_pages:
             self.runner.clear(batch.cleared_pages)
         previous = self._pending[-1] if self._pending else None

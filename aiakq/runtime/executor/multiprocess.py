@@ -29,11 +29,10 @@ class MultiprocessExecutor(LocalExecutor):
         self._number = 0  # of the step that was launched last
         weakref.finalize(self, group.close)
 
-    def submit(self, batch: StepBatch) -> LocalPendingStep:
-        """See ``Executor``."""
+    def _submit(self, batch: StepBatch) -> LocalPendingStep:
         self._number = next(self._numbers)
         self._group.send(Batch(batch))
-        step = super().submit(batch)
+        step = super()._submit(batch)
         self._group.check()
         if step.out_of_memory:
             self._group.abandon_steps(self._number)
