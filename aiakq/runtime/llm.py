@@ -13,7 +13,7 @@ from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.loop import run, timed_step
 from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache, StepOutput
 from aiakq.runtime.loader.loading import load_engine
-from aiakq.runtime.lora.requests import CheckedAdapters, LoRARequest
+from aiakq.runtime.lora.requests import AdapterRef, CheckedAdapters, LoRARequest
 from aiakq.runtime.offline_pooling import PoolingMethods, Prompt, listed_prompts
 from aiakq.runtime.pooling_params import Pooling, PoolingParams
 from aiakq.runtime.sampling_params import SamplingParams
@@ -81,7 +81,7 @@ class LLM(PoolingMethods):
         params = self._params_for(listed, sampling_params)
         priorities = self._one_for_each("priority", listed, 0 if priority is None else priority)
         salts = [str(one.get("cache_salt") or "") if isinstance(one, dict) else "" for one in listed]
-        adapters = self._one_for_each("lora_request", listed, lora_request)
+        adapters = None if lora_request is None else self._one_for_each("lora_request", listed, lora_request)
         return self._run([self._read(prompt) for prompt in listed], params, priorities, salts, use_tqdm, adapters)
 
     def _pool(
@@ -92,7 +92,7 @@ class LLM(PoolingMethods):
         nothing = SamplingParams(max_tokens=0, detokenize=False, truncate_prompt_tokens=truncate_prompt_tokens)
         salts = [str(one.get("cache_salt") or "") if isinstance(one, dict) else "" for one in prompts]
         read, count = [self._read(prompt) for prompt in prompts], len(prompts)
-        results = self._run(read, [nothing] * count, [0] * count, salts, use_tqdm, [None] * count, pooling)
+        results = self._run(read, [nothing] * count, [0] * count, salts, use_tqdm, None, pooling)
         for result in results:
             if result.error is not None:
                 raise error("numerical_error", reason=result.error)
@@ -137,7 +137,7 @@ class LLM(PoolingMethods):
         # The template writes the special tokens itself.
         read = [self._encoded(prompt, add_special_tokens=False) for prompt in prompts]
         params, count = self._params_for(prompts, sampling_params), len(read)
-        adapters = self._one_for_each("lora_request", read, lora_request)
+        adapters = None if lora_request is None else self._one_for_each("lora_request", read, lora_request)
         return self._run(read, params, [0] * count, [""] * count, use_tqdm, adapters)
 
     def _params_for(
@@ -150,7 +150,7 @@ class LLM(PoolingMethods):
     @staticmethod
     def _one_for_each(name: str, prompts: Any, given: Any) -> list[Any]:
         """``given`` for every prompt, or each prompt's own. Raises ``usage`` if there are more or fewer."""
-        if given is None or isinstance(given, (SamplingParams, LoRARequest, int)):
+        if isinstance(given, (SamplingParams, LoRARequest, int)):
             return [given] * len(prompts)
         if len(given) != len(prompts):
             raise error(
@@ -188,10 +188,12 @@ class LLM(PoolingMethods):
         priorities: list[int],
         salts: list[str],
         use_tqdm: bool,
-        adapters: Sequence[LoRARequest | None],
+        adapters: Sequence[LoRARequest | None] | None = None,
         pooling: Pooling | None = None,
     ) -> list[RequestOutput]:
-        checked = [None if adapter is None else self._adapters.of(adapter) for adapter in adapters]
+        checked: Sequence[AdapterRef | None] = [None] * len(prompts)
+        if adapters is not None:
+            checked = [None if adapter is None else self._adapters.of(adapter) for adapter in adapters]
         results: dict[str, RequestOutput] = {}
         inbox: Inbox = []
         with_processors: list[str] = []

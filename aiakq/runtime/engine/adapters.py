@@ -57,7 +57,7 @@ class AdapterLimits:
 class AdapterPool:
     """Slots of adapters in memory.
 
-    freed, loaded  slots and adapters for the next batch to the executor; its reader empties them.
+    freed, loaded  slots and adapters for the next batch to the executor; ``changes`` empties them.
     """
 
     def __init__(self, config: LoraConfig) -> None:
@@ -131,6 +131,12 @@ class AdapterPool:
         """A sequence does not run any more."""
         if adapter is not None:
             _decrease(self._running, adapter.key)
+
+    def changes(self) -> tuple[list[int], list[NewAdapter]]:
+        """``freed`` and ``loaded`` since the last call."""
+        changed = self.freed, self.loaded
+        self.freed, self.loaded = [], []
+        return changed
 
     def check(self) -> None:
         """Assert that no slot is lost or used twice, and that what runs is in memory and within its limits."""

@@ -167,8 +167,10 @@ class Engine:
         cleared, self._cleared_pages = self._cleared_pages, []
         sequences = [chunk.sequence for chunk in chunks]
         new = [sequence.introduction() for sequence in sequences if sequence.num_submitted_pages is None]
-        batch = StepBatch(freed, cleared, new, [chunk.record() for chunk in chunks], *self.scheduler.changed_adapters())
-        return self.executor.submit(batch)
+        records = [chunk.record() for chunk in chunks]
+        if self.scheduler.adapters is None:
+            return self.executor.submit(StepBatch(freed, cleared, new, records))
+        return self.executor.submit(StepBatch(freed, cleared, new, records, *self.scheduler.adapters.changes()))
 
     def _collect(self, most: int, now: float, outputs: list[TokenOutput]) -> None:
         """Collect and commit the oldest steps until at most ``most`` are pending."""

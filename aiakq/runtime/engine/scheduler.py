@@ -25,7 +25,7 @@ from operator import attrgetter
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.config.speculation import SpeculationConfig
-from aiakq.runtime.engine.adapters import AdapterPool, NewAdapter
+from aiakq.runtime.engine.adapters import AdapterPool
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.speculation.proposers import proposer_of
@@ -321,14 +321,6 @@ class Scheduler:
         """See AdapterPool.unload."""
         if self.adapters is not None:
             self.adapters.unload(key)
-
-    def changed_adapters(self) -> tuple[list[int], list[NewAdapter]]:
-        """Slots of adapters to drop, and adapters to load, since the last call."""
-        if self.adapters is None:
-            return [], []
-        changed = self.adapters.freed, self.adapters.loaded
-        self.adapters.freed, self.adapters.loaded = [], []
-        return changed
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; pages that pending steps fill stay out of it too."""

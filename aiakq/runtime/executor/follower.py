@@ -104,7 +104,8 @@ class Follower:
         """
         if isinstance(message, Batch):
             self._batch = message.batch
-            self._change_adapters(message.batch)
+            if message.batch.freed_adapters or message.batch.new_adapters:
+                self._change_adapters(message.batch)
             self._own = self._sequences.update(message.batch, {}, self._runner.adapters)
             if message.batch.cleared_pages:
                 self._runner.clear(message.batch.cleared_pages)

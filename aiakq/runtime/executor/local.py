@@ -67,10 +67,8 @@ class LocalExecutor:
     @torch.inference_mode()
     def submit(self, batch: StepBatch) -> LocalPendingStep:
         """See ``Executor``."""
-        return self._submit(self.runner.change_adapters(batch))
-
-    def _submit(self, batch: StepBatch) -> LocalPendingStep:
-        """Submit a batch whose adapters are loaded."""
+        if batch.freed_adapters or batch.new_adapters:
+            batch = self.runner.change_adapters(batch)
         sequences = self._sequences.update(batch, self._processors, self.runner.adapters)
         if batch.cleared_pages:
             self.runner.clear(batch.cleared_pages)

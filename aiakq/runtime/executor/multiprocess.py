@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import weakref
 
+from msgspec.structs import replace
+
 from aiakq.errors import error
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.distributed.messages import Batch, Launch, ResetSequences, Sampled
@@ -29,10 +31,13 @@ class MultiprocessExecutor(LocalExecutor):
         self._number = 0  # of the step that was launched last
         weakref.finalize(self, group.close)
 
-    def _submit(self, batch: StepBatch) -> LocalPendingStep:
+    def submit(self, batch: StepBatch) -> LocalPendingStep:
+        """See ``Executor``."""
         self._number = next(self._numbers)
+        if batch.freed_adapters or batch.new_adapters:
+            batch = self.runner.change_adapters(batch)
         self._group.send(Batch(batch))
-        step = super()._submit(batch)
+        step = super().submit(replace(batch, freed_adapters=[], new_adapters=[]) if batch.new_adapters else batch)
         self._group.check()
         if step.out_of_memory:
             self._group.abandon_steps(self._number)

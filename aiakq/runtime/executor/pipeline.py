@@ -68,7 +68,8 @@ class PipelineExecutor:
     @torch.inference_mode()
     def submit(self, batch: StepBatch) -> PipelinedStep:
         """See ``Executor``. A chunk does not end with a token that is not known yet."""
-        batch = self.runner.change_adapters(batch)
+        if batch.freed_adapters or batch.new_adapters:
+            batch = self.runner.change_adapters(batch)
         self._group.send(Batch(batch))
         sequences = self._sequences.update(batch, {}, self.runner.adapters)
         if batch.cleared_pages:

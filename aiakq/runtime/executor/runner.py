@@ -102,8 +102,7 @@ class Runner:
 
     def change_adapters(self, batch: StepBatch) -> StepBatch:
         """Drop and load the adapters that ``batch`` names; returns it with what failed. Comes before its sequences."""
-        if self.adapters is None or not (batch.freed_adapters or batch.new_adapters):
-            return batch
+        assert self.adapters is not None, "the scheduler has no adapters either"
         return replace(batch, new_adapters=self.adapters.apply(batch.freed_adapters, batch.new_adapters))
 
     def clear(self, pages: list[int]) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from aiakq.errors import error
 from aiakq.formats.model_folder import file_identity
-from aiakq.runtime.engine.adapters import AdapterLimits, AdapterRef
+from aiakq.runtime.engine.adapters import AdapterLimits
+from aiakq.runtime.engine.adapters import AdapterRef as AdapterRef
 from aiakq.runtime.lora.adapter_folder import CONFIG, WEIGHTS, open_adapter
 from aiakq.runtime.lora.layers import check_fits
 

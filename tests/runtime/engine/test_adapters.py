@@ -49,7 +49,7 @@ class World:
         self.steps += 1
         chunks = self.scheduler.schedule(float(self.steps))
         if chunks:
-            freed, loaded = self.scheduler.changed_adapters()
+            freed, loaded = self.scheduler.adapters.changes()
             for slot in freed:
                 del self.slots[slot]
             for new in loaded:
@@ -116,7 +116,7 @@ def test_a_dropped_adapter_leaves_memory_after_its_last_sequence(kind):
     world.add(ref("a"), tokens=1)
     world.drain()
     world.scheduler.unload_adapter("a")
-    assert world.scheduler.changed_adapters() == ([0], [])
+    assert world.scheduler.adapters.changes() == ([0], [])
     world.slots.clear()
     running, waiting = world.add(ref("b"), tokens=4), world.add(ref("b"), tokens=2, prompt=16)
     world.step()
@@ -125,7 +125,7 @@ def test_a_dropped_adapter_leaves_memory_after_its_last_sequence(kind):
     assert list(world.slots.values()) == ["b"]
     world.drain()
     assert running.num_outputs == 4 and waiting.num_outputs == 2
-    assert world.scheduler.changed_adapters()[0] and world.scheduler.adapters.num_resident == 0
+    assert world.scheduler.adapters.changes()[0] and world.scheduler.adapters.num_resident == 0
 
 
 def longest_wait(kind: type[Scheduler], steps: int = 600) -> int:
