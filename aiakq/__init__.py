@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from aiakq.runtime.llm import LLM
+    from aiakq.runtime.lora.requests import LoRARequest
     from aiakq.runtime.pooling_params import PoolingParams
     from aiakq.runtime.sampling_params import SamplingParams
     from aiakq.runtime.structured.grammars import GuidedDecodingParams, StructuredOutputsParams
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "LoRARequest",
     "GuidedDecodingParams",
     "PoolingParams",
     "RequestOutput",
@@ -29,6 +31,7 @@ __all__ = [
 
 _LAZY = {
     "LLM": "aiakq.runtime.llm",
+    "LoRARequest": "aiakq.runtime.lora.requests",
     "PoolingParams": "aiakq.runtime.pooling_params",
     "SamplingParams": "aiakq.runtime.sampling_params",
     "GuidedDecodingParams": "aiakq.runtime.structured.grammars",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiakq.arguments.argument import Argument, argument, rows_of
+from aiakq.arguments.lora import LoraArguments
 
 #: Headings, in the order of the help page.
 GROUPS = ("model", "text", "memory", "scheduling")
@@ -366,6 +367,7 @@ _PARTS: tuple[tuple[type, str], ...] = (
     (LoadArguments, "model"),
     (DeviceArguments, "model"),
     (CompilationArguments, "model"),
+    (LoraArguments, "model"),
     (TokenizerArguments, "text"),
     (CacheArguments, "memory"),
     (SchedulerArguments, "scheduling"),

@@ -43,7 +43,6 @@ class Unsupported:
         return value is None or value is False or str(value) in ("", "{}", "[]", *map(str, self.defaults))
 
 
-_NO_LORA = "LoRA adapters are not built yet"
 _EXACT_DRAFTS = "a guess is kept if it is what is sampled, so that answers are those without guesses"
 _NO_IMAGES = "models see text only"
 _NO_PROMPT_ADAPTERS = "prompt adapters are not supported"
@@ -58,7 +57,7 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("model_loader_extra_config", "no loader has settings of its own", refused=True),
     Unsupported("max_parallel_loading_workers", "every rank reads its own share of the weights, all at once"),
     Unsupported("use_tqdm_on_load", "progress is shown where there is a terminal", (True, "true"), switch=True),
-    Unsupported("qlora_adapter_name_or_path", _NO_LORA, refused=True),
+    Unsupported("qlora_adapter_name_or_path", "models in bitsandbytes' formats are not read", refused=True),
     Unsupported("override_neuron_config", "there are no kernels for Neuron devices", refused=True),
     Unsupported("additional_config", "no platform has settings of its own", refused=True),
     Unsupported("allowed_local_media_path", _NO_IMAGES),
@@ -110,16 +109,11 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("logits_processor_pattern", "a request that names Python functions could run anything", refused=True),
     Unsupported("exclude_tools_when_tool_choice_none", "they are left out, always", switch=True),
     # --- adapters and drafts -------------------------------------------------------------------------------------
-    Unsupported("enable_lora", _NO_LORA, refused=True, switch=True),
-    Unsupported("lora_modules", _NO_LORA, refused=True),
-    Unsupported("enable_lora_bias", _NO_LORA, switch=True),
-    Unsupported("max_loras", _NO_LORA, (1,)),
-    Unsupported("max_lora_rank", _NO_LORA, (16,)),
-    Unsupported("max_cpu_loras", _NO_LORA),
-    Unsupported("lora_dtype", _NO_LORA, ("auto",)),
-    Unsupported("lora_extra_vocab_size", _NO_LORA, (256,)),
-    Unsupported("long_lora_scaling_factors", _NO_LORA),
-    Unsupported("fully_sharded_loras", _NO_LORA, switch=True),
+    Unsupported("lora_modules", "requests to the server cannot name adapters yet", refused=True),
+    Unsupported("enable_lora_bias", "adapters may have a bias of B, always", switch=True),
+    Unsupported("lora_extra_vocab_size", "adapters with tokens of their own are refused", (256,)),
+    Unsupported("long_lora_scaling_factors", "LongLoRA's context needs --rope-scaling for all requests", refused=True),
+    Unsupported("fully_sharded_loras", "every rank has whole adapters", switch=True),
     Unsupported("enable_prompt_adapter", _NO_PROMPT_ADAPTERS, refused=True, switch=True),
     Unsupported("prompt_adapters", _NO_PROMPT_ADAPTERS, refused=True),
     Unsupported("max_prompt_adapters", _NO_PROMPT_ADAPTERS, (1,)),

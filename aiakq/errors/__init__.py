@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiakq.errors.adapter_errors import ADAPTER_ERRORS
 from aiakq.errors.kind import (
     BAD_INPUT,
     BUG,
@@ -57,6 +58,7 @@ REGISTRY: dict[str, ErrorKind] = {
     **RANK_ERRORS,
     **CONNECTION_ERRORS,
     **REQUEST_ERRORS,
+    **ADAPTER_ERRORS,
 }
 #: Errors of status 503 that pass within a second.
 _OVER_SOON = frozenset({"bodies_too_large", "overloaded", "queue_timeout", "too_many_connections"})

@@ -12,8 +12,8 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.loop import run, timed_step
 from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache, StepOutput
-from aiakq.runtime.executor.local import LocalExecutor
 from aiakq.runtime.loader.loading import load_engine
+from aiakq.runtime.lora.requests import AdapterRef, CheckedAdapters, LoRARequest
 from aiakq.runtime.offline_pooling import PoolingMethods, Prompt, listed_prompts
 from aiakq.runtime.pooling_params import Pooling, PoolingParams
 from aiakq.runtime.sampling_params import SamplingParams
@@ -38,6 +38,7 @@ class LLM(PoolingMethods):
         self.tokenizer.check_growth()
         self.engine = load_engine(self.config)
         self._processor = OutputProcessor(self.tokenizer, self.engine.limits)
+        self._adapters = CheckedAdapters(self.engine.limits.adapters)
         self._ids = itertools.count()
         self._compiler: GrammarCompiler | None = None  # made for the first request with a grammar
 
@@ -63,6 +64,7 @@ class LLM(PoolingMethods):
         use_tqdm: bool = True,
         prompt_token_ids: list[int] | list[list[int]] | None = None,
         priority: int | Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for every prompt; results come in the order of the prompts.
 
@@ -70,6 +72,7 @@ class LLM(PoolingMethods):
         use_tqdm         show a progress bar on stderr.
         prompt_token_ids prompts as ids, instead of ``prompts``.
         priority         one for all, or one per prompt, lowest first; needs scheduling_policy="priority".
+        lora_request     one adapter for all, or one or None per prompt; needs enable_lora=True.
         A ``max_tokens`` beyond the context ends the text there, with finish_reason "length".
         Raises AiakqError for a prompt that cannot be served, before anything is generated; it is also a ValueError.
         """
@@ -78,7 +81,8 @@ class LLM(PoolingMethods):
         params = self._params_for(listed, sampling_params)
         priorities = self._one_for_each("priority", listed, 0 if priority is None else priority)
         salts = [str(one.get("cache_salt") or "") if isinstance(one, dict) else "" for one in listed]
-        return self._run([self._read(prompt) for prompt in listed], params, priorities, salts, use_tqdm)
+        adapters = None if lora_request is None else self._one_for_each("lora_request", listed, lora_request)
+        return self._run([self._read(prompt) for prompt in listed], params, priorities, salts, use_tqdm, adapters)
 
     def _pool(
         self, prompts: Sequence[Prompt], params: PoolingParams, truncate_prompt_tokens: int | None, use_tqdm: bool
@@ -88,7 +92,7 @@ class LLM(PoolingMethods):
         nothing = SamplingParams(max_tokens=0, detokenize=False, truncate_prompt_tokens=truncate_prompt_tokens)
         salts = [str(one.get("cache_salt") or "") if isinstance(one, dict) else "" for one in prompts]
         read, count = [self._read(prompt) for prompt in prompts], len(prompts)
-        results = self._run(read, [nothing] * count, [0] * count, salts, use_tqdm, pooling)
+        results = self._run(read, [nothing] * count, [0] * count, salts, use_tqdm, None, pooling)
         for result in results:
             if result.error is not None:
                 raise error("numerical_error", reason=result.error)
@@ -104,12 +108,14 @@ class LLM(PoolingMethods):
         chat_template_kwargs: dict[str, Any] | None = None,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's chat template.
 
         continue_final_message  the last message goes on; add_generation_prompt is False then.
         tools                   functions that the model may call, as in a chat request. Its text holds the calls as the
                                 model writes them; ``structured_outputs`` of SamplingParams can enforce a form.
+        lora_request            as in ``generate``.
         Raises ``usage``, ``no_chat_template``, ``chat_template``, and as ``generate`` does.
         """
         self.engine.limits.check_generates()
@@ -130,7 +136,9 @@ class LLM(PoolingMethods):
         ]
         # The template writes the special tokens itself.
         read = [self._encoded(prompt, add_special_tokens=False) for prompt in prompts]
-        return self._run(read, self._params_for(prompts, sampling_params), [0] * len(read), [""] * len(read), use_tqdm)
+        params, count = self._params_for(prompts, sampling_params), len(read)
+        adapters = None if lora_request is None else self._one_for_each("lora_request", read, lora_request)
+        return self._run(read, params, [0] * count, [""] * count, use_tqdm, adapters)
 
     def _params_for(
         self, prompts: Any, given: SamplingParams | Sequence[SamplingParams] | None
@@ -142,7 +150,7 @@ class LLM(PoolingMethods):
     @staticmethod
     def _one_for_each(name: str, prompts: Any, given: Any) -> list[Any]:
         """``given`` for every prompt, or each prompt's own. Raises ``usage`` if there are more or fewer."""
-        if isinstance(given, (SamplingParams, int)):
+        if isinstance(given, (SamplingParams, LoRARequest, int)):
             return [given] * len(prompts)
         if len(given) != len(prompts):
             raise error(
@@ -180,19 +188,27 @@ class LLM(PoolingMethods):
         priorities: list[int],
         salts: list[str],
         use_tqdm: bool,
+        adapters: Sequence[LoRARequest | None] | None = None,
         pooling: Pooling | None = None,
     ) -> list[RequestOutput]:
+        checked: Sequence[AdapterRef | None] = [None] * len(prompts)
+        if adapters is not None:
+            checked = [None if adapter is None else self._adapters.of(adapter) for adapter in adapters]
         results: dict[str, RequestOutput] = {}
         inbox: Inbox = []
         with_processors: list[str] = []
         try:
-            for (text, ids), each, priority, salt in zip(prompts, params, priorities, salts, strict=True):
+            for (text, ids), each, priority, salt, adapter in zip(
+                prompts, params, priorities, salts, checked, strict=True
+            ):
                 request_id = str(next(self._ids))
                 ids = truncated(ids, each, self.engine.limits)
                 results[request_id] = _empty(request_id, text, ids, each)
                 if each.grammar is not None:
                     self._check_grammar(each)
-                specs = self._processor.add(request_id, ids, each, priority, salt, within_context=True, pooling=pooling)
+                specs = self._processor.add(
+                    request_id, ids, each, priority, salt, within_context=True, pooling=pooling, adapter=adapter
+                )
                 inbox += specs
                 if each.logits_processors:
                     for spec in specs:
@@ -230,9 +246,9 @@ class LLM(PoolingMethods):
         name = "structured_outputs" if params.guided_decoding is None else "guided_decoding"
         self._compiler.matcher(self.engine.limits.grammars.apply(params.grammar), param=name)
 
-    def _executor_with_functions(self) -> LocalExecutor:
+    def _executor_with_functions(self) -> Any:
         """The executor, if it can call functions of this process. Raises ``unsupported_parameter``."""
-        if not isinstance(self.engine.executor, LocalExecutor):
+        if not hasattr(self.engine.executor, "register_logits_processors"):
             reason = "the model runs in another process, which functions cannot reach"
             raise error("unsupported_parameter", param="logits_processors", reason=reason)
         return self.engine.executor

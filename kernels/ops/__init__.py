@@ -23,6 +23,7 @@ from aiakq.kernels.ops import (
     embedding,
     experts,
     linear,
+    lora,
     norm,
     sampling,
     scaling,
@@ -34,6 +35,7 @@ from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer, RowSelection
 from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.lora import AdapterRows, LoraProblem, LoraProduct
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.recurrent import RECURRENT, RecurrentOps
 from aiakq.kernels.ops.sampling import Sampler
@@ -58,6 +60,7 @@ from aiakq.kernels.types import (
 REGISTRIES: dict[str, Registry] = {
     "linear": linear.IMPLEMENTATIONS,
     "dense": dense.IMPLEMENTATIONS,
+    "lora": lora.IMPLEMENTATIONS,
     "batched": batched.IMPLEMENTATIONS,
     "experts": experts.IMPLEMENTATIONS,
     "attention": attention.IMPLEMENTATIONS,
@@ -128,6 +131,14 @@ class Ops(RecurrentOps):
         bias = None if bias is None else bias.to(self.device)
         layer: DenseLayer = module.prepare(weight.to(self.device), bias, problem)
         return layer
+
+    def lora(
+        self, n: int, k: int, rows: AdapterRows, slots: int, max_rank: int, bias: Tensor | None = None
+    ) -> LoraProduct:
+        """The adapters of a linear layer of ``bias`` [N]; ``rows`` have them. The rest is as in LoraProblem."""
+        problem = LoraProblem(n, k, slots, max_rank, self.dtype, self.device_type)
+        product: LoraProduct = self._bind("lora", problem).prepare(problem, rows, bias)
+        return product
 
     def batched(self, weight: Tensor) -> BatchedLinear:
         """A batch of linear layers of weights [B, N, K] in floats, each over columns of its own."""

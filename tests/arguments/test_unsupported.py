@@ -46,8 +46,8 @@ def test_the_python_api_warns_once_each(tiny_model):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         LLM(folder, swap_space=4, use_v2_block_manager=False, runner="generate")
-    with pytest.raises(AiakqError, match="LoRA"):
-        LLM(folder, enable_lora=True)
+    with pytest.raises(AiakqError, match="LongLoRA"):
+        LLM(folder, long_lora_scaling_factors="4.0")
 
 
 def test_they_are_removed_from_a_command_line():
@@ -60,12 +60,14 @@ def test_they_are_removed_from_a_command_line():
         "--enable-lora-bias",
         "--no-use-v2-block-manager",
     ]
-    kept, given = unsupported.split_words([*words, "--max-loras=2", "--no-enable-prefix-caching", "--", "--task", "x"])
+    kept, given = unsupported.split_words(
+        [*words, "--lora-extra-vocab-size=2", "--no-enable-prefix-caching", "--", "--task", "x"]
+    )
     assert kept == ["serve", "m", "--port=1", "--no-enable-prefix-caching", "--", "--task", "x"]
     assert given == {
         "swap_space": "8",
         "enable_lora_bias": True,
         "use_v2_block_manager": False,
-        "max_loras": "2",
+        "lora_extra_vocab_size": "2",
     }
     assert unsupported.split_words(["serve", "--runner"]) == (["serve"], {"runner": None})

@@ -44,7 +44,7 @@ def test_values_have_their_types(serve):
 def test_unsupported_options_get_a_line_or_are_refused(serve):
     done = serve("model: ./not-here\nswap-space: 9\ntask: generate\n")
     assert "--swap-space does nothing here" in done.err and "error[model_missing]" in done.err
-    assert "--enable-lora is not available" in serve("model: m\nenable-lora: true\n").err
+    assert "--enable-sleep-mode is not available" in serve("model: m\nenable-sleep-mode: true\n").err
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ def test_they_are_accepted_with_a_line_and_not_in_the_help(process):
 
 
 def test_what_is_not_supported_is_refused_in_one_line(process):
-    done = process("serve", "./no-such-model", "--enable-lora")
+    done = process("serve", "./no-such-model", "--long-lora-scaling-factors", "4.0")
     assert done.code == 2
     assert done.err.strip() == (
-        "aiakq: error[option_refused]: --enable-lora is not available: LoRA adapters are not built yet. Leave it out."
+        "aiakq: error[option_refused]: --long-lora-scaling-factors 4.0 is not available: LongLoRA's context needs "
+        "--rope-scaling for all requests. Leave it out."
     )
 
 

@@ -53,7 +53,8 @@ class ParallelConfig:
             )
         math = args["tensor_parallel_math"]
         if math == "auto":
-            math = "fast" if device_type == "cuda" else "exact"
+            # Adapters are added to whole outputs.
+            math = "fast" if device_type == "cuda" and not args["enable_lora"] else "exact"
         return ParallelConfig(
             args["tensor_parallel_size"],
             args["pipeline_parallel_size"],

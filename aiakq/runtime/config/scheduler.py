@@ -11,6 +11,7 @@ from typing import Any
 from aiakq.arguments.argument import part_of
 from aiakq.arguments.engine import SchedulerArguments
 from aiakq.errors import error
+from aiakq.runtime.config.lora import LoraConfig
 from aiakq.runtime.config.speculation import SpeculationConfig
 
 
@@ -22,6 +23,7 @@ class SchedulerConfig(SchedulerArguments):
                         ``long_prefill_token_threshold``, or a share of the context where several prompts run together.
     num_stages          steps that run at a time, one on each stage of a pipeline.
     speculation         how tokens are guessed; None: they are not.
+    lora                limits on adapters; None: there are none.
     """
 
     max_num_seqs: int
@@ -30,6 +32,7 @@ class SchedulerConfig(SchedulerArguments):
     long_prompt_tokens: int = 0
     num_stages: int = 1
     speculation: SpeculationConfig | None = None
+    lora: LoraConfig | None = None
 
     @staticmethod
     def from_args(
@@ -49,6 +52,7 @@ class SchedulerConfig(SchedulerArguments):
             "async_scheduling": speculation is None and _async_scheduling(args, on_cpu),
             "num_stages": args["pipeline_parallel_size"],
             "speculation": speculation,
+            "lora": LoraConfig.from_args(args),
         }
         return SchedulerConfig(**part_of(SchedulerConfig, args) | settled)
 

@@ -30,6 +30,7 @@ from aiakq.runtime.engine.messages import (
     StepOutput,
     TokenLogprobs,
     TokenOutput,
+    UnloadAdapter,
 )
 from aiakq.runtime.engine.records import (
     ChunkResult,
@@ -101,6 +102,8 @@ class Engine:
                 self._add(message, now)
             elif isinstance(message, ResetPrefixCache):
                 self.scheduler.reset_prefix_cache()
+            elif isinstance(message, UnloadAdapter):
+                self.scheduler.unload_adapter(message.key)
             else:
                 self._abort(message, outputs)
         if self._pending and self.scheduler.may_preempt():
@@ -165,7 +168,10 @@ class Engine:
         cleared, self._cleared_pages = self._cleared_pages, []
         sequences = [chunk.sequence for chunk in chunks]
         new = [sequence.introduction() for sequence in sequences if sequence.num_submitted_pages is None]
-        return self.executor.submit(StepBatch(freed, cleared, new, [chunk.record() for chunk in chunks]))
+        records = [chunk.record() for chunk in chunks]
+        if self.scheduler.adapters is None:
+            return self.executor.submit(StepBatch(freed, cleared, new, records))
+        return self.executor.submit(StepBatch(freed, cleared, new, records, *self.scheduler.adapters.changes()))
 
     def _collect(self, most: int, now: float, outputs: list[TokenOutput]) -> None:
         """Collect and commit the oldest steps until at most ``most`` are pending."""

@@ -240,6 +240,8 @@ class FairScheduler(Scheduler):
     def _begin(self, turn: _Turn, step: _Step) -> None:
         """Start the next waiting sequence of ``turn``. If it does not fit, nobody starts before it."""
         sequence = turn.waiting.popleft()
+        if self.adapters is not None and not self.adapters.admits(sequence.spec.adapter):
+            return
         config = self.config
         shared = self._shared_pages(sequence)
         uncomputed = len(sequence.token_ids) - len(shared) * self.pool.page_size

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from aiakq.errors import error
+from aiakq.runtime.engine.adapters import AdapterLimits, AdapterRef
 from aiakq.runtime.pooling_params import Pooled, Pooling, PoolingLimits
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.speculation.speculation import DraftCounts
@@ -24,6 +25,8 @@ NOT_FINITE = "the model's output is not finite (overflow)"
 NOTHING_LEFT = "no token is left that the request allows"
 #: The ``error`` of a sequence whose grammar can no longer say what may follow.
 GRAMMAR_FAILED = "its grammar cannot be followed any further"
+#: What the ``error`` of a sequence begins with whose adapter is not what it was when it was checked.
+ADAPTER_FAILED = "its adapter cannot be loaded"
 #: The ``error`` of a sequence whose chunk does not fit into memory, even alone.
 OUT_OF_MEMORY = "its part of a step does not fit into memory"
 
@@ -40,6 +43,7 @@ class ModelLimits:
     by_priority   whether requests may have a priority.
     grammars      how structured output is written unless a request says otherwise.
     pooling       what prompts become where nothing is generated; None: prompts are continued.
+    adapters      limits on LoRA adapters; None: requests have none.
     """
 
     vocab_size: int
@@ -51,6 +55,7 @@ class ModelLimits:
     by_priority: bool = False
     grammars: GrammarDefaults = GrammarDefaults()
     pooling: PoolingLimits | None = None
+    adapters: AdapterLimits | None = None
 
     @property
     def task(self) -> str:
@@ -86,6 +91,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     client           whose it is: steps are shared between clients (``FairScheduler``).
     grammar          what the text has to match.
     pooling          what the prompt becomes, of requests that generate nothing.
+    adapter          that changes the model for this sequence; checked by ``runtime.lora.requests``.
     """
 
     request_id: str
@@ -100,6 +106,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     client: str = ""
     grammar: Grammar | None = None
     pooling: Pooling | None = None
+    adapter: AdapterRef | None = None
 
 
 def admit(
@@ -228,8 +235,15 @@ class ResetPrefixCache:
     """Let no later request find a page that was filled before."""
 
 
+@dataclass(frozen=True)
+class UnloadAdapter:
+    """Drop an adapter from memory, by its key, once no request uses it any more."""
+
+    key: str
+
+
 #: What ``Engine.step`` takes, in order.
-Inbox = list[RequestSpec | Abort | ResetPrefixCache]
+Inbox = list[RequestSpec | Abort | ResetPrefixCache | UnloadAdapter]
 
 
 class TokenLogprobs(msgspec.Struct):

@@ -16,9 +16,14 @@ from collections.abc import Sequence as SequenceType
 ROOT = b""
 
 
-def root_hash(salt: str) -> bytes:
-    """Hash of the empty prefix among requests with ``salt``, which share no pages with those of another salt."""
-    return hashlib.blake2b(salt.encode(), digest_size=16, person=b"aiakq cache salt").digest() if salt else ROOT
+def root_hash(salt: str, adapter: str = "") -> bytes:
+    """Hash of the empty prefix among requests with ``salt`` and the ``adapter`` of this key: they share no pages with
+    others.
+    """
+    root = hashlib.blake2b(salt.encode(), digest_size=16, person=b"aiakq cache salt").digest() if salt else ROOT
+    if not adapter:
+        return root
+    return hashlib.blake2b(root + adapter.encode(), digest_size=16, person=b"aiakq adapter").digest()
 
 
 def page_hash(parent: bytes, token_ids: SequenceType[int]) -> bytes:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from aiakq.runtime.engine.adapters import NewAdapter
 from aiakq.runtime.engine.messages import RequestSpec, TokenLogprobs
 from aiakq.runtime.pooling_params import Pooled
 from aiakq.runtime.structured.grammars import Grammar
@@ -59,12 +60,16 @@ class StepBatch(msgspec.Struct, frozen=True):
     freed_slots    sequences that finished or were preempted; their numbers may be used again in ``new_sequences``.
     cleared_pages  pages to fill with zeros, because a failed sequence may have left values that are not finite.
     chunks         those of one token come first.
+    freed_adapters slots of adapters to drop, before ``new_adapters`` and ``new_sequences``.
+    new_adapters   to be put into slots.
     """
 
     freed_slots: list[int]
     cleared_pages: list[int]
     new_sequences: list[NewSequence]
     chunks: list[Chunk]
+    freed_adapters: list[int] = []
+    new_adapters: list[NewAdapter] = []
 
 
 class SampledToken(msgspec.Struct):

@@ -25,6 +25,7 @@ from operator import attrgetter
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.engine.adapters import AdapterPool
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.speculation.proposers import proposer_of
@@ -40,12 +41,14 @@ class Scheduler:
     """Waiting and running sequences over one page pool, each list in order.
 
     proposer     of drafts; None: no tokens are guessed, or the executor guesses them.
+    adapters     in memory; None: no sequence has one.
     freed_slots  of sequences that stopped running, for the next batch to the executor; its reader empties it.
     """
 
     def __init__(self, pool: PagePool, config: SchedulerConfig) -> None:
         self.pool = pool
         self.proposer = proposer_of(config.speculation)
+        self.adapters = None if config.lora is None else AdapterPool(config.lora)
         self.max_num_seqs = config.max_num_seqs
         self.budget = config.max_num_batched_tokens
         self.config = config
@@ -72,6 +75,8 @@ class Scheduler:
         if self.config.speculation is not None:
             drafter = None if self.proposer is None else self.proposer.drafter()
             sequence.speculation = Speculation(drafter, self.config.speculation.num_speculative_tokens)
+        if self.adapters is not None:
+            self.adapters.add(sequence.spec.adapter)
         bisect.insort(self.waiting, sequence, key=_ORDER)
 
     def remove(self, sequence: Sequence) -> None:
@@ -81,6 +86,8 @@ class Scheduler:
             self._free_slot(sequence)
         else:
             self.waiting.remove(sequence)
+        if self.adapters is not None:
+            self.adapters.remove(sequence.spec.adapter)
         self.pool.decref(sequence.pages)
         sequence.pages = []
 
@@ -97,6 +104,8 @@ class Scheduler:
 
         If ``may_preempt``, no step may be pending.
         """
+        if self.adapters is not None:
+            self.adapters.begin_step()
         chosen = self._choose(self._waited(now))
         self._had_prompts = any(chunk.count > 1 for chunk in chosen)
         if self.config.speculation is not None:
@@ -233,6 +242,9 @@ class Scheduler:
         index = 0
         while index < len(self.waiting) and budget > 0 and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[index]
+            if self.adapters is not None and not self.adapters.admits(sequence.spec.adapter):
+                index += 1
+                continue
             shared = self._shared_pages(sequence)
             uncomputed = len(sequence.token_ids) - len(shared) * self.pool.page_size
             is_long = self._is_long(uncomputed)
@@ -256,6 +268,8 @@ class Scheduler:
         """Let a waiting sequence run: give it a slot, the cached pages ``shared``, and those for ``count`` tokens."""
         cached = len(shared) * self.pool.page_size
         self.waiting.remove(sequence)
+        if self.adapters is not None:
+            self.adapters.start(sequence.spec.adapter)
         self.pool.incref(shared)
         sequence.pages = list(shared)
         sequence.slot = self._free_slots.pop()
@@ -304,6 +318,8 @@ class Scheduler:
 
     def _free_slot(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
+        if self.adapters is not None:
+            self.adapters.stop(sequence.spec.adapter)
         self._free_slots.append(sequence.slot)
         if sequence.num_submitted_pages is not None:
             self.freed_slots.append(sequence.slot)
@@ -321,6 +337,11 @@ class Scheduler:
                 self.pool.insert(sequence.pages[index], hashes[index])
             sequence.num_inserted_pages = full
 
+    def unload_adapter(self, key: str) -> None:
+        """See AdapterPool.unload."""
+        if self.adapters is not None:
+            self.adapters.unload(key)
+
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; pages that pending steps fill stay out of it too."""
         self.pool.evict_all()
@@ -337,6 +358,8 @@ class Scheduler:
         assert len({id(sequence) for sequence in live}) == len(live), "a sequence is queued twice"
         self.pool.check([sequence.pages for sequence in live])
         used = [sequence.slot for sequence in self.running if sequence.slot is not None]
+        if self.adapters is not None:
+            self.adapters.check()
         assert sorted([*used, *self._free_slots]) == list(range(self.max_num_seqs)), "a slot is lost"
         assert not any(sequence.slot is not None for sequence in self.waiting), "a waiting sequence has a slot"
         for sequence in live:

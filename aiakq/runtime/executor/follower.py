@@ -104,7 +104,9 @@ class Follower:
         """
         if isinstance(message, Batch):
             self._batch = message.batch
-            self._own = self._sequences.update(message.batch, {})
+            if message.batch.freed_adapters or message.batch.new_adapters:
+                self._change_adapters(message.batch)
+            self._own = self._sequences.update(message.batch, {}, self._runner.adapters)
             if message.batch.cleared_pages:
                 self._runner.clear(message.batch.cleared_pages)
         elif isinstance(message, Launch):
@@ -131,6 +133,13 @@ class Follower:
             self._computed.clear()
             self._sequences.clear()
         return None
+
+    def _change_adapters(self, batch: StepBatch) -> None:
+        """Raise ``rank_failed`` for an adapter that rank 0 has loaded and this rank cannot."""
+        changed = self._runner.change_adapters(batch)
+        for before, after in zip(batch.new_adapters, changed.new_adapters, strict=True):
+            if after.error != before.error:
+                raise error("rank_failed", rank=self._rank, reason=f"adapter {after.adapter.name}: {after.error}")
 
     def _abandon(self, number: int) -> Abandoned:
         """Forget the steps from ``number`` on."""

@@ -9,7 +9,7 @@ from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import free_memory
 from aiakq.runtime.executor.states import RING, StateRows
-from aiakq.runtime.models.decoder import Model
+from aiakq.runtime.models.decoder import Decoder, Model
 
 
 def kv_bytes_per_page(model: Model, cache: CacheConfig) -> int:
@@ -36,6 +36,17 @@ def describe_states(config: EngineConfig, model: Model) -> str:
     size = state_bytes(model, config.scheduler.max_num_seqs) / 2**20
     kept = "one at the end of every page, " if config.cache.enable_prefix_caching else ""
     return f"{model.state_bytes() / 2**20:.1f} MiB each: {kept}{RING} of every sequence that may run = {size:.0f} MiB"
+
+
+def adapter_bytes(config: EngineConfig, model: Model) -> int:
+    """Bytes that LoRA adapters may take."""
+    lora = config.scheduler.lora
+    if lora is None:
+        return 0
+    if lora.max_bytes is not None:
+        return lora.max_bytes
+    assert isinstance(model, Decoder) and model.adapters is not None, "only native models have adapters"
+    return lora.max_resident * model.adapters.largest_bytes
 
 
 def fit_positions(config: EngineConfig) -> EngineConfig:
@@ -82,7 +93,7 @@ def count_pages(config: EngineConfig, model: Model, host_ranks: int = 1, draft_b
     activations = scheduler.max_num_batched_tokens * config.model.intermediate_size * 16 + scheduler.max_num_seqs * (
         config.model.vocab_size * 16
     )
-    rest = free * cache.gpu_memory_utilization - activations - states
+    rest = free * cache.gpu_memory_utilization - activations - states - adapter_bytes(config, model)
     fitting = int(rest // page_bytes) if page_bytes else most if rest >= 0 else 0
     if fitting < (1 if config.fit_model_len else per_sequence) + 1:
         raise error(

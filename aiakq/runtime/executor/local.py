@@ -70,7 +70,9 @@ class LocalExecutor:
     @torch.inference_mode()
     def submit(self, batch: StepBatch) -> LocalPendingStep:
         """See ``Executor``."""
-        sequences = self._sequences.update(batch, self._processors)
+        if batch.freed_adapters or batch.new_adapters:
+            batch = self.runner.change_adapters(batch)
+        sequences = self._sequences.update(batch, self._processors, self.runner.adapters)
         if batch.cleared_pages:
             self.runner.clear(batch.cleared_pages)
             if self.draft is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import weakref
 
+from msgspec.structs import replace
+
 from aiakq.errors import error
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.distributed.messages import Batch, Launch, ResetSequences, Sampled
@@ -35,8 +37,10 @@ class MultiprocessExecutor(LocalExecutor):
     def submit(self, batch: StepBatch) -> LocalPendingStep:
         """See ``Executor``."""
         self._number = next(self._numbers)
+        if batch.freed_adapters or batch.new_adapters:
+            batch = self.runner.change_adapters(batch)
         self._group.send(Batch(batch))
-        step = super().submit(batch)
+        step = super().submit(replace(batch, freed_adapters=[], new_adapters=[]) if batch.new_adapters else batch)
         self._group.check()
         if step.out_of_memory:
             self._group.abandon_steps(self._number)

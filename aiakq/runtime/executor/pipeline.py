@@ -68,8 +68,10 @@ class PipelineExecutor:
     @torch.inference_mode()
     def submit(self, batch: StepBatch) -> PipelinedStep:
         """See ``Executor``. A chunk does not end with a token that is not known yet."""
+        if batch.freed_adapters or batch.new_adapters:
+            batch = self.runner.change_adapters(batch)
         self._group.send(Batch(batch))
-        sequences = self._sequences.update(batch, {})
+        sequences = self._sequences.update(batch, {}, self.runner.adapters)
         if batch.cleared_pages:
             self.runner.clear(batch.cleared_pages)
         step = PipelinedStep(self, next(self._numbers), sequences)

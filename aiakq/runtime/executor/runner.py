@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from aiakq.kernels.ops.attention import as_bytes
@@ -15,11 +16,12 @@ from aiakq.kernels.recurrent_types import States
 from aiakq.kernels.transfer import on_device
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
-from aiakq.runtime.engine.records import Chunk
+from aiakq.runtime.engine.records import Chunk, StepBatch
 from aiakq.runtime.executor.captured import Bounds, CapturedStep, capture_step
 from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.executor.states import StateRows
+from aiakq.runtime.lora.store import AdapterStore
 from aiakq.runtime.models.decoder import Decoder, Model, ModelInput, StageOutput
 
 
@@ -54,7 +56,10 @@ class Runner:
 
     states      rows of the states, if the model has recurrent layers.
     projection  of what is pooled of the model's outputs, if there is one.
+    adapters    in memory; None: sequences have none.
     """
+
+    adapters: AdapterStore | None = None
 
     def __init__(
         self,
@@ -95,6 +100,11 @@ class Runner:
         width = model.config.hidden_size
         return torch.empty(len(step.token_ids), width, dtype=model.ops.dtype, device=self.device)
 
+    def change_adapters(self, batch: StepBatch) -> StepBatch:
+        """Drop and load the adapters that ``batch`` names; returns it with what failed. Comes before its sequences."""
+        assert self.adapters is not None, "the scheduler has no adapters either"
+        return replace(batch, new_adapters=self.adapters.apply(batch.freed_adapters, batch.new_adapters))
+
     def clear(self, pages: list[int]) -> None:
         """Fill ``pages`` of every layer's keys and values with zeros. States are written as a whole before they are
         read, so that what is left in them does not matter.
@@ -132,6 +142,12 @@ class Runner:
             logit_rows += [starts[-1] + at - first for at in needed]
             starts.append(starts[-1] + chunk.count)
             lengths.append(end)
+        if self.adapters is not None:
+            self.adapters.assign(
+                (sequence.spec.adapter, range(start, end), rows)
+                for sequence, start, end, rows in zip(sequences, starts, starts[1:], rows_of, strict=False)
+                if sequence.spec.adapter is not None
+            )
         padding = -len(token_ids) % self.model.row_multiple
         for column in (token_ids, positions, slots):
             column += [0] * padding

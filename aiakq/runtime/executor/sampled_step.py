@@ -91,6 +91,8 @@ class SampledStep:
                 result.prompt_logprobs = self._scores[index]()
             if sequence.pooler is not None:
                 self._pool(index, sequence.pooler, result)
+            if sequence.failure is not None:
+                result = ChunkResult([SampledToken(0, 0.0, error=sequence.failure)])
             results.append(result)
         return StepResult(results)
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aiakq.runtime.engine.messages import RequestSpec
+from aiakq.runtime.engine.messages import ADAPTER_FAILED, RequestSpec
 from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
 from aiakq.runtime.executor.logits_modifier import LogitsModifier
 from aiakq.runtime.executor.pooler import PromptPooler
 from aiakq.runtime.executor.projection import Projection
+from aiakq.runtime.lora.store import AdapterStore
 from aiakq.runtime.sampling_params import LogitsProcessor
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.matcher import GrammarMatcher
@@ -25,12 +26,13 @@ class SequenceState:
     modifier   of its logits.
     matcher    of its grammar, after ``token_ids``; None: it has none.
     pooler     of its prompt; None: it is continued.
+    failure    why nothing it computes counts; None: it does.
     state_at   per row of its states, the number of tokens it is the state after, or none; see StateRows.
     """
 
     __slots__ = (
-        *("drafted", "matcher", "modifier", "num_drafted", "num_prompt", "pages", "pooler", "sampling", "slot", "spec"),
-        *("state_at", "token_ids"),
+        *("drafted", "failure", "matcher", "modifier", "num_drafted", "num_prompt", "pages", "pooler", "sampling"),
+        *("slot", "spec", "state_at", "token_ids"),
     )
 
     def __init__(self, record: NewSequence, logits_processors: Sequence[LogitsProcessor] = ()) -> None:
@@ -47,6 +49,7 @@ class SequenceState:
         self.pooler: PromptPooler | None = None
         self.num_drafted: int | None = None
         self.drafted: list[int] = []
+        self.failure: str | None = None
 
 
 class RunningSequences:
@@ -63,10 +66,15 @@ class RunningSequences:
         self._projection = projection
         self._states: dict[int, SequenceState] = {}
 
-    def update(self, batch: StepBatch, processors: Mapping[str, Sequence[LogitsProcessor]]) -> list[SequenceState]:
+    def update(
+        self,
+        batch: StepBatch,
+        processors: Mapping[str, Sequence[LogitsProcessor]],
+        adapters: AdapterStore | None = None,
+    ) -> list[SequenceState]:
         """Free slots, add sequences and append pages as ``batch`` says; returns the sequence of each chunk.
 
-        ``processors`` are logits processors by request id.
+        ``processors`` are logits processors by request id; ``adapters`` those in memory.
         """
         for slot in batch.freed_slots:
             state = self._states.pop(slot)
@@ -78,6 +86,9 @@ class RunningSequences:
                 state.matcher = self.compiler.matcher_or_failed(record.spec.grammar, record.output_token_ids)
             if record.spec.pooling is not None:
                 state.pooler = PromptPooler(record.spec.pooling, self._projection)
+            if adapters is not None and record.spec.adapter is not None:
+                failure = adapters.failure(record.spec.adapter)
+                state.failure = None if failure is None else f"{ADAPTER_FAILED}: {failure}"
             self._states[record.slot] = state
         return [self._append_pages(chunk) for chunk in batch.chunks]
 

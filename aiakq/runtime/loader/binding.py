@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.layers.linear import ConcatLinear
+from aiakq.runtime.lora.layers import AdaptableLayers
 from aiakq.runtime.models.stage import Stage
 
 #: A layer's name, and how many outputs it has.
@@ -21,10 +22,12 @@ Part = tuple[str, int]
 class LinearBuilder:
     """The part of ``Weights`` that does not depend on where tensors come from: layers bound to ``ops``.
 
-    stage  the layers to build; None: all.
+    stage     the layers to build; None: all.
+    adapters  of the layers; None: they have none.
     """
 
     stage: Stage | None = None
+    adapters: AdaptableLayers | None = None
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
@@ -33,6 +36,38 @@ class LinearBuilder:
     def ops(self) -> Ops:
         """See Weights."""
         return self._ops
+
+    def adaptable(
+        self,
+        layer: LinearLayer,
+        name: str,
+        n: int,
+        k: int,
+        weight: Callable[[], Tensor],
+        bias: Tensor | None = None,
+    ) -> LinearLayer:
+        """See Weights: weight [N, K], bias [N]."""
+        if self.adapters is None:
+            return layer
+        return self.adapters.adapted(self._ops, layer, [(name, n)], k, bias, None, lambda *_: weight())
+
+    def _adapted(
+        self, layer: LinearLayer, parts: Sequence[Part], k: int, has_bias: bool, rows: Tensor | None = None
+    ) -> LinearLayer:
+        """``layer``, the linear layers ``parts`` side by side, with adapters if there may be any."""
+        if self.adapters is None:
+            return layer
+        bias = joined_rows([self._bias(name, n) for name, n in parts]) if has_bias else None
+        bias = bias if bias is None or rows is None else bias[rows]
+        return self.adapters.adapted(self._ops, layer, parts, k, bias, rows, lambda name, n: self.weight(name, n, k))
+
+    def weight(self, name: str, n: int, k: int) -> Tensor:
+        """[N, K]; see Weights."""
+        raise NotImplementedError
+
+    def _bias(self, name: str, n: int) -> Tensor:
+        """The bias [N] of a linear layer."""
+        raise NotImplementedError
 
     def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1) -> LinearLayer:
         """A layer of a weight [N, K] in floats, which stands for ``count`` of the checkpoint's."""

@@ -71,9 +71,15 @@ class DummyWeights(LinearBuilder):
         return self.stacked([(name, n)], k, bias=bias)
 
     def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> LinearLayer:
+        return self._adapted(self._stacked(parts, k, bias), parts, k, bias)
+
+    def _bias(self, name: str, n: int) -> Tensor:
+        return self._random(f"{name}.bias", n)
+
+    def _stacked(self, parts: Sequence[Part], k: int, bias: bool) -> LinearLayer:
         specs = [None if self.spec is None else self.spec.for_layer(name) for name, _ in parts]
         if any(spec != specs[0] for spec in specs):
-            return ConcatLinear([self.linear(name, n, k, bias=bias) for name, n in parts])
+            return ConcatLinear([self._stacked([part], k, bias) for part in parts])
         biases = [self._random(f"{name}.bias", n) for name, n in parts] if bias else None
         joined = None if biases is None else joined_rows(biases)
         if specs[0] is not None:

@@ -6,7 +6,10 @@ import msgspec
 
 from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.engine.adapters import AdapterLimits
 from aiakq.runtime.engine.messages import ModelLimits
+from aiakq.runtime.loader.required import adaptable_modules
+from aiakq.runtime.loader.weights import open_weights
 from aiakq.runtime.models.decoder import Decoder, Model
 from aiakq.runtime.pooling_params import PoolingLimits
 
@@ -32,7 +35,19 @@ def limits_of(config: EngineConfig, model: Model, max_kv_tokens: int) -> ModelLi
         by_priority=config.scheduler.scheduling_policy == "priority",
         grammars=config.generation.grammars,
         pooling=_pooling_limits(config, model),
+        adapters=_adapter_limits(config, model),
     )
+
+
+def _adapter_limits(config: EngineConfig, model: Model) -> AdapterLimits | None:
+    lora = config.scheduler.lora
+    if lora is None:
+        return None
+    assert isinstance(model, Decoder) and model.adapters is not None, "only native models have adapters"
+    modules = model.adapters.modules
+    if not (model.stage.is_first and model.stage.is_last) and config.load.load_format != "dummy":
+        modules = adaptable_modules(config.model, open_weights(config).checkpoint)
+    return AdapterLimits(lora.max_rank, lora.max_bytes, modules)
 
 
 def _pooling_limits(config: EngineConfig, model: Model) -> PoolingLimits | None:

@@ -11,6 +11,7 @@ from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.distributed.model_share import ModelShare, stage_of
 from aiakq.runtime.loader.description import describe_operations
 from aiakq.runtime.loader.weights import CheckpointWeights, weights_for
+from aiakq.runtime.lora.layers import AdaptableLayers
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 from aiakq.runtime.models.decoder import Model
 from aiakq.runtime.models.stage import whole_model
@@ -38,16 +39,22 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     if not native or config.load.model_impl == "transformers":
         from aiakq.runtime.loader.transformers_fallback import load_transformers_model
 
+        if config.scheduler.lora is not None:
+            reason = "LoRA adapters are computed beside the linear layers of aiakq's own models"
+            raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
         if share != ModelShare():
             reason = "models that run through transformers are not distributed over ranks"
             raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
         return load_transformers_model(config)
     weights = weights_for(config, share.collective)
+    if config.scheduler.lora is not None:
+        weights.adapters = AdaptableLayers(config.scheduler.lora)
     weights.stage = stage_of(config, share, weights.checkpoint if isinstance(weights, CheckpointWeights) else None)
     model = ARCHITECTURES.load(architecture).build(config.model, weights)
     if model.stage != (weights.stage or whole_model(config.model.num_layers)):
         reason = "it cannot be distributed by layers, because it builds all of them"
         raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
+    model.adapters = weights.adapters
     if isinstance(weights.ops, ShardedOps):
         weights.ops.finish()
     facts = describe_operations(weights.ops)

@@ -8,14 +8,18 @@ from aiakq.runtime.executor.draft_model import DraftModel
 from aiakq.runtime.executor.kv_cache import state_rows
 from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.executor.runner import Runner
-from aiakq.runtime.models.decoder import Model
+from aiakq.runtime.lora.store import AdapterStore
+from aiakq.runtime.models.decoder import Decoder, Model
 
 
 def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: int) -> Runner:
     """A runner of ``model`` with a cache of ``num_pages``. Raises what ``Projection.load`` raises."""
     states = state_rows(config, model, num_pages, num_slots)
     projection = None if config.pooling is None else Projection.load(config.load.path, config.pooling.dense)
-    return Runner(model, num_pages, config.cache.block_size, config.device.device, states, projection)
+    runner = Runner(model, num_pages, config.cache.block_size, config.device.device, states, projection)
+    if isinstance(model, Decoder) and model.adapters is not None:
+        runner.adapters = AdapterStore(model.adapters, config.device.device)
+    return runner
 
 
 def new_draft(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +16,7 @@ from aiakq.kernels.ops.dense import TorchDense
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.lora.layers import is_adaptable
 from aiakq.runtime.models import ARCHITECTURES
 from aiakq.runtime.models.decoder import Model
 
@@ -35,6 +36,7 @@ class RequiredWeights:
 
     checkpoint  only its names are looked at.
     ops         selects implementations; its layers cannot be called.
+    modules     linear layers that adapters may change: name -> N and K.
     """
 
     checkpoint: Checkpoint
@@ -42,6 +44,7 @@ class RequiredWeights:
     stage: None = None  # the whole model
     ops: PlannedOps = field(default_factory=lambda: PlannedOps(Ops(torch.device("cpu"), torch.float32)))
     required: RequiredTensors = field(default_factory=RequiredTensors)
+    modules: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
         return self.checkpoint.locate(name) is not None
@@ -62,6 +65,8 @@ class RequiredWeights:
     def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
         """A layer [N, K] without contents, whatever the order ``rows`` [N] of its outputs."""
         self.required.linears[name] = (n, k, bias)
+        if is_adaptable(name):
+            self.modules[name] = (n, k)
         self._count()
         return TorchDense(self._empty(n, k))
 
@@ -73,6 +78,19 @@ class RequiredWeights:
     def dense(self, weight: Tensor, bias: Tensor | None = None) -> LinearLayer:
         """A layer of a weight [N, K]."""
         return TorchDense(weight, bias)
+
+    def adaptable(
+        self,
+        layer: LinearLayer,
+        name: str,
+        n: int,
+        k: int,
+        weight: Callable[[], Tensor],
+        bias: Tensor | None = None,
+    ) -> LinearLayer:
+        """``layer``; its module is noted. weight [N, K], bias [N]."""
+        self.modules[name] = (n, k)
+        return layer
 
     def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
         table = self.tensor(name, vocab, width)
@@ -118,6 +136,13 @@ def build_without_weights(
     if type(more) is int and 0 < more < 100:
         weights.required.unused += tuple(f"model.layers.{config.num_layers + number}." for number in range(more))
     return weights.required, model
+
+
+def adaptable_modules(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
+    """The linear layers of the whole model that LoRA adapters may change: name -> outputs N and inputs K."""
+    weights = RequiredWeights(checkpoint, limit=4 * len(checkpoint.inventory) + 1000)
+    ARCHITECTURES.load(config.architecture).build(config, weights)
+    return weights.modules
 
 
 def check_inventory(config: ModelConfig, checkpoint: Checkpoint) -> None:

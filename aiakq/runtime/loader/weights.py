@@ -70,12 +70,15 @@ class CheckpointWeights(LinearBuilder):
         """A layer [N, K]; ``rows`` [N] int64 are the stored rows in the order of its outputs."""
         layer = self._read([(name, n)], k, bias, rows)
         self._count(n * k)
-        return layer
+        return self._adapted(layer, [(name, n)], k, bias, rows)
 
     def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> LinearLayer:
         layer = self._read(parts, k, bias)
         self._count(k * sum(n for _, n in parts))
-        return layer
+        return self._adapted(layer, parts, k, bias)
+
+    def _bias(self, name: str, n: int) -> Tensor:
+        return self._stored(f"{name}.bias", n)
 
     def _count(self, prepared: int) -> None:
         self._prepared += prepared

@@ -108,6 +108,8 @@ class DecoderBuilder:
         norm = self.final_norm() if stage.is_last else None
         if head is None and stage.is_last:
             head = self.head() if self.config.head is None else self.scores(self.config.head)
+        elif head is not None:
+            head = self._adaptable_head(head)
         return Decoder(
             config=self.config,
             ops=self.ops,
@@ -131,6 +133,11 @@ class DecoderBuilder:
         return self.weights.embedding(
             f"{self.names.embedding}.weight", config.vocab_size, self.embedding_width, tied=tied
         )
+
+    def _adaptable_head(self, head: LinearLayer) -> LinearLayer:
+        """The output layer that is tied, with adapters of its own if there may be any."""
+        table, shape = f"{self.names.embedding}.weight", (self.config.vocab_size, self.embedding_width)
+        return self.weights.adaptable(head, self.names.head, *shape, lambda: self.weights.tensor(table, *shape))
 
     def head(self) -> LinearLayer:
         """The output layer that is not tied."""

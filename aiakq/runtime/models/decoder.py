@@ -13,12 +13,14 @@ from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.lora import AdaptedLinear
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.ops.scaling import Scaling
 from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.lora.layers import AdaptableLayers
 from aiakq.runtime.models.stage import Stage
 
 
@@ -90,6 +92,20 @@ class Weights(Protocol):
 
     def dense(self, weight: Tensor, bias: Tensor | None = None) -> LinearLayer:
         """A linear layer of a weight [N, K] that ``tensor`` returned."""
+
+    def adaptable(
+        self,
+        layer: LinearLayer,
+        name: str,
+        n: int,
+        k: int,
+        weight: Callable[[], Tensor],
+        bias: Tensor | None = None,
+    ) -> LinearLayer:
+        """``layer``, which ``dense`` or ``embedding`` made, with adapters of the module ``name``, if there may be any.
+
+        weight  gives its weight [N, K] again; bias [N].
+        """
 
     def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
         """The embedding of the table ``name`` [V, D], and the head if it is tied to it."""
@@ -335,6 +351,7 @@ class Decoder:
     project_in, out  between the embedding's width and the blocks' (OPT-350m), or None.
     after_embedding  a multiplier (Gemma) or a norm (Bloom) of the embeddings, or None.
     after_head       multiplies or caps logits (Cohere, Gemma 2), or None.
+    adapters         of its layers; None: there may be none.
     head             makes logits, or scores; None in the last stage: hidden states are returned.
     output_width     columns of what is returned for a token.
     """
@@ -352,9 +369,13 @@ class Decoder:
     project_out: LinearLayer | None = None
     after_embedding: Rescale | None = None
     after_head: Rescale | None = None
+    adapters: AdaptableLayers | None = None
 
     def __post_init__(self) -> None:
         self._select_rows = self.ops.row_selection()
+        for layer in (self.project_out, self.head):
+            if isinstance(layer, AdaptedLinear):
+                layer.of_logit_rows()
         self.sampler = self.ops.sampler()
         self.row_multiple = self.ops.row_multiple
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import RotaryTables
@@ -61,8 +63,12 @@ class GPT2Builder(GPTBigCodeBuilder):
         at = self.at(layer, name)
         if not self.weights.has(f"{at}.weight") or self.weights.has(f"{at}.weight_scale"):
             return self.weights.linear(at, n, k, bias=True)
-        weight = self.weights.tensor(f"{at}.weight", k, n).T.contiguous()
-        return self.weights.dense(weight, self.weights.tensor(f"{at}.bias", n))
+
+        def weight() -> Tensor:
+            return self.weights.tensor(f"{at}.weight", k, n).T.contiguous()
+
+        bias = self.weights.tensor(f"{at}.bias", n)
+        return self.weights.adaptable(self.weights.dense(weight(), bias), at, n, k, weight, bias)
 
     def attention(self, layer: int) -> Attention:
         """The attention of a layer. Raises ``unsupported`` for scores that depend on the layer."""

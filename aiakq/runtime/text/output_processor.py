@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from aiakq.errors import error
+from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.messages import (
     ModelLimits,
     RequestSpec,
@@ -173,6 +176,7 @@ class OutputProcessor:
         client: str = "",
         kept_special_tokens: frozenset[int] = frozenset(),
         pooling: Pooling | None = None,
+        adapter: AdapterRef | None = None,
     ) -> list[RequestSpec]:
         """Check a request and start following it; returns what to give the engine.
 
@@ -180,6 +184,7 @@ class OutputProcessor:
         ``within_context``: a ``max_tokens`` beyond the context stops at its end, instead of being refused.
         ``kept_special_tokens`` are part of the text even where special tokens are not.
         ``pooling``: what the prompt becomes, instead of being continued.
+        ``adapter``: that changes the model for this request.
         Raises what ``admit`` raises, and ``unsupported_parameter`` for what needs text where there is none.
         """
         if not self.tokenizer.has_text:
@@ -191,6 +196,8 @@ class OutputProcessor:
         first = admit(
             id, prompt_token_ids, params, limits, 0, words, priority, cache_salt, within_context, client, pooling
         )
+        if adapter is not None:
+            first = msgspec.structs.replace(first, adapter=adapter)
         specs = [first, *(repeat(first, f"{request_id}/{index}", index) for index in range(1, params.num_sequences))]
         for index, spec in enumerate(specs):
             self._streams[spec.request_id] = _Stream(

@@ -6,6 +6,9 @@
 
 namespace aiakq {
 
+struct LoraPart;
+struct LoraSegments;
+struct LoraWeights;
 struct RankGroup;
 struct RankStream;
 struct SampleRow;

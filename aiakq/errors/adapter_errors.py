@@ -1,0 +1,39 @@
+"""Errors of LoRA adapters."""
+
+from __future__ import annotations
+
+from aiakq.errors.kind import USAGE, ErrorKind
+
+ADAPTER_ERRORS = {
+    "adapter_missing": ErrorKind(
+        "There is no adapter at '{path}'.",
+        "Give a local folder that holds adapter_config.json and adapter_model.safetensors.",
+        USAGE,
+        404,
+    ),
+    "adapter_outside_root": ErrorKind(
+        "The adapter path '{path}' is not inside the folder '{root}'.", "Move the adapter there.", USAGE
+    ),
+    "adapter_malformed": ErrorKind(
+        "The adapter '{adapter}' cannot be read: {reason}.", "Save it again with PEFT's save_pretrained."
+    ),
+    "adapter_unsupported": ErrorKind(
+        "The adapter '{adapter}' sets {field}, which is not supported: {reason}.",
+        "Merge the adapter into its model with PEFT's merge_and_unload, or train one without it.",
+    ),
+    "adapter_mismatch": ErrorKind(
+        "The adapter '{adapter}' does not fit the model: {reason}.", "It was trained for {base}.", USAGE
+    ),
+    "adapter_changed": ErrorKind(
+        "The files of the adapter '{adapter}' are not those that were checked.", "Load it again.", USAGE
+    ),
+    "adapter_size": ErrorKind(
+        "The adapter '{adapter}' has {size} bytes; at most {limit} may be in memory.", "Raise --max-lora-bytes.", USAGE
+    ),
+    "lora_disabled": ErrorKind(
+        "The model is served without LoRA adapters.", "Set enable_lora=True, or start with --enable-lora.", USAGE
+    ),
+    "adapter_rank": ErrorKind(
+        "The adapter '{adapter}' has rank {rank}; at most {limit} is allowed.", "Raise --max-lora-rank.", USAGE
+    ),
+}

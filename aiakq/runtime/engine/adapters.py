@@ -1,0 +1,187 @@
+"""AdapterPool: which LoRA adapters are in memory and which may run, decided by the scheduler.
+
+An adapter is loaded when the first sequence with it starts, and stays until another one needs its place: the one that
+was not used for longest goes, never one that runs. Executors load what a batch says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+
+import msgspec
+
+from aiakq.runtime.config.lora import LoraConfig
+
+#: Sequences that may start before one that waits for its adapter; then the running adapters' sequences run out.
+MAX_OVERTAKING = 32
+
+
+class AdapterRef(msgspec.Struct, frozen=True):
+    """An adapter in a folder.
+
+    key     hash of its contents, which is its identity.
+    name    what requests call it.
+    nbytes  of its tensors in the file.
+    """
+
+    key: str
+    name: str
+    path: str
+    nbytes: int
+
+
+class NewAdapter(msgspec.Struct, frozen=True):
+    """An adapter that is put into a slot.
+
+    error  why rank 0 could not; the others do not try then.
+    """
+
+    slot: int
+    adapter: AdapterRef
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class AdapterLimits:
+    """What adapters of requests are checked against.
+
+    modules  the linear layers of the model that may be adapted: name -> outputs N and inputs K.
+    """
+
+    max_rank: int
+    max_bytes: int | None = None
+    modules: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+class AdapterPool:
+    """Slots of adapters in memory.
+
+    freed, loaded  slots and adapters for the next batch to the executor; ``changes`` empties them.
+    """
+
+    def __init__(self, config: LoraConfig) -> None:
+        self._config = config
+        self._live: Counter[str] = Counter()  # waiting and running sequences
+        self._running: Counter[str] = Counter()
+        self._resident: OrderedDict[str, tuple[int, int]] = OrderedDict()  # slot and bytes, not used for longest first
+        self._free = list(reversed(range(config.max_resident)))
+        self._unwanted: set[str] = set()
+        self._is_blocked = False
+        self._num_overtaking = 0
+        self.freed: list[int] = []
+        self.loaded: list[NewAdapter] = []
+
+    @property
+    def num_running(self) -> int:
+        """Different adapters of running sequences."""
+        return len(self._running)
+
+    @property
+    def num_resident(self) -> int:
+        """Adapters in memory."""
+        return len(self._resident)
+
+    def add(self, adapter: AdapterRef | None) -> None:
+        """A sequence with ``adapter`` waits."""
+        if adapter is not None:
+            self._live[adapter.key] += 1
+
+    def remove(self, adapter: AdapterRef | None) -> None:
+        """A sequence with ``adapter`` has ended, and does not run any more."""
+        if adapter is not None:
+            _decrease(self._live, adapter.key)
+            self._drop_unwanted(adapter.key)
+
+    def unload(self, key: str) -> None:
+        """Drop an adapter from memory once the last sequence with it has ended."""
+        self._unwanted.add(key)
+        self._drop_unwanted(key)
+
+    def begin_step(self) -> None:
+        """Sequences are about to be chosen, those that come first in their order."""
+        self._is_blocked = False
+
+    def admits(self, adapter: AdapterRef | None) -> bool:
+        """Whether a sequence with ``adapter`` may start now. If not, only a few of those behind it may."""
+        if adapter is None:
+            return True
+        if self._is_blocked and self._num_overtaking >= MAX_OVERTAKING:
+            return False
+        if adapter.key in self._running or self._has_room(adapter):
+            return True
+        self._is_blocked = True
+        return False
+
+    def start(self, adapter: AdapterRef | None) -> None:
+        """A sequence starts that ``admits`` let start."""
+        if adapter is None:
+            return
+        self._num_overtaking = self._num_overtaking + 1 if self._is_blocked else 0
+        self._running[adapter.key] += 1
+        self._unwanted.discard(adapter.key)
+        if adapter.key not in self._resident:
+            self._make_room(adapter)
+            slot = self._free.pop()
+            self._resident[adapter.key] = slot, adapter.nbytes
+            self.loaded.append(NewAdapter(slot, adapter))
+        self._resident.move_to_end(adapter.key)
+
+    def stop(self, adapter: AdapterRef | None) -> None:
+        """A sequence does not run any more."""
+        if adapter is not None:
+            _decrease(self._running, adapter.key)
+
+    def changes(self) -> tuple[list[int], list[NewAdapter]]:
+        """``freed`` and ``loaded`` since the last call."""
+        changed = self.freed, self.loaded
+        self.freed, self.loaded = [], []
+        return changed
+
+    def check(self) -> None:
+        """Assert that no slot is lost or used twice, and that what runs is in memory and within its limits."""
+        slots = [slot for slot, _ in self._resident.values()]
+        assert sorted([*slots, *self._free]) == list(range(self._config.max_resident)), "an adapter's slot is lost"
+        assert self._running.keys() <= self._resident.keys(), "an adapter that runs was evicted"
+        assert len(self._running) <= self._config.max_loras, "too many adapters run"
+        assert all(count <= self._live[key] for key, count in self._running.items()), "an adapter's count is wrong"
+        limit = self._config.max_bytes
+        assert limit is None or sum(size for _, size in self._resident.values()) <= limit, "too many bytes"
+
+    def _has_room(self, adapter: AdapterRef) -> bool:
+        if len(self._running) >= self._config.max_loras:
+            return False
+        limit = self._config.max_bytes
+        used = sum(size for key, (_, size) in self._resident.items() if key in self._running)
+        return limit is None or used + adapter.nbytes <= limit
+
+    def _make_room(self, adapter: AdapterRef) -> None:
+        limit = self._config.max_bytes
+        size = adapter.nbytes + sum(size for _, size in self._resident.values())
+        for key in list(self._resident):
+            if self._free and (limit is None or size <= limit):
+                return
+            if key not in self._running:
+                size -= self._resident[key][1]
+                self._evict(key)
+
+    def _drop_unwanted(self, key: str) -> None:
+        if key in self._unwanted and key not in self._live:
+            self._unwanted.discard(key)
+            if key in self._resident:
+                self._evict(key)
+
+    def _evict(self, key: str) -> None:
+        slot, _ = self._resident.pop(key)
+        self._free.append(slot)
+        loaded = [new for new in self.loaded if new.slot != slot]
+        if len(loaded) == len(self.loaded):
+            self.freed.append(slot)
+        self.loaded = loaded
+
+
+def _decrease(counts: Counter[str], key: str) -> None:
+    counts[key] -= 1
+    assert counts[key] >= 0, "an adapter was counted wrongly"
+    if not counts[key]:
+        del counts[key]

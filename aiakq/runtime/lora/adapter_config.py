@@ -1,0 +1,167 @@
+"""AdapterConfig: what PEFT's ``adapter_config.json`` says about the function of a LoRA adapter.
+
+Every field that changes the function is honoured or refused by its name; a field that PEFT may add later is refused
+unless it is null, false or empty. Which modules are adapted follows from the names of the tensors, so fields that only
+choose modules for training do not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiakq.errors import AiakqError, error
+from aiakq.patterns import matches
+
+#: Fields that change nothing in a trained adapter: bookkeeping, training, and the choice of modules, which the names
+#: of the tensors tell. ``fan_in_fan_out`` is how the base weight is stored; A and B do not depend on it.
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config"),
+        *("exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform"),
+        *("lora_dropout", "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size", "revision"),
+        *("runtime_config", "target_modules", "task_type"),
+    }
+)
+_READ = frozenset({"peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora"}) | {
+    *("lora_bias", "bias", "init_lora_weights", "modules_to_save")
+}
+#: Why other fields are refused.
+_REFUSED = {
+    "alora_invocation_tokens": "an activated adapter begins in the middle of a prompt",
+    "arrow_config": "it routes every token to adapters of its own",
+    "kasa_config": "it changes the weights of the base model",
+    "layer_replication": "it makes layers that the base model does not have",
+    "loftq_config": "it changes the weights of the base model",
+    "megatron_config": "its layers are Megatron's",
+    "monteclora_config": "its weights are random",
+    "target_parameters": "it adapts parameters of fused experts, which are not linear layers",
+    "trainable_token_indices": "it replaces rows of the embedding",
+    "use_bdlora": "its matrices are block-diagonal",
+    "use_qalora": "it averages inputs by groups",
+    "velora_config": "it is another product",
+}
+#: Ways to initialize an adapter that leave the weights of its base as they are.
+_INITIALIZATIONS = ("true", "false", "none", "gaussian", "eva", "orthogonal", "mica")
+_MAX_PATTERNS = 4096
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """The fields that change the function.
+
+    alpha           over the rank, or with ``rank_stabilized`` over its root, is the scale of the product.
+    rank_pattern, alpha_pattern  regular expressions that match the ends of modules' names, and their rank and alpha;
+                    the first one that matches counts.
+    lora_bias, dora whether B has a bias; whether rows are scaled to a magnitude (DoRA, arXiv:2402.09353).
+    base_model      what the adapter was trained for, as text; nothing is fetched.
+    """
+
+    rank: int = 8
+    alpha: float = 8
+    rank_pattern: tuple[tuple[str, int], ...] = ()
+    alpha_pattern: tuple[tuple[str, float], ...] = ()
+    rank_stabilized: bool = False
+    lora_bias: bool = False
+    dora: bool = False
+    base_model: str = ""
+
+    def rank_of(self, module: str) -> int:
+        """The rank that the config gives a module."""
+        return int(_first(self.rank_pattern, module, self.rank))
+
+    def scale(self, module: str, rank: int) -> float:
+        """What B(Ax) is multiplied by in a module of this rank."""
+        alpha = _first(self.alpha_pattern, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
+
+
+def parse_config(values: Mapping[str, Any], adapter: str) -> AdapterConfig:
+    """The config of an adapter that messages call ``adapter``.
+
+    Raises ``adapter_unsupported``, ``adapter_malformed``.
+    """
+
+    def unsupported(field: str, reason: str) -> AiakqError:
+        return error("adapter_unsupported", adapter=adapter, field=f"{field} = {values[field]!r:.60}", reason=reason)
+
+    if values.get("peft_type") != "LORA":
+        reason = f"its peft_type is {values.get('peft_type')!r:.40}, not LORA"
+        raise error("adapter_malformed", adapter=adapter, reason=reason)
+    for field, value in values.items():
+        if field not in _WITHOUT_EFFECT | _READ and value not in (None, False, [], {}, ""):
+            raise unsupported(f"{field:.60}" if field in _REFUSED else field, _REFUSED.get(field, "it is not known"))
+    if values.get("bias", "none") != "none":
+        raise unsupported("bias", "it replaces biases of the base model")
+    if values.get("modules_to_save"):
+        raise unsupported("modules_to_save", "it replaces whole layers of the base model")
+    initialization = values.get("init_lora_weights", True)
+    if str(initialization).lower() not in _INITIALIZATIONS:
+        reason = "it changes the weights of the base model, unless PEFT saves the adapter converted"
+        raise unsupported("init_lora_weights", reason)
+    reader = _Reader(values, adapter)
+    base = values.get("base_model_name_or_path")
+    config = AdapterConfig(
+        rank=int(reader.number("r", 8, whole=True)),
+        alpha=reader.number("lora_alpha", 8),
+        rank_pattern=tuple((key, int(value)) for key, value in reader.pattern("rank_pattern", whole=True)),
+        alpha_pattern=reader.pattern("alpha_pattern"),
+        rank_stabilized=reader.switch("use_rslora"),
+        lora_bias=reader.switch("lora_bias"),
+        dora=reader.switch("use_dora"),
+        base_model=base[:200] if isinstance(base, str) else "",
+    )
+    if config.dora and config.lora_bias:
+        raise unsupported("lora_bias", "PEFT has no DoRA with it")
+    return config
+
+
+class _Reader:
+    """Checked access to the fields of the config."""
+
+    def __init__(self, values: Mapping[str, Any], adapter: str) -> None:
+        self._values, self._adapter = values, adapter
+
+    def bad(self, field: str, expected: str) -> AiakqError:
+        reason = f"{field} in adapter_config.json is {self._values.get(field)!r:.60}, not {expected}"
+        return error("adapter_malformed", adapter=self._adapter, reason=reason)
+
+    def switch(self, field: str) -> bool:
+        value = self._values.get(field)
+        if value is not None and not isinstance(value, bool):
+            raise self.bad(field, "true or false")
+        return bool(value)
+
+    def number(self, field: str, default: int, whole: bool = False) -> float:
+        value = self._values.get(field)
+        value = default if value is None else value
+        if not _is_number(value, whole):
+            raise self.bad(field, "a positive integer" if whole else "a finite number")
+        return float(value)
+
+    def pattern(self, field: str, whole: bool = False) -> tuple[tuple[str, float], ...]:
+        value = self._values.get(field)
+        value = {} if value is None else value
+        if not isinstance(value, dict) or len(value) > _MAX_PATTERNS:
+            raise self.bad(field, f"an object of at most {_MAX_PATTERNS} names and numbers")
+        if not all(_is_number(number, whole) for number in value.values()):
+            raise self.bad(field, "an object of names and positive integers" if whole else "an object of numbers")
+        return tuple((key, float(number)) for key, number in value.items())
+
+
+def _is_number(value: Any, whole: bool) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    if whole:
+        return isinstance(value, int) and 0 < value < 2**20
+    return math.isfinite(value) and abs(value) < 2**40
+
+
+def _first(pattern: tuple[tuple[str, float], ...], module: str, default: float) -> float:
+    """The number of the first key that matches ``module`` as PEFT matches (utils/other.py, get_pattern_key)."""
+    for key, number in pattern:
+        if matches(rf"re:(.*\.)?({key})$", module):
+            return number
+    return default

@@ -1,0 +1,234 @@
+"""AdapterFolder: a LoRA adapter as PEFT saves it, checked from its headers; and the tensors of its modules.
+
+Nothing of the folder is executed, pickles are not opened, no path leads out of it, and no memory is taken for a tensor
+before its shape and its rank are known to be right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from aiakq.errors import AiakqError, error
+from aiakq.formats.model_folder import open_file, read_file, real_path
+from aiakq.formats.safetensors_file import TensorInfo, read_header, read_tensor
+from aiakq.runtime.lora.adapter_config import AdapterConfig, parse_config
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_MAX_CONFIG_BYTES = 1 << 20
+#: The parts of a module's adapter by the ends of their tensors' names.
+_PARTS = {
+    "lora_A.weight": "a",
+    "lora_B.weight": "b",
+    "lora_B.bias": "bias",
+    "lora_magnitude_vector": "magnitude",
+    "lora_magnitude_vector.weight": "magnitude",  # PEFT before 0.12
+}
+_NAME = re.compile(rf"base_model\.model\.(.+)\.({'|'.join(map(re.escape, _PARTS))})")
+_DTYPES = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class AdaptedModule:
+    """One adapted linear layer [N, K] and its tensors' headers.
+
+    scale      what B(Ax) is multiplied by.
+    a, b       [rank, K] and [N, rank].
+    bias       [N] of B, or None.
+    magnitude  [N] of DoRA, or None.
+    """
+
+    n: int
+    k: int
+    rank: int
+    scale: float
+    a: str
+    b: str
+    bias: str | None = None
+    magnitude: str | None = None
+
+
+@dataclass(frozen=True)
+class LoraWeights:
+    """The tensors of one adapted linear layer: y = W x + scale * (b (a x) + bias), each row times magnitude over its
+    norm with DoRA.
+
+    a [rank, K], b [N, rank], bias [N] or None, magnitude [N] or None, in the dtype of the file.
+    """
+
+    scale: float
+    a: Tensor
+    b: Tensor
+    bias: Tensor | None = None
+    magnitude: Tensor | None = None
+
+
+class AdapterFolder:
+    """An adapter that was opened; ``modules`` are its linear layers by their names in the base model.
+
+    nbytes  of all tensors.
+    """
+
+    def __init__(self, path: Path, config: AdapterConfig, raw_config: bytes, tensors: dict[str, TensorInfo]) -> None:
+        self.path, self.config = path, config
+        self._raw_config, self._tensors = raw_config, tensors
+        self.modules = dict(_modules(str(path), config, tensors))
+        self.nbytes = sum(info.nbytes for info in tensors.values())
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank of a module."""
+        return max(module.rank for module in self.modules.values())
+
+    def digest(self) -> str:
+        """What identifies the adapter: a hash of its config and its weights, 32 hexadecimal digits."""
+        digest = self._new_digest()
+        with open_file(self.path, WEIGHTS) as stream:
+            for chunk in iter(lambda: stream.read(1 << 20), b""):
+                digest.update(chunk)
+        return digest.hexdigest()
+
+    def read(self) -> tuple[str, dict[str, LoraWeights]]:
+        """The digest of what was read, and the weights by module. Raises ``adapter_malformed`` for numbers that are not
+        finite, ``model_malformed`` for a file that is cut off meanwhile.
+        """
+        digest = self._new_digest()
+        read: dict[str, Tensor] = {}
+        with open_file(self.path, WEIGHTS) as stream:
+            first = min((info.offset for info in self._tensors.values()), default=0)
+            digest.update(stream.read(first))
+            for name, info in sorted(self._tensors.items(), key=lambda item: item[1].offset):
+                tensor = read_tensor(stream, info)
+                if tensor.numel():
+                    digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+                if not torch.isfinite(tensor).all():
+                    raise error(
+                        "adapter_malformed", adapter=self.path, reason=f"{name} holds numbers that are not finite"
+                    )
+                read[name] = tensor
+        return digest.hexdigest(), {
+            name: LoraWeights(
+                module.scale,
+                read[module.a],
+                read[module.b],
+                None if module.bias is None else read[module.bias],
+                None if module.magnitude is None else read[module.magnitude],
+            )
+            for name, module in self.modules.items()
+        }
+
+    def _new_digest(self) -> hashlib.blake2b:
+        digest = hashlib.blake2b(digest_size=16, person=b"aiakq lora")
+        digest.update(len(self._raw_config).to_bytes(8, "little"))
+        digest.update(self._raw_config)
+        return digest
+
+
+def open_adapter(path: str | Path, root: str | Path | None = None, max_rank: int | None = None) -> AdapterFolder:
+    """The adapter in a folder, which is inside ``root`` if that is given; only headers are read.
+
+    Raises ``adapter_missing``, ``adapter_outside_root``, ``path_outside_model``, ``adapter_malformed``,
+    ``adapter_unsupported``, ``adapter_rank``, ``model_malformed``.
+    """
+    folder = _resolved(path, root)
+    if not os.path.lexists(folder / CONFIG):
+        raise error("adapter_missing", path=path)
+    raw = read_file(folder, CONFIG, limit=_MAX_CONFIG_BYTES)
+    try:
+        values = json.loads(raw)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise error("adapter_malformed", adapter=path, reason=f"{CONFIG} is not a JSON object")
+    config = parse_config(values, str(path))
+    if not os.path.lexists(folder / WEIGHTS):
+        pickled = os.path.lexists(folder / "adapter_model.bin")
+        reason = f"it holds no {WEIGHTS}" + (", and adapter_model.bin is a pickle, which could run code" * pickled)
+        raise error("adapter_malformed", adapter=path, reason=reason)
+    adapter = AdapterFolder(folder, config, raw, read_header(real_path(folder, WEIGHTS), WEIGHTS))
+    if max_rank is not None and adapter.max_rank > max_rank:
+        raise error("adapter_rank", adapter=path, rank=adapter.max_rank, limit=max_rank)
+    return adapter
+
+
+def _resolved(path: str | Path, root: str | Path | None) -> Path:
+    """The real path of the folder."""
+    try:
+        folder = Path(os.path.realpath(path))
+    except (OSError, ValueError):  # a loop of links, a zero byte
+        raise error("adapter_missing", path=repr(path)) from None
+    if root is not None and not folder.is_relative_to(os.path.realpath(root)):
+        raise error("adapter_outside_root", path=path, root=root)
+    if not folder.is_dir():
+        raise error("adapter_missing", path=path)
+    return folder
+
+
+def _modules(
+    adapter: str, config: AdapterConfig, tensors: dict[str, TensorInfo]
+) -> Iterator[tuple[str, AdaptedModule]]:
+    """The modules that the tensors' names tell, each checked. Raises ``adapter_malformed``, ``adapter_unsupported``."""
+
+    def bad(reason: str) -> AiakqError:
+        return error("adapter_malformed", adapter=adapter, reason=reason)
+
+    parts: dict[str, dict[str, str]] = {}
+    for name, info in tensors.items():
+        found = _NAME.fullmatch(name)
+        if found is None:
+            raise _unknown(adapter, name)
+        if info.dtype not in _DTYPES:
+            raise bad(f"{name} is {info.dtype}, not one of {', '.join(_DTYPES)}")
+        part = parts.setdefault(found[1], {})
+        if _PARTS[found[2]] in part:
+            raise bad(f"{found[1]} has a {found[2]} twice")
+        part[_PARTS[found[2]]] = name
+    if not parts:
+        raise bad("it holds no tensors")
+    for module, part in parts.items():
+        if "a" not in part or "b" not in part:
+            raise bad(f"{module} has no {'lora_B' if 'a' in part else 'lora_A'}")
+        for kind, expected in (("bias", config.lora_bias), ("magnitude", config.dora)):
+            if (kind in part) != expected:
+                field = "lora_bias" if kind == "bias" else "use_dora"
+                raise bad(f"{module} has {'no' if expected else 'a'} {kind}, but {field} is {str(expected).lower()}")
+        yield module, _module(bad, config, module, part, {kind: tensors[name].shape for kind, name in part.items()})
+
+
+def _module(
+    bad: Callable[[str], AiakqError],
+    config: AdapterConfig,
+    module: str,
+    part: dict[str, str],
+    shapes: dict[str, tuple[int, ...]],
+) -> AdaptedModule:
+    """One module, if its shapes fit together."""
+    a, b = shapes["a"], shapes["b"]
+    if len(a) != 2 or len(b) != 2 or 0 in a + b:
+        raise bad(f"{module} has lora_A {list(a)} and lora_B {list(b)}, which are no matrices (a shard of ZeRO-3?)")
+    rank, k = a
+    n = b[0]
+    if b[1] != rank or rank != config.rank_of(module):
+        raise bad(f"{module} has lora_A {list(a)} and lora_B {list(b)}, and its rank is {config.rank_of(module)}")
+    for kind in ("bias", "magnitude"):
+        if shapes.get(kind, (n,)) != (n,):
+            raise bad(f"the {kind} of {module} is {list(shapes[kind])}, not [{n}]")
+    scale = config.scale(module, rank)
+    return AdaptedModule(n, k, rank, scale, part["a"], part["b"], part.get("bias"), part.get("magnitude"))
+
+
+def _unknown(adapter: str, name: str) -> AiakqError:
+    """The error for a tensor that is not of a linear layer's adapter."""
+    if "lora_embedding_" in name:
+        return error("adapter_unsupported", adapter=adapter, field=name, reason="it adapts an embedding")
+    if name.startswith("base_model.model.") and ".lora_" not in name:
+        return error("adapter_unsupported", adapter=adapter, field=name, reason="it replaces a layer of the base model")
+    return error("adapter_malformed", adapter=adapter, reason=f"the tensor {name} is not one of PEFT's LoRA")

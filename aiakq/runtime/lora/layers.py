@@ -1,0 +1,175 @@
+"""AdaptableLayers: the linear layers of a loaded model that adapters may change, by the names of their modules."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from aiakq.errors import error
+from aiakq.kernels.ops import Ops
+from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.lora import AdaptedLinear, AdapterRows, LoraPart
+from aiakq.runtime.config.lora import LoraConfig
+from aiakq.runtime.lora.adapter_folder import AdapterFolder, LoraWeights
+
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+#: What follows the words before a layer's number, which models with other parts around them spell differently.
+_IN_LAYER = re.compile(r"(?:^|\.)((?:layers|h|blocks)\.\d+\..+)$")
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def is_adaptable(name: str) -> bool:
+    """Whether a linear layer of this name may have adapters: not one of several experts."""
+    return not _EXPERT.search(name)
+
+
+def find_module(name: str, modules: Collection[str]) -> str | None:
+    """What the model calls the module that an adapter calls ``name``; None if it has none."""
+    if name in modules:
+        return name
+    inside = _IN_LAYER.search(name)
+    if inside is None:
+        return None
+    found = [module for module in modules if (own := _IN_LAYER.search(module)) and own[1] == inside[1]]
+    return found[0] if len(found) == 1 else None
+
+
+def check_fits(adapter: AdapterFolder, modules: Mapping[str, tuple[int, int]]) -> None:
+    """Raise ``adapter_mismatch`` unless every module of ``adapter`` is one of ``modules``: name -> N and K."""
+
+    def mismatch(reason: str) -> Exception:
+        base = adapter.config.base_model or "no model"
+        return error("adapter_mismatch", adapter=adapter.path, reason=reason, base=base)
+
+    for name, module in adapter.modules.items():
+        found = find_module(name, modules)
+        if found is None:
+            near = difflib.get_close_matches(name, modules, n=3, cutoff=0.0)
+            raise mismatch(f"{name} is not a linear layer that can be adapted; near to it are {', '.join(near)}")
+        if modules[found] != (module.n, module.k):
+            n, k = modules[found]
+            raise mismatch(f"{name} has {module.k} inputs and {module.n} outputs there, {k} and {n} in the model")
+
+
+@dataclass(frozen=True)
+class AdapterTarget:
+    """A linear layer [N, K] of the checkpoint, which is a range of the outputs of ``layer``.
+
+    order   a number of the target within its layer.
+    first   its first output there.
+    rows    [N] int64: output i of the layer is row rows[i] of the stored weight; None: in order.
+    weight  gives the stored weight [N, K] in floats.
+    """
+
+    layer: AdaptedLinear
+    order: int
+    first: int
+    n: int
+    k: int
+    rows: Tensor | None
+    weight: Callable[[], Tensor]
+
+
+@dataclass
+class AdaptableLayers:
+    """The layers of one rank.
+
+    tokens, logit_rows  which rows of a step's tokens, and of its logits, have which adapter.
+    """
+
+    config: LoraConfig
+    tokens: AdapterRows = field(default_factory=AdapterRows)
+    logit_rows: AdapterRows = field(default_factory=AdapterRows)
+    targets: dict[str, AdapterTarget] = field(default_factory=dict)
+
+    @property
+    def modules(self) -> dict[str, tuple[int, int]]:
+        """See AdapterLimits."""
+        return {name: (target.n, target.k) for name, target in self.targets.items()}
+
+    @property
+    def largest_bytes(self) -> int:
+        """Bytes of the largest adapter that may be loaded."""
+        size = 2 if self.config.dtype in ("float16", "bfloat16") else 4
+        return sum(size * self.config.max_rank * (target.n + target.k) for target in self.targets.values())
+
+    def adapted(
+        self,
+        ops: Ops,
+        base: LinearLayer,
+        parts: Sequence[tuple[str, int]],
+        k: int,
+        bias: Tensor | None,
+        rows: Tensor | None,
+        weight_of: Callable[[str, int], Tensor],
+    ) -> LinearLayer:
+        """``base`` with adapters: the layers ``parts`` (name, N) side by side, with K inputs and the bias [sum of N].
+
+        rows       of the only part; see AdapterTarget.
+        weight_of  gives the stored weight [N, K] of a part in floats.
+        """
+        if not all(is_adaptable(name) for name, _ in parts):
+            return base
+        n, config = sum(n for _, n in parts), self.config
+        bias = None if bias is None else bias.float().to(ops.device)
+        layer = AdaptedLinear(
+            base,
+            lambda which: ops.lora(n, k, which, config.max_resident, config.max_rank * len(parts), bias),
+            (self.tokens, self.logit_rows),
+        )
+        first = 0
+        for order, (name, width) in enumerate(parts):
+
+            def weight(name: str = name, width: int = width) -> Tensor:
+                return weight_of(name, width)
+
+            self.targets[name] = AdapterTarget(layer, order, first, width, k, rows, weight)
+            first += width
+        return layer
+
+    def load(self, slot: int, weights: Mapping[str, LoraWeights], device: torch.device) -> int:
+        """Put an adapter into a slot; modules of other ranks are left out. Returns its bytes."""
+        parts: dict[AdaptedLinear, list[tuple[int, LoraPart]]] = {}
+        for name, lora in weights.items():
+            found = find_module(name, self.targets)
+            if found is not None:
+                target = self.targets[found]
+                parts.setdefault(target.layer, []).append((target.order, self._part(target, lora, device)))
+        try:
+            return sum(
+                layer.product.load(slot, [part for _, part in sorted(own, key=lambda each: each[0])])
+                for layer, own in parts.items()
+            )
+        except BaseException:
+            self.unload(slot)
+            raise
+
+    def unload(self, slot: int) -> None:
+        """Drop the adapter of a slot."""
+        for layer in {target.layer for target in self.targets.values()}:
+            layer.product.unload(slot)
+
+    def _part(self, target: AdapterTarget, lora: LoraWeights, device: torch.device) -> LoraPart:
+        factors = None if lora.magnitude is None else _dora_factors(target.weight().to("cpu"), lora) - 1
+        dtype = _DTYPES.get(self.config.dtype, lora.a.dtype)
+        a, b, bias = lora.a.to(device, dtype), lora.b.to(device, dtype), lora.bias
+        bias, factors = (None if each is None else each.to(device) for each in (bias, factors))
+        if target.rows is not None:
+            rows = target.rows.to(device)
+            b = b[rows]
+            bias, factors = (None if each is None else each[rows] for each in (bias, factors))
+        return LoraPart(target.first, lora.scale, a, b.contiguous(), bias, factors)
+
+
+def _dora_factors(weight: Tensor, lora: LoraWeights) -> Tensor:
+    """[N] float32, the magnitude of every row over the norm of what the adapter makes of it (Liu et al. 2024,
+    arXiv:2402.09353); weight [N, K].
+    """
+    assert lora.magnitude is not None
+    merged = weight.float() + lora.scale * (lora.b.float() @ lora.a.float())
+    return lora.magnitude.float() / torch.linalg.vector_norm(merged, dim=1)

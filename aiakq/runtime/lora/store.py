@@ -1,0 +1,78 @@
+"""AdapterStore: the adapters in the memory of one rank, loaded into the slots that batches name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import torch
+
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.engine.adapters import AdapterRef, NewAdapter
+from aiakq.runtime.lora.adapter_folder import LoraWeights, open_adapter
+from aiakq.runtime.lora.layers import AdaptableLayers
+
+
+class AdapterStore:
+    """Adapters by slot.
+
+    nbytes  in memory, by slot.
+    """
+
+    def __init__(self, layers: AdaptableLayers, device: torch.device) -> None:
+        self._layers, self._device = layers, device
+        self._slots: dict[str, int] = {}
+        self._failures: dict[str, str] = {}
+        self.nbytes: dict[int, int] = {}
+
+    def apply(self, freed: Sequence[int], new: Sequence[NewAdapter]) -> list[NewAdapter]:
+        """Drop the adapters of slots, then load ``new`` ones; returns them, with an error where that failed."""
+        for slot in freed:
+            self._drop(slot)
+        return [self._load(each) for each in new]
+
+    def failure(self, adapter: AdapterRef) -> str | None:
+        """Why an adapter that a batch named is not there; None if it is."""
+        return self._failures.get(adapter.key)
+
+    def assign(self, rows: Iterable[tuple[AdapterRef, range, range]]) -> None:
+        """The rows of the next step's tokens and of its logits that have an adapter."""
+        tokens: dict[int, list[int]] = {}
+        logit_rows: dict[int, list[int]] = {}
+        for adapter, own_tokens, own_logits in rows:
+            slot = self._slots.get(adapter.key)
+            if slot is not None:
+                tokens.setdefault(slot, []).extend(own_tokens)
+                if own_logits:
+                    logit_rows.setdefault(slot, []).extend(own_logits)
+        self._layers.tokens.assign(list(tokens.items()))
+        self._layers.logit_rows.assign(list(logit_rows.items()))
+
+    def _load(self, new: NewAdapter) -> NewAdapter:
+        self._drop(new.slot)
+        self._slots[new.adapter.key] = new.slot
+        reason = new.error
+        if reason is None:
+            try:
+                self.nbytes[new.slot] = self._layers.load(new.slot, read(new.adapter), self._device)
+            except (AiakqError, MemoryError) as failure:
+                reason = str(failure).strip().splitlines()[0] if str(failure).strip() else "there is no memory for it"
+        if reason is not None:
+            self._layers.unload(new.slot)
+            self._failures[new.adapter.key] = reason
+        return msgspec.structs.replace(new, error=reason)
+
+    def _drop(self, slot: int) -> None:
+        self._layers.unload(slot)
+        self.nbytes.pop(slot, None)
+        for key in [key for key, own in self._slots.items() if own == slot]:
+            del self._slots[key]
+            self._failures.pop(key, None)
+
+
+def read(adapter: AdapterRef) -> dict[str, LoraWeights]:
+    """The weights of an adapter by module. Raises what ``open_adapter`` raises, and ``adapter_changed``."""
+    digest, weights = open_adapter(adapter.path).read()
+    if digest != adapter.key:
+        raise error("adapter_changed", adapter=adapter.name)
+    return weights

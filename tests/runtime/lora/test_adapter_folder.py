@@ -1,0 +1,235 @@
+"""The reader of PEFT's adapters: equality with PEFT over its fields, and refusals that name what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lora_adapters import FIELDS, adapted, save_adapter
+from safetensors.torch import load_file, save_file
+
+from aiakq.errors import AiakqError
+from aiakq.runtime.lora.adapter_config import parse_config
+from aiakq.runtime.lora.adapter_folder import CONFIG, WEIGHTS, open_adapter
+
+
+def tiny_llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 40}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, attention_bias=True))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A plain adapter."""
+    return save_adapter(adapted(tiny_llama(), r=4, target_modules=["q_proj"]), tmp_path_factory.mktemp("adapter"))
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy of it that may be changed."""
+    return shutil.copytree(saved, tmp_path / "adapter")
+
+
+def change(folder, **fields):
+    values = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({**values, **fields}))
+
+
+def refusal(folder, **arguments):
+    with pytest.raises(AiakqError) as caught:
+        open_adapter(folder, **arguments)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_module_gets_the_product_that_peft_gives_it(name, tmp_path):
+    model = adapted(tiny_llama(), seed=3, **FIELDS[name])
+    adapter = open_adapter(save_adapter(model, tmp_path))
+    digest, weights = adapter.read()
+    assert digest == adapter.digest()
+    layers = {
+        name.removeprefix("base_model.model."): layer
+        for name, layer in model.named_modules()
+        if hasattr(layer, "lora_A") and len(layer.lora_A)
+    }
+    assert set(weights) == set(layers) and layers
+    for module, layer in layers.items():
+        mine = weights[module]
+        torch.testing.assert_close(mine.scale * mine.b @ mine.a, layer.get_delta_weight("default"))
+        bias, magnitude = layer.lora_B["default"].bias, layer.lora_magnitude_vector
+        assert (mine.bias is None) == (bias is None) and (mine.magnitude is None) == (not len(magnitude))
+        if mine.bias is not None:
+            torch.testing.assert_close(mine.bias, bias)
+        if mine.magnitude is not None:
+            torch.testing.assert_close(mine.magnitude, magnitude["default"].weight)
+
+
+UNSUPPORTED = {
+    "bias": "all",
+    "modules_to_save": ["lm_head"],
+    "init_lora_weights": "pissa_niter_4",
+    "trainable_token_indices": [1, 2],
+    "target_parameters": ["mlp.experts.gate_up_proj"],
+    "layer_replication": [[0, 2], [1, 2]],
+    "alora_invocation_tokens": [5],
+    "use_qalora": True,
+    "use_bdlora": {"nblocks": 2},
+    "arrow_config": {"top_k": 3},
+    "kasa_config": {"beta": 1},
+    "monteclora_config": {"x": 1},
+    "megatron_config": {"x": 1},
+    "velora_config": {"x": 1},
+    "a_field_of_next_year": 0.5,
+}
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED)
+def test_a_field_that_is_not_supported_is_refused_by_its_name(field, folder):
+    change(folder, **{field: UNSUPPORTED[field]})
+    problem = refusal(folder)
+    assert problem.id == "adapter_unsupported" and field in str(problem)
+
+
+def test_every_field_of_peft_is_known():
+    import dataclasses
+
+    from peft import LoraConfig
+
+    from aiakq.runtime.lora import adapter_config
+
+    known = adapter_config._WITHOUT_EFFECT | adapter_config._READ | set(adapter_config._REFUSED)
+    assert {field.name for field in dataclasses.fields(LoraConfig)} <= known
+    assert parse_config({"peft_type": "LORA", "bias": "none", "loftq_config": {}}, "a").rank == 8
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("peft_type", "LOHA"),
+        ("peft_type", None),
+        ("r", 0),
+        ("r", True),
+        ("r", "8"),
+        ("r", 5),
+        ("lora_alpha", float("inf")),
+        ("lora_alpha", [8]),
+        ("use_rslora", "false"),
+        ("use_dora", 1),
+        ("use_dora", True),
+        ("lora_bias", True),
+        ("rank_pattern", ["q_proj"]),
+        ("rank_pattern", {"q_proj": 3}),
+        ("rank_pattern", {"q_proj": 0.5}),
+        ("alpha_pattern", {"q_proj": "x"}),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_with_its_field(field, value, folder):
+    change(folder, **{field: value})
+    problem = refusal(folder)
+    assert problem.id == "adapter_malformed" and (field in str(problem) or "rank" in str(problem))
+
+
+def test_a_pattern_that_would_run_forever_is_refused(folder):
+    change(folder, alpha_pattern={"(a|[a-z]|.)*[!?]": 3})
+    assert refusal(folder).id == "format_unsupported"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (lambda t: {k: v for k, v in t.items() if "lora_B" not in k}, "no lora_B"),
+        (lambda t: {k: v.flatten() if "lora_A" in k else v for k, v in t.items()}, "no matrices"),
+        (lambda t: {k: v[:0] if "lora_A" in k else v for k, v in t.items()}, "no matrices"),
+        (lambda t: {k: v[:3].clone() if "lora_A" in k else v for k, v in t.items()}, "rank"),
+        (lambda t: {k: v.double() for k, v in t.items()}, "F64"),
+        (lambda t: {}, "no tensors"),
+        (lambda t: {**t, "base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(4, 9)}, "embedding"),
+        (lambda t: {**t, "base_model.model.lm_head.weight": torch.zeros(4, 9)}, "replaces a layer"),
+        (lambda t: {**t, "other": torch.zeros(4, 9)}, "not one of PEFT's"),
+    ],
+)
+def test_tensors_that_are_no_adapter_are_refused(changed, reason, folder):
+    tensors = changed(load_file(folder / WEIGHTS))
+    save_file(tensors, folder / WEIGHTS)
+    problem = refusal(folder)
+    assert problem.id in ("adapter_malformed", "adapter_unsupported") and reason in str(problem)
+
+
+def test_numbers_that_are_not_finite_are_refused(folder):
+    tensors = load_file(folder / WEIGHTS)
+    next(iter(tensors.values()))[0, 0] = float("nan")
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(AiakqError, match="not finite"):
+        open_adapter(folder).read()
+
+
+def test_the_rank_is_checked_before_any_tensor_is_read(folder):
+    assert open_adapter(folder, max_rank=4).max_rank == 4
+    problem = refusal(folder, max_rank=3)
+    assert problem.id == "adapter_rank" and "rank 4" in str(problem) and "3" in str(problem)
+
+
+def test_a_pickle_is_not_opened(folder):
+    (folder / WEIGHTS).unlink()
+    (folder / "adapter_model.bin").write_bytes(b"\x80\x04")
+    assert "pickle" in str(refusal(folder))
+
+
+def test_only_folders_inside_the_root_are_opened(folder, tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    inside = shutil.copytree(folder, root / "mine")
+    (root / "link").symlink_to(folder)
+    open_adapter(inside, root)
+    for path in (folder, root / "link", root / ".." / "adapter", root / "mine" / ".." / ".." / "adapter"):
+        assert refusal(path, root=root).id == "adapter_outside_root"
+    (inside / WEIGHTS).unlink()
+    (inside / WEIGHTS).symlink_to(folder / WEIGHTS)
+    assert refusal(inside, root=root).id == "path_outside_model"
+
+
+@pytest.mark.parametrize("path", ["no/such/folder", "", "a\0b"])
+def test_a_folder_that_is_not_there_is_said(path, tmp_path):
+    assert refusal(tmp_path / "x" / path if path else tmp_path).id == "adapter_missing"
+
+
+def test_special_files_are_refused(folder):
+    (folder / WEIGHTS).unlink()
+    os.mkfifo(folder / WEIGHTS)
+    assert refusal(folder).id == "model_malformed"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_files_are_refused_with_an_error_of_ours(data, saved, tmp_path):
+    copy = tmp_path / "damaged"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(saved, copy)
+    file = copy / data.draw(st.sampled_from([CONFIG, WEIGHTS]))
+    content = bytearray(file.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, min(len(content), 1500) - 1))
+        content[at : at + 1] = data.draw(st.binary(max_size=3))
+    file.write_bytes(content)
+    try:
+        open_adapter(copy).read()
+    except AiakqError as problem:
+        assert "\n" not in str(problem).strip()
+
+
+def test_the_digest_tells_adapters_apart(folder):
+    first = open_adapter(folder).digest()
+    assert open_adapter(folder).digest() == first
+    change(folder, lora_alpha=9)
+    second = open_adapter(folder).digest()
+    tensors = load_file(folder / WEIGHTS)
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / WEIGHTS)
+    assert len({first, second, open_adapter(folder).digest()}) == 3

@@ -1,0 +1,222 @@
+"""LoRA adapters in the engine: exactness in batches, prefixes, memory, failures, and ranks."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from lora_adapters import adapted, save_adapter
+
+from aiakq import LLM, LoRARequest, SamplingParams
+from aiakq.errors import AiakqError
+from aiakq.runtime.engine.messages import UnloadAdapter
+from aiakq.runtime.executor import kv_cache
+
+NUM_ADAPTERS = 5
+#: How the engine is driven; every mode gives the same tokens and log-probabilities.
+MODES: dict[str, dict[str, Any]] = {
+    "all at once": {"max_loras": 8},
+    "two at a time": {"max_loras": 2},
+    "one in memory": {"max_loras": 1},
+    "chunked": {"max_loras": 3, "max_num_batched_tokens": 13},
+    "preempted": {"max_loras": 3, "num_gpu_blocks_override": 30, "block_size": 4},
+    "one step ahead": {"max_loras": 3, "async_scheduling": True},
+    "operation by operation": {"max_loras": 3, "enforce_eager": True},
+    "guessing": {"max_loras": 8, "speculative_model": "[ngram]"},
+}
+
+
+def tiny_llama_with(folder, seed: int, **fields: Any):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return adapted(model, seed=seed, **fields)
+
+
+@pytest.fixture(scope="module")
+def base(tiny_model):
+    return tiny_model("LlamaForCausalLM")
+
+
+@pytest.fixture(scope="module")
+def requests(base, tmp_path_factory) -> list[LoRARequest | None]:
+    """No adapter, and NUM_ADAPTERS of different ranks and modules."""
+    made: list[LoRARequest | None] = [None]
+    for number in range(NUM_ADAPTERS):
+        targets = "all-linear" if number % 2 else ["q_proj", "up_proj"]
+        model = tiny_llama_with(base, number, r=1 + 3 * number, use_dora=number == 3, target_modules=targets)
+        path = save_adapter(model, tmp_path_factory.mktemp("adapter"))
+        made.append(LoRARequest(f"adapter {number}", number + 1, str(path)))
+    return made
+
+
+def engine(base, **arguments: Any) -> LLM:
+    given = {"dtype": "float32", "max_model_len": 128, "num_gpu_blocks_override": 200, "enable_lora": True}
+    return LLM(str(base), **{**given, **arguments})
+
+
+def prompts(count: int = 18) -> list[list[int]]:
+    draw = random.Random(3)
+    shared = [draw.randrange(3, 320) for _ in range(35)]
+    own = [[draw.randrange(3, 320) for _ in range(draw.choice([1, 5, 16, 40]))] for _ in range(count)]
+    return [shared + each if index % 3 == 0 else each for index, each in enumerate(own)]
+
+
+def answers(llm: LLM, given: list[list[int]], adapters: list[LoRARequest | None], tokens: int = 10) -> list[Any]:
+    """Tokens and log-probabilities."""
+    params = SamplingParams(temperature=0, max_tokens=tokens, logprobs=2, ignore_eos=True)
+    results = llm.generate([{"prompt_token_ids": each} for each in given], params, False, lora_request=adapters)
+    return [
+        [(token, each[token].logprob) for token, each in zip(out.token_ids, out.logprobs, strict=True)]
+        for out in (result.outputs[0] for result in results)
+    ]
+
+
+@pytest.fixture(scope="module")
+def chosen(requests) -> list[LoRARequest | None]:
+    return [requests[index % len(requests)] for index in range(len(prompts()))]
+
+
+@pytest.fixture(scope="module")
+def alone(base, chosen) -> list[Any]:
+    """Every prompt by itself, in an engine that has seen no other adapter."""
+    found = []
+    for prompt, adapter in zip(prompts(), chosen, strict=True):
+        llm = engine(base) if adapter is not None else engine(base, enable_lora=False)
+        found += answers(llm, [prompt], [adapter])
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_of_adapters_gives_each_what_it_gets_alone(mode, base, chosen, alone, behind_bytes):
+    llm = behind_bytes(engine(base, **MODES[mode]))
+    for _ in range(2):  # the second time from the prefix cache, and with adapters that were evicted
+        assert answers(llm, prompts(), chosen) == alone
+    llm.engine.check()
+    assert mode != "preempted" or llm.engine.stats.preemptions > 0
+
+
+@pytest.mark.parametrize(
+    "ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["two ranks", "two stages"]
+)
+def test_ranks_give_the_same_bits(ranks, base, chosen, alone):
+    llm = engine(base, max_loras=3, **ranks)
+    assert answers(llm, prompts(), chosen) == alone
+
+
+def test_prefixes_are_shared_by_requests_of_the_same_adapter_only(base, requests):
+    prompt = [7] * 40
+    llm = engine(base, max_loras=3)
+    params = SamplingParams(temperature=0, max_tokens=2)
+    cached = []
+    for adapter in (requests[1], requests[2], None, requests[1], None):
+        (result,) = llm.generate({"prompt_token_ids": prompt}, params, False, lora_request=adapter)
+        cached.append(result.num_cached_tokens)
+    assert cached == [0, 0, 0, 32, 32]
+
+
+def test_the_same_adapter_under_two_names_is_one(base, requests, tmp_path):
+    shutil.copytree(requests[1].lora_path, tmp_path / "copy")
+    copy = LoRARequest("another name", 99, str(tmp_path / "copy"))
+    llm = engine(base)
+    first, second = answers(llm, [[5] * 20] * 2, [requests[1], copy])
+    assert first == second and llm.engine.scheduler.adapters.num_resident == 1
+
+
+def test_a_folder_with_new_contents_is_another_adapter(base, requests, tmp_path):
+    path = shutil.copytree(requests[1].lora_path, tmp_path / "adapter")
+    request = LoRARequest("mine", 1, str(path))
+    llm, prompt = engine(base, max_cpu_loras=3), [9] * 40
+    first = answers(llm, [prompt], [request])
+    shutil.copytree(requests[2].lora_path, path, dirs_exist_ok=True)
+    second = answers(llm, [prompt], [request])
+    assert first == answers(llm, [prompt], [requests[1]]) and second == answers(llm, [prompt], [requests[2]])
+    assert first != second
+
+
+def test_files_that_change_after_the_check_fail_their_requests_only(base, requests, tmp_path):
+    path = shutil.copytree(requests[1].lora_path, tmp_path / "adapter")
+    llm = engine(base, max_loras=2)
+    ref = llm._adapters.of(LoRARequest("mine", 1, str(path)))
+    shutil.rmtree(path)
+    llm._adapters._checked[("mine", str(path))] = ([None, None], ref)
+    params = SamplingParams(temperature=0, max_tokens=3)
+    given = [{"prompt_token_ids": [5] * 40}] * 3
+    mine = LoRARequest("mine", 1, str(path))
+    lost, kept, plain = llm.generate(given, params, False, lora_request=[mine, requests[2], None])
+    assert lost.error.startswith("its adapter cannot be loaded: There is no adapter at")
+    assert not kept.error and not plain.error and len(kept.outputs[0].token_ids) == 3
+    llm.engine.check()
+
+
+def test_unloading_gives_the_memory_back(base, requests):
+    llm = engine(base, max_cpu_loras=4)
+    answers(llm, [[5] * 9] * 2, [requests[1], requests[2]])
+    store = llm.engine.executor.runner.adapters
+    assert len(store.nbytes) == 2 and min(store.nbytes.values()) > 1000
+    for request in requests[1:3]:
+        llm.engine.step(0.0, [UnloadAdapter(llm._adapters.of(request).key)])
+    answers(llm, [[5] * 9], [None])
+    assert not store.nbytes
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_adapters_may_be_stored_in_fewer_bits(dtype, base, requests):
+    whole, fewer = engine(base), engine(base, lora_dtype=dtype)
+    first, second = (answers(llm, [[5] * 30], [requests[2]])[0] for llm in (whole, fewer))
+    assert first[0][1] == pytest.approx(second[0][1], abs=0.05) and first != second
+    bytes_of = [next(iter(llm.engine.executor.runner.adapters.nbytes.values())) for llm in (whole, fewer)]
+    assert bytes_of[1] < 0.6 * bytes_of[0]
+
+
+def refusal(llm: LLM, request: LoRARequest) -> AiakqError:
+    with pytest.raises(AiakqError) as caught:
+        llm.generate({"prompt_token_ids": [5]}, use_tqdm=False, lora_request=request)
+    return caught.value
+
+
+def test_an_adapter_that_does_not_fit_is_refused_before_anything_runs(base, requests, tiny_model, tmp_path):
+    llm = engine(base, max_lora_rank=8, max_lora_bytes=100_000)
+    assert refusal(llm, requests[5]).id == "adapter_rank"
+    assert refusal(llm, LoRARequest("nowhere", 1, "/no/such/folder")).id == "adapter_missing"
+    other = tiny_llama_with(tiny_model("OPTForCausalLM"), 0, r=2, target_modules=["fc1"])
+    problem = refusal(llm, LoRARequest("opt", 1, str(save_adapter(other, tmp_path / "opt"))))
+    assert problem.id == "adapter_mismatch" and "fc1" in str(problem) and "near to it" in str(problem)
+    wide = tiny_llama_with(tiny_model("LlamaForCausalLM", hidden_size=64), 0, r=2, target_modules=["q_proj"])
+    problem = refusal(llm, LoRARequest("wide", 1, str(save_adapter(wide, tmp_path / "wide"))))
+    assert problem.id == "adapter_mismatch" and "64 inputs" in str(problem)
+    assert refusal(engine(base, max_lora_bytes=50), requests[1]).id == "adapter_size"
+    assert refusal(engine(base, enable_lora=False), requests[1]).id == "lora_disabled"
+    assert answers(llm, [[5]], [requests[1]])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_loras": 3, "max_cpu_loras": 2},
+        {"model_impl": "transformers"},
+        {"tensor_parallel_size": 2, "tensor_parallel_math": "fast"},
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(arguments, base):
+    with pytest.raises(AiakqError) as caught:
+        engine(base, **arguments)
+    assert caught.value.id == "option_conflict"
+
+
+def test_memory_for_adapters_is_kept_free(base, monkeypatch):
+    llm = engine(base, max_cpu_loras=3)
+    model, config = llm.engine.executor.runner.model, llm.config
+    config = replace(config, cache=replace(config.cache, num_gpu_blocks_override=None))
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 6 << 20)
+    inputs_and_outputs = 2 * (128 * 4 + 128 + 64 * 2 + 128 + 256 * 3 + 128 * 3) + 128 + 320
+    assert kv_cache.adapter_bytes(config, model) == 3 * 4 * 16 * inputs_and_outputs
+    scheduler = config.scheduler
+    without = kv_cache.count_pages(replace(config, scheduler=replace(scheduler, lora=None)), model)
+    assert kv_cache.count_pages(config, model) < without
+    fixed = replace(config, scheduler=replace(scheduler, lora=replace(scheduler.lora, max_bytes=1000)))
+    assert kv_cache.adapter_bytes(fixed, model) == 1000
