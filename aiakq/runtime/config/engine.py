@@ -95,6 +95,8 @@ class EngineConfig:
             max_logprobs=model.vocab_size if args["max_logprobs"] == -1 else args["max_logprobs"],
             pooling=pooling,
         )
+        if config.scheduler.lora is not None:
+            config.scheduler.lora.check_base(None if spec is None else spec.method)
         return _with_draft(config, given)
 
 
@@ -102,7 +104,7 @@ class EngineConfig:
 _SHARED = {
     *("device", "dtype", "kv_cache_dtype", "block_size", "enable_prefix_caching", "num_gpu_blocks_override"),
     *("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "max_seq_len_to_capture", "enforce_eager"),
-    *("cuda_graph_sizes", "trust_remote_code", "hf_token", "download_dir", "model_impl"),
+    *("trust_remote_code", "hf_token", "download_dir", "model_impl"),
 }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,3 +222,19 @@ def test_memory_for_adapters_is_kept_free(base, monkeypatch):
     assert kv_cache.count_pages(config, model) < without
     fixed = replace(config, scheduler=replace(scheduler, lora=replace(scheduler.lora, max_bytes=1000)))
     assert kv_cache.adapter_bytes(fixed, model) == 1000
+
+
+def test_models_whose_layers_have_scaled_inputs_are_refused(base, tmp_path):
+    raw = json.loads((Path(base) / "config.json").read_text())
+    raw["quantization_config"] = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": 64,
+        "zero_point": True,
+        "version": "gemm",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    for file in Path(base).glob("*.safetensors"):
+        (tmp_path / file.name).symlink_to(file)
+    with pytest.raises(AiakqError, match="quantized by awq.* scaled inputs.*merge"):
+        engine(tmp_path)
