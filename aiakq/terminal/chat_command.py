@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiakq.errors import error
 from aiakq.terminal import console
 from aiakq.terminal.options import with_arguments
+from aiakq.terminal.usage_errors import check_one_server
 
 if TYPE_CHECKING:
     from aiakq.arguments.chat import ChatArguments
@@ -25,7 +26,13 @@ def chat(arguments: ChatArguments, shown: JsonArguments, engine: dict[str, Any])
     """
     from aiakq.arguments.chat import parse_params
 
-    _check(arguments, engine)
+    check_one_server(
+        engine,
+        "--url" if arguments.base_url is not None else None,
+        hint="Give one. The name of a model on a running server is --model, a second model --compare.",
+        started="model that is loaded",
+        example="Name it: aiakq chat MODEL",
+    )
     terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty()
     once = arguments.prompt is not None or shown.json or not terminal
     prompt = arguments.prompt
@@ -44,28 +51,6 @@ def chat(arguments: ChatArguments, shown: JsonArguments, engine: dict[str, Any])
             console.emit(session.answer_document(prompt or ""))
         else:
             session.answer_once(prompt or "")
-
-
-def _check(arguments: ChatArguments, engine: dict[str, Any]) -> None:
-    """Raise ``option_conflict``, ``usage`` and what the engine's arguments raise, before anything is started."""
-    from aiakq.arguments.server import checked
-
-    if "model" in engine:
-        if arguments.base_url is not None:
-            raise error(
-                "option_conflict",
-                option=f"The model {engine['model']!r}",
-                other="--url",
-                reason="it would start a server beside the running one",
-                hint="Give one. The name of a model on a running server is --model, a second model --compare.",
-            )
-        checked(engine, server=False)
-    elif engine:
-        raise error(
-            "usage",
-            reason=f"--{next(iter(engine)).replace('_', '-')} is for a model that is loaded here.",
-            hint="Name it: aiakq chat MODEL",
-        )
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from aiakq.terminal import console, tables
 from aiakq.terminal.bench_commands import bench, measure
 from aiakq.terminal.help import Command
 from aiakq.terminal.options import with_arguments
+from aiakq.terminal.usage_errors import check_one_server
 
 if TYPE_CHECKING:
     from aiakq.arguments.bench import ServeArguments, SweepArguments
@@ -109,24 +110,14 @@ _NO_ADMISSION_LIMITS = {
 
 def _running_server(arguments: ServeArguments, engine: dict[str, Any]) -> str:
     """The URL of the server to measure; empty when one is to be started. Raises ``option_conflict``, ``usage``."""
-    from aiakq.arguments.server import checked
-
+    check_one_server(
+        engine,
+        "--base-url" if arguments.base_url is not None else None,
+        hint="Give one. The name of a model on a running server is --model.",
+        started="server that is started",
+        example="Name its model: aiakq bench serve MODEL",
+    )
     if "model" in engine:
-        if arguments.base_url is not None:
-            raise error(
-                "option_conflict",
-                option=f"The model {engine['model']!r}",
-                other="--base-url",
-                reason="it would start a server beside the running one",
-                hint="Give one. The name of a model on a running server is --model.",
-            )
-        checked(engine, server=False)
         return ""
-    if engine:
-        raise error(
-            "usage",
-            reason=f"--{next(iter(engine)).replace('_', '-')} is for a server that is started here.",
-            hint="Name its model: aiakq bench serve MODEL",
-        )
     host = arguments.host
     return arguments.base_url or f"http://{f'[{host}]' if ':' in host else host}:{arguments.port}"

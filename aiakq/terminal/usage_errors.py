@@ -130,3 +130,28 @@ def close_value(problem: AiakqError) -> str:
         return ""
     # What follows a list, as in "one of 4, 8, which awq offers", is far from any value.
     return close_names(value, re.findall(r"[\w.-]*\w", expected)) if isinstance(value, str) else ""
+
+
+def check_one_server(engine: Mapping[str, Any], url: str | None, *, hint: str, started: str, example: str) -> None:
+    """Check that a command has either a model to start a server with or the URL of a running one, before it starts
+    anything. Raises ``option_conflict``, ``usage`` and what the engine's arguments raise.
+
+    url      the option that names the running server, if it is given.
+    hint     for a command that has both.
+    started  what options of the engine are for; ``example``: how to have it.
+    """
+    from aiakq.arguments.server import checked
+
+    if "model" in engine:
+        if url is not None:
+            raise error(
+                "option_conflict",
+                option=f"The model {engine['model']!r}",
+                other=url,
+                reason="it would start a server beside the running one",
+                hint=hint,
+            )
+        checked(engine, server=False)
+    elif engine:
+        option = f"--{next(iter(engine)).replace('_', '-')}"
+        raise error("usage", reason=f"{option} is for a {started} here.", hint=example)
