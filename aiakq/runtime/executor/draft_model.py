@@ -21,11 +21,12 @@ class DraftModel:
 
     runner      of the model.
     max_tokens  in one of its steps.
+    max_length  tokens of a sequence that it can compute; nothing is guessed behind them.
     """
 
-    def __init__(self, runner: Runner, max_tokens: int) -> None:
+    def __init__(self, runner: Runner, max_tokens: int, max_length: int) -> None:
         self.runner = runner
-        self._max_tokens = max_tokens
+        self._max_tokens, self._max_length = max_tokens, max_length
 
     def propose(
         self, chunks: list[Chunk], sequences: list[SequenceState], results: list[ChunkResult], running: RunningSequences
@@ -34,7 +35,8 @@ class DraftModel:
         drafts = []
         left = self._max_tokens
         for chunk, sequence, result in zip(chunks, sequences, results, strict=True):
-            draft = _Draft(chunk, sequence, result, self.runner.page_size)
+            room = min(len(sequence.pages) * self.runner.page_size, self._max_length)
+            draft = _Draft(chunk, sequence, result, room)
             if left and (draft.most or chunk.count > 1 + len(chunk.drafts)):
                 left -= draft.catch_up(left)
                 drafts.append(draft)
@@ -69,11 +71,11 @@ class _Draft:
     next_chunk  what the model computes next.
     """
 
-    def __init__(self, chunk: Chunk, sequence: SequenceState, result: ChunkResult, page_size: int) -> None:
+    def __init__(self, chunk: Chunk, sequence: SequenceState, result: ChunkResult, room: int) -> None:
         self.sequence, self.matcher = sequence, sequence.matcher
         self.tokens: list[int] = []
         self._chunk, self._result = chunk, result
-        self._room = len(sequence.pages) * page_size
+        self._room = room  # tokens whose keys have a place
         self._known = len(sequence.token_ids)
         last = result.sampled[-1] if result.sampled else None
         goes_on = last is not None and last.is_valid and not last.ends and not sequence.modifier.calls_functions
@@ -110,7 +112,7 @@ class _Draft:
                 self.most = len(self.tokens)
 
     def prepare_next(self) -> bool:
-        """Whether another guess is wanted and has a page for the keys of the one before."""
+        """Whether another guess is wanted, and there is room for the keys of the one before."""
         place = self._known + len(self.tokens) - 1
         self.next_chunk = Chunk(self._chunk.slot, place, 1, [], True, drafts=self.tokens[-1:])
         return len(self.tokens) < self.most and place < self._room

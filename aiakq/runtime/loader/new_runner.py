@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.draft_model import DraftModel
@@ -27,6 +29,7 @@ def new_draft(
 ) -> tuple[DraftModel, str]:
     """What guesses tokens with ``model``, and a line about it for the start-up table."""
     runner = new_runner(config, model, num_pages, num_slots)
-    how = runner.capture(bounds, config.compilation)
+    length = min(bounds.length, config.model.num_positions)
+    how = runner.capture(replace(bounds, length=length), config.compilation)
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
-    return DraftModel(runner, bounds.tokens), f"{config.architecture}, {method}; {how}"
+    return DraftModel(runner, bounds.tokens, length), f"{config.architecture}, {method}; {how}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections import defaultdict
@@ -265,3 +266,18 @@ def test_models_that_cannot_guess_are_refused(folder, example_model, tiny_model)
 def test_what_is_expected_of_the_model_that_guesses(folder, nearly):
     with pytest.raises(AiakqError, match="awq"):
         LLM(folder, dtype="float32", speculative_model=nearly, speculative_model_quantization="awq")
+
+
+def test_a_model_with_a_shorter_context_guesses_up_to_there(folder, nearly, tmp_path):
+    shutil.copytree(nearly, tmp_path / "short")
+    config = json.loads((tmp_path / "short" / "config.json").read_text())
+    (tmp_path / "short" / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 40}))
+    prompts = [[*range(3, 3 + length)] for length in (5, 36, 39, 40, 41, 90)]
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    arguments = {"dtype": "float32", "max_model_len": 128, "max_num_batched_tokens": 32}
+    llm = LLM(folder, speculative_model=str(tmp_path / "short"), **GUESSING, **arguments)
+    found = [
+        [one.outputs[0].token_ids for one in each.generate(prompts, params)] for each in (llm, LLM(folder, **arguments))
+    ]
+    assert found[0] == found[1]
+    assert llm.engine.stats.drafts.drafts > llm.engine.stats.drafts.accepted > 2
