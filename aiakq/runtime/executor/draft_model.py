@@ -56,7 +56,7 @@ class DraftModel:
         guessing = [(draft, rows[-1]) for draft, rows in zip(drafts, step.logit_rows, strict=True) if draft.most]
         if not guessing:
             return
-        rows = [SamplerRow(draft.sequence, list(draft.tokens), draft.matcher) for draft, _ in guessing]
+        rows = [SamplerRow(draft.sequence, list(draft.tokens), matcher=draft.matcher) for draft, _ in guessing]
         found = sample(self.runner.model.sampler, logits[[row for _, row in guessing]], rows).collect()
         for (draft, _), sampled in zip(guessing, found, strict=True):
             draft.take(sampled)

@@ -64,11 +64,11 @@ class SampledStep:
             known = chunk.first + chunk.count - len(chunk.drafts)
             if chunk.samples and known == len(sequence.token_ids):
                 self._row_of[sequence] = len(sampled)
-                sampled.append(SamplerRow(sequence, [], sequence.matcher, chunk.resamples))
+                sampled.append(SamplerRow(sequence, [], chunk.resamples))
                 for at, draft in enumerate(chunk.drafts):
                     matcher = sampled[-1].matcher
                     ahead = None if matcher is None else matcher.after(draft)
-                    sampled.append(SamplerRow(sequence, chunk.drafts[: at + 1], ahead, chunk.resamples))
+                    sampled.append(SamplerRow(sequence, chunk.drafts[: at + 1], chunk.resamples, ahead))
                 rows += self._logit_rows[index][-1 - len(chunk.drafts) :]
         if sampled:
             # Logits are large: rows that are already in order are not copied.

@@ -44,11 +44,15 @@ class SamplerRow:
     __slots__ = ("drafts", "matcher", "position", "resamples", "sampling", "sequence")
 
     def __init__(
-        self, sequence: SequenceState, drafts: list[int], matcher: GrammarMatcher | None, resamples: bool = False
+        self,
+        sequence: SequenceState,
+        drafts: list[int],
+        resamples: bool = False,
+        matcher: GrammarMatcher | None = None,
     ) -> None:
         self.sequence = sequence
         self.drafts = drafts
-        self.matcher = matcher
+        self.matcher = matcher if drafts else sequence.matcher
         self.position = len(sequence.token_ids) + len(drafts)
         self.resamples = resamples
         self.sampling: SamplingParams = sequence.sampling
