@@ -220,3 +220,13 @@ def test_memory_for_adapters_is_kept_free(base, monkeypatch):
     assert kv_cache.count_pages(config, model) < without
     fixed = replace(config, scheduler=replace(scheduler, lora=replace(scheduler.lora, max_bytes=1000)))
     assert kv_cache.adapter_bytes(fixed, model) == 1000
+
+
+def test_adapters_that_torch_computes_are_not_recorded(base, requests, monkeypatch):
+    monkeypatch.setenv("AIAKQ_KERNELS", "cpu,lora=torch")
+    llm = engine(base)
+    assert llm.engine.facts["step"].startswith("operation by operation (lora is of torch")
+    first, second = answers(llm, [[5] * 20] * 2, [requests[1], None])
+    monkeypatch.undo()
+    wanted, without = answers(engine(base), [[5] * 20] * 2, [requests[1], None])
+    assert [token for token, _ in first] == [token for token, _ in wanted] and second == without
