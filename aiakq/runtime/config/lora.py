@@ -25,6 +25,13 @@ class LoraConfig:
     max_rank: int = 16
     dtype: str = "auto"
 
+    def describe(self, method: str | None) -> str:
+        """The limits, for the start-up table, and what to know about a base quantized by ``method``."""
+        text = f"up to {self.max_loras} in a step, {self.max_resident} in memory, of rank {self.max_rank} at most"
+        if method in ("awq", "smooth_quant"):
+            text += f"; {method} has scaled inputs of some layers, which adapters of the original model do not know"
+        return text
+
     @staticmethod
     def from_args(args: Mapping[str, Any]) -> LoraConfig | None:
         """None without adapters. Raises ``option_conflict``."""

@@ -16,8 +16,8 @@ from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.decoder import Decoder, Model, ModelInput, StageOutput
 
-#: Operations that can be recorded on a CPU where they are native, and not at all on a GPU: those of recurrent layers, and
-#: the products of LoRA adapters, whose rows are others in every step.
+#: Operations that can be recorded on a CPU where they are native, and not at all on a GPU: those of recurrent layers,
+#: and the products of LoRA adapters, whose rows are others in every step.
 NATIVE_ONLY = ("convolution", "recurrence", "gated_norm", "lora")
 
 

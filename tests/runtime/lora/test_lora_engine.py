@@ -13,6 +13,7 @@ from lora_adapters import adapted, save_adapter
 
 from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.errors import AiakqError
+from aiakq.runtime.config.lora import LoraConfig
 from aiakq.runtime.engine.messages import UnloadAdapter
 from aiakq.runtime.executor import kv_cache
 
@@ -230,3 +231,9 @@ def test_adapters_that_torch_computes_are_not_recorded(base, requests, monkeypat
     monkeypatch.undo()
     wanted, without = answers(engine(base), [[5] * 20] * 2, [requests[1], None])
     assert [token for token, _ in first] == [token for token, _ in wanted] and second == without
+
+
+def test_the_start_up_table_says_what_a_quantized_base_means_for_adapters(base):
+    assert engine(base).engine.facts["LoRA adapters"] == "up to 1 in a step, 1 in memory, of rank 16 at most"
+    assert "awq has scaled inputs" in LoraConfig().describe("awq")
+    assert "scaled" not in LoraConfig().describe("gptq")
