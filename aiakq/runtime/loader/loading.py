@@ -105,8 +105,8 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     if ranks:
         facts["ranks"] = "; ".join(ranks)
     if config.scheduler.lora is not None:
-        method = None if config.spec is None else config.spec.method
-        facts["LoRA adapters"] = config.scheduler.lora.describe(method)
+        base = None if config.spec is None else config.spec.method
+        facts["LoRA adapters"] = config.scheduler.lora.describe(base)
     if runner.states is not None:
         facts["recurrent states"] = describe_states(config, model)
     if group is not None:

@@ -237,3 +237,24 @@ def test_the_start_up_table_says_what_a_quantized_base_means_for_adapters(base):
     assert engine(base).engine.facts["LoRA adapters"] == "up to 1 in a step, 1 in memory, of rank 16 at most"
     assert "awq has scaled inputs" in LoraConfig().describe("awq")
     assert "scaled" not in LoraConfig().describe("gptq")
+
+
+@pytest.mark.parametrize("method", ["weight_only_int8", "gptq"])
+def test_a_quantized_base_gives_what_its_dequantized_weights_give(method, base, requests, tmp_path):
+    from aiakq.quantizers.options import QuantizeOptions
+    from aiakq.quantizers.pipeline import quantize_checkpoint
+
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 400)
+    calibration = {} if method == "weight_only_int8" else {"calibration": str(text), "samples": 4, "seqlen": 64}
+    quantize_checkpoint(
+        QuantizeOptions(input=str(base), output=str(tmp_path / "q"), method=method, evaluate=False, **calibration)
+    )
+    chosen: list[LoRARequest | None] = [requests[1], requests[4], None]
+    found, dense = (
+        answers(engine(tmp_path / "q", max_loras=2, cpu_math="exact", dequantize=how), [[5] * 20] * 3, chosen, 1)
+        for how in ("never", "always")
+    )
+    for one, other in zip(found, dense, strict=True):
+        assert one[0][0] == other[0][0] and one[0][1] == pytest.approx(other[0][1], abs=1e-3)
+    assert len({answer[0][1] for answer in found}) == 3
