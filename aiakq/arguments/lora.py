@@ -2,9 +2,44 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from aiakq.arguments.argument import argument
+
+
+@dataclass(frozen=True)
+class LoraModule:
+    """An adapter of --lora-modules.
+
+    base  the served model that it changes, if it is said.
+    """
+
+    name: str
+    path: str
+    base: str | None = None
+
+
+def parse_module(text: str) -> LoraModule:
+    """name=path, or a JSON object of name, path and base_model_name. Raises ValueError."""
+    if not text.lstrip().startswith("{"):
+        name, _, path = text.partition("=")
+        values = {"name": name, "path": path}
+    else:
+        values = json.loads(text)
+    known = {"name", "path", "base_model_name"}
+    if not set(values) <= known or not all(isinstance(value, str) for value in values.values()):
+        raise ValueError(text)
+    if not values.get("name") or not values.get("path"):
+        raise ValueError(text)
+    return LoraModule(values["name"], values["path"], values.get("base_model_name"))
+
+
+def checked_modules(given: list[str]) -> list[str]:
+    """``given``, if each is an adapter. Raises ValueError."""
+    for text in given:
+        parse_module(text)
+    return given
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from aiakq.arguments.argument import Argument, argument, checked_value, rows_of
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
+from aiakq.arguments.lora import checked_modules
 from aiakq.arguments.unsupported import BY_NAME as UNSUPPORTED
 from aiakq.arguments.unsupported import refuse
 from aiakq.errors import error
@@ -63,6 +64,18 @@ class ServerArguments:
     served_model_name: list[str] | None = argument(
         None,
         "Names of the model in requests; the value of --model if not given.",
+    )
+    lora_modules: list[str] | None = argument(
+        None,
+        "LoRA adapters that requests may name as their model, each as name=folder or as a JSON object of name, path "
+        "and base_model_name. Needs --enable-lora.",
+        separator=";",
+        convert=checked_modules,
+        expected='name=path, or {"name": "...", "path": "...", "base_model_name": "..."}',
+    )
+    lora_root: str | None = argument(
+        None,
+        "Folder from which /v1/load_lora_adapter may load adapters, with --enable-admin-routes.",
     )
     chat_template: str | None = argument(
         None,
@@ -222,7 +235,10 @@ class ServerArguments:
         "reasoning_effort, with one line in the log for each name.",
         choices=("refuse", "warn"),
     )
-    enable_admin_routes: bool = argument(False, "Serve the routes /abort_requests and /reset_prefix_cache.")
+    enable_admin_routes: bool = argument(
+        False,
+        "Serve the routes /abort_requests, /reset_prefix_cache, /v1/load_lora_adapter and /v1/unload_lora_adapter.",
+    )
     enable_tokenizer_info_endpoint: bool = argument(
         False, "Serve the route /tokenizer_info: the tokenizer's configuration and chat template."
     )

@@ -109,7 +109,6 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("logits_processor_pattern", "a request that names Python functions could run anything", refused=True),
     Unsupported("exclude_tools_when_tool_choice_none", "they are left out, always", switch=True),
     # --- adapters and drafts -------------------------------------------------------------------------------------
-    Unsupported("lora_modules", "requests to the server cannot name adapters yet", refused=True),
     Unsupported("enable_lora_bias", "adapters may have a bias of B, always", switch=True),
     Unsupported("lora_extra_vocab_size", "adapters with tokens of their own are refused", (256,)),
     Unsupported("long_lora_scaling_factors", "LongLoRA's context needs --rope-scaling for all requests", refused=True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiakq.errors.kind import USAGE, ErrorKind
+from aiakq.errors.kind import USAGE, WORKER, ErrorKind
 
 ADAPTER_ERRORS = {
     "adapter_missing": ErrorKind(
@@ -29,6 +29,24 @@ ADAPTER_ERRORS = {
     ),
     "adapter_size": ErrorKind(
         "The adapter '{adapter}' has {size} bytes; at most {limit} may be in memory.", "Raise --max-lora-bytes.", USAGE
+    ),
+    "adapter_lost": ErrorKind(
+        "The request's adapter cannot be loaded: {reason}.",
+        "The operator restores its files, or loads it again.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+    "adapter_exists": ErrorKind(
+        "The name {name!r} is taken.", "Use another name, or load_inplace to replace the adapter.", USAGE
+    ),
+    "unknown_adapter": ErrorKind("There is no adapter {name!r}.", "Loaded: {known}.", USAGE, 404),
+    "lora_root_missing": ErrorKind(
+        "Adapters cannot be loaded while the server runs, because it has no folder for them.",
+        "The operator names one with --lora-root.",
+        USAGE,
+        403,
+        "permission_error",
     ),
     "lora_disabled": ErrorKind(
         "The model is served without LoRA adapters.", "Set enable_lora=True, or start with --enable-lora.", USAGE

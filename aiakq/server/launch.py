@@ -87,6 +87,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
             service, ready = _result_or_kill(loading, supervisors)
             engine = asyncio.create_task(supervisors.run(service.manager, ready))
             await asyncio.sleep(0)  # until the manager has the engine
+            await service.model.adapters.start(args, service.model.names, service.manager.adapters.check)
             gateway.on_refusal = count_refusals(service, routes, args["root_path"])
             app = create_app(
                 service,

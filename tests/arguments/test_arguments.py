@@ -179,6 +179,8 @@ SHOWN_BY = {
     "root_path": "test_root_path_prefixes_every_route",
     "enable_log_requests": "test_requests_are_logged_up_to_the_maximum_length",
     "max_log_len": "test_requests_are_logged_up_to_the_maximum_length",
+    "lora_modules": "test_requests_name_an_adapter_as_their_model",
+    "lora_root": "test_adapters_are_loaded_and_unloaded_while_the_server_runs",
     "enable_admin_routes": "test_reset_prefix_cache_empties_the_cache",
     "disable_log_stats": "test_the_statistics_log_can_be_disabled",
 }

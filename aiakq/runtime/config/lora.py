@@ -41,6 +41,10 @@ class LoraConfig:
                 hint="Use gptq or weight_only_int8, or merge the adapter before quantizing (merge_and_unload of PEFT).",
             )
 
+    def describe(self) -> str:
+        """The limits, for the start-up table."""
+        return f"up to {self.max_loras} in a step, {self.max_resident} in memory, of rank {self.max_rank} at most"
+
     @staticmethod
     def from_args(args: Mapping[str, Any]) -> LoraConfig | None:
         """None without adapters. Raises ``option_conflict``."""

@@ -46,11 +46,13 @@ class NewAdapter(msgspec.Struct, frozen=True):
 class AdapterLimits:
     """What adapters of requests are checked against.
 
-    modules  the linear layers of the model that may be adapted: name -> outputs N and inputs K.
+    max_loras  different ones in a step.
+    modules    the linear layers of the model that may be adapted: name -> outputs N and inputs K.
     """
 
     max_rank: int
     max_bytes: int | None = None
+    max_loras: int = 1
     modules: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 

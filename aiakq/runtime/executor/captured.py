@@ -16,8 +16,9 @@ from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.decoder import Decoder, Model, ModelInput, StageOutput
 
-#: Operations of recurrent layers, which can be recorded on a CPU where they are native.
-RECURRENT = ("convolution", "recurrence", "gated_norm")
+#: Operations that can be recorded on a CPU where they are native, and not at all on a GPU: those of recurrent layers,
+#: and the products of LoRA adapters, whose rows are others in every step.
+NATIVE_ONLY = ("convolution", "recurrence", "gated_norm", "lora")
 
 
 class CapturedStep(Protocol):
@@ -55,7 +56,7 @@ def _captured(
         return None, "the model is transformers'"
     device = caches[0][0].device
     native = {"cpu"} if device.type == "cpu" else set()
-    for operation in RECURRENT:
+    for operation in NATIVE_ONLY:
         if others := model.ops.selected(operation) - native:
             return None, f"{operation} is of {', '.join(sorted(others))}"
     if device.type == "cuda":

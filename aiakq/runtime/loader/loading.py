@@ -108,6 +108,8 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
         facts["task"] = limits.pooling.describe()
     if ranks:
         facts["ranks"] = "; ".join(ranks)
+    if config.scheduler.lora is not None:
+        facts["LoRA adapters"] = config.scheduler.lora.describe()
     if runner.states is not None:
         facts["recurrent states"] = describe_states(config, model)
     if group is not None:

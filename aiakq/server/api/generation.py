@@ -149,6 +149,7 @@ async def _run(
             client=client_of(request) if service.fair_share else "",
             bad_words=bad_words,
             kept_special_tokens=builder.kept_special_tokens,
+            adapter=service.model.adapter(given.model),
         )
     except AiakqError as failure:
         raise given.rename_param(failure) from None

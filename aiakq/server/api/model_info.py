@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.messages import ModelLimits
+from aiakq.server.api.adapters import AdapterRegistry
 from aiakq.server.api.fingerprint import fingerprint
 
 
@@ -23,6 +25,7 @@ class ModelInfo:
     limits            bounds that requests are checked against.
     default_sampling  sampling values of its generation_config.json.
     response_role     the role of chat responses.
+    adapters          LoRA adapters, which requests name as a model.
     """
 
     names: tuple[str, ...]
@@ -31,11 +34,25 @@ class ModelInfo:
     limits: ModelLimits
     default_sampling: Mapping[str, Any]
     response_role: str
+    adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
 
     def check_name(self, name: str | None) -> None:
         """Raise ``unknown_model`` unless ``name`` is served. None means the only model there is."""
-        if name is not None and name not in self.names:
-            raise error("unknown_model", param="model", name=name[:64], known=", ".join(self.names))
+        if name is not None and name not in self.names and self.adapters.get(name) is None:
+            raise error("unknown_model", param="model", name=name[:64], known=", ".join(self.all_names))
+
+    @property
+    def all_names(self) -> list[str]:
+        """Those of the model, then those of adapters."""
+        return [*self.names, *self.adapters.names]
+
+    def adapter(self, name: str | None) -> AdapterRef | None:
+        """The adapter that a request for the model ``name`` uses; None for the model itself."""
+        return self.adapters.get(name)
+
+    def shown_name(self, name: str | None) -> str:
+        """What responses to a request for ``name`` call the model."""
+        return self.names[0] if name is None or name in self.names else name
 
     @cached_property
     def fingerprint(self) -> str:

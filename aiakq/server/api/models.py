@@ -14,14 +14,17 @@ from aiakq.server.http.responses import JSONResponse
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One served name; with the limits of the model and the default sampling values."""
+    """One served name; with the limits of the model and the default sampling values.
+
+    parent  of an adapter: the name of the model that it changes.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["aiakq"] = "aiakq"
     root: str
-    parent: None = None
+    parent: str | None = None
     max_model_len: int
     vocab_size: int
     default_sampling: dict[str, Any]
@@ -35,8 +38,8 @@ class ModelList(msgspec.Struct):
 
 
 async def list_models(service: Service, request: Request) -> Response:
-    """The served model, once per name."""
-    return JSONResponse(ModelList([_model_card(service, name) for name in service.model.names]))
+    """The served model, once per name, and its LoRA adapters."""
+    return JSONResponse(ModelList([_model_card(service, name) for name in service.model.all_names]))
 
 
 async def get_model(service: Service, request: Request) -> Response:
@@ -47,10 +50,12 @@ async def get_model(service: Service, request: Request) -> Response:
 
 
 def _model_card(service: Service, name: str) -> ModelCard:
+    adapter = service.model.adapter(name)
     return ModelCard(
         id=name,
         created=service.created,
-        root=service.model.path,
+        root=service.model.path if adapter is None else adapter.path,
+        parent=None if adapter is None else service.model.adapters.base(name),
         max_model_len=service.model.limits.max_model_len,
         vocab_size=service.model.limits.vocab_size,
         default_sampling=dict(service.model.default_sampling),
@@ -58,7 +63,14 @@ def _model_card(service: Service, name: str) -> ModelCard:
 
 
 ROUTES = (
-    Route("GET", "/v1/models", list_models, "models", response=ModelList, description="The model, once per name."),
+    Route(
+        "GET",
+        "/v1/models",
+        list_models,
+        "models",
+        response=ModelList,
+        description="The model, once per name, and its adapters.",
+    ),
     Route(
         "GET",
         "/v1/models/{name:path}",

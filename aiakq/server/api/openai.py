@@ -381,7 +381,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
         return {
             "id": self.id,
             "created": self.created,
-            "model": self.service.model.names[0],
+            "model": self.service.model.shown_name(self.request.model),
             "system_fingerprint": self.service.fingerprint,
         }
 

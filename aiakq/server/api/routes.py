@@ -35,6 +35,7 @@ ROUTE_MODULES = Registry(
         "tokenization": "aiakq.server.api.tokenization",
         "status": "aiakq.server.api.status",
         "admin": "aiakq.server.api.admin",
+        "adapters": "aiakq.server.api.adapter_routes",
         "playground": "aiakq.server.playground.routes",
     },
 )
@@ -48,7 +49,7 @@ TOKENIZATION = ("no_tokenizer", "no_chat_template", "chat_template", "tokenizati
 GENERATION = (
     *("empty_prompt", "too_many_prompts", "context_length_exceeded", "nothing_left", "overloaded", "queue_timeout"),
     *("time_limit", "numerical_error", "engine_restarted", "engine_timeout", "request_quarantined", "aborted"),
-    *("slow_reader", "task_mismatch"),
+    *("slow_reader", "task_mismatch", "adapter_lost"),
 )
 #: Of a request whose prompt goes to the engine, all the way.
 PROMPT_ERRORS = (*TOKENIZATION, *UNAVAILABLE, *GENERATION)

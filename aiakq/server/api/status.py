@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Literal
 
 import msgspec
@@ -76,6 +77,9 @@ async def version(service: Service, request: Request) -> Response:
 
 async def metrics(service: Service, request: Request) -> Response:
     """Prometheus metrics."""
+    limits = service.model.limits.adapters
+    if limits is not None:
+        service.metrics.show_adapters(*service.manager.adapters_of_requests(), limits.max_loras, time.time())
     return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 

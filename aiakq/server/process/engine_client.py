@@ -14,6 +14,7 @@ from aiakq.arguments.server import API_KEY_VARIABLE
 from aiakq.errors import error
 from aiakq.runtime.engine.messages import StepOutput
 from aiakq.server.process.ipc import (
+    AdapterChecked,
     Configured,
     Failed,
     FromEngine,
@@ -107,15 +108,15 @@ class EngineClient:
         reason = await self._exit_reason()
         raise error("engine_start", reason=reason, hint="Its own last lines are above; often it is too little memory.")
 
-    async def steps(self) -> AsyncIterator[StepOutput | Started]:
-        """The output of every step, and before it the requests that it is the first for.
+    async def steps(self) -> AsyncIterator[StepOutput | Started | AdapterChecked]:
+        """The output of every step, and before it the requests that it is the first for; and checked adapters.
 
         Raises the engine's error, or ``engine_dead``, when the process ends.
         """
         async for record in self._records():
             if isinstance(record, Stepped):
                 yield record.output
-            elif isinstance(record, Started):
+            elif isinstance(record, Started | AdapterChecked):
                 yield record
             elif isinstance(record, Failed):
                 raise decode_error(record)

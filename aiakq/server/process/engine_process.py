@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 
 from aiakq.errors import WORKER, AiakqError, error, one_line
 from aiakq.runtime.engine.loop import run
-from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache
+from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache, UnloadAdapter
+from aiakq.server.process.adapter_checks import AdapterChecks
 from aiakq.server.process.held_requests import HeldRequests
 from aiakq.server.process.ipc import (
     Cancel,
+    CheckAdapter,
     Configured,
     EngineLink,
     Failed,
@@ -30,6 +32,7 @@ from aiakq.server.process.ipc import (
     Started,
     Stepped,
     Submit,
+    Unload,
     call_on_hangup,
     encode_error,
 )
@@ -128,10 +131,10 @@ def _load(link: EngineLink, start: Start) -> Engine:
 def _serve(link: EngineLink, engine: Engine) -> None:
     """Run the engine on what the HTTP process sends, until that is gone."""
 
-    held = HeldRequests(engine.executor)
+    held, checks = HeldRequests(engine.executor), AdapterChecks(engine.limits)
 
     def receive(idle: bool) -> Inbox | None:
-        records = link.receive(wait=idle and not held.wait())
+        records = link.receive(wait=idle and not (held.wait() or checks.wait()))
         if records is None:
             return None
         inbox: Inbox = []
@@ -145,6 +148,12 @@ def _serve(link: EngineLink, engine: Engine) -> None:
                 inbox.append(ResetPrefixCache())
             elif isinstance(record, GiveVocabulary):
                 engine.set_vocabulary(record.vocabulary())
+            elif isinstance(record, CheckAdapter):
+                checks.start(record)
+            elif isinstance(record, Unload):
+                inbox.append(UnloadAdapter(record.key))
+        for checked in checks.done():
+            link.send(checked)
         return inbox + held.ready()
 
     engine.on_start = lambda request_ids: link.send(Started(request_ids))

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, StepOutput
 from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
@@ -57,6 +58,7 @@ class SequenceFrame(msgspec.Struct):
     cache_salt: str
     client: str
     pooling: Pooling | None
+    adapter: AdapterRef | None
     grammar: int
 
 
@@ -126,6 +128,24 @@ class Reset(msgspec.Struct, tag="reset"):
     """Empty the prefix cache."""
 
 
+class CheckAdapter(msgspec.Struct, tag="check_adapter"):
+    """Check the LoRA adapter in the folder ``path``, which has to be inside ``root`` if that is given.
+
+    number  of the answer.
+    """
+
+    number: int
+    name: str
+    path: str
+    root: str | None
+
+
+class Unload(msgspec.Struct, tag="unload"):
+    """Drop an adapter from memory, by its key, once no request uses it."""
+
+    key: str
+
+
 class Configured(msgspec.Struct, tag="configured"):
     """The arguments are valid. What the HTTP process needs to prepare itself while weights load.
 
@@ -164,6 +184,14 @@ class Failed(msgspec.Struct, tag="failed"):
     fields: dict[str, Any]
 
 
+class AdapterChecked(msgspec.Struct, tag="adapter_checked"):
+    """The answer to ``CheckAdapter``: the adapter, or why it cannot be used."""
+
+    number: int
+    adapter: AdapterRef | None = None
+    failure: Failed | None = None
+
+
 class Started(msgspec.Struct, tag="started"):
     """Requests that the step which runs now is the first for."""
 
@@ -176,8 +204,8 @@ class Stepped(msgspec.Struct, tag="stepped"):
     output: StepOutput
 
 
-ToEngine = Start | Submit | Cancel | Reset | GiveVocabulary
-FromEngine = Configured | Loading | Ready | Failed | Started | Stepped
+ToEngine = Start | Submit | Cancel | Reset | GiveVocabulary | CheckAdapter | Unload
+FromEngine = Configured | Loading | Ready | Failed | AdapterChecked | Started | Stepped
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -11,8 +11,10 @@ from functools import partial
 from typing import Any
 
 from aiakq.errors import AiakqError
+from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.messages import EngineStats
 from aiakq.server.errors import copy_error
+from aiakq.server.process.adapter_calls import AdapterCalls
 from aiakq.server.process.ipc import Configured, Ready
 from aiakq.server.process.request_manager import RequestManager
 from aiakq.server.process.request_stream import Prompt, RequestStream
@@ -76,15 +78,22 @@ class Replicas:
         self._prefixes = PrefixMap(page_size)
 
     def start(
-        self, request_id: str, prompts: Sequence[Prompt], *arguments: Any, cache_salt: str = "", **named: Any
+        self,
+        request_id: str,
+        prompts: Sequence[Prompt],
+        *arguments: Any,
+        cache_salt: str = "",
+        adapter: AdapterRef | None = None,
+        **named: Any,
     ) -> RequestStream:
         """See RequestManager. Raises the error of the replica that would be best, if all refuse the request."""
-        hashes = [self._prefixes.hashes(prompt.token_ids, cache_salt) for prompt in prompts]
+        salt = _salt_of(cache_salt, adapter)
+        hashes = [self._prefixes.hashes(prompt.token_ids, salt) for prompt in prompts]
         first: AiakqError | None = None
         for replica in self._order(prompts, hashes):
             manager = self.managers[replica]
             try:
-                stream = manager.start(request_id, prompts, *arguments, cache_salt=cache_salt, **named)
+                stream = manager.start(request_id, prompts, *arguments, cache_salt=cache_salt, adapter=adapter, **named)
             except AiakqError as failure:
                 if failure.http_status != 503:
                     raise
@@ -114,8 +123,26 @@ class Replicas:
         if self.failure is not None:
             return
         for stream in self.managers[replica].take_restarting():
-            hashes = [self._prefixes.hashes(prompt.token_ids, stream.cache_salt) for prompt in stream.prompts]
+            salt = _salt_of(stream.cache_salt, stream.adapter)
+            hashes = [self._prefixes.hashes(prompt.token_ids, salt) for prompt in stream.prompts]
             self.managers[self._order(stream.prompts, hashes)[0]].adopt(stream)
+
+    @property
+    def adapters(self) -> AdapterCalls:
+        """Calls of an engine that runs, if there is one."""
+        running = [manager for manager in self.managers if manager.failure is None]
+        return (running or self.managers)[0].adapters
+
+    def adapters_of_requests(self) -> tuple[list[str], list[str]]:
+        """See RequestManager."""
+        found = [manager.adapters_of_requests() for manager in self.managers]
+        running = {name for names, _ in found for name in names}
+        return sorted(running), sorted({name for _, names in found for name in names} - running)
+
+    def unload_adapter(self, adapter: AdapterRef) -> None:
+        """See RequestManager."""
+        for manager in self.managers:
+            manager.unload_adapter(adapter)
 
     def reset_prefix_cache(self) -> None:
         """See RequestManager."""
@@ -162,6 +189,11 @@ class Replicas:
     def stats(self) -> EngineStats:
         """Those of all engines together."""
         return sum((manager.stats for manager in self.managers), EngineStats())
+
+
+def _salt_of(cache_salt: str, adapter: AdapterRef | None) -> str:
+    """What prompts that share pages have in common."""
+    return cache_salt if adapter is None else f"{cache_salt} {adapter.key}"
 
 
 #: The requests of a server, of one engine or of several.

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.messages import (
+    ADAPTER_FAILED,
     GRAMMAR_FAILED,
     NOTHING_LEFT,
     OUT_OF_MEMORY,
@@ -21,6 +23,7 @@ from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor
 from aiakq.server.errors import copy_error
+from aiakq.server.process.adapter_calls import AdapterCalls
 from aiakq.server.process.ipc import Cancel, GiveVocabulary, Reset, Submit, ToEngine
 from aiakq.server.process.request_stream import (
     Prompt,
@@ -72,12 +75,14 @@ class _PromptState:
 class RequestManager:
     """All requests of one server. The only place that sends sequences to the engine.
 
+    adapters        calls of the engine about LoRA adapters.
     stats           the engine's statistics after its last step.
     failure         why nothing can be generated now; None while the engine is running.
     num_unfinished  sequences the engine has not finished. While there are any, the engine has to make steps.
     """
 
     def __init__(self, processor: OutputProcessor, limits: ModelLimits, metrics: Metrics, queue: QueueLimits) -> None:
+        self.adapters = AdapterCalls()
         self.stats = EngineStats(num_pages=0)
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
@@ -117,6 +122,7 @@ class RequestManager:
         bad_words: Sequence[list[int]] | None = None,
         kept_special_tokens: frozenset[int] = frozenset(),
         pooling: Pooling | None = None,
+        adapter: AdapterRef | None = None,
     ) -> RequestStream:
         """Admit an HTTP request and send its sequences to the engine.
 
@@ -141,6 +147,7 @@ class RequestManager:
             bad_words=bad_words,
             kept_special_tokens=kept_special_tokens,
             pooling=pooling,
+            adapter=adapter,
         )
         specs = self._add(stream)
         self._streams[stream] = None
@@ -169,6 +176,17 @@ class RequestManager:
         for stream in found:
             stream.fail(failure)
         return len(found)
+
+    def adapters_of_requests(self) -> tuple[list[str], list[str]]:
+        """Names of the LoRA adapters of running requests, and of waiting ones that do not run."""
+        streams = [stream for stream in self._streams if stream.adapter is not None and not stream.is_complete]
+        names = {stream: stream.adapter.name for stream in streams if stream.adapter is not None}
+        running = {names[stream] for stream in streams if not stream.is_waiting}
+        return sorted(running), sorted({*names.values()} - running)
+
+    def unload_adapter(self, adapter: AdapterRef) -> None:
+        """Drop an adapter from memory once no request uses it."""
+        self.adapters.unload(adapter)
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache: later prompts reuse nothing computed for earlier ones."""
@@ -208,6 +226,7 @@ class RequestManager:
                     client=stream.client,
                     kept_special_tokens=stream.kept_special_tokens,
                     pooling=stream.pooling,
+                    adapter=stream.adapter,
                 )
                 states = stream.sequences[index]
                 if not states:
@@ -260,7 +279,7 @@ class RequestManager:
             self._metrics.engine_restarts.inc()
         self._had_engine = True
         self.failure = None
-        self._send = send
+        self._send = self.adapters.send = send
         self._limits = self._processor.limits = limits
         if self.vocabulary:
             send(GiveVocabulary(self.vocabulary))
@@ -278,6 +297,7 @@ class RequestManager:
         """
         self.failure = new_request_error
         self._send = _discard
+        self.adapters.on_engine_end(new_request_error)
         self._metrics.engine_ended()
         self.stats = EngineStats(num_pages=0)
         for stream in list(self._streams):
@@ -417,6 +437,8 @@ def _sequence_error(reason: str) -> AiakqError:
         return error("grammar_failed")
     if reason == OUT_OF_MEMORY:
         return error("request_memory")
+    if reason.startswith(ADAPTER_FAILED):
+        return error("adapter_lost", reason=reason.removeprefix(f"{ADAPTER_FAILED}: ").rstrip("."))
     return error("numerical_error", reason=reason.rstrip("."))
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.messages import RequestTimes
 from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
@@ -114,6 +115,7 @@ class RequestStream:
         bad_words: Sequence[list[int]] | None = None,
         kept_special_tokens: frozenset[int] = frozenset(),
         pooling: Pooling | None = None,
+        adapter: AdapterRef | None = None,
     ) -> None:
         self.id = id
         self._key = f"{id}-{next(_NUMBERS)}"
@@ -127,6 +129,7 @@ class RequestStream:
         self.bad_words = bad_words
         self.kept_special_tokens = kept_special_tokens
         self.pooling = pooling
+        self.adapter = adapter
         self.sequences: list[list[SequenceProgress]] = [[] for _ in prompts]
         self.num_unfinished = 0
         self.max_generated = 0

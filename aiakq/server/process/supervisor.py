@@ -12,7 +12,7 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import some_of
 from aiakq.server.process.engine_client import EngineClient
-from aiakq.server.process.ipc import Configured, Loading, Ready, Started
+from aiakq.server.process.ipc import AdapterChecked, Configured, Loading, Ready, Started
 from aiakq.server.process.request_manager import RequestManager
 from aiakq.server.telemetry.events import OnEvent, ServerEvent, phase_event
 
@@ -152,6 +152,9 @@ class Supervisor:
                 self._last_active = time.monotonic()
                 if isinstance(output, Started):
                     manager.on_start(output.request_ids)
+                    continue
+                if isinstance(output, AdapterChecked):
+                    manager.adapters.on_checked(output)
                     continue
                 self._has_stepped |= output.stats.num_scheduled_tokens > 0
                 manager.on_step(output)

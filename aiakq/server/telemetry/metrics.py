@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -118,10 +119,22 @@ class Metrics:
         )
         self.latency = self._histogram("e2e_request_latency_seconds", "Arrival to end of a request.", _LATENCY)
         self.params_n = self._histogram("request_params_n", "The parameter n of requests.", _SMALL_COUNTS)
-        for name, text in (("lora_count", "Requests to an adapter."), ("lora_time_e2e_requests", "Seconds they took.")):
-            # Gauges, because a counter's name would end in _total. Without adapters there is one, of no name.
-            gauge = self._family(Gauge, f"vllm:{name}", text, [*self._labels, "lora_name"])
+        # Gauges, because a counter's name would end in _total. Without adapters there is one, of no name.
+        self.of_adapters = [
+            self._family(Gauge, f"vllm:{name}", text, [*self._labels, "lora_name"])
+            for name, text in (
+                ("lora_count", "Requests to an adapter."),
+                ("lora_time_e2e_requests", "Seconds they took."),
+            )
+        ]
+        for gauge in self.of_adapters:
             gauge.labels(**self._labels, lora_name="").set(0)
+        self.adapters = self._family(
+            Gauge,
+            "vllm:lora_requests_info",
+            "When the adapters of running and of waiting requests were these, in seconds since 1970.",
+            ["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
         self.rejections = self._counters(
             "admission_rejections_total",
             "Requests refused because too much was waiting.",
@@ -197,8 +210,22 @@ class Metrics:
         for gauge in (self.num_running, self.num_waiting, self.num_clients, *self.kv_cache_usage):
             gauge.set(0)
 
-    def request_ended(self, reason: str, seconds: float) -> None:
-        """Count a request that ended; ``reason`` is one of ``FINISH_REASONS``."""
+    def show_adapters(self, running: list[str], waiting: list[str], most: int, now: float) -> None:
+        """Names of the adapters of running and of waiting requests; ``most`` run at a time."""
+        self.adapters.clear()
+        self.adapters.labels(most, ",".join(running), ",".join(waiting)).set(now)
+
+    def adapter_removed(self, name: str) -> None:
+        """Requests can no longer name an adapter: its counts end, so that labels do not grow without bounds."""
+        for gauge in self.of_adapters:
+            with suppress(KeyError):  # no request has used it
+                gauge.remove(*self._labels.values(), name)
+
+    def request_ended(self, reason: str, seconds: float, adapter: str | None = None) -> None:
+        """Count a request that ended; ``reason`` is one of ``FINISH_REASONS``, ``adapter`` a served name."""
+        if adapter is not None:
+            for gauge, value in zip(self.of_adapters, (1.0, seconds), strict=True):
+                gauge.labels(**self._labels, lora_name=adapter).inc(value)
         self.finished[reason].inc()
         (self.succeeded if reason in ("stop", "length") else self.failed).inc()
         self.latency.observe(seconds)

@@ -238,3 +238,38 @@ def test_models_whose_layers_have_scaled_inputs_are_refused(base, tmp_path):
         (tmp_path / file.name).symlink_to(file)
     with pytest.raises(AiakqError, match="quantized by awq.* scaled inputs.*merge"):
         engine(tmp_path)
+
+
+def test_adapters_that_torch_computes_are_not_recorded(base, requests, monkeypatch):
+    monkeypatch.setenv("AIAKQ_KERNELS", "cpu,lora=torch")
+    llm = engine(base)
+    assert llm.engine.facts["step"].startswith("operation by operation (lora is of torch")
+    first, second = answers(llm, [[5] * 20] * 2, [requests[1], None])
+    monkeypatch.undo()
+    wanted, without = answers(engine(base), [[5] * 20] * 2, [requests[1], None])
+    assert [token for token, _ in first] == [token for token, _ in wanted] and second == without
+
+
+def test_the_start_up_table_names_the_limits(base):
+    assert engine(base).engine.facts["LoRA adapters"] == "up to 1 in a step, 1 in memory, of rank 16 at most"
+
+
+@pytest.mark.parametrize("method", ["weight_only_int8", "gptq"])
+def test_a_quantized_base_gives_what_its_dequantized_weights_give(method, base, requests, tmp_path):
+    from aiakq.quantizers.options import QuantizeOptions
+    from aiakq.quantizers.pipeline import quantize_checkpoint
+
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 400)
+    calibration = {} if method == "weight_only_int8" else {"calibration": str(text), "samples": 4, "seqlen": 64}
+    quantize_checkpoint(
+        QuantizeOptions(input=str(base), output=str(tmp_path / "q"), method=method, evaluate=False, **calibration)
+    )
+    chosen: list[LoRARequest | None] = [requests[1], requests[4], None]
+    found, dense = (
+        answers(engine(tmp_path / "q", max_loras=2, cpu_math="exact", dequantize=how), [[5] * 20] * 3, chosen, 1)
+        for how in ("never", "always")
+    )
+    for one, other in zip(found, dense, strict=True):
+        assert one[0][0] == other[0][0] and one[0][1] == pytest.approx(other[0][1], abs=1e-3)
+    assert len({answer[0][1] for answer in found}) == 3

@@ -133,7 +133,7 @@ class MessagesBuilder(ChatResponseBuilder):
     def _message(self) -> MessagesResponse:
         return MessagesResponse(
             id=self.id,
-            model=self.service.model.names[0],
+            model=self.service.model.shown_name(self.request.model),
             content=list(self.content.blocks),
             stop_reason=self._stop.stop_reason,
             stop_sequence=self._stop.stop_sequence,

@@ -102,7 +102,7 @@ class PoolingCall(Generic[Given]):
     @property
     def model(self) -> str:
         """The served name that the response has."""
-        return self.service.model.names[0]
+        return self.service.model.shown_name(self.given.model)
 
     async def pool(
         self, inputs: Sequence[str | list[int]], params: PoolingParams, add_special_tokens: bool = True
@@ -186,6 +186,7 @@ class PoolingCall(Generic[Given]):
                     cache_salt=self._cache_salt,
                     client=self._client,
                     pooling=pooling,
+                    adapter=self.service.model.adapter(self.given.model),
                 )
             except AiakqError as failure:
                 if failure.id not in _PASSING or self._arrival_time is not None:

@@ -160,7 +160,7 @@ class ResponsesBuilder(ChatResponseBuilder):
             id=self.id,
             created_at=self.created,
             status=status,
-            model=self.service.model.names[0],
+            model=self.service.model.shown_name(self.request.model),
             output=list(self.output.items),
             **self._fixed_fields,
         )

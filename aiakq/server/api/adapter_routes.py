@@ -1,0 +1,80 @@
+"""Routes that load and unload LoRA adapters while the server runs, enabled by ``--enable-admin-routes``."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from aiakq.server.api.request_model import RequestModel, parse_body
+from aiakq.server.api.routes import UNAVAILABLE, Route
+from aiakq.server.api.service import Service
+from aiakq.server.http.body import read_body
+
+
+class LoadAdapterRequest(RequestModel):
+    """The body of POST /v1/load_lora_adapter."""
+
+    lora_name: str = Field(description="What requests call it, as their model.", min_length=1, max_length=256)
+    lora_path: str = Field(description="Its folder, inside that of --lora-root.", min_length=1, max_length=4096)
+    load_inplace: bool | None = Field(None, description="Replace an adapter of this name.")
+
+
+class UnloadAdapterRequest(RequestModel):
+    """The body of POST /v1/unload_lora_adapter."""
+
+    lora_name: str = Field(description="What requests call it.", max_length=256)
+    lora_int_id: int | None = Field(None, description="Not used.")
+
+
+async def load_adapter(service: Service, request: Request) -> Response:
+    """Load a LoRA adapter from the folder of --lora-root. It is checked first; later requests may name it."""
+    service.check_available()
+    given = parse_body(LoadAdapterRequest, await read_body(request, service.max_body_bytes))
+    model = service.model
+    replaced = await model.adapters.load(
+        given.lora_name, given.lora_path, model.names, service.manager.adapters.check, bool(given.load_inplace)
+    )
+    if replaced is not None:
+        service.manager.unload_adapter(replaced)
+    return PlainTextResponse(f"Success: LoRA adapter '{given.lora_name}' added successfully.")
+
+
+async def unload_adapter(service: Service, request: Request) -> Response:
+    """Forget a LoRA adapter: its name is refused at once, requests that use it finish, then its memory is free."""
+    given = parse_body(UnloadAdapterRequest, await read_body(request, service.max_body_bytes))
+    adapter = service.model.adapters.remove(given.lora_name)
+    service.metrics.adapter_removed(given.lora_name)
+    if adapter is not None:
+        service.manager.unload_adapter(adapter)
+    return PlainTextResponse(f"Success: LoRA adapter '{given.lora_name}' removed successfully.")
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/load_lora_adapter",
+        load_adapter,
+        "admin",
+        request=(LoadAdapterRequest,),
+        response="text/plain",
+        description="The adapter is loaded.",
+        errors=(
+            *("lora_root_missing", "lora_disabled", "adapter_exists", "adapter_missing", "adapter_outside_root"),
+            *("adapter_malformed", "adapter_unsupported", "adapter_rank", "adapter_mismatch", "adapter_size"),
+            *("path_outside_model", "model_malformed", "format_unsupported", *UNAVAILABLE),
+        ),
+        enabled_by="enable_admin_routes",
+    ),
+    Route(
+        "POST",
+        "/v1/unload_lora_adapter",
+        unload_adapter,
+        "admin",
+        request=(UnloadAdapterRequest,),
+        response="text/plain",
+        description="The name is forgotten.",
+        errors=("unknown_adapter",),
+        enabled_by="enable_admin_routes",
+    ),
+)

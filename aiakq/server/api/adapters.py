@@ -1,0 +1,96 @@
+"""LoRA adapters as models of requests: those of --lora-modules, and those that routes load and unload."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiakq.arguments.lora import parse_module
+from aiakq.errors import error
+from aiakq.runtime.engine.adapters import AdapterRef
+
+#: Checks an adapter: its name, its path, and the folder that has to hold it, or None.
+Check = Callable[[str, str, str | None], Awaitable[AdapterRef]]
+
+
+@dataclass
+class AdapterRegistry:
+    """The adapters that requests may name.
+
+    root  folder of adapters that routes may load; None: they may load none.
+    """
+
+    root: str | None = None
+    _adapters: dict[str, AdapterRef] = field(default_factory=dict)
+    _bases: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """What requests may call them."""
+        return list(self._adapters)
+
+    def get(self, name: str | None) -> AdapterRef | None:
+        """The adapter of this name; None if there is none."""
+        return None if name is None else self._adapters.get(name)
+
+    def base(self, name: str) -> str:
+        """The served name of the model that it changes."""
+        return self._bases[name]
+
+    async def start(self, args: Mapping[str, Any], names: Sequence[str], check: Check) -> None:
+        """Take over the arguments: the root, and the adapters of --lora-modules; ``names`` are those of the model.
+
+        Raises ``bad_option``, ``option_conflict`` without --enable-lora, and what checks raise.
+        """
+        for name in ("lora_modules", "lora_root"):
+            if args[name] and not args["enable_lora"]:
+                option, reason = f"--{name.replace('_', '-')}", "without it requests have no adapters"
+                hint = "Give --enable-lora too."
+                raise error("option_conflict", option=option, other="no --enable-lora", reason=reason, hint=hint)
+        self.root = args["lora_root"]
+        for module in map(parse_module, args["lora_modules"] or ()):
+            expected = None
+            if module.base not in (None, *names):
+                expected = f"an adapter of {', '.join(names)}"
+            elif module.name in (*names, *self._adapters):
+                expected = "a name of its own for each adapter"
+            if expected is not None:
+                raise error("bad_option", option="--lora-modules", value=module.name, expected=expected, hint="")
+            path = str(Path(module.path).expanduser())
+            self._add(await check(module.name, path, None), module.base or names[0])
+
+    async def load(self, name: str, path: str, names: Sequence[str], check: Check, replace: bool) -> AdapterRef | None:
+        """Load an adapter from the root folder; returns the one that it replaces, if nothing else names that.
+
+        Raises ``lora_root_missing``, ``adapter_exists`` for a name that is taken, by other contents unless ``replace``,
+        and what the check raises.
+        """
+        if self.root is None:
+            raise error("lora_root_missing")
+        if name in names or (name in self._adapters and not replace):
+            raise error("adapter_exists", param="lora_name", name=name[:64])
+        full = str(Path(self.root, path))
+        adapter = await check(name, full, self.root)
+        before = self._adapters.get(name)
+        if before is not None and not replace:  # meanwhile
+            raise error("adapter_exists", param="lora_name", name=name[:64])
+        self._add(adapter, names[0])
+        return None if before is None or self._is_named(before) else before
+
+    def remove(self, name: str) -> AdapterRef | None:
+        """Forget a name; returns the adapter if nothing else names it. Raises ``unknown_adapter``."""
+        adapter = self._adapters.pop(name, None)
+        if adapter is None:
+            known = ", ".join(self._adapters) or "none"
+            raise error("unknown_adapter", param="lora_name", name=name[:64], known=known)
+        del self._bases[name]
+        return None if self._is_named(adapter) else adapter
+
+    def _is_named(self, adapter: AdapterRef) -> bool:
+        return any(other.key == adapter.key for other in self._adapters.values())
+
+    def _add(self, adapter: AdapterRef, base: str) -> None:
+        self._adapters[adapter.name] = adapter
+        self._bases[adapter.name] = base

@@ -1,0 +1,59 @@
+"""AdapterCalls: asks the engine process to check adapters, and to drop them from memory."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from aiakq.errors import AiakqError
+from aiakq.runtime.engine.adapters import AdapterRef
+from aiakq.server.errors import copy_error
+from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, ToEngine, Unload, decode_error
+
+
+class AdapterCalls:
+    """Calls of one engine; ``send`` is None while there is none."""
+
+    def __init__(self) -> None:
+        self.send: Callable[[ToEngine], None] | None = None
+        self._failure: AiakqError | None = None
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[AdapterRef]] = {}
+
+    async def check(self, name: str, path: str, root: str | None) -> AdapterRef:
+        """The adapter at ``path``, checked. Raises what ``runtime.lora.requests.check_adapter`` raises, and why there
+        is no engine.
+        """
+        if self.send is None:
+            assert self._failure is not None, "the engine is ready before adapters are loaded"
+            raise copy_error(self._failure)
+        number = next(self._numbers)
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self.send(CheckAdapter(number, name, path, root))
+        try:
+            return await future
+        finally:
+            self._waiting.pop(number, None)
+
+    def unload(self, adapter: AdapterRef) -> None:
+        """Drop an adapter from memory once no request uses it."""
+        if self.send is not None:
+            self.send(Unload(adapter.key))
+
+    def on_checked(self, record: AdapterChecked) -> None:
+        """The engine has checked an adapter."""
+        future = self._waiting.get(record.number)
+        if future is None or future.done():
+            return
+        if record.adapter is not None:
+            future.set_result(record.adapter)
+        elif record.failure is not None:
+            future.set_exception(decode_error(record.failure))
+
+    def on_engine_end(self, failure: AiakqError) -> None:
+        """Nothing more comes from the engine."""
+        self.send, self._failure = None, failure
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(copy_error(failure))

@@ -1,0 +1,52 @@
+"""AdapterChecks: adapters whose files are read and hashed in threads, beside the steps of the engine."""
+
+from __future__ import annotations
+
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from aiakq.errors import AiakqError, error, one_line
+from aiakq.runtime.engine.messages import ModelLimits
+from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, encode_error
+
+#: Seconds an idle engine waits for a check before it looks for messages again.
+_PAUSE = 0.005
+
+
+class AdapterChecks:
+    """Checks of adapters against ``limits``."""
+
+    def __init__(self, limits: ModelLimits) -> None:
+        self._limits = limits.adapters
+        self._threads: ThreadPoolExecutor | None = None
+        self._running: list[Future[AdapterChecked]] = []
+
+    def start(self, record: CheckAdapter) -> None:
+        """Begin to check an adapter."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, "adapters")
+        self._running.append(self._threads.submit(self._check, record))
+
+    def done(self) -> list[AdapterChecked]:
+        """Remove and return what is done."""
+        found = [each for each in self._running if each.done()]
+        if found:
+            self._running = [each for each in self._running if each not in found]
+        return [each.result() for each in found]
+
+    def wait(self) -> bool:
+        """Wait a little if anything is checked; returns whether it is."""
+        if self._running:
+            wait(self._running, timeout=_PAUSE, return_when=FIRST_COMPLETED)
+        return bool(self._running)
+
+    def _check(self, record: CheckAdapter) -> AdapterChecked:
+        from aiakq.runtime.lora.requests import check_adapter
+
+        try:
+            adapter = check_adapter(record.name, record.path, self._limits, record.root)
+        except AiakqError as failure:
+            return AdapterChecked(record.number, failure=encode_error(failure))
+        except Exception as problem:
+            unreadable = error("adapter_malformed", adapter=record.name, reason=one_line(problem))
+            return AdapterChecked(record.number, failure=encode_error(unreadable))
+        return AdapterChecked(record.number, adapter)

@@ -1,0 +1,113 @@
+"""What LoRA adapters cost: tokens per second while decoding with 0, 1, 4, 16 and 64 adapters, measured in turns.
+
+    python examples/lora/lora_cost.py MODEL --rank 16 --batch 16 --rounds 5
+
+Adapters are random, on every linear layer of the blocks. With more adapters than ``--batch``, requests of all of them
+wait for a place in the batch. Prints one JSON document; ``ratio`` is the part of the tokens per second of an engine
+without adapters, the median over rounds of pairs that were measured next to each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from aiakq import LLM, LoRARequest, SamplingParams
+
+
+def write_adapters(folder: Path, modules: dict[str, tuple[int, int]], rank: int, count: int) -> list[LoRARequest]:
+    """Random adapters of ``modules``: name -> outputs and inputs."""
+    requests = []
+    for number in range(count):
+        path = folder / str(number)
+        path.mkdir()
+        generator = torch.Generator().manual_seed(number)
+        tensors = {}
+        for name, (n, k) in modules.items():
+            for part, shape in (("lora_A", (rank, k)), ("lora_B", (n, rank))):
+                values = torch.randn(shape, generator=generator) * 0.02
+                tensors[f"base_model.model.{name}.{part}.weight"] = values.to(torch.bfloat16)
+        save_file(tensors, path / "adapter_model.safetensors")
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+        (path / "adapter_config.json").write_text(json.dumps(config))
+        requests.append(LoRARequest(f"adapter {number}", number + 1, str(path)))
+    return requests
+
+
+def decoding_speed(llm: LLM, adapters: list[LoRARequest], num_requests: int, tokens: int) -> float:
+    """Tokens per second of requests that go through the adapters in turn."""
+    prompts = [{"prompt_token_ids": [5 + number % 50] * 8} for number in range(num_requests)]
+    chosen = [adapters[number % len(adapters)] for number in range(num_requests)] if adapters else None
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    started = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False, lora_request=chosen)
+    return num_requests * tokens / (time.perf_counter() - started)
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    most = max(options.adapters)
+    arguments: dict[str, Any] = {
+        "model": options.model,
+        "load_format": options.load_format,
+        "max_model_len": 16 + options.tokens,
+        "max_num_seqs": options.batch,
+        "num_gpu_blocks_override": 2 + options.batch * math.ceil((16 + options.tokens) / 16),
+        "enable_prefix_caching": False,
+    }
+    base = LLM(**arguments)
+    lora = LLM(**arguments, enable_lora=True, max_loras=options.batch, max_cpu_loras=most, max_lora_rank=options.rank)
+    limits = lora.engine.limits.adapters
+    assert limits is not None
+    modules = {name: shape for name, shape in limits.modules.items() if ".layers." in name}
+    requests = write_adapters(folder, modules, options.rank, most)
+    for llm, adapters in ((base, []), (lora, requests)):  # loads every adapter
+        decoding_speed(llm, adapters, max(options.batch, len(adapters)), 2)
+    speeds: dict[str, list[float]] = {"base": [], **{str(count): [] for count in options.adapters}}
+    ratios: dict[str, list[float]] = {str(count): [] for count in options.adapters}
+    for _ in range(options.rounds):
+        for count in options.adapters:
+            num_requests = max(options.batch, count)
+            before = decoding_speed(base, [], num_requests, options.tokens)
+            found = decoding_speed(lora, requests[:count], num_requests, options.tokens)
+            speeds["base"].append(before)
+            speeds[str(count)].append(found)
+            ratios[str(count)].append(found / before)
+    return {
+        "model": options.model,
+        "rank": options.rank,
+        "batch": options.batch,
+        "tokens": options.tokens,
+        "threads": torch.get_num_threads(),
+        "adapter_bytes": sum(2 * options.rank * (n + k) for n, k in modules.values()),
+        "facts": dict(lora.engine.facts),
+        "tokens_per_second": {name: statistics.median(values) for name, values in speeds.items()},
+        "ratio": {name: statistics.median(values) for name, values in ratios.items()},
+        "ratios": ratios,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("--load-format", default="auto", help="dummy: random weights of the model's shape")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--adapters", type=int, nargs="+", default=[0, 1, 4, 16, 64])
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(measure(options, Path(folder)), indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""LoRA adapters over HTTP: by the name of a model, in the list of models, loaded and unloaded, across a restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from lora_adapters import adapted, save_adapter
+
+from aiakq import LLM, LoRARequest, SamplingParams
+from aiakq.arguments.lora import LoraModule, parse_module
+from aiakq.arguments.server import checked
+from aiakq.errors import AiakqError
+from aiakq.server.background import RunningServer
+
+PROMPT = "The quick brown fox"
+
+
+@pytest.fixture(scope="module")
+def root(example_model, tmp_path_factory) -> Path:
+    """A folder with three adapters of the example model."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("adapters")
+    for number, name in enumerate(("one", "two", "three")):
+        model = AutoModelForCausalLM.from_pretrained(example_model, dtype=torch.float32)
+        save_adapter(adapted(model, seed=number, r=4 + number), folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(example_model, root) -> dict[str, str]:
+    """The answers of an engine of its own."""
+    llm = LLM(str(example_model), dtype="float32", num_gpu_blocks_override=200, enable_lora=True, max_loras=3)
+    params, answers = SamplingParams(temperature=0, max_tokens=8), {}
+    for name in (None, "one", "two", "three"):
+        request = None if name is None else LoRARequest(name, 1, str(root / name))
+        (answer,) = llm.generate(PROMPT, params, False, lora_request=request)
+        answers[name or "tinybooks"] = answer.outputs[0].text
+    assert len(set(answers.values())) == 4
+    return answers
+
+
+@pytest.fixture(scope="module")
+def running(start_server, root) -> Iterator[RunningServer]:
+    modules = [f"one={root / 'one'}", json.dumps({"name": "two", "path": str(root / "two")})]
+    options: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "enable_admin_routes": True}
+    with start_server(**options, lora_modules=modules, lora_root=str(root)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=running.url, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def complete(client: httpx.Client, model: str) -> httpx.Response:
+    return client.post("/v1/completions", json={"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0})
+
+
+def text_of(client: httpx.Client, model: str) -> str:
+    answer = complete(client, model).json()
+    assert answer["model"] == model, answer
+    return answer["choices"][0]["text"]
+
+
+def names_of(client: httpx.Client) -> list[str]:
+    return [card["id"] for card in client.get("/v1/models").json()["data"]]
+
+
+def test_requests_name_an_adapter_as_their_model(client, expected):
+    names = ["tinybooks", "one", "two"]
+    assert {name: text_of(client, name) for name in names} == {name: expected[name] for name in names}
+    many = names * 6
+    with ThreadPoolExecutor(9) as threads:
+        assert list(threads.map(lambda name: text_of(client, name), many)) == [expected[name] for name in many]
+    chat = {"model": "one", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+    assert client.post("/v1/chat/completions", json=chat).json().get("model", "one") == "one"
+    unknown = complete(client, "three")
+    assert unknown.status_code == 404 and "tinybooks, alias/name, one, two" in unknown.text
+
+
+def test_the_list_of_models_has_adapters_with_their_parent(client, root):
+    cards = {card["id"]: card for card in client.get("/v1/models").json()["data"]}
+    assert list(cards) == ["tinybooks", "alias/name", "one", "two"]
+    assert cards["one"]["parent"] == "tinybooks" and cards["one"]["root"] == str((root / "one").resolve())
+    assert cards["tinybooks"]["parent"] is None
+    assert client.get("/v1/models/two").json() == cards["two"]
+
+
+def load(client: httpx.Client, name: str, path: str, **fields: Any) -> httpx.Response:
+    return client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path, **fields})
+
+
+def test_adapters_are_loaded_and_unloaded_while_the_server_runs(client, expected, root):
+    answer = load(client, "new", "three")
+    assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'new' added successfully.")
+    assert text_of(client, "new") == expected["three"]
+    assert load(client, "new", "three").json()["error"]["code"] == "adapter_exists"
+    assert load(client, "tinybooks", "three", load_inplace=True).json()["error"]["code"] == "adapter_exists"
+    assert load(client, "new", str(root / "two"), load_inplace=True).status_code == 200
+    assert text_of(client, "new") == expected["two"]
+    gone = client.post("/v1/unload_lora_adapter", json={"lora_name": "new", "lora_int_id": 7})
+    assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'new' removed successfully.")
+    assert complete(client, "new").status_code == 404 and "new" not in names_of(client)
+    assert (
+        client.post("/v1/unload_lora_adapter", json={"lora_name": "new"}).json()["error"]["code"] == "unknown_adapter"
+    )
+    assert text_of(client, "two") == expected["two"]
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("nowhere", "adapter_missing"),
+        ("..", "adapter_outside_root"),
+        ("../..", "adapter_outside_root"),
+        ("/etc", "adapter_outside_root"),
+        (".", "adapter_missing"),
+        ("broken", "adapter_malformed"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(client, root, path, code):
+    (root / "broken").mkdir(exist_ok=True)
+    (root / "broken" / "adapter_config.json").write_text("{}")
+    answer = load(client, "bad", path)
+    assert answer.json()["error"]["code"] == code and 400 <= answer.status_code < 500
+    assert "bad" not in names_of(client)
+
+
+def test_metrics_count_requests_by_adapter(client, metrics_of, expected):
+    before = metrics_of(str(client.base_url))
+    text_of(client, "one")
+    after = metrics_of(str(client.base_url))
+    count, seconds = "vllm:lora_count{lora_name=one}", "vllm:lora_time_e2e_requests{lora_name=one}"
+    assert after[count] == before.get(count, 0) + 1 and after[seconds] > before.get(seconds, 0)
+    info = "vllm:lora_requests_info{max_lora=2,running_lora_adapters=,waiting_lora_adapters=}"
+    assert abs(after[info] - time.time()) < 60
+    for number in range(5):
+        load(client, f"name {number}", "three")
+        text_of(client, f"name {number}")
+        client.post("/v1/unload_lora_adapter", json={"lora_name": f"name {number}"})
+    assert not [name for name in metrics_of(str(client.base_url)) if "lora_name=name" in name]
+
+
+def test_a_restarted_engine_has_the_same_adapters(running, client, expected):
+    load(client, "kept", "three")
+    assert text_of(client, "kept") == expected["three"]
+    os.kill(running.ready.engine_pid, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while (answer := complete(client, "kept")).status_code != 200:
+        assert answer.status_code == 503 and time.monotonic() < deadline, answer.text
+        time.sleep(0.2)
+    assert answer.json()["choices"][0]["text"] == expected["three"]
+    assert text_of(client, "one") == expected["one"]
+    client.post("/v1/unload_lora_adapter", json={"lora_name": "kept"})
+
+
+def test_files_that_are_gone_fail_their_requests_only(client, root, expected):
+    shutil.copytree(root / "three", root / "lost")
+    weights = root / "lost" / "adapter_config.json"
+    weights.write_text(weights.read_text() + " ")  # another key than that of "three"
+    assert load(client, "lost", "lost").status_code == 200
+    shutil.rmtree(root / "lost")
+    answer = complete(client, "lost")
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "adapter_lost"
+    assert text_of(client, "one") == expected["one"]
+    client.post("/v1/unload_lora_adapter", json={"lora_name": "lost"})
+
+
+def test_the_forms_of_lora_modules():
+    given = ["a=/x=y", '{"name": "b", "path": "/z", "base_model_name": "base"}']
+    assert checked({"lora_modules": given}, server=True)["lora_modules"] == given
+    assert [parse_module(text) for text in given] == [LoraModule("a", "/x=y"), LoraModule("b", "/z", "base")]
+    for wrong in ("a", "=b", "a=", "{}", "{", '{"name": "b", "path": 3}', '{"name": "b", "path": "c", "rank": "4"}'):
+        with pytest.raises(AiakqError) as caught:
+            checked({"lora_modules": [wrong]}, server=True)
+        assert caught.value.id == "bad_option"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({"lora_modules": ["a=/nowhere"]}, "option_conflict"),
+        ({"lora_root": "/tmp"}, "option_conflict"),
+        ({"enable_lora": True, "lora_modules": ["a=/nowhere"]}, "adapter_missing"),
+    ],
+)
+def test_a_server_does_not_start_with_adapters_it_cannot_serve(start_server, arguments, code):
+    with pytest.raises(AiakqError) as caught:
+        start_server(**arguments)
+    assert caught.value.id == code
