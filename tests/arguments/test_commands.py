@@ -42,6 +42,7 @@ TEXTS = {
     "params": "temperature=0;top_p=1",
     "collect_detailed_traces": "model,worker",
     "playground_servers": "http://127.0.0.1:8001,/other",
+    "lora_modules": "sql=/adapters/sql;chat=/adapters/chat",
     "pp_layer_partition": "3,1",
     "goodput": "ttft:200,tpot:50",
     "shapes": "64x32,128x64",
