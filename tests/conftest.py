@@ -45,11 +45,14 @@ def example_model() -> Path:
 def cluster() -> Iterator[Any]:
     """A Ray cluster of three nodes: this process's with one processor, one with two, and one with one."""
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'aiakq[ray]'")
+    from ray._common.utils import get_default_ray_temp_dir
     from ray.cluster_utils import Cluster
 
     from aiakq.runtime.distributed import ray_cluster
 
     ray_cluster.import_ray()  # its settings
+    # Ray notes the last cluster's address here, and creates the folder only where no other one is given for its files.
+    Path(get_default_ray_temp_dir()).mkdir(parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets are short
     head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20, "temp_dir": folder}
     made = Cluster(initialize_head=True, head_node_args=head)

@@ -53,6 +53,7 @@ def test_fast_is_for_gpus_and_exact_for_cpus_unless_said_otherwise():
         "tensor_parallel_size": 2, "pipeline_parallel_size": 1, "pp_layer_partition": None,
         "distributed_executor_backend": None,
         "distributed_timeout_seconds": 30.0,
+        "enable_lora": False,
     }  # fmt: skip
     found = {
         (given, device): ParallelConfig.from_args({**arguments, "tensor_parallel_math": given}, {}, device).math

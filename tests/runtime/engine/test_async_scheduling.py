@@ -108,8 +108,8 @@ def calls(monkeypatch) -> list[tuple[str, int]]:
         inner = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *given: (made.append((called, count(given))), inner(*given))[1])
 
-    watch(LocalPendingStep, "launch_model", "launch", lambda given: len(given[0]._chunks))
-    watch(LocalPendingStep, "launch_sampler", "sample", lambda given: len(given[0]._chunks))
+    watch(LocalPendingStep, "launch_model", "launch", lambda given: len(given[0].chunks))
+    watch(LocalPendingStep, "launch_sampler", "sample", lambda given: len(given[0].chunks))
     watch(LocalPendingStep, "results", "results", lambda given: len(given[0]._row_of))
     return made
 
@@ -236,7 +236,7 @@ def test_a_launched_step_waits_for_nothing(tiny_model, monkeypatch):
         # The tokens of the first step are nowhere but on the device.
         second = executor.submit(StepBatch([], [], [], [Chunk(slot, 9, 1, [], True) for slot in range(4)]))
         assert first.is_sampled and not second.is_sampled
-        for sequence in second._sequences:
+        for sequence in second.sequences:
             sequence.token_ids.append(3)
         second.launch_sampler(executor.runner.model.sampler)
         assert len(second._row_of) == 4
