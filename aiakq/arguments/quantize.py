@@ -162,6 +162,11 @@ class QuantizeArguments:
         "several.",
         choices=("mp", "ray"),
     )
+    lora: str | Path | None = argument(
+        None,
+        "A LoRA adapter as PEFT saves it, merged into the weights in float32 before anything else.",
+        metavar="DIR",
+    )
     overwrite: bool = argument(False, "Replace the output folder if it exists.")
     evaluate: bool = argument(True, "Measure perplexity before and after.", flags=("--eval",))
     eval_text: str | Path | None = argument(

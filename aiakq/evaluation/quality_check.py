@@ -34,6 +34,7 @@ class QualityCheck:
     max_positions   the longest sequence the model takes, if there is a limit.
     open_blockwise  opens a folder to be run block by block, where the two models do not fit into memory.
     load            loads a folder; the runtime's own loader if None.
+    blockwise       never load a folder whole: the source is more than its folder.
     """
 
     source: Path
@@ -44,6 +45,7 @@ class QualityCheck:
     device: torch.device
     open_blockwise: OpenBlockwise
     load: LoadScorer | None = None
+    blockwise: bool = False
 
     def run(self, folder: Path, scratch: Path, progress: OnStage) -> tuple[Comparison, str]:
         """The comparison of ``folder`` with the source, and the name of the text.
@@ -54,7 +56,7 @@ class QualityCheck:
             raise error("evaluation_text", reason="the model folder has no tokenizer")
         length = min(WINDOW, self.max_positions or WINDOW)
         windows, name = load_windows(self.text, self.tokenizer, length, self.vocab_size)
-        if self.load is not None:
+        if self.load is not None and not self.blockwise:
             scorers: list[Scorer] = [self.load(folder), self.load(self.source)]
         elif self._fits():
             from aiakq.evaluation.scoring import load_for_scoring
@@ -69,7 +71,9 @@ class QualityCheck:
         return compare(scorers[0], scorers[1], windows, partial(progress, "evaluate")), name
 
     def _fits(self) -> bool:
-        """Whether both models in float32 fit into half of the free memory."""
+        """Whether both models may be loaded: in float32 they fit into half of the free memory."""
+        if self.blockwise:
+            return False
         inventory = Checkpoint.open(self.source).inventory
         weights = sum(math.prod(info.shape) for info in inventory.values())
         return 2 * 4 * weights < 0.5 * free_memory(self.device)

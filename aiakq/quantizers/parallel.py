@@ -36,6 +36,7 @@ def start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter)
         spec=msgspec.to_builtins(plan.spec),
         storage=str(prepared.storage).removeprefix("torch."),
         widths=dict(prepared.cut.widths),
+        adapter=None if (adapter := prepared.model.adapter) is None else (str(adapter.folder.path), adapter.digest),
         trust_remote_code=options.trust_remote_code,
         calibrated=prepared.samples is not None,
         budget=prepared.activation_budget / size,

@@ -48,6 +48,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
         )
     storage = _storage(options, checkpoint)
     model = SourceModel(checkpoint, storage, device, options.trust_remote_code, others=tuple(others))
+    model.merge(options.lora)
     config = model.config
     head = head_name(model)
     names = [shape.name for shape in model.linear_shapes()]
@@ -56,6 +57,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     cut = plan_tensor_parallel(options, config.to_dict(), model.linear_shapes(), spec, gathered=native)
     if cut.widths:
         model = SourceModel(checkpoint, storage, device, options.trust_remote_code, cut.widths, tuple(others))
+        model.merge(options.lora)
     spec = cut.fit(spec)
     quantized_head = head if options.lm_head is not None else None
     if quantized_head is not None:

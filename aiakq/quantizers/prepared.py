@@ -104,6 +104,7 @@ class Prepared:
             "spec": str(spec),
             "config": self.checkpoint.config,
             "files": files,
+            "adapter": None if self.model.adapter is None else self.model.adapter.digest,
             "samples": None if self.samples is None else self.samples.digest,
         }
         return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
@@ -133,6 +134,8 @@ class Prepared:
         config["quantization_config"] = quantization
         self.cut.write_widths(config)
         config["aiakq"] = {"version": aiakq.__version__, "method": self.options.method, **self.cut.record()}
+        if (adapter := self.model.adapter) is not None:
+            config["aiakq"]["lora"] = {"name": adapter.name, "digest": adapter.digest}
         return {"config.json": config, **formats.config_files(spec)}
 
     def check_unchanged(self) -> None:
@@ -140,6 +143,8 @@ class Prepared:
         changed = self.checkpoint.changed_files()
         if changed:
             raise error("source_changed", path=str(self.source), files=some_of(changed))
+        if self.model.adapter is not None:
+            self.model.adapter.check_unchanged()
 
     def verbatim_files(self) -> list[str]:
         """Files of the source that belong to the output as they are."""

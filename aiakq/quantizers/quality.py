@@ -22,7 +22,8 @@ def quality_check(prepared: Prepared, load_scorer: LoadScorer | None) -> Quality
 
     def open_blockwise(folder: Path, scratch: Path) -> BlockwiseCheckpoint:
         states = HiddenStates((), prepared.activation_budget / 2, scratch)
-        return BlockwiseCheckpoint(folder, prepared.device, options.trust_remote_code, states)
+        adapter = options.lora if folder == prepared.source else None
+        return BlockwiseCheckpoint(folder, prepared.device, options.trust_remote_code, states, adapter)
 
     return QualityCheck(
         prepared.source,
@@ -33,6 +34,7 @@ def quality_check(prepared: Prepared, load_scorer: LoadScorer | None) -> Quality
         prepared.device,
         open_blockwise,
         load_scorer,
+        blockwise=options.lora is not None,
     )
 
 

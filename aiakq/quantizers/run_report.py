@@ -69,9 +69,20 @@ def build_report(
         command=command_line(prepared.options),
         recipe=recipe_document(prepared.options, prepared.recipe, prepared.spec.activation_bits),
         padded=dict(prepared.cut.widths),
-        notes=list(prepared.cut.notes),
+        lora=None if prepared.model.adapter is None else prepared.model.adapter.name,
+        notes=[*_adapter_note(prepared), *prepared.cut.notes],
         warnings=warnings,
     )
+
+
+def _adapter_note(prepared: Prepared) -> list[str]:
+    adapter = prepared.model.adapter
+    if adapter is None:
+        return []
+    return [
+        f"The LoRA adapter {adapter.name} (digest {adapter.digest}) was merged into the weights before they were "
+        "quantized; the figures of the original are those of the merged model."
+    ]
 
 
 def write_report(writer: CheckpointWriter, report: QuantizeReport, prepared: Prepared) -> None:

@@ -98,6 +98,12 @@ def _quantize(worker: Worker, job: Job, samples: list[Value]) -> None:
     _check(job)
     checkpoint = Checkpoint.open(job.checkpoint)
     model = SourceModel(checkpoint, storage, torch.device("cpu"), job.trust_remote_code, job.widths)
+    if job.adapter is not None:
+        folder, digest = job.adapter
+        model.merge(folder)
+        if model.adapter is None or model.adapter.digest != digest:
+            reason = f"the adapter {folder} on its node is not that of worker 0"
+            raise error("worker_failed", worker=job.rank, reason=reason)
     plan = block_plan(msgspec.convert(job.spec, QuantSpec), storage, model)
     ids: list[Any] | None = list(samples) if job.calibrated else None
     with _scratch(job) as scratch, gc_frozen():

@@ -15,11 +15,21 @@ from aiakq.quantizers.model.source import SourceModel
 
 
 class BlockwiseCheckpoint:
-    """The ``BlockwiseModel`` of a model folder, quantized or not. ``hidden`` decides where hidden states are kept."""
+    """The ``BlockwiseModel`` of a model folder, quantized or not. ``hidden`` decides where hidden states are kept; the
+    LoRA adapter in the folder ``lora`` is merged into the weights.
+    """
 
-    def __init__(self, folder: Path, device: torch.device, trust_remote_code: bool, hidden: HiddenStates) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        trust_remote_code: bool,
+        hidden: HiddenStates,
+        lora: str | Path | None = None,
+    ) -> None:
         self.checkpoint = Checkpoint.open(folder)
         self.model = SourceModel(self.checkpoint, None, device, trust_remote_code)
+        self.model.merge(lora)
         self.hidden = hidden
         self._outputs = 0
 

@@ -10,6 +10,7 @@ import copy
 import inspect
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +23,12 @@ from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.model.experts import take_apart
 from aiakq.quantizers.model.groups import block_linears, gates
+from aiakq.quantizers.model.merged_adapter import MergedAdapter, merged_bias, merged_weight
 from aiakq.quantizers.model.shapes import LinearShape, pad
 from aiakq.quantizers.numerics.rounding import round_activations
 from aiakq.runtime.config.model import check_sizes
 from aiakq.runtime.loader.tensor_names import TensorNames
+from aiakq.runtime.lora.adapter_folder import LoraWeights
 
 #: Last parts of the names of linears whose outputs are summed over GPUs, so that tensor parallelism cuts their inputs.
 _ROW_PARALLEL = ("o_proj", "out_proj", "down_proj", "fc2", "dense_4h_to_h", "dense", "c_proj", "wo", "w2")
@@ -36,6 +39,8 @@ class SourceModel:
 
     ``storage`` is the dtype of everything the output does not quantize, or None to keep each tensor's own. ``widths``
     are the MLP widths to pad with zeros: key of config.json -> (the source's, the output's).
+
+    adapter  what is merged into the weights wherever they are read, or None.
     """
 
     def __init__(
@@ -71,6 +76,35 @@ class SourceModel:
         for name, source in self._source_names.items():
             if source is not None:
                 self._module_names.setdefault(source, []).append(name)
+        self.adapter: MergedAdapter | None = None
+        self._adapted: dict[str, LoraWeights] = {}
+
+    def merge(self, folder: str | Path | None) -> None:
+        """From now on read weights with the LoRA adapter of a folder merged into them, in float32; None: without one.
+
+        Raises ``adapter_mismatch`` and what ``open_adapter`` raises.
+        """
+        if folder is None:
+            return
+        adapter = MergedAdapter(folder)
+        modules: dict[str, tuple[int, int]] = {}
+        shared: dict[str, str] = {}
+        tied_head: object = self.model.get_output_embeddings() if self.config.tie_word_embeddings else None
+        for name, module in self.model.named_modules():
+            weight = f"{name}.weight"
+            source = self._source_names.get(weight)
+            if not isinstance(module, nn.Linear) or weight in self.experts.fused:
+                continue
+            if module is tied_head:
+                modules[name] = (module.out_features, module.in_features)
+                shared[name] = "the embedding"
+            elif source is not None:
+                sizes = self.checkpoint.inventory[source].shape
+                n, k = sizes[::-1] if weight in self._transposed else sizes
+                modules[name] = (n, k)
+        biased = {name for name in modules if self.model.get_submodule(name).bias is not None}
+        self._adapted = adapter.layers(modules, biased, shared)
+        self.adapter = adapter
 
     def _source_name(self, name: str) -> str | None:
         """The checkpoint's name of a tensor; some older files lack the outermost module's prefix."""
@@ -137,6 +171,14 @@ class SourceModel:
         if part is not None and tensor.dim() == 3:
             tensor = tensor[part.expert] if part.expert < len(tensor) else tensor
             tensor = tensor if part.half is None else tensor.chunk(2)[part.half]
+        module, _, kind = name.rpartition(".")
+        lora = self._adapted.get(module)
+        if lora is not None and kind == "bias":
+            tensor = merged_bias(tensor, lora)
+        elif lora is not None and kind == "weight":
+            turned = name in self._transposed
+            tensor = merged_weight(tensor.T if turned else tensor, lora)
+            tensor = tensor.T.contiguous() if turned else tensor
         return tensor if shape is None or not self.widths else pad(tensor, shape, self.widths, source)
 
     def linear_shapes(self) -> list[LinearShape]:

@@ -116,7 +116,7 @@ def _quality(report: QuantizeReport) -> str:
 def _making(report: QuantizeReport, options: QuantizeOptions, source: str) -> str:
     files = {
         key: Path(str(getattr(options, key))).name
-        for key in ("token_ids", "eval_text", "recipe")
+        for key in ("token_ids", "eval_text", "recipe", "lora")
         if getattr(options, key)
     }
     if options.calibration is not None:

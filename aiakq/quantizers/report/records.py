@@ -46,6 +46,7 @@ class QuantizeReport:
     command             the command line that made it, None from Python; ``created`` when, in UTC.
     recipe              the recipe that repeats the run (``--recipe``).
     padded              MLP widths that were padded with zeros: key of config.json -> (before, after).
+    lora                the LoRA adapter that was merged into the weights before: the name of its folder.
     notes               what was decided on the user's behalf, a sentence each; nothing to worry about.
     perplexity_*        on ``evaluation_text``; None where it was not measured.
     experts             of mixture-of-experts models, block by block: the calibration tokens each one was given.
@@ -90,6 +91,7 @@ class QuantizeReport:
     command: str | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
     padded: dict[str, tuple[int, int]] = field(default_factory=dict)
+    lora: str | None = None
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 

@@ -32,6 +32,7 @@ class Job(msgspec.Struct, tag="job"):
     spec        the QuantSpec, as JSON values.
     storage     dtype of what is not quantized.
     widths      MLP widths to pad: key of config.json -> (the source's, the output's).
+    adapter     the folder of a LoRA adapter that is merged into the weights, and its digest.
     calibrated  whether there are samples.
     budget      bytes of hidden states this worker may have in memory.
     scratch     a folder for the rest; empty: a temporary one.
@@ -48,6 +49,7 @@ class Job(msgspec.Struct, tag="job"):
     spec: dict[str, Any]
     storage: str
     widths: dict[str, tuple[int, int]]
+    adapter: tuple[str, str] | None
     trust_remote_code: bool
     calibrated: bool
     budget: float

@@ -38,7 +38,7 @@ class LoraConfig:
                 option="--enable-lora",
                 other=f"a model quantized by {method}",
                 reason="its layers have scaled inputs, which adapters of the original model do not expect",
-                hint="Use gptq or weight_only_int8, or merge the adapter before quantizing (merge_and_unload of PEFT).",
+                hint="Use gptq or weight_only_int8, or merge the adapter when quantizing: aiakq quantize --lora.",
             )
 
     def describe(self) -> str:

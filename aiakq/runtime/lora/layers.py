@@ -155,7 +155,7 @@ class AdaptableLayers:
             layer.product.unload(slot)
 
     def _part(self, target: AdapterTarget, lora: LoraWeights, device: torch.device) -> LoraPart:
-        factors = None if lora.magnitude is None else _dora_factors(target.weight().to("cpu"), lora) - 1
+        factors = None if lora.magnitude is None else dora_factors(target.weight().to("cpu"), lora) - 1
         dtype = _DTYPES.get(self.config.dtype, lora.a.dtype)
         a, b, bias = lora.a.to(device, dtype), lora.b.to(device, dtype), lora.bias
         bias, factors = (None if each is None else each.to(device) for each in (bias, factors))
@@ -166,7 +166,7 @@ class AdaptableLayers:
         return LoraPart(target.first, lora.scale, a, b.contiguous(), bias, factors)
 
 
-def _dora_factors(weight: Tensor, lora: LoraWeights) -> Tensor:
+def dora_factors(weight: Tensor, lora: LoraWeights) -> Tensor:
     """[N] float32, the magnitude of every row over the norm of what the adapter makes of it (Liu et al. 2024,
     arXiv:2402.09353); weight [N, K].
     """

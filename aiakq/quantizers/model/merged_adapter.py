@@ -1,0 +1,78 @@
+"""MergedAdapter: a LoRA adapter that becomes a part of the weights of a model before they are quantized.
+
+Merged in float32, in PEFT's order of operations (Hu et al. 2021, arXiv:2106.09685; Liu et al. 2024, arXiv:2402.09353).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from aiakq.errors import error
+from aiakq.runtime.lora.adapter_folder import WEIGHTS, AdapterFolder, LoraWeights, open_adapter
+from aiakq.runtime.lora.layers import check_fits, dora_factors, find_module
+
+
+class MergedAdapter:
+    """The adapter of a folder that PEFT saved, in memory.
+
+    digest  what identifies it; see ``AdapterFolder.digest``.
+
+    Raises what ``open_adapter`` raises.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.folder: AdapterFolder = open_adapter(path)
+        self.digest, self._weights = self.folder.read()
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.folder.path.name
+
+    def layers(
+        self, modules: Mapping[str, tuple[int, int]], biased: Collection[str], shared: Mapping[str, str]
+    ) -> dict[str, LoraWeights]:
+        """The adapter's part of each linear layer, by the model's names.
+
+        modules  name -> outputs N and inputs K of every linear layer; ``biased`` ones have a bias.
+        shared   name -> what else has the same weight, which the adapter would change too.
+
+        Raises ``adapter_mismatch``.
+        """
+        check_fits(self.folder, modules)
+        found: dict[str, LoraWeights] = {}
+        for name, lora in self._weights.items():
+            own = find_module(name, modules)
+            assert own is not None, name
+            if own in shared:
+                self._refuse(f"{name} has the weight of {shared[own]}, which the adapter does not change")
+            if lora.bias is not None and own not in biased:
+                self._refuse(f"its lora_B of {name} has a bias, and the layer has none to add it to")
+            found[own] = lora
+        return found
+
+    def _refuse(self, reason: str) -> None:
+        base = self.folder.config.base_model or "no model"
+        raise error("adapter_mismatch", adapter=self.folder.path, reason=reason, base=base)
+
+    def check_unchanged(self) -> None:
+        """Raise ``source_changed`` unless the files are still those that were read."""
+        if self.folder.digest() != self.digest:
+            raise error("source_changed", path=str(self.folder.path), files=WEIGHTS)
+
+
+def merged_weight(weight: Tensor, lora: LoraWeights) -> Tensor:
+    """[N, K] float32, the weight of a linear layer and its adapter in one; weight [N, K]."""
+    merged = weight.float() + (lora.b.float() @ lora.a.float()) * lora.scale
+    if lora.magnitude is not None:
+        merged *= dora_factors(weight, lora)[:, None]
+    return merged
+
+
+def merged_bias(bias: Tensor, lora: LoraWeights) -> Tensor:
+    """[N], the bias of a linear layer and that of its adapter's B in one; bias [N]."""
+    return bias if lora.bias is None else bias.to(torch.float32) + lora.bias.float() * lora.scale
