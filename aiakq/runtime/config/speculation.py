@@ -1,4 +1,4 @@
-"""SpeculationConfig: how tokens are guessed. Standard library only, like the scheduler's."""
+"""SpeculationConfig: where draft tokens come from, and their limits. Standard library only, like the scheduler's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from aiakq.errors import error
 
 _ROWS = {row.name: row for row in rows_of(SpeculationArguments, "scheduling")}
 NGRAM, DRAFT_MODEL = "ngram", "draft_model"
-#: Rows of logits in a step up to which guesses are worth their time: a CPU reads the weights once for so many.
+#: Rows of logits in a step with draft tokens, at most: a CPU reads the weights once for so many.
 _CPU_ROWS, _GPU_ROWS = 8, 64
-#: Running sequences from which on nothing is guessed, unless it is said.
+#: Default of disable_by_batch_size.
 _CPU_BATCH, _GPU_BATCH = 5, 33
 
-#: The arguments that mean the same as a key of --speculative-config, and bound its value.
+#: The argument that corresponds to each key of --speculative-config, and defines its range.
 _FLAGS = {
     "speculative_model": "model",
     "speculative_model_quantization": "quantization",
@@ -31,15 +31,15 @@ _FLAGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig:
-    """Tokens are guessed by looking up what followed the same n-gram before, or by a second model.
+    """Draft tokens come from n-gram lookup in the sequence itself, or from a second model.
 
     method                  NGRAM or DRAFT_MODEL.
-    model, quantization     the second model, and the method expected of it.
-    num_speculative_tokens  guesses of a sequence in a step, at most.
-    prompt_lookup_max, prompt_lookup_min  lengths of the n-grams.
-    disable_by_batch_size   running sequences from which on nothing is guessed.
-    max_model_len           tokens of a sequence up to which its next ones are guessed.
-    max_rows                rows of logits in a step with guesses.
+    model, quantization     the draft model, and its expected quantization method.
+    num_speculative_tokens  maximum number of draft tokens of a sequence in a step.
+    prompt_lookup_max, prompt_lookup_min  longest and shortest n-gram that is looked up.
+    disable_by_batch_size   no draft tokens while this many sequences run.
+    max_model_len           longer sequences get no draft tokens.
+    max_rows                maximum rows of logits in a step with draft tokens.
     """
 
     method: str = NGRAM
@@ -66,19 +66,19 @@ class SpeculationConfig:
             (
                 stages > 1,
                 f"--pipeline-parallel-size {stages}",
-                "stages work on other sequences meanwhile",
+                "stages compute different sequences at a time",
                 "Use --tensor-parallel-size.",
             ),
             (
                 bool(args["async_scheduling"]),
                 "--async-scheduling",
-                "guesses need the tokens before them",
+                "draft tokens follow sampled tokens",
                 "Leave it out.",
             ),
             (
                 is_recurrent,
                 "a model with recurrent layers",
-                "their states cannot be taken back",
+                "their states cannot be rolled back",
                 "Leave out the options of speculative decoding.",
             ),
         ):
@@ -98,7 +98,7 @@ class SpeculationConfig:
 
 
 def _method(given: Mapping[str, Any], args: Mapping[str, Any]) -> str:
-    """How tokens are guessed. Raises ``bad_option``."""
+    """The proposer's name. Raises ``bad_option``."""
     method, model = given.get("method"), given.get("model")
     names_ngram = model in (f"[{NGRAM}]", NGRAM)
     found = method or (NGRAM if names_ngram else DRAFT_MODEL)
@@ -111,7 +111,7 @@ def _method(given: Mapping[str, Any], args: Mapping[str, Any]) -> str:
         option="--speculative-config" if as_json else "--speculative-model",
         value=method if as_json else model,
         expected=f"the method {NGRAM}, or {DRAFT_MODEL} with a model" if as_json else f"[{NGRAM}] or a model",
-        hint="Heads that draft (EAGLE, Medusa, MTP) are not supported." if method not in (None, DRAFT_MODEL) else "",
+        hint="EAGLE, Medusa and MTP heads are not supported." if method not in (None, DRAFT_MODEL) else "",
     )
 
 
@@ -123,7 +123,7 @@ def _given(args: Mapping[str, Any]) -> dict[str, Any]:
         return flags
     if flags:
         name = next(name for name in _FLAGS if args[name] is not None).replace("_", "-")
-        reason = "both say how tokens are guessed"
+        reason = "both configure speculative decoding"
         raise error("option_conflict", option=option, other=f"--{name}", reason=reason, hint="Give one of them.")
     rows = {key: _ROWS[name] for name, key in _FLAGS.items()}
     given = {key: value for key, value in config.items() if value is not None}
