@@ -7,16 +7,19 @@ from dataclasses import dataclass, replace
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.config.speculation import DRAFT_MODEL, SpeculationConfig
+from aiakq.runtime.speculation.draft_length import DEFAULT_COSTS, StepCosts
+
+#: Draft tokens take no time, so that there are as many as possible.
+_FREE = StepCosts({1: 1.0, 1000: 1.0})
 
 
-def _guessing(draw: random.Random) -> SpeculationConfig:
-    """Tokens are guessed by the executor."""
+def _speculation(draw: random.Random) -> SpeculationConfig:
+    """Draft tokens are proposed by the executor."""
     return SpeculationConfig(
         method=DRAFT_MODEL,
         model="model",
         num_speculative_tokens=draw.choice([1, 3, 6]),
         disable_by_batch_size=draw.choice([2, 100]),
-        max_rows=draw.choice([4, 100]),
     )
 
 
@@ -38,10 +41,13 @@ class Setup:
     owners: int = 1
     #: Of a pipeline.
     stages: int = 1
+    #: Of steps with draft tokens.
+    costs: StepCosts = DEFAULT_COSTS
+    max_rows: int = 100
 
     @property
     def drafts(self) -> int:
-        """Tokens that are guessed in a step, at most."""
+        """Maximum number of draft tokens of a sequence in a step."""
         speculation = self.scheduler.speculation
         return 0 if speculation is None else speculation.num_speculative_tokens
 
@@ -80,8 +86,10 @@ class Setup:
             owners=owners,
             stages=stages,
         )
-        if stages == 1 and not setup.ahead and draw.random() < 0.5:
-            setup.scheduler = replace(setup.scheduler, speculation=_guessing(draw))
+        if draw.random() < 0.5:
+            setup.scheduler = replace(setup.scheduler, speculation=_speculation(draw))
+            setup.costs = draw.choice([_FREE, _FREE, DEFAULT_COSTS])
+            setup.max_rows = draw.choice([4, 100])
         return setup
 
     @property

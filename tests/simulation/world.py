@@ -65,6 +65,7 @@ class World:
             VOCAB, setup.max_len, pool.num_usable * setup.page_size, eos_token_ids=(0,), by_priority=True
         )
         scheduler = FairScheduler(pool, setup.scheduler)
+        scheduler.costs, scheduler.max_rows = setup.costs, setup.max_rows
         self.scheduled: list[ScheduledChunk] = []
         scheduler.schedule = self._recorded(scheduler.schedule)  # type: ignore[method-assign]
         self.engine = Engine(self.model, scheduler, limits, {}, max(setup.stages, 1 + setup.ahead))
@@ -308,7 +309,7 @@ class World:
         client.starts, client.computed = row.starts, end
         must(first < end <= total, "more tokens run than there are")
         room = len(spec.prompt_token_ids) + spec.max_tokens
-        must(not row.drafts or end + row.drafts < room, "more is guessed than is wanted")
+        must(not row.drafts or end + row.drafts < room, "draft tokens exceed max_tokens")
         must(self.setup.scheduler.enable_chunked_prefill or end == total, "a prompt was split")
         must(row.samples == (end == total and spec.max_tokens > 0), "a token is sampled at the wrong time")
         client.pending += row.samples

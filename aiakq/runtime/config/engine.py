@@ -34,7 +34,7 @@ class EngineConfig:
     fit_model_len  whether max_model_len is lowered to what fits into memory.
     max_logprobs   log-probabilities per position that a request may ask for.
     pooling        what the model computes of prompts; None: it continues them.
-    draft          the model that guesses tokens; None: none does.
+    draft          the draft model of speculative decoding, if there is one.
     """
 
     model: ModelConfig
@@ -100,7 +100,7 @@ class EngineConfig:
         return _with_draft(config, given)
 
 
-#: Arguments that the model that drafts shares: where and how models run, and the pages.
+#: Arguments that the draft model shares with the target: where and how models run, and the pages.
 _SHARED = {
     *("device", "dtype", "kv_cache_dtype", "block_size", "enable_prefix_caching", "num_gpu_blocks_override"),
     *("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "max_seq_len_to_capture", "enforce_eager"),
@@ -109,7 +109,7 @@ _SHARED = {
 
 
 def _with_draft(config: EngineConfig, given: Mapping[str, Any]) -> EngineConfig:
-    """``config`` with the model that drafts, if one does. Raises ``option_conflict`` and what ``from_args`` raises."""
+    """``config`` with its draft model, if it has one. Raises ``option_conflict`` and what ``from_args`` raises."""
     speculation = config.scheduler.speculation
     if speculation is None or speculation.model is None:
         return config
@@ -121,7 +121,7 @@ def _with_draft(config: EngineConfig, given: Mapping[str, Any]) -> EngineConfig:
     if draft.model.vocab_size != config.model.vocab_size:
         reason = f"it has {draft.model.vocab_size} tokens, the model {config.model.vocab_size}"
     elif draft.model.is_recurrent:
-        reason = "states of recurrent layers cannot be taken back"
+        reason = "states of recurrent layers cannot be rolled back"
     if reason:
         option, other = "--speculative-model", str(speculation.model)
         hint = "Take one of the same family, or this model quantized."

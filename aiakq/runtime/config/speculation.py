@@ -1,4 +1,4 @@
-"""SpeculationConfig: how tokens are guessed. Standard library only, like the scheduler's."""
+"""SpeculationConfig: where draft tokens come from, and their limits. Standard library only, like the scheduler's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from aiakq.errors import error
 
 _ROWS = {row.name: row for row in rows_of(SpeculationArguments, "scheduling")}
 NGRAM, DRAFT_MODEL = "ngram", "draft_model"
-#: Rows of logits in a step up to which guesses are worth their time: a CPU reads the weights once for so many.
-_CPU_ROWS, _GPU_ROWS = 8, 64
-#: Running sequences from which on nothing is guessed, unless it is said.
-_CPU_BATCH, _GPU_BATCH = 5, 33
 
-#: The arguments that mean the same as a key of --speculative-config, and bound its value.
+#: The argument that corresponds to each key of --speculative-config, and defines its range.
 _FLAGS = {
     "speculative_model": "model",
     "speculative_model_quantization": "quantization",
@@ -31,15 +27,14 @@ _FLAGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig:
-    """Tokens are guessed by looking up what followed the same n-gram before, or by a second model.
+    """Draft tokens come from n-gram lookup in the sequence itself, or from a second model.
 
     method                  NGRAM or DRAFT_MODEL.
-    model, quantization     the second model, and the method expected of it.
-    num_speculative_tokens  guesses of a sequence in a step, at most.
-    prompt_lookup_max, prompt_lookup_min  lengths of the n-grams.
-    disable_by_batch_size   running sequences from which on nothing is guessed.
-    max_model_len           tokens of a sequence up to which its next ones are guessed.
-    max_rows                rows of logits in a step with guesses.
+    model, quantization     the draft model, and its expected quantization method.
+    num_speculative_tokens  maximum number of draft tokens of a sequence in a step.
+    prompt_lookup_max, prompt_lookup_min  longest and shortest n-gram that is looked up.
+    disable_by_batch_size   no draft tokens while this many sequences run.
+    max_model_len           longer sequences get no draft tokens.
     """
 
     method: str = NGRAM
@@ -48,12 +43,11 @@ class SpeculationConfig:
     num_speculative_tokens: int = 4
     prompt_lookup_max: int = 3
     prompt_lookup_min: int = 1
-    disable_by_batch_size: int = _CPU_BATCH
+    disable_by_batch_size: int = 1 << 60
     max_model_len: int = 1 << 60
-    max_rows: int = _CPU_ROWS
 
     @staticmethod
-    def from_args(args: Mapping[str, Any], on_cpu: bool, is_recurrent: bool) -> SpeculationConfig | None:
+    def from_args(args: Mapping[str, Any], is_recurrent: bool) -> SpeculationConfig | None:
         """None without speculation. Raises ``bad_option`` and ``option_conflict``."""
         given = _given(args)
         if not given and args["speculative_config"] is None:
@@ -64,33 +58,21 @@ class SpeculationConfig:
         stages = args["pipeline_parallel_size"]
         for is_there, other, reason, hint in (
             (
-                stages > 1,
+                stages > 1 and given["method"] != NGRAM,
                 f"--pipeline-parallel-size {stages}",
-                "stages work on other sequences meanwhile",
-                "Use --tensor-parallel-size.",
-            ),
-            (
-                bool(args["async_scheduling"]),
-                "--async-scheduling",
-                "guesses need the tokens before them",
-                "Leave it out.",
+                "the first stage would wait for the draft model",
+                "Use the method ngram, or --tensor-parallel-size.",
             ),
             (
                 is_recurrent,
                 "a model with recurrent layers",
-                "their states cannot be taken back",
+                "their states cannot be rolled back",
                 "Leave out the options of speculative decoding.",
             ),
         ):
             if is_there:
                 raise error("option_conflict", option="speculative decoding", other=other, reason=reason, hint=hint)
-        config = SpeculationConfig(
-            **{
-                "disable_by_batch_size": _CPU_BATCH if on_cpu else _GPU_BATCH,
-                "max_rows": _CPU_ROWS if on_cpu else _GPU_ROWS,
-                **given,
-            }
-        )
+        config = SpeculationConfig(**given)
         if config.prompt_lookup_min > config.prompt_lookup_max:
             value, expected = config.prompt_lookup_min, f"at most prompt_lookup_max, {config.prompt_lookup_max}"
             raise error("bad_option", option="prompt_lookup_min", value=value, expected=expected, hint="")
@@ -98,7 +80,7 @@ class SpeculationConfig:
 
 
 def _method(given: Mapping[str, Any], args: Mapping[str, Any]) -> str:
-    """How tokens are guessed. Raises ``bad_option``."""
+    """The proposer's name. Raises ``bad_option``."""
     method, model = given.get("method"), given.get("model")
     names_ngram = model in (f"[{NGRAM}]", NGRAM)
     found = method or (NGRAM if names_ngram else DRAFT_MODEL)
@@ -111,7 +93,7 @@ def _method(given: Mapping[str, Any], args: Mapping[str, Any]) -> str:
         option="--speculative-config" if as_json else "--speculative-model",
         value=method if as_json else model,
         expected=f"the method {NGRAM}, or {DRAFT_MODEL} with a model" if as_json else f"[{NGRAM}] or a model",
-        hint="Heads that draft (EAGLE, Medusa, MTP) are not supported." if method not in (None, DRAFT_MODEL) else "",
+        hint="EAGLE, Medusa and MTP heads are not supported." if method not in (None, DRAFT_MODEL) else "",
     )
 
 
@@ -123,7 +105,7 @@ def _given(args: Mapping[str, Any]) -> dict[str, Any]:
         return flags
     if flags:
         name = next(name for name in _FLAGS if args[name] is not None).replace("_", "-")
-        reason = "both say how tokens are guessed"
+        reason = "both configure speculative decoding"
         raise error("option_conflict", option=option, other=f"--{name}", reason=reason, hint="Give one of them.")
     rows = {key: _ROWS[name] for name, key in _FLAGS.items()}
     given = {key: value for key, value in config.items() if value is not None}

@@ -106,8 +106,9 @@ class Engine:
                 self.scheduler.unload_adapter(message.key)
             else:
                 self._abort(message, outputs)
-        if self._pending and self.scheduler.may_preempt():
+        if self._pending and (self.scheduler.may_preempt() or self.scheduler.awaits_results()):
             # Sequences that ended free their pages, and no sequence is preempted while a token of it is pending.
+            # Draft tokens follow tokens that are known.
             self._collect(0, now, outputs)
         chunks = self.scheduler.schedule(now)
         started = [chunk.sequence for chunk in chunks if chunk.sequence.times.scheduled is None]
@@ -173,9 +174,9 @@ class Engine:
             return self.executor.submit(StepBatch(freed, cleared, new, records))
         return self.executor.submit(StepBatch(freed, cleared, new, records, *self.scheduler.adapters.changes()))
 
-    def _collect(self, most: int, now: float, outputs: list[TokenOutput]) -> None:
-        """Collect and commit the oldest steps until at most ``most`` are pending."""
-        while len(self._pending) > max(most, 0):
+    def _collect(self, max_pending: int, now: float, outputs: list[TokenOutput]) -> None:
+        """Collect and commit the oldest steps until at most ``max_pending`` are pending."""
+        while len(self._pending) > max(max_pending, 0):
             chunks, pending = self._pending.popleft()
             result = pending.collect()
             if result.out_of_memory:
@@ -270,8 +271,9 @@ class Engine:
             self._prompt_tokens += sequence.num_prompt
         if result.sampled:
             outputs.append(self._append(chunk, result.sampled, now))
-            if result.proposed and sequence.speculation is not None:
-                sequence.speculation.take(result.proposed)
+            if (chunk.num_proposed or chunk.num_forced) and sequence.speculation is not None:
+                is_late = sequence.num_pending_tokens > 0
+                sequence.speculation.receive(len(sequence.token_ids), result.proposed, result.is_forced, is_late)
         elif chunk.completes:
             output = self._output(sequence)
             output.pooled = result.pooled
@@ -288,7 +290,7 @@ class Engine:
             sequence.prompt_logprobs += found
 
     def _append(self, chunk: ScheduledChunk, tokens: list[SampledToken], now: float) -> TokenOutput:
-        """Continue the sequence of ``chunk`` with ``tokens``, up to one that ends it. All but the last were guessed."""
+        """Continue the sequence of ``chunk`` with ``tokens``, up to one that ends it."""
         sequence, times = chunk.sequence, chunk.sequence.times
         if times.first_token is None:
             times.first_token = now
@@ -315,7 +317,7 @@ class Engine:
         return output
 
     def _count_drafts(self, chunk: ScheduledChunk, num_accepted: int) -> None:
-        """Remember how many drafts of ``chunk`` were right."""
+        """Record the number of accepted draft tokens of ``chunk``."""
         assert chunk.sequence.speculation is not None
         chunk.sequence.speculation.observe(len(chunk.drafts), num_accepted)
         self._drafts = self._drafts.copy()

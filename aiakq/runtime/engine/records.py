@@ -39,9 +39,10 @@ class Chunk(msgspec.Struct, frozen=True):
                pages of a cached prefix.
     samples    whether the token after the last one is sampled.
     resamples  whether that is among the whole vocabulary sorted, because the usual candidates were not enough.
-    drafts     guesses of the last tokens, which are computed as if they were known. The token after the one before
-               them and after each of them is sampled, up to the first that is not the guess.
-    num_proposed  tokens after what is sampled that the executor may guess, for a later chunk's ``drafts``.
+    drafts     the last tokens, if they are draft tokens. A token is sampled before the first of them and after each, up
+               to the first that differs from the draft token at its position.
+    num_proposed  maximum number of draft tokens that a model of the executor proposes, for ``drafts`` of a later chunk.
+    num_forced    the same of tokens that the sequence's grammar forces; they go before those of a model.
     """
 
     slot: int
@@ -52,6 +53,7 @@ class Chunk(msgspec.Struct, frozen=True):
     resamples: bool = False
     drafts: list[int] = []
     num_proposed: int = 0
+    num_forced: int = 0
 
 
 class StepBatch(msgspec.Struct, frozen=True):
@@ -102,7 +104,8 @@ class ChunkResult(msgspec.Struct):
     prompt_logprobs  of the prompt tokens that the chunk's logits predict, if the request asked.
     pooled           what the prompt has become, if the chunk is its last.
     pooling_error    why it has not: NOT_FINITE.
-    proposed         guesses of the tokens after ``sampled``, up to ``Chunk.num_proposed``.
+    proposed         draft tokens to follow ``sampled``, see ``Chunk``.
+    is_forced        whether a grammar forces them.
     """
 
     sampled: list[SampledToken] = []
@@ -110,6 +113,7 @@ class ChunkResult(msgspec.Struct):
     pooled: Pooled | None = None
     pooling_error: str | None = None
     proposed: list[int] = []
+    is_forced: bool = False
 
 
 class StepResult(msgspec.Struct):

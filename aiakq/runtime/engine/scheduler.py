@@ -1,10 +1,10 @@
 """Scheduler: chooses the sequences of a step and the number of tokens of each.
 
 There is no prefill or decode phase. Every sequence has tokens whose keys and values are not computed yet: a whole
-prompt at first, one token later. Each step has one budget of tokens, given to running sequences first, so that running
-answers get their next token while long prompts are computed in chunks. When pages run out, the running sequence that is
-last in order gives its pages back and starts over later (preemption by recompute); it keeps its place in the queue and
-its generated tokens.
+prompt at first, one token later. Each step has one budget of tokens, given to running sequences first, so that decodes
+get their next token while long prompts are computed in chunks. When pages run out, the running sequence that is last in
+order gives its pages back and starts over later (preemption by recompute); it keeps its order in the queue and its
+generated tokens.
 
 The order is that of arrival, or of the requests' priority and then of arrival.
 
@@ -28,6 +28,7 @@ from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.engine.adapters import AdapterPool
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.speculation.draft_length import DEFAULT_COSTS, MAX_RATE, AcceptanceRate, choose_lengths
 from aiakq.runtime.speculation.proposers import proposer_of
 from aiakq.runtime.speculation.speculation import Speculation
 
@@ -40,7 +41,9 @@ _MIN_PIPELINED_TOKENS = 64
 class Scheduler:
     """Waiting and running sequences over one page pool, each list in order.
 
-    proposer     of drafts; None: no tokens are guessed, or the executor guesses them.
+    proposer     of draft tokens; None: there are none, or the executor proposes them.
+    costs        of steps by their number of tokens, from which draft lengths are chosen.
+    max_rows     rows of logits in a step with draft tokens.
     adapters     in memory; None: no sequence has one.
     freed_slots  of sequences that stopped running, for the next batch to the executor; its reader empties it.
     """
@@ -48,6 +51,8 @@ class Scheduler:
     def __init__(self, pool: PagePool, config: SchedulerConfig) -> None:
         self.pool = pool
         self.proposer = proposer_of(config.speculation)
+        self.costs = DEFAULT_COSTS
+        self.max_rows = config.max_rows
         self.adapters = None if config.lora is None else AdapterPool(config.lora)
         self.max_num_seqs = config.max_num_seqs
         self.budget = config.max_num_batched_tokens
@@ -60,6 +65,7 @@ class Scheduler:
         self.freed_slots: list[int] = []
         self._free_slots = list(reversed(range(self.max_num_seqs)))
         self._numbers = itertools.count()
+        self._acceptance = AcceptanceRate()
         self._last_step = 0.0
         self._had_prompts = False
         self._prompt_seconds = 0.0
@@ -74,7 +80,8 @@ class Scheduler:
         sequence.order = (sequence.spec.priority, next(self._numbers))
         if self.config.speculation is not None:
             drafter = None if self.proposer is None else self.proposer.drafter()
-            sequence.speculation = Speculation(drafter, self.config.speculation.num_speculative_tokens)
+            length = self.config.speculation.num_speculative_tokens
+            sequence.speculation = Speculation(drafter, length, self._acceptance)
         if self.adapters is not None:
             self.adapters.add(sequence.spec.adapter)
         bisect.insort(self.waiting, sequence, key=_ORDER)
@@ -118,42 +125,94 @@ class Scheduler:
             sequence.pending_chunks.append(chunk)
         return chosen
 
+    def awaits_results(self) -> bool:
+        """Whether the next step needs the results of pending ones, because it follows draft tokens or may have some."""
+        config = self.config.speculation
+        if config is None or self.config.num_stages > 1:
+            return False
+        for sequence in self.running:
+            if any(chunk.drafts or chunk.num_proposed for chunk in sequence.pending_chunks):
+                return True
+        num_running = len(self.running)
+        if num_running >= config.disable_by_batch_size or self.costs.min_rate(num_running, num_running) > MAX_RATE:
+            return False
+        return any(
+            one.num_pending_tokens and one.speculation is not None and one.speculation.expects_drafts
+            for one in self.running
+        )
+
     def _add_drafts(self, chosen: list[ScheduledChunk], config: SpeculationConfig) -> None:
-        """Let answers among ``chosen`` guess their next tokens, while budget, pages and rows of logits last. Nothing is
-        preempted for a guess.
+        """Append draft tokens to the decodes among ``chosen`` where they pay, while budget, pages and rows of logits
+        last. No sequence is preempted for them.
         """
         if len(self.running) >= config.disable_by_batch_size:
             return
-        answers = [chunk for chunk in chosen if chunk.count == 1]
-        room = min(config.max_rows - len(answers), self.budget - sum(chunk.count for chunk in chosen))
-        for chunk in answers:
-            sequence = chunk.sequence
-            most = min(room, sequence.most_drafts, config.max_model_len - chunk.end)
-            if sequence.speculation is None or most < 1:
-                continue
-            drafts = sequence.speculation.propose(sequence.token_ids, most)
-            if drafts and self._grow_for_drafts(sequence, 1 + len(drafts)):
-                chunk.add_drafts(drafts)
-                room -= len(drafts)
-        for chunk in chosen:
-            if chunk.samples and chunk.sequence.speculation is not None:
-                self._ask_for_drafts(chunk, config)
+        decodes = [chunk for chunk in chosen if chunk.count == 1]
+        num_tokens = sum(chunk.count for chunk in chosen)
+        room = min(self.max_rows - sum(chunk.samples for chunk in chosen), self.budget - num_tokens)
+        if room > 0 and decodes and self.costs.min_rate(num_tokens, len(decodes)) < MAX_RATE:
+            proposals = self._proposals(decodes, room, config)
+            rates = [speculation.rate for _, speculation, _ in proposals]
+            limits = [len(drafts) for _, _, drafts in proposals]
+            lengths = choose_lengths(self.costs, num_tokens, len(decodes), rates, limits, room)
+            for (chunk, speculation, drafts), length in zip(proposals, lengths, strict=True):
+                if length == 0:
+                    speculation.try_out(chunk.sequence.token_ids, drafts)
+                elif self._grow_for_drafts(chunk.sequence, 1 + length):
+                    chunk.add_drafts(drafts[:length])
+        self._request_drafts([chunk for chunk in chosen if chunk.samples], config)
 
-    def _ask_for_drafts(self, chunk: ScheduledChunk, config: SpeculationConfig) -> None:
-        """Let the executor guess what follows the tokens that ``chunk`` samples, as far as there is room for it."""
+    def _proposals(
+        self, decodes: list[ScheduledChunk], room: int, config: SpeculationConfig
+    ) -> list[tuple[ScheduledChunk, Speculation, list[int]]]:
+        """The draft tokens that are proposed for ``decodes``, where there are any."""
+        found = []
+        for chunk in decodes:
+            sequence, speculation = chunk.sequence, chunk.sequence.speculation
+            if speculation is None:
+                continue
+            if sequence.num_pending_tokens:
+                speculation.try_ahead(sequence.token_ids)
+                continue
+            max_tokens = min(room, sequence.max_draft_tokens, config.max_model_len - chunk.end)
+            drafts = speculation.propose(sequence.token_ids, max_tokens) if max_tokens > 0 else []
+            if drafts:
+                found.append((chunk, speculation, drafts))
+        return found
+
+    def _request_drafts(self, chunks: list[ScheduledChunk], config: SpeculationConfig) -> None:
+        """Ask the executor to propose draft tokens to follow what ``chunks`` sample: those that a grammar forces, and,
+        where it pays, those of a model.
+        """
+        asked: list[tuple[ScheduledChunk, Speculation, int]] = []
+        for chunk in chunks:
+            speculation, limit = chunk.sequence.speculation, self._max_requested(chunk, config)
+            if speculation is not None and limit > 0:
+                if chunk.sequence.spec.grammar is not None:
+                    chunk.num_forced = min(limit, speculation.max_length)
+                asked.append((chunk, speculation, limit))
+        if config.model is None or not asked:
+            return
+        rates = [speculation.proposer_rate for _, speculation, _ in asked]
+        limits = [min(limit, speculation.max_length) for _, speculation, limit in asked]
+        room = self.max_rows - len(chunks)
+        lengths = choose_lengths(self.costs, len(chunks), len(chunks), rates, limits, room, with_proposals=True)
+        for (chunk, speculation, _), length in zip(asked, lengths, strict=True):
+            chunk.num_proposed = length or int(room > 0 and speculation.is_probe_due())
+            if chunk.num_proposed:
+                self._grow_for_drafts(chunk.sequence, chunk.count + chunk.num_proposed)  # for keys of the draft model
+
+    def _max_requested(self, chunk: ScheduledChunk, config: SpeculationConfig) -> int:
+        """How many draft tokens may follow what ``chunk`` samples."""
         sequence = chunk.sequence
-        assert sequence.speculation is not None
-        left = sequence.spec.max_tokens - sequence.num_outputs - chunk.samples - 1
-        most = min(left, config.max_model_len - chunk.end - 1)
-        chunk.num_proposed = sequence.speculation.wanted(most, sequence.spec.grammar is not None)
-        if chunk.num_proposed:
-            self._grow_for_drafts(sequence, chunk.count + chunk.num_proposed)  # a model that drafts has its keys there
+        left = sequence.spec.max_tokens - sequence.num_outputs - sequence.num_pending_tokens - chunk.samples - 1
+        return min(left, config.max_model_len - chunk.end - 1)
 
     def _choose(self, waited: bool) -> list[ScheduledChunk]:
         """The chunks of a step, with their pages. ``waited``: whether waiting sequences may start."""
-        answers, budget = self._step_limits()
-        # Running answers get their token whatever prompts come before them.
-        reserved = min(answers, sum(self._wanted(sequence) == 1 for sequence in self.running))
+        decodes, budget = self._step_limits()
+        # Decodes get their token even if prompts come before them in order.
+        reserved = min(decodes, sum(self._wanted(sequence) == 1 for sequence in self.running))
         share = self._share(budget - reserved)
         chosen: list[ScheduledChunk] = []
         preempted = False
@@ -162,9 +221,9 @@ class Scheduler:
             sequence = self.running[index]
             wanted = self._wanted(sequence)
             if wanted == 1:
-                reserved -= answers > 0
-                count = int(answers > 0)
-                answers -= 1
+                reserved -= decodes > 0
+                count = int(decodes > 0)
+                decodes -= 1
             else:
                 # 0 if the last token is pending.
                 count = self._allowance(wanted, budget - reserved, share)
@@ -189,22 +248,22 @@ class Scheduler:
         return sequence.num_uncomputed_tokens
 
     def _step_limits(self) -> tuple[int, int]:
-        """The most answers that a step continues, and its most tokens: of several stages, so many that there is as much
-        to do for the others.
+        """The maximum number of decodes and of tokens in a step. With pipeline stages, a share that leaves as much work
+        for the other stages.
         """
         stages = self.config.num_stages
         if stages == 1:
             return self.max_num_seqs, self.budget
         prompts = sum(len(sequence.token_ids) for sequence in self.waiting)
-        answers = 0
+        decodes = 0
         for sequence in self.running:
-            is_answer = sequence.num_pending_tokens > 0 or sequence.num_uncomputed_tokens == 1
-            answers += is_answer
-            prompts += 0 if is_answer else sequence.num_uncomputed_tokens
-        answers = -(-answers // stages)
+            is_decode = sequence.num_pending_tokens > 0 or sequence.num_uncomputed_tokens == 1
+            decodes += is_decode
+            prompts += 0 if is_decode else sequence.num_uncomputed_tokens
+        decodes = -(-decodes // stages)
         if not self.config.enable_chunked_prefill:
-            return answers, self.budget
-        return answers, min(self.budget, answers + max(_MIN_PIPELINED_TOKENS, -(-prompts // stages)))
+            return decodes, self.budget
+        return decodes, min(self.budget, decodes + max(_MIN_PIPELINED_TOKENS, -(-prompts // stages)))
 
     def _waited(self, now: float) -> bool:
         """Whether waiting prompts were delayed long enough, or nothing else runs."""
@@ -218,7 +277,7 @@ class Scheduler:
         return now - earliest > self.config.scheduler_delay_factor * self._prompt_seconds
 
     def _share(self, room: int) -> int:
-        """The most tokens of a prompt in this step: its part of ``room`` if several prompts are split at a time."""
+        """The maximum tokens of a prompt in this step: its share of ``room`` if several prompts are split at a time."""
         prompts = sum(self._wanted(sequence) > 1 for sequence in self.running) + len(self.waiting)
         return max(1, room // max(1, min(self.config.max_num_partial_prefills, prompts)))
 
@@ -304,7 +363,7 @@ class Scheduler:
         return True
 
     def _grow_for_drafts(self, sequence: Sequence, count: int) -> bool:
-        """The same, as long as a page is left for every running sequence: guesses should not cost one its place."""
+        """The same for draft tokens, which may not take the last page that a running sequence could need."""
         needed = self._pages_for(sequence.num_computed_tokens + count) - len(sequence.pages)
         if needed > 0 and self.pool.num_free - needed < len(self.running):
             return False

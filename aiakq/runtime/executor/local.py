@@ -56,7 +56,7 @@ class LocalExecutor:
 
     num_slots  slots are numbered below this.
     max_pages  most pages of one sequence.
-    draft      guesses tokens; None: nothing here does but grammars.
+    draft      proposes draft tokens; None: only grammars do.
     """
 
     def __init__(self, runner: Runner, num_slots: int, max_pages: int, draft: DraftModel | None = None) -> None:
@@ -114,7 +114,7 @@ class LocalExecutor:
             return StepResult(out_of_memory=True)
         result = step.results()
         if (draft := self.draft) is not None:
-            # Nothing is guessed where there is no memory for it.
+            # Without memory for the draft model there are no draft tokens.
             fits(lambda: draft.propose(step.chunks, step.sequences, result.chunks, self._sequences))
         if self._pending and not self._pending[0].out_of_memory:
             following = self._pending[0]

@@ -27,6 +27,7 @@ from aiakq.runtime.executor.selection import new_executor
 from aiakq.runtime.loader.limits import limits_of, rows_of_steps
 from aiakq.runtime.loader.model_loader import load_within_memory
 from aiakq.runtime.loader.new_runner import new_draft, new_runner
+from aiakq.runtime.loader.step_costs import set_step_costs
 from aiakq.system.memory import gc_frozen
 
 
@@ -119,6 +120,8 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     if config.draft is not None and draft is not None:
         drafting, facts["drafts"] = new_draft(config.draft, draft, num_pages, num_slots, bounds)
     executor = new_executor(runner, group, num_slots, -(-bounds.length // config.cache.block_size), drafting)
+    if costs := set_step_costs(config, scheduler, executor, limits):
+        facts["speculation"] = costs
     stages = config.parallel.pipeline_parallel_size
     return Engine(executor, scheduler, limits, facts, max(stages, 1 + config.scheduler.async_scheduling))
 

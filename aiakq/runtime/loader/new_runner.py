@@ -27,7 +27,7 @@ def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: in
 def new_draft(
     config: EngineConfig, model: Model, num_pages: int, num_slots: int, bounds: Bounds
 ) -> tuple[DraftModel, str]:
-    """What guesses tokens with ``model``, and a line about it for the start-up table."""
+    """The draft model of speculative decoding, and a line about it for the start-up table."""
     runner = new_runner(config, model, num_pages, num_slots)
     length = min(bounds.length, config.model.num_positions)
     how = runner.capture(replace(bounds, length=length), config.compilation)

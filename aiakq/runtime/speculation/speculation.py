@@ -1,92 +1,165 @@
-"""Speculation: how many tokens of a sequence are guessed, from how many guesses were right."""
+"""Speculation: the draft tokens of one sequence, and what is expected of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from aiakq.runtime.speculation.draft_length import AcceptanceRate
 from aiakq.runtime.speculation.proposers import Drafter
 
-#: Steps without a guess after guesses that were all wrong, at most.
-_MAX_REST = 32
+#: While draft tokens do not pay, one proposal in so many steps is compared with the tokens that are sampled anyway.
+_TRIAL_STEPS = 4
+#: The first number of steps after which a model proposes a token again although that does not pay; it doubles.
+_PROBE_STEPS = 128
+#: Expected accepted tokens per step from which on steps wait for the tokens that draft tokens follow.
+_MIN_EXPECTED = 0.25
+_EXPECTED_WEIGHT = 0.1
 
 
 class Speculation:
-    """The guesses of one sequence: more while they are right, fewer and in fewer steps while they are wrong.
+    """The draft tokens of one sequence.
 
-    drafter  None: the executor guesses.
-    most     guesses in a step.
+    proposer                its own; None: the executor proposes, if anything does.
+    num_speculative_tokens  maximum number of draft tokens in a step.
+    overall                 acceptance of all sequences, with which a new one starts.
     """
 
-    def __init__(self, drafter: Drafter | None, most: int) -> None:
-        self._drafter = drafter
-        self._most = self._length = most
-        self._num_misses = 0
-        self._rest = 0
-        self._taken: list[int] = []
+    def __init__(self, proposer: Drafter | None, num_speculative_tokens: int, overall: AcceptanceRate) -> None:
+        self._proposer = proposer
+        self.max_length = num_speculative_tokens
+        self._overall = overall
+        self._rate = AcceptanceRate(overall.value)
+        self._forced_rate = AcceptanceRate(0.9)
+        self._current = self._rate  # that of the last proposal
+        self._received: tuple[int, list[int], bool] | None = None  # number of tokens before them, and if forced
+        self._trial: tuple[int, list[int]] | None = None  # number of tokens before a proposal, and the proposal
+        self._num_skipped = 0
+        self._num_idle, self._probe_steps = 0, _PROBE_STEPS
+        self._expected = 2 * _MIN_EXPECTED
 
-    def propose(self, token_ids: list[int], most: int) -> list[int]:
-        """At most ``most`` tokens that may follow ``token_ids``: those taken from the executor, if there are any."""
-        taken, self._taken = self._taken, []
-        if self._rest:
-            self._rest -= 1
-        elif not taken and self._drafter is not None:
-            return self._drafter.propose(token_ids, min(most, self._length))
-        return taken[:most]
+    @property
+    def rate(self) -> float:
+        """Acceptance of the tokens that ``propose`` returned last."""
+        return self._current.value
 
-    def wanted(self, most: int, has_grammar: bool) -> int:
-        """Guesses that the executor is asked for, at most ``most``; what it guesses is given to ``take``.
+    @property
+    def proposer_rate(self) -> float:
+        """Acceptance of what the proposer proposes, without forced tokens of a grammar."""
+        return self._rate.value
 
-        has_grammar  whether it may know what has to follow.
+    @property
+    def expects_drafts(self) -> bool:
+        """Whether so many draft tokens are accepted that a step should wait for the tokens before them."""
+        return self._expected >= _MIN_EXPECTED
+
+    def propose(self, token_ids: list[int], max_tokens: int) -> list[int]:
+        """At most ``max_tokens`` draft tokens to follow ``token_ids``: those received from the executor, if any."""
+        received, self._received = self._received, None
+        if received is not None and received[0] == len(token_ids):
+            self._current = self._forced_rate if received[2] else self._rate
+            return received[1][:max_tokens]
+        if self._proposer is None:
+            return []
+        if self._trial is not None:
+            if self._num_skipped < _TRIAL_STEPS - 1:
+                self._num_skipped += 1
+                return []
+            self._finish_trial(token_ids)
+        self._current = self._rate
+        found = self._proposer.propose(token_ids, min(max_tokens, self.max_length))
+        if not found:
+            self._expect(0)
+        return found
+
+    def try_out(self, token_ids: list[int], drafts: list[int]) -> None:
+        """Do not verify ``drafts``, which were proposed to follow ``token_ids``, but compare them with what follows.
+        That costs nothing, and shows when they would be accepted again.
         """
-        if not has_grammar and (self._rest or self._drafter is not None):
-            return 0
-        return max(0, min(most, self._most if has_grammar else self._length))
+        if self._proposer is not None and self._current is self._rate:
+            self._trial = len(token_ids), drafts
+            self._num_skipped = 0
 
-    def take(self, tokens: list[int]) -> None:
-        """The executor guesses that ``tokens`` follow."""
-        self._taken = tokens
+    def try_ahead(self, token_ids: list[int]) -> None:
+        """The same while the token after ``token_ids`` is pending, so that nothing can be verified."""
+        drafts = self.propose(token_ids, self.max_length)
+        if drafts:
+            self.try_out(token_ids, drafts)
+
+    def _finish_trial(self, token_ids: list[int]) -> None:
+        assert self._trial is not None
+        (start, drafts), self._trial = self._trial, None
+        following = token_ids[start : start + len(drafts)]
+        count = 0
+        while count < len(following) and following[count] == drafts[count]:
+            count += 1
+        if following:
+            self._current = self._rate
+            self.observe(len(following), count)
+
+    def is_probe_due(self) -> bool:
+        """Whether a model should propose a token although that does not pay; called once a step."""
+        self._expect(0)
+        self._num_idle += 1
+        if self._num_idle < self._probe_steps:
+            return False
+        self._num_idle, self._probe_steps = 0, 2 * self._probe_steps
+        return True
+
+    def receive(self, num_tokens: int, drafts: list[int], is_forced: bool, is_late: bool) -> None:
+        """Take the draft tokens that the executor proposed to follow the first ``num_tokens``, perhaps none.
+
+        is_forced  a grammar forces them.
+        is_late    the next token is pending already.
+        """
+        if is_late or not drafts:
+            self._expect(self._forced_rate.value * len(drafts))
+        else:
+            self._received = num_tokens, drafts, is_forced
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
-        """So many of the last guesses were right."""
-        if num_accepted == num_drafts:
-            self._length = min(self._most, 2 * self._length)
-        else:
-            self._length = max(1, num_accepted + 1)
-        self._num_misses = 0 if num_accepted else self._num_misses + 1
-        self._rest = min((1 << min(self._num_misses, 10)) - 1, _MAX_REST)
+        """``num_accepted`` of the last ``num_drafts`` draft tokens were accepted."""
+        self._current.observe(num_drafts, num_accepted)
+        if self._current is self._rate:
+            self._overall.observe(num_drafts, num_accepted, 0.95)
+        self._expect(num_accepted)
+        if num_accepted:
+            self._num_idle, self._probe_steps = 0, _PROBE_STEPS
+
+    def _expect(self, num_accepted: float) -> None:
+        self._expected += _EXPECTED_WEIGHT * (num_accepted - self._expected)
 
 
 @dataclass
 class DraftCounts:
-    """Guesses since the start.
+    """Counters of speculative decoding since the start.
 
-    steps     in which a sequence had guesses.
-    drafts    guessed tokens.
-    accepted  of them, right ones; ``by_place``: of those guessed first, second, ...
+    steps     verifications: times that a sequence had draft tokens in a step.
+    drafts    draft tokens.
+    accepted  accepted draft tokens; ``by_position``: of the first, second, ... draft token of a verification.
     """
 
     steps: int = 0
     drafts: int = 0
     accepted: int = 0
-    by_place: list[int] = field(default_factory=list)
+    by_position: list[int] = field(default_factory=list)
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
         """One sequence had ``num_drafts`` in a step."""
         self.steps += 1
         self.drafts += num_drafts
         self.accepted += num_accepted
-        self.by_place += [0] * (num_drafts - len(self.by_place))
-        for place in range(num_accepted):
-            self.by_place[place] += 1
+        self.by_position += [0] * (num_drafts - len(self.by_position))
+        for position in range(num_accepted):
+            self.by_position[position] += 1
 
     def copy(self) -> DraftCounts:
         """The counts as they are now."""
-        return DraftCounts(self.steps, self.drafts, self.accepted, list(self.by_place))
+        return DraftCounts(self.steps, self.drafts, self.accepted, list(self.by_position))
 
     def __add__(self, other: DraftCounts) -> DraftCounts:
         """Those of two engines together."""
-        by_place = [one + two for one, two in zip_longest(self.by_place, other.by_place, fillvalue=0)]
+        by_position = [one + two for one, two in zip_longest(self.by_position, other.by_position, fillvalue=0)]
         return DraftCounts(
-            self.steps + other.steps, self.drafts + other.drafts, self.accepted + other.accepted, by_place
+            self.steps + other.steps, self.drafts + other.drafts, self.accepted + other.accepted, by_position
         )
