@@ -26,7 +26,7 @@ from aiakq.runtime.executor.kv_cache import (
 from aiakq.runtime.executor.selection import new_executor
 from aiakq.runtime.loader.limits import limits_of, rows_of_steps
 from aiakq.runtime.loader.model_loader import load_within_memory
-from aiakq.runtime.loader.new_runner import new_draft, new_runner
+from aiakq.runtime.loader.new_runner import load_draft, new_model_proposer, new_runner
 from aiakq.system.memory import gc_frozen
 
 
@@ -65,7 +65,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     started = time.monotonic()
     with gc_frozen():
         model, operations = load_within_memory(config, None if group is None else group.share)
-        draft = None if config.draft is None else load_within_memory(config.draft)[0]
+        draft = load_draft(config, model)
     release_memory()
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
     on_phase(Phase("weights", time.monotonic() - started, f"{config.architecture}, {method}"))
@@ -115,10 +115,10 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     if group is not None:
         sizes = Configure(num_pages, num_slots, bounds.tokens, bounds.rows, bounds.length)
         group.configure(sizes, runner.captured is not None)
-    drafting = None
-    if config.draft is not None and draft is not None:
-        drafting, facts["drafts"] = new_draft(config.draft, draft, num_pages, num_slots, bounds)
-    executor = new_executor(runner, group, num_slots, -(-bounds.length // config.cache.block_size), drafting)
+    proposer = None
+    if draft is not None:
+        proposer, facts["drafts"] = new_model_proposer(config, draft, model, num_pages, num_slots, bounds)
+    executor = new_executor(runner, group, num_slots, -(-bounds.length // config.cache.block_size), proposer)
     stages = config.parallel.pipeline_parallel_size
     return Engine(executor, scheduler, limits, facts, max(stages, 1 + config.scheduler.async_scheduling))
 
