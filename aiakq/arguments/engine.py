@@ -323,42 +323,44 @@ class SchedulerArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationArguments:
-    """How tokens are guessed, to compute several in a step; the answers are the same."""
+    """Speculative decoding: several draft tokens are verified in one step, without changing the output."""
 
     speculative_config: dict[str, Any] | None = argument(
         None,
         "Speculative decoding, as a JSON object: method (ngram, draft_model), model, quantization, "
         "num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, disable_by_batch_size, max_model_len. "
-        "The answers stay the same to the bit.",
+        "The output is bit-identical to that without.",
     )
     speculative_model: str | None = argument(
         None,
-        "What guesses tokens: [ngram], what followed the same tokens earlier in the prompt and the answer; or the "
-        "folder or hub name of a faster model with the same tokens, like this one quantized.",
+        "Proposer of draft tokens: [ngram] for n-gram lookup in the prompt and output, or the folder or hub name of a "
+        "draft model with the same vocabulary, such as a quantized version of this model.",
     )
     speculative_model_quantization: str | None = argument(
-        None, "Expected method of the model that guesses, like --quantization."
+        None, "Expected quantization method of the draft model, like --quantization."
     )
-    num_speculative_tokens: int | None = argument(None, "Guesses in a step, at most; 4 if not given.", low=1)
+    num_speculative_tokens: int | None = argument(
+        None, "Maximum number of draft tokens of a sequence in a step; 4 if not given.", low=1
+    )
     ngram_prompt_lookup_max: int | None = argument(
         None,
-        "Tokens that have to be the same, at most: the longest are looked for first; 3 if not given.",
+        "Maximum size of the n-gram that is looked up, the longest first; 3 if not given.",
         low=1,
         high=128,
     )
     ngram_prompt_lookup_min: int | None = argument(
         None,
-        "Tokens that have to be the same, at least; 1 if not given.",
+        "Minimum size of the n-gram that is looked up; 1 if not given.",
         low=1,
         high=128,
     )
     speculative_disable_by_batch_size: int | None = argument(
         None,
-        "Guess nothing while so many requests or more run; 5 on a CPU, 33 on a GPU if not given.",
+        "Disable draft tokens while this many requests or more run; 5 on a CPU, 33 on a GPU if not given.",
         low=2,
     )
     speculative_max_model_len: int | None = argument(
-        None, "Guess nothing for requests with more tokens; always if not given.", low=1, suffixes=True
+        None, "Maximum length of sequences that get draft tokens; no limit if not given.", low=1, suffixes=True
     )
 
 

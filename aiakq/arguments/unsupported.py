@@ -43,7 +43,7 @@ class Unsupported:
         return value is None or value is False or str(value) in ("", "{}", "[]", *map(str, self.defaults))
 
 
-_EXACT_DRAFTS = "a guess is kept if it is what is sampled, so that answers are those without guesses"
+_EXACT_DRAFTS = "a draft token is accepted only if it equals the sampled token, so that the output never changes"
 _NO_IMAGES = "models see text only"
 _NO_PROMPT_ADAPTERS = "prompt adapters are not supported"
 _TEXT_PROCESS = "tokens become text in the HTTP process, beside the engine"
@@ -94,7 +94,7 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("calculate_kv_scales", "8-bit keys and values get their scales as they are written", switch=True),
     Unsupported("num_scheduler_steps", "every step is scheduled; on a CPU it is one call", (1,)),
     Unsupported("multi_step_stream_outputs", "every step sends what it made", (True, "true"), switch=True),
-    Unsupported("num_lookahead_slots", "pages for guesses are found in every step", (0,)),
+    Unsupported("num_lookahead_slots", "pages for draft tokens are allocated in every step", (0,)),
     Unsupported("disable_async_output_proc", _TEXT_PROCESS, switch=True),
     Unsupported(
         "scheduler_cls", "there are no plug-ins for schedulers", ("vllm.core.scheduler.Scheduler",), refused=True
@@ -118,9 +118,11 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("max_prompt_adapters", _NO_PROMPT_ADAPTERS, (1,)),
     Unsupported("max_prompt_adapter_token", _NO_PROMPT_ADAPTERS, (0,)),
     Unsupported(
-        "speculative_draft_tensor_parallel_size", "the first rank guesses for all", (1,), short="-spec-draft-tp"
+        "speculative_draft_tensor_parallel_size", "the draft model runs on the first rank", (1,), short="-spec-draft-tp"
     ),
-    Unsupported("speculative_disable_mqa_scorer", "guesses are rows of the same step as other tokens", switch=True),
+    Unsupported(
+        "speculative_disable_mqa_scorer", "draft tokens are verified in the same step as other tokens", switch=True
+    ),
     Unsupported("spec_decoding_acceptance_method", _EXACT_DRAFTS, ("rejection_sampler",), refused=True),
     Unsupported("typical_acceptance_sampler_posterior_threshold", _EXACT_DRAFTS),
     Unsupported("typical_acceptance_sampler_posterior_alpha", _EXACT_DRAFTS),

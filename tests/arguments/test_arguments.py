@@ -104,7 +104,7 @@ SHOWN_BY = {
     "async_scheduling": "test_one_step_ahead_by_default_on_a_gpu",
     "speculative_config": "test_answers_are_those_without",
     "speculative_model": "test_a_text_that_repeats_itself_takes_fewer_steps",
-    "speculative_model_quantization": "test_what_is_expected_of_the_model_that_guesses",
+    "speculative_model_quantization": "test_the_quantization_method_of_the_draft_model_is_checked",
     "num_speculative_tokens": "test_a_text_that_repeats_itself_takes_fewer_steps",
     "ngram_prompt_lookup_max": "test_arguments_mean_the_keys_of_the_same_meaning",
     "ngram_prompt_lookup_min": "test_arguments_mean_the_keys_of_the_same_meaning",

@@ -59,7 +59,7 @@ class Totals:
         ends = ", ".join(f"{count} {reason}" for reason, count in sorted(self.ends.items()))
         return (
             f"{self.steps} steps in {self.worlds} worlds: {self.requests} requests ({ends}), {self.tokens} tokens, "
-            f"{self.cached} of prompts from the cache, {self.accepted} of {self.drafts} guesses right, "
+            f"{self.cached} of prompts from the cache, {self.accepted} of {self.drafts} draft tokens accepted, "
             f"{self.preemptions} preemptions, "
             f"{sum(self.faults.values())} faults ({faults})"
         )

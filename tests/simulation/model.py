@@ -107,8 +107,8 @@ def _scored(held: int, target: int) -> TokenLogprobs:
 
 @dataclass(frozen=True)
 class Row:
-    """A sequence's part of a step that runs. starts: how often the sequence was introduced. drafts: guesses among its
-    tokens.
+    """A sequence's part of a step that runs. starts: how often the sequence was introduced. drafts: of its tokens, the
+    draft tokens.
     """
 
     id: str
@@ -307,7 +307,7 @@ class PagedExecutor:
             if last.is_valid:
                 outputs = state.num_outputs + len(result.sampled)
                 known = seen[: len(state.tokens) + len(result.sampled) - 1]
-                result.proposed = _guesses(known, last.token, state.spec, outputs, chunk.num_proposed)
+                result.proposed = _proposed(known, last.token, state.spec, outputs, chunk.num_proposed)
 
     def _probe(self, step: PagedStep) -> None:
         """The engine tests the model; ``silent`` if there is no memory for that."""
@@ -404,7 +404,7 @@ def _prompt_logprobs(chunk: Chunk, state: State, seen: list[int]) -> list[TokenL
 
 
 def _sampled(chunk: Chunk, state: State, seen: list[int]) -> list[SampledToken]:
-    """The token after what is known, and those after right guesses."""
+    """The token after what is known, and those after accepted draft tokens."""
     found: list[SampledToken] = []
     for at, draft in enumerate([*chunk.drafts, None]):
         entries = seen[: len(seen) - len(chunk.drafts) + at]
@@ -416,7 +416,7 @@ def _sampled(chunk: Chunk, state: State, seen: list[int]) -> list[SampledToken]:
     return found
 
 
-def _guesses(entries: list[int], token: int, spec: RequestSpec, outputs: int, count: int) -> list[int]:
+def _proposed(entries: list[int], token: int, spec: RequestSpec, outputs: int, count: int) -> list[int]:
     """Tokens after ``entries`` and ``token``, of which one in five is wrong, and with it those behind it."""
     entries, found = list(entries), []
     for _ in range(count):

@@ -23,7 +23,7 @@ class PageChecks:
         """No page is lost, and only full pages are shared; who waits has none."""
         scheduler, P = self.engine.scheduler, self.setup.page_size
         at: dict[int, int] = {}
-        # Pages of wrong guesses are kept, and there may be some for the next ones.
+        # Pages of rejected draft tokens are kept, and some may be allocated for the next ones.
         most_ahead = self.setup.ahead + 2 * self.setup.drafts
         for sequence in scheduler.running:
             pages = sequence.pages

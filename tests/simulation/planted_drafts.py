@@ -13,13 +13,13 @@ from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.speculation.speculation import Speculation
 
 
-def wrong_guesses_count_as_computed(patch: Patch) -> None:
-    """Keys and values of tokens that are not there are not written again."""
+def rejected_tokens_count_as_computed(patch: Patch) -> None:
+    """Keys and values of rejected tokens are not written again."""
     patch(ScheduledChunk, "accept", lambda self, num_drafts: None)
 
 
-def guesses_are_kept_past_the_end(patch: Patch) -> None:
-    """What was guessed behind a token that ends the text is told too."""
+def tokens_are_accepted_past_the_end(patch: Patch) -> None:
+    """Draft tokens after a token that ends the text are accepted too."""
     left = 0
 
     def append(self: Engine, chunk: ScheduledChunk, tokens: list[Any], now: float) -> Any:
@@ -37,15 +37,15 @@ def guesses_are_kept_past_the_end(patch: Patch) -> None:
     patch(Sequence, "finish_reason", finish_reason)
 
 
-def more_is_guessed_than_is_wanted(patch: Patch) -> None:
-    """Guesses go beyond the last token of a request."""
-    real: Any = Sequence.most_drafts
-    patch(Sequence, "most_drafts", property(lambda self: 100 * bool(real.fget(self))))
-    patch(Speculation, "wanted", lambda self, most, has_grammar: 6)
+def draft_tokens_exceed_max_tokens(patch: Patch) -> None:
+    """Draft tokens go beyond the last token of a request."""
+    real: Any = Sequence.max_draft_tokens
+    patch(Sequence, "max_draft_tokens", property(lambda self: 100 * bool(real.fget(self))))
+    patch(Speculation, "num_requested", lambda self, max_tokens, has_grammar: 6)
 
 
-def guesses_preempt(patch: Patch) -> None:
-    """Somebody loses its pages for a guess."""
+def draft_tokens_preempt(patch: Patch) -> None:
+    """A sequence is preempted for draft tokens."""
 
     def grow(self: Scheduler, sequence: Sequence, count: int) -> bool:
         while not self._grow(sequence, count):
@@ -55,10 +55,10 @@ def guesses_preempt(patch: Patch) -> None:
     patch(Scheduler, "_grow_for_drafts", grow)
 
 
-#: Those that only show where tokens are guessed.
+#: Those that only show with draft tokens.
 BUGS: list[Callable[[Patch], None]] = [
-    wrong_guesses_count_as_computed,
-    guesses_are_kept_past_the_end,
-    more_is_guessed_than_is_wanted,
-    guesses_preempt,
+    rejected_tokens_count_as_computed,
+    tokens_are_accepted_past_the_end,
+    draft_tokens_exceed_max_tokens,
+    draft_tokens_preempt,
 ]

@@ -9,8 +9,8 @@ from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.config.speculation import DRAFT_MODEL, SpeculationConfig
 
 
-def _guessing(draw: random.Random) -> SpeculationConfig:
-    """Tokens are guessed by the executor."""
+def _speculation(draw: random.Random) -> SpeculationConfig:
+    """Draft tokens are proposed by the executor."""
     return SpeculationConfig(
         method=DRAFT_MODEL,
         model="model",
@@ -41,7 +41,7 @@ class Setup:
 
     @property
     def drafts(self) -> int:
-        """Tokens that are guessed in a step, at most."""
+        """Maximum number of draft tokens of a sequence in a step."""
         speculation = self.scheduler.speculation
         return 0 if speculation is None else speculation.num_speculative_tokens
 
@@ -81,7 +81,7 @@ class Setup:
             stages=stages,
         )
         if stages == 1 and not setup.ahead and draw.random() < 0.5:
-            setup.scheduler = replace(setup.scheduler, speculation=_guessing(draw))
+            setup.scheduler = replace(setup.scheduler, speculation=_speculation(draw))
         return setup
 
     @property

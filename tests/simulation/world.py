@@ -308,7 +308,7 @@ class World:
         client.starts, client.computed = row.starts, end
         must(first < end <= total, "more tokens run than there are")
         room = len(spec.prompt_token_ids) + spec.max_tokens
-        must(not row.drafts or end + row.drafts < room, "more is guessed than is wanted")
+        must(not row.drafts or end + row.drafts < room, "draft tokens exceed max_tokens")
         must(self.setup.scheduler.enable_chunked_prefill or end == total, "a prompt was split")
         must(row.samples == (end == total and spec.max_tokens > 0), "a token is sampled at the wrong time")
         client.pending += row.samples

@@ -9,20 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import error
 from aiakq.runtime.config.hf_config import read_config
 from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.speculation.methods import check_supported
 
-#: What parts of the names of architectures say that a folder holds heads of another kind, and why it is refused.
-_OTHER_HEADS = {
-    "medusa": "Medusa heads predict each position without the draft token before it, and rely on typical acceptance of "
-    "a tree of tokens, which changes the output",
-    "mlpspeculator": "an MLP speculator reads the last hidden state only, and its draft tokens are accepted less often "
-    "than those of an EAGLE-3 head",
-    "eagle": "heads of EAGLE-1 and EAGLE-2 predict the target's hidden states and were trained for one draft token, so "
-    "that a chain of them is rarely accepted",
-    "mtp": "layers for multi-token prediction are part of the model's own checkpoint and are not loaded",
-}
 #: Settings of later variants, which change what the head computes.
 _VARIANTS = ("norm_before_fc", "fc_norm", "norm_output", "parallel_drafting")
 
@@ -89,19 +80,11 @@ def is_eagle3(path: Path) -> bool:
     raw = read_config(path, "config.json")
     names = raw.get("architectures")
     words = [raw.get("model_type"), raw.get("speculators_model_type"), *(names if isinstance(names, list) else ())]
-    text = " ".join(str(word) for word in words).lower().replace("_", "")
-    if "eagle3" in text or "draft_vocab_size" in raw:
+    if "draft_vocab_size" in raw or any("eagle3" in str(word).lower() for word in words):
         return True
-    for kind, reason in _OTHER_HEADS.items():
-        if kind in text:
-            raise refused(kind, reason)
+    for word in words:
+        check_supported(str(word))
     return False
-
-
-def refused(kind: str, reason: str) -> AiakqError:
-    """The error for heads of another kind."""
-    hint = "EAGLE-3 heads, draft models, ngram and suffix are supported."
-    return error("unsupported", what=f"Speculative decoding with {kind}: {reason}; it", hint=hint)
 
 
 def _aux_layers(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, ...] | None:

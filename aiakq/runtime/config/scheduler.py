@@ -22,7 +22,7 @@ class SchedulerConfig(SchedulerArguments):
     long_prompt_tokens  a prompt with more uncomputed tokens is long; 0: none is. The same as
                         ``long_prefill_token_threshold``, or a share of the context where several prompts run together.
     num_stages          steps that run at a time, one on each stage of a pipeline.
-    speculation         how tokens are guessed; None: they are not.
+    speculation         speculative decoding; None: there is none.
     lora                limits on adapters; None: there are none.
     """
 

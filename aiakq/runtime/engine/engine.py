@@ -173,9 +173,9 @@ class Engine:
             return self.executor.submit(StepBatch(freed, cleared, new, records))
         return self.executor.submit(StepBatch(freed, cleared, new, records, *self.scheduler.adapters.changes()))
 
-    def _collect(self, most: int, now: float, outputs: list[TokenOutput]) -> None:
-        """Collect and commit the oldest steps until at most ``most`` are pending."""
-        while len(self._pending) > max(most, 0):
+    def _collect(self, max_pending: int, now: float, outputs: list[TokenOutput]) -> None:
+        """Collect and commit the oldest steps until at most ``max_pending`` are pending."""
+        while len(self._pending) > max(max_pending, 0):
             chunks, pending = self._pending.popleft()
             result = pending.collect()
             if result.out_of_memory:
@@ -271,7 +271,7 @@ class Engine:
         if result.sampled:
             outputs.append(self._append(chunk, result.sampled, now))
             if result.proposed and sequence.speculation is not None:
-                sequence.speculation.take(result.proposed)
+                sequence.speculation.receive(result.proposed)
         elif chunk.completes:
             output = self._output(sequence)
             output.pooled = result.pooled
@@ -288,7 +288,7 @@ class Engine:
             sequence.prompt_logprobs += found
 
     def _append(self, chunk: ScheduledChunk, tokens: list[SampledToken], now: float) -> TokenOutput:
-        """Continue the sequence of ``chunk`` with ``tokens``, up to one that ends it. All but the last were guessed."""
+        """Continue the sequence of ``chunk`` with ``tokens``, up to one that ends it."""
         sequence, times = chunk.sequence, chunk.sequence.times
         if times.first_token is None:
             times.first_token = now
@@ -315,7 +315,7 @@ class Engine:
         return output
 
     def _count_drafts(self, chunk: ScheduledChunk, num_accepted: int) -> None:
-        """Remember how many drafts of ``chunk`` were right."""
+        """Record the number of accepted draft tokens of ``chunk``."""
         assert chunk.sequence.speculation is not None
         chunk.sequence.speculation.observe(len(chunk.drafts), num_accepted)
         self._drafts = self._drafts.copy()

@@ -39,9 +39,9 @@ class Chunk(msgspec.Struct, frozen=True):
                pages of a cached prefix.
     samples    whether the token after the last one is sampled.
     resamples  whether that is among the whole vocabulary sorted, because the usual candidates were not enough.
-    drafts     guesses of the last tokens, which are computed as if they were known. The token after the one before
-               them and after each of them is sampled, up to the first that is not the guess.
-    num_proposed  tokens after what is sampled that the executor may guess, for a later chunk's ``drafts``.
+    drafts     the last tokens, if they are draft tokens. A token is sampled before the first of them and after each, up
+               to the first that differs from the draft token at its position.
+    num_proposed  maximum number of draft tokens that the executor may propose, for the ``drafts`` of a later chunk.
     """
 
     slot: int
@@ -102,7 +102,7 @@ class ChunkResult(msgspec.Struct):
     prompt_logprobs  of the prompt tokens that the chunk's logits predict, if the request asked.
     pooled           what the prompt has become, if the chunk is its last.
     pooling_error    why it has not: NOT_FINITE.
-    proposed         guesses of the tokens after ``sampled``, up to ``Chunk.num_proposed``.
+    proposed         draft tokens to follow ``sampled``, at most ``Chunk.num_proposed``.
     """
 
     sampled: list[SampledToken] = []

@@ -1,10 +1,10 @@
 """Scheduler: chooses the sequences of a step and the number of tokens of each.
 
 There is no prefill or decode phase. Every sequence has tokens whose keys and values are not computed yet: a whole
-prompt at first, one token later. Each step has one budget of tokens, given to running sequences first, so that running
-answers get their next token while long prompts are computed in chunks. When pages run out, the running sequence that is
-last in order gives its pages back and starts over later (preemption by recompute); it keeps its place in the queue and
-its generated tokens.
+prompt at first, one token later. Each step has one budget of tokens, given to running sequences first, so that decodes
+get their next token while long prompts are computed in chunks. When pages run out, the running sequence that is last in
+order gives its pages back and starts over later (preemption by recompute); it keeps its order in the queue and its
+generated tokens.
 
 The order is that of arrival, or of the requests' priority and then of arrival.
 
@@ -40,7 +40,7 @@ _MIN_PIPELINED_TOKENS = 64
 class Scheduler:
     """Waiting and running sequences over one page pool, each list in order.
 
-    proposer     of drafts; None: no tokens are guessed, or the executor guesses them.
+    proposer     of draft tokens; None: there are none, or the executor proposes them.
     adapters     in memory; None: no sequence has one.
     freed_slots  of sequences that stopped running, for the next batch to the executor; its reader empties it.
     """
@@ -73,7 +73,7 @@ class Scheduler:
         """Queue a new sequence behind the waiting ones of its priority."""
         sequence.order = (sequence.spec.priority, next(self._numbers))
         if self.config.speculation is not None:
-            drafter = None if self.proposer is None else self.proposer.drafter()
+            drafter = None if self.proposer is None else self.proposer.new_sequence(sequence.scope, sequence.num_prompt)
             sequence.speculation = Speculation(drafter, self.config.speculation.num_speculative_tokens)
         if self.adapters is not None:
             self.adapters.add(sequence.spec.adapter)
@@ -88,6 +88,8 @@ class Scheduler:
             self.waiting.remove(sequence)
         if self.adapters is not None:
             self.adapters.remove(sequence.spec.adapter)
+        if sequence.speculation is not None:
+            sequence.speculation.finish(sequence.token_ids)
         self.pool.decref(sequence.pages)
         sequence.pages = []
 
@@ -119,19 +121,19 @@ class Scheduler:
         return chosen
 
     def _add_drafts(self, chosen: list[ScheduledChunk], config: SpeculationConfig) -> None:
-        """Let answers among ``chosen`` guess their next tokens, while budget, pages and rows of logits last. Nothing is
-        preempted for a guess.
+        """Append draft tokens to the decodes among ``chosen``, while budget, pages and rows of logits last. No sequence
+        is preempted for them.
         """
         if len(self.running) >= config.disable_by_batch_size:
             return
-        answers = [chunk for chunk in chosen if chunk.count == 1]
-        room = min(config.max_rows - len(answers), self.budget - sum(chunk.count for chunk in chosen))
-        for chunk in answers:
+        decodes = [chunk for chunk in chosen if chunk.count == 1]
+        room = min(config.max_rows - len(decodes), self.budget - sum(chunk.count for chunk in chosen))
+        for chunk in decodes:
             sequence = chunk.sequence
-            most = min(room, sequence.most_drafts, config.max_model_len - chunk.end)
-            if sequence.speculation is None or most < 1:
+            max_tokens = min(room, sequence.max_draft_tokens, config.max_model_len - chunk.end)
+            if sequence.speculation is None or max_tokens < 1:
                 continue
-            drafts = sequence.speculation.propose(sequence.token_ids, most)
+            drafts = sequence.speculation.propose(sequence.token_ids, max_tokens)
             if drafts and self._grow_for_drafts(sequence, 1 + len(drafts)):
                 chunk.add_drafts(drafts)
                 room -= len(drafts)
@@ -140,20 +142,20 @@ class Scheduler:
                 self._ask_for_drafts(chunk, config)
 
     def _ask_for_drafts(self, chunk: ScheduledChunk, config: SpeculationConfig) -> None:
-        """Let the executor guess what follows the tokens that ``chunk`` samples, as far as there is room for it."""
+        """Ask the executor to propose draft tokens for the chunk after ``chunk``."""
         sequence = chunk.sequence
         assert sequence.speculation is not None
         left = sequence.spec.max_tokens - sequence.num_outputs - chunk.samples - 1
-        most = min(left, config.max_model_len - chunk.end - 1)
-        chunk.num_proposed = sequence.speculation.wanted(most, sequence.spec.grammar is not None)
+        max_tokens = min(left, config.max_model_len - chunk.end - 1)
+        chunk.num_proposed = sequence.speculation.num_requested(max_tokens, sequence.spec.grammar is not None)
         if chunk.num_proposed:
-            self._grow_for_drafts(sequence, chunk.count + chunk.num_proposed)  # a model that drafts has its keys there
+            self._grow_for_drafts(sequence, chunk.count + chunk.num_proposed)  # for keys of the draft model
 
     def _choose(self, waited: bool) -> list[ScheduledChunk]:
         """The chunks of a step, with their pages. ``waited``: whether waiting sequences may start."""
-        answers, budget = self._step_limits()
-        # Running answers get their token whatever prompts come before them.
-        reserved = min(answers, sum(self._wanted(sequence) == 1 for sequence in self.running))
+        decodes, budget = self._step_limits()
+        # Decodes get their token even if prompts come before them in order.
+        reserved = min(decodes, sum(self._wanted(sequence) == 1 for sequence in self.running))
         share = self._share(budget - reserved)
         chosen: list[ScheduledChunk] = []
         preempted = False
@@ -162,9 +164,9 @@ class Scheduler:
             sequence = self.running[index]
             wanted = self._wanted(sequence)
             if wanted == 1:
-                reserved -= answers > 0
-                count = int(answers > 0)
-                answers -= 1
+                reserved -= decodes > 0
+                count = int(decodes > 0)
+                decodes -= 1
             else:
                 # 0 if the last token is pending.
                 count = self._allowance(wanted, budget - reserved, share)
@@ -189,22 +191,22 @@ class Scheduler:
         return sequence.num_uncomputed_tokens
 
     def _step_limits(self) -> tuple[int, int]:
-        """The most answers that a step continues, and its most tokens: of several stages, so many that there is as much
-        to do for the others.
+        """The maximum number of decodes and of tokens in a step. With pipeline stages, a share that leaves as much work
+        for the other stages.
         """
         stages = self.config.num_stages
         if stages == 1:
             return self.max_num_seqs, self.budget
         prompts = sum(len(sequence.token_ids) for sequence in self.waiting)
-        answers = 0
+        decodes = 0
         for sequence in self.running:
-            is_answer = sequence.num_pending_tokens > 0 or sequence.num_uncomputed_tokens == 1
-            answers += is_answer
-            prompts += 0 if is_answer else sequence.num_uncomputed_tokens
-        answers = -(-answers // stages)
+            is_decode = sequence.num_pending_tokens > 0 or sequence.num_uncomputed_tokens == 1
+            decodes += is_decode
+            prompts += 0 if is_decode else sequence.num_uncomputed_tokens
+        decodes = -(-decodes // stages)
         if not self.config.enable_chunked_prefill:
-            return answers, self.budget
-        return answers, min(self.budget, answers + max(_MIN_PIPELINED_TOKENS, -(-prompts // stages)))
+            return decodes, self.budget
+        return decodes, min(self.budget, decodes + max(_MIN_PIPELINED_TOKENS, -(-prompts // stages)))
 
     def _waited(self, now: float) -> bool:
         """Whether waiting prompts were delayed long enough, or nothing else runs."""
@@ -218,7 +220,7 @@ class Scheduler:
         return now - earliest > self.config.scheduler_delay_factor * self._prompt_seconds
 
     def _share(self, room: int) -> int:
-        """The most tokens of a prompt in this step: its part of ``room`` if several prompts are split at a time."""
+        """The maximum tokens of a prompt in this step: its share of ``room`` if several prompts are split at a time."""
         prompts = sum(self._wanted(sequence) > 1 for sequence in self.running) + len(self.waiting)
         return max(1, room // max(1, min(self.config.max_num_partial_prefills, prompts)))
 
@@ -304,7 +306,7 @@ class Scheduler:
         return True
 
     def _grow_for_drafts(self, sequence: Sequence, count: int) -> bool:
-        """The same, as long as a page is left for every running sequence: guesses should not cost one its place."""
+        """The same for draft tokens, which may not take the last page that a running sequence could need."""
         needed = self._pages_for(sequence.num_computed_tokens + count) - len(sequence.pages)
         if needed > 0 and self.pool.num_free - needed < len(self.running):
             return False

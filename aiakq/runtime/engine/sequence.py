@@ -22,11 +22,11 @@ class Sequence:
     num_submitted_pages of ``pages``, how many the executor knows; None: it does not know the sequence.
     pages               KV pages in order; covers at least num_computed_tokens.
     num_inserted_pages  of ``pages``, how many are in the prefix cache, or are kept out of it.
-    speculation         guesses its next tokens; None: nothing does.
+    speculation         of its draft tokens; None: it gets none.
     resamples           whether its tokens are sampled among the whole vocabulary sorted: the sampler's usual
                         candidates were not enough once.
     hashes              of the full pages' tokens, as far as computed by ``page_hashes``.
-    order               its place among others: (priority, number of arrival), smallest first.
+    order               (priority, number of arrival); the smallest is scheduled first.
     """
 
     spec: RequestSpec
@@ -71,8 +71,8 @@ class Sequence:
         return min(len(self.token_ids) + self.num_pending_tokens, self._num_needed_tokens) - self.num_computed_tokens
 
     @property
-    def most_drafts(self) -> int:
-        """Tokens that may be guessed behind its last one; the last token of all is not worth a guess."""
+    def max_draft_tokens(self) -> int:
+        """How many draft tokens may follow its last token. The last token of all needs none: it would save no step."""
         if self.num_uncomputed_tokens != 1 or self.num_pending_tokens or self.num_outputs < 1:
             return 0
         return self.spec.max_tokens - self.num_outputs - 1
@@ -83,13 +83,19 @@ class Sequence:
         pooling = self.spec.pooling
         return self.spec.sampling.prompt_logprobs is not None or (pooling is not None and pooling.reads_every_token)
 
+    @property
+    def scope(self) -> bytes:
+        """What it may share pages and draft tokens within: the hash of its cache salt, in which the server mixes the API
+        key, and of its adapter.
+        """
+        adapter = self.spec.adapter
+        return root_hash(self.spec.cache_salt, "" if adapter is None else adapter.key)
+
     def page_hashes(self, page_size: int, count: int) -> list[bytes]:
         """Chained hashes of the first ``count`` full pages; computed once each."""
         while len(self.hashes) < count:
             at = len(self.hashes) * page_size
-            adapter = self.spec.adapter
-            key = "" if adapter is None else adapter.key
-            parent = self.hashes[-1] if self.hashes else root_hash(self.spec.cache_salt, key)
+            parent = self.hashes[-1] if self.hashes else self.scope
             self.hashes.append(page_hash(parent, self.token_ids[at : at + page_size]))
         return self.hashes[:count]
 
@@ -149,9 +155,9 @@ class ScheduledChunk:
     """``count`` tokens of ``sequence`` to compute in a step, from number ``first`` on.
 
     completes  whether these are its last uncomputed tokens.
-    samples    tokens that it samples at most: the one after them, and one after each draft.
-    drafts     guesses of the last of them, see ``Chunk``.
-    num_proposed  guesses of the tokens behind it that the executor is asked for.
+    samples    maximum number of tokens that it samples: one after its known tokens, and one after each draft token.
+    drafts     draft tokens at its end, see ``Chunk``.
+    num_proposed  draft tokens that the executor is asked to propose, see ``Chunk``.
     dropped    whether the result is ignored.
     """
 
@@ -176,16 +182,16 @@ class ScheduledChunk:
         return self.first + self.count
 
     def add_drafts(self, drafts: list[int]) -> None:
-        """Guess the tokens behind it."""
+        """Append draft tokens."""
         self.drafts = drafts
         self.count += len(drafts)
         self.samples += len(drafts)
 
     def accept(self, num_drafts: int) -> None:
-        """Only so many of its drafts were right: what was computed behind them is void."""
-        wrong = len(self.drafts) - num_drafts
-        self.sequence.num_computed_tokens -= wrong
-        self.count -= wrong
+        """Keep the first ``num_drafts`` draft tokens, and roll back what was computed for the others."""
+        rejected = len(self.drafts) - num_drafts
+        self.sequence.num_computed_tokens -= rejected
+        self.count -= rejected
         self.drafts = self.drafts[:num_drafts]
 
     def record(self) -> Chunk:

@@ -60,7 +60,9 @@ class Eagle3Proposer:
         parts.sort(key=lambda part: part.count > 1)
         # A step without logits would not be captured, so that one row of them is always computed.
         chunks = [part.first_chunk(samples=not at) for at, part in enumerate(parts)]
-        states, proposing = self._compute(parts, chunks, observed, [row for part in parts for row in part.rows], running)
+        states, proposing = self._compute(
+            parts, chunks, observed, [row for part in parts for row in part.rows], running
+        )
         for part in parts:
             part.sequence.num_drafted = part.end
         while proceeding := [(part, row) for part, row in proposing if part.wants_more]:

@@ -78,7 +78,7 @@ def count_pages(config: EngineConfig, model: Model, host_ranks: int = 1, draft_b
     """Pages for as many full-length sequences as may run, within the memory that is left; scratch page included.
 
     host_ranks   processes that share this memory, each with an equal part.
-    draft_bytes  of a page of the model that guesses tokens.
+    draft_bytes  of a page of the draft model.
     Raises ``no_memory`` when not even one sequence of max_model_len tokens fits; of one page, if that may be lowered.
     """
     cache, scheduler = config.cache, config.scheduler

@@ -119,10 +119,8 @@ class LocalExecutor:
             return StepResult(out_of_memory=True)
         result = step.results()
         if (proposer := self.proposer) is not None:
-            # Nothing is guessed where there is no memory for it.
-            fits(
-                lambda: proposer.propose(step.chunks, step.sequences, result.chunks, self._sequences, step.observed)
-            )
+            # Without memory for it there are no draft tokens.
+            fits(lambda: proposer.propose(step.chunks, step.sequences, result.chunks, self._sequences, step.observed))
         if self._pending and not self._pending[0].out_of_memory:
             following = self._pending[0]
             following.out_of_memory = not fits(lambda: following.launch_sampler(self._sampler))

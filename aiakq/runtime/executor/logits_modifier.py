@@ -52,7 +52,7 @@ class LogitsModifier:
         return self._always or self._masks_stops(position)
 
     def apply(self, logits: Tensor, token_ids: list[int], drafts: list[int]) -> None:
-        """Modify ``logits`` [V] float32 of the token after ``token_ids`` and ``drafts``, which are guesses."""
+        """Modify ``logits`` [V] float32 of the token after ``token_ids`` and draft tokens ``drafts``."""
         params, spec, device = self._params, self._spec, logits.device
         position = len(token_ids) + len(drafts)
         outputs = [*token_ids[self._num_prompt :], *drafts]
@@ -93,8 +93,8 @@ class LogitsModifier:
         logits[seen] = torch.where(of_seen > 0, of_seen / factor, of_seen * factor)
 
     def _output_counts(self, outputs: list[int], num_drafts: int) -> Counter[int]:
-        """How often each of ``outputs`` is there, the last ``num_drafts`` of which are guesses; those of earlier steps
-        are not counted again.
+        """How often each of ``outputs`` is there, the last ``num_drafts`` of which are draft tokens; those of earlier
+        steps are not counted again.
         """
         known = len(outputs) - num_drafts
         self._counts.update(outputs[self._num_counted : known])

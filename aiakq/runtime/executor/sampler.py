@@ -34,8 +34,8 @@ from aiakq.runtime.structured.matcher import GrammarMatcher
 class SamplerRow:
     """One row of logits whose token is sampled.
 
-    drafts     guesses of the tokens between those of ``sequence`` and this one.
-    matcher    of the grammar, behind ``drafts``; None: there is none.
+    drafts     draft tokens between the tokens of ``sequence`` and this position.
+    matcher    of the grammar, after ``drafts``; None: there is none.
     position   of the token: the number of tokens before it.
     resamples  whether the whole vocabulary is sorted for it, see ``Chunk``.
     sampling   parameters of the sequence.

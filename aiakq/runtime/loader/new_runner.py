@@ -12,7 +12,7 @@ from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.lora.store import AdapterStore
 from aiakq.runtime.models.decoder import Decoder, Model
-from aiakq.runtime.speculation.proposers import PROPOSERS
+from aiakq.runtime.speculation.methods import PROPOSERS
 
 
 def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: int) -> Runner:

@@ -1,1 +1,1 @@
-"""Speculative decoding: tokens are guessed, computed in one step, and kept as far as they are what would be sampled."""
+"""Speculative decoding: draft tokens are verified in one step, and accepted while they equal the sampled tokens."""

@@ -1,8 +1,7 @@
-"""Proposers of draft tokens: the protocol, and the registry.
+"""Proposers of draft tokens: the protocol.
 
 A proposer sees the tokens of sequences, nothing else, and runs in the scheduler: it must be fast and deterministic. What
-needs a model runs in the executor, as a ``ModelProposer`` (aiakq/runtime/executor/model_proposer.py); its entry in the
-registry is a module that loads it, as described in aiakq/runtime/loader/draft_model.py. Forced tokens of a grammar are
+needs a model runs in the executor, as a ``ModelProposer`` (aiakq/runtime/executor/model_proposer.py). Forced tokens of a grammar are
 proposed by the sequence's matcher (aiakq/runtime/structured/matcher.py), whatever the method is.
 """
 
@@ -10,19 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from aiakq.registry import Registry
 from aiakq.runtime.config.speculation import SpeculationConfig
-
-#: Method of speculative decoding -> a ``Proposer``, or the module of a method that needs a model.
-PROPOSERS = Registry(
-    "aiakq.proposers",
-    {
-        "ngram": "aiakq.runtime.speculation.ngram:NgramProposer",
-        "suffix": "aiakq.runtime.speculation.suffix:SuffixProposer",
-        "draft_model": "aiakq.runtime.loader.draft_model",
-        "eagle3": "aiakq.runtime.loader.eagle3",
-    },
-)
+from aiakq.runtime.speculation.methods import PROPOSERS
 
 
 class SequenceProposer(Protocol):

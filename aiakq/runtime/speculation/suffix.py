@@ -93,7 +93,9 @@ class SuffixIndex:
         tokens: list[int] = []
         probability, score = 1.0, 0.0
         while len(tokens) < count:
-            following = [(self._token(number, end + len(tokens), own, tokens), number, end) for number, end in open_ends]
+            following = [
+                (self._token(number, end + len(tokens), own, tokens), number, end) for number, end in open_ends
+            ]
             counts: dict[int, int] = {}
             for token, _, _ in following:
                 if token is not None:

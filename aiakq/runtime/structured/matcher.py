@@ -40,8 +40,8 @@ class GrammarMatcher:
             ctypes.memset(address, 0, 4 * self.num_words)
 
     def after(self, draft: int) -> GrammarMatcher:
-        """The matcher behind ``draft``, a guess of the next token, which leaves this one as it is. It has failed where
-        the grammar forbids the guess or ends with it: nothing can be sampled there.
+        """A copy of this matcher after the draft token ``draft``. It has failed where the grammar forbids the token or
+        ends with it: nothing can be sampled there.
         """
         ahead = GrammarMatcher(None if self.failure is not None else self._matcher.deep_copy(), self.num_words)
         ahead.failure = self.failure
@@ -50,12 +50,12 @@ class GrammarMatcher:
             ahead.failure = "the text is complete"
         return ahead
 
-    def forced_tokens(self, most: int) -> list[int]:
-        """At most ``most`` tokens of the text that has to follow, as the tokenizer splits it; none after a failure."""
+    def forced_tokens(self, max_tokens: int) -> list[int]:
+        """At most ``max_tokens`` tokens of the forced text, as the tokenizer splits it; none after a failure."""
         if self.failure is not None or self._matcher.is_stopped():
             return []
         try:
-            return list(self._matcher.compute_ff_tokens()[:most])
+            return list(self._matcher.compute_ff_tokens()[:max_tokens])
         except BaseException as problem:
             self._fail(problem)
             return []

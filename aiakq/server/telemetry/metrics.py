@@ -97,9 +97,11 @@ class Metrics:
             self._counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
             self._counter("gpu_prefix_cache_hits_total", "Older name of prefix_cache_hits_total."),
         ]
-        self.drafting_steps = self._counter("spec_decode_num_drafts_total", "Times next tokens were guessed.")
-        self.drafts = self._counter("spec_decode_num_draft_tokens_total", "Guessed tokens.")
-        self.accepted = self._counter("spec_decode_num_accepted_tokens_total", "Guessed tokens that were right.")
+        self.drafting_steps = self._counter(
+            "spec_decode_num_drafts_total", "Verifications: times that a sequence had draft tokens in a step."
+        )
+        self.drafts = self._counter("spec_decode_num_draft_tokens_total", "Draft tokens.")
+        self.accepted = self._counter("spec_decode_num_accepted_tokens_total", "Accepted draft tokens.")
         self.step_tokens = self._histogram(
             "iteration_tokens_total", "Tokens generated in a step, and those of prompts completed in it.", _STEP_TOKENS
         )
@@ -195,10 +197,13 @@ class Metrics:
         self.drafting_steps.inc(drafts.steps - before.steps)
         self.drafts.inc(drafts.drafts - before.drafts)
         self.accepted.inc(drafts.accepted - before.accepted)
-        if drafts.by_place:
-            name, places = "spec_decode_num_accepted_tokens_per_pos_total", tuple(map(str, range(len(drafts.by_place))))
-            counters = self._counters(name, "Right guesses, by their place among those of a step.", "position", places)
-            for counter, now, old in itertools.zip_longest(counters.values(), drafts.by_place, before.by_place):
+        if drafts.by_position:
+            name, positions = (
+                "spec_decode_num_accepted_tokens_per_pos_total",
+                tuple(map(str, range(len(drafts.by_position)))),
+            )
+            counters = self._counters(name, "Accepted draft tokens, by position.", "position", positions)
+            for counter, now, old in itertools.zip_longest(counters.values(), drafts.by_position, before.by_position):
                 counter.inc(now - (old or 0))
         num_tokens = stats.prompt_tokens - previous.prompt_tokens + stats.generation_tokens - previous.generation_tokens
         if num_tokens:

@@ -1,4 +1,4 @@
-"""The arguments of speculative decoding: two ways to say the same."""
+"""The arguments of speculative decoding, as flags and as JSON."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def test_arguments_mean_the_keys_of_the_same_meaning(example_model):
     )
 
 
-def test_nothing_is_guessed_unless_it_is_asked_for(example_model):
+def test_speculation_is_off_by_default(example_model):
     assert EngineConfig.from_args({"model": str(example_model)}).scheduler.speculation is None

@@ -1,4 +1,4 @@
-"""Speculative decoding: the answers are those without, in every mode and for every parameter, whatever is guessed."""
+"""Speculative decoding does not change the output, in any mode and for any parameter, whatever the draft tokens are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "disable_by_batch_size"
 
 
 class Replay:
-    """A proposer that knows the answers, and says them with mistakes at random places."""
+    """A proposer that replays the known output, corrupted at random positions."""
 
     def __init__(self, known: list[list[int]], mistakes: float) -> None:
         self._draw = random.Random(3)
@@ -32,19 +32,22 @@ class Replay:
         for tokens in known:
             self._after[tuple(tokens[:1])].append(tokens)
 
-    def drafter(self) -> Replay:
+    def new_sequence(self, scope: bytes, num_prompt_tokens: int) -> Replay:
         return self
 
-    def propose(self, token_ids: list[int], most: int) -> list[int]:
+    def finish(self, token_ids: list[int]) -> None:
+        pass
+
+    def propose(self, token_ids: list[int], max_tokens: int) -> list[int]:
         same = [one for one in self._after[tuple(token_ids[:1])] if one[: len(token_ids)] == token_ids]
         if not same:
             return []
-        found = self._draw.choice(same)[len(token_ids) : len(token_ids) + self._draw.randint(1, most)]
+        found = self._draw.choice(same)[len(token_ids) : len(token_ids) + self._draw.randint(1, max_tokens)]
         return [token if self._draw.random() > self._mistakes else self._draw.randrange(300) for token in found]
 
 
 def speculating(llm: LLM, known: list[list[int]], mistakes: float) -> LLM:
-    """``llm`` with guesses of ``known`` in any number of rows."""
+    """``llm`` with draft tokens from ``known`` in any number of rows."""
     scheduler = llm.engine.scheduler
     assert scheduler.config.speculation is not None
     scheduler.config = replace(scheduler.config, speculation=replace(scheduler.config.speculation, max_rows=100))
@@ -127,13 +130,13 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(example_model):
     assert llm.engine.stats.steps < 0.8 * plain.engine.stats.steps
 
 
-def test_nothing_is_guessed_where_it_would_not_pay_or_is_forbidden(example_model):
+def test_limits_disable_draft_tokens(example_model):
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     for limits, count in (({"disable_by_batch_size": 2}, 2), ({"max_model_len": 10}, 1)):
         llm = LLM(str(example_model), dtype="float32", speculative_config={"method": "ngram", **limits})
         llm.generate(["a b c d a b c d a b c d"] * count, params, use_tqdm=False)
         assert llm.engine.stats.drafts.drafts == 0
-    # The last token of all is not worth a guess.
+    # The last token of all gets no draft token.
     llm = LLM(str(example_model), dtype="float32", speculative_config={"method": "ngram"})
     llm.generate("a b c d a b c d", SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
     assert llm.engine.stats.drafts.drafts == 0
@@ -164,13 +167,13 @@ def test_what_does_not_go_is_refused_by_name(arguments, named, example_model):
     assert caught.value.id in ("bad_option", "option_conflict", "model_hub") and named in str(caught.value)
 
 
-def test_states_cannot_be_taken_back(tiny_model):
+def test_recurrent_models_are_refused(tiny_model):
     with pytest.raises(AiakqError, match="recurrent"):
         LLM(str(tiny_model("Mamba2ForCausalLM")), speculative_config={"method": "ngram"})
 
 
-GUESSING = {"num_speculative_tokens": 4, "speculative_disable_by_batch_size": 1000}
-#: What a model that guesses has to do with: its own pages are those of the other model.
+DRAFTING = {"num_speculative_tokens": 4, "speculative_disable_by_batch_size": 1000}
+#: What affects a draft model, which shares the page table of the target.
 DRAFT_MODES = {
     "plain": {},
     "chunked": {"max_num_batched_tokens": 16, "enable_chunked_prefill": True},
@@ -183,7 +186,7 @@ DRAFT_MODES = {
 
 @pytest.fixture(scope="module")
 def nearly(tiny_model, tmp_path_factory) -> str:
-    """The model of ``folder`` with weights that are a little different: a draft that is often right."""
+    """The model of ``folder`` with weights that are a little different: a draft model that is often right."""
     source = Path(tiny_model("LlamaForCausalLM"))
     target = tmp_path_factory.mktemp("nearly") / "model"
     shutil.copytree(source, target)
@@ -199,9 +202,9 @@ def nearly(tiny_model, tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize("mode", DRAFT_MODES)
-def test_a_model_that_guesses_changes_no_answer(folder, nearly, expected, mode):
+def test_a_draft_model_does_not_change_the_output(folder, nearly, expected, mode):
     arguments = {"dtype": "float32", "max_model_len": 128, **DRAFT_MODES[mode]}
-    llm = LLM(folder, speculative_model=nearly, **GUESSING, **arguments)
+    llm = LLM(folder, speculative_model=nearly, **DRAFTING, **arguments)
     functions = mode != "ranks"
     plain = expected if functions else answers(LLM(folder, dtype="float32", max_model_len=128), functions=False)
     assert answers(llm, functions) == plain
@@ -211,9 +214,9 @@ def test_a_model_that_guesses_changes_no_answer(folder, nearly, expected, mode):
         assert llm.engine.stats.preemptions > 0
 
 
-def test_the_same_model_guesses_right(folder):
-    """With any sampling parameters: it draws with the same random numbers, and knows penalties and grammars."""
-    llm = LLM(folder, dtype="float32", max_model_len=128, speculative_model=folder, **GUESSING)
+def test_the_same_model_as_draft_is_always_accepted(folder):
+    """With any sampling parameters: it samples with the same random numbers, penalties and grammars."""
+    llm = LLM(folder, dtype="float32", max_model_len=128, speculative_model=folder, **DRAFTING)
     params = [
         SamplingParams(max_tokens=40, ignore_eos=True, seed=1),
         SamplingParams(max_tokens=40, ignore_eos=True, seed=2, top_p=0.8, repetition_penalty=1.3, logit_bias={5: 4.0}),
@@ -225,8 +228,8 @@ def test_the_same_model_guesses_right(folder):
     assert llm.engine.stats.steps < 20
 
 
-def test_a_model_that_guesses_reads_what_it_missed(folder, nearly):
-    """Nothing is guessed while many sequences run; then its cache lacks what they have become."""
+def test_a_draft_model_computes_the_tokens_it_missed(folder, nearly):
+    """While many sequences run it proposes nothing; afterwards its cache lacks their tokens."""
     arguments = {"dtype": "float32", "max_model_len": 256}
     many = [SamplingParams(max_tokens=20 if at else 120, ignore_eos=True, seed=at) for at in range(4)]
     prompts = [[3 + at, 4, 5] for at in range(4)]
@@ -240,7 +243,7 @@ def test_a_model_that_guesses_reads_what_it_missed(folder, nearly):
     assert llm.engine.stats.drafts.accepted > 10
 
 
-def test_what_a_grammar_forces_is_guessed(example_model):
+def test_forced_tokens_of_a_grammar_are_draft_tokens(example_model):
     schema = {
         "type": "object",
         "properties": {"a_long_name_of_a_property": {"type": "boolean"}},
@@ -254,7 +257,7 @@ def test_what_a_grammar_forces_is_guessed(example_model):
     assert llm.engine.stats.steps < 0.8 * plain.engine.stats.steps
 
 
-def test_models_that_cannot_guess_are_refused(folder, example_model, tiny_model):
+def test_unsuitable_draft_models_are_refused(folder, example_model, tiny_model):
     with pytest.raises(AiakqError, match="it has .* tokens, the model"):
         LLM(folder, dtype="float32", speculative_model=str(example_model))
     with pytest.raises(AiakqError, match="EAGLE"):
@@ -263,19 +266,19 @@ def test_models_that_cannot_guess_are_refused(folder, example_model, tiny_model)
         LLM(folder, dtype="float32", speculative_config={"method": "draft_model"})
 
 
-def test_what_is_expected_of_the_model_that_guesses(folder, nearly):
+def test_the_quantization_method_of_the_draft_model_is_checked(folder, nearly):
     with pytest.raises(AiakqError, match="awq"):
         LLM(folder, dtype="float32", speculative_model=nearly, speculative_model_quantization="awq")
 
 
-def test_a_model_with_a_shorter_context_guesses_up_to_there(folder, nearly, tmp_path):
+def test_a_draft_model_with_a_shorter_context_proposes_up_to_there(folder, nearly, tmp_path):
     shutil.copytree(nearly, tmp_path / "short")
     config = json.loads((tmp_path / "short" / "config.json").read_text())
     (tmp_path / "short" / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 40}))
     prompts = [[*range(3, 3 + length)] for length in (5, 36, 39, 40, 41, 90)]
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     arguments = {"dtype": "float32", "max_model_len": 128, "max_num_batched_tokens": 32}
-    llm = LLM(folder, speculative_model=str(tmp_path / "short"), **GUESSING, **arguments)
+    llm = LLM(folder, speculative_model=str(tmp_path / "short"), **DRAFTING, **arguments)
     found = [
         [one.outputs[0].token_ids for one in each.generate(prompts, params)] for each in (llm, LLM(folder, **arguments))
     ]

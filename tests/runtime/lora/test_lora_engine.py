@@ -28,7 +28,7 @@ MODES: dict[str, dict[str, Any]] = {
     "preempted": {"max_loras": 3, "num_gpu_blocks_override": 30, "block_size": 4},
     "one step ahead": {"max_loras": 3, "async_scheduling": True},
     "operation by operation": {"max_loras": 3, "enforce_eager": True},
-    "guessing": {"max_loras": 8, "speculative_model": "[ngram]"},
+    "speculation": {"max_loras": 8, "speculative_model": "[ngram]"},
 }
 
 

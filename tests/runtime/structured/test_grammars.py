@@ -306,7 +306,7 @@ def mask_of(matcher: GrammarMatcher) -> list[int]:
     return bits.tolist()
 
 
-def test_a_matcher_behind_a_guess_leaves_the_other_as_it_is(compiler):
+def test_a_matcher_after_a_draft_token_leaves_the_original_unchanged(compiler):
     grammar = of(grammar='start: "ab" "c"? | "ad"')
     matcher = compiler.matcher(grammar)
     before = mask_of(matcher)
@@ -321,7 +321,7 @@ def test_a_matcher_behind_a_guess_leaves_the_other_as_it_is(compiler):
     assert mask_of(matcher) == before and matcher.failure is None
 
 
-def test_a_guess_on_which_a_grammar_explodes_fails_alone(compiler):
+def test_a_draft_token_on_which_a_grammar_explodes_fails_alone(compiler):
     matcher = compiler.matcher(of(grammar='start: "x" | e\ne: e e | /[a-b]/'))
     ahead = matcher
     while ahead.failure is None:
