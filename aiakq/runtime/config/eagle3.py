@@ -1,5 +1,5 @@
-"""Eagle3Config: the config.json of an EAGLE-3 head (Li et al. 2025, arXiv:2503.01840), in the spellings in which heads are
-published: the authors', which SGLang, SpecForge and vLLM share, and that of the speculators library.
+"""Eagle3Config: the config.json of an EAGLE-3 head (Li et al. 2025, arXiv:2503.01840), in the published spellings: that
+of the authors, which SGLang, SpecForge and vLLM share, and that of the speculators library.
 """
 
 from __future__ import annotations

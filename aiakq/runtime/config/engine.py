@@ -108,8 +108,8 @@ _SHARED = {
 
 
 def _with_draft(config: EngineConfig, given: Mapping[str, Any]) -> EngineConfig:
-    """``config`` with the model that proposes draft tokens, if one does. Raises ``option_conflict``, ``unsupported`` and
-    what ``from_args`` raises.
+    """``config`` with the model that proposes draft tokens, if one does. Raises ``option_conflict``, ``unsupported``
+    and what ``from_args`` raises.
     """
     speculation = config.scheduler.speculation
     if speculation is None or speculation.model is None:

@@ -85,8 +85,8 @@ class Sequence:
 
     @property
     def scope(self) -> bytes:
-        """What it may share pages and draft tokens within: the hash of its cache salt, in which the server mixes the API
-        key, and of its adapter.
+        """Sequences with the same one may share pages and learn draft tokens from each other: a hash of the cache salt,
+        into which the server mixes the API key, and of the adapter.
         """
         adapter = self.spec.adapter
         return root_hash(self.spec.cache_salt, "" if adapter is None else adapter.key)

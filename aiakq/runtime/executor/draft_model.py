@@ -14,13 +14,12 @@ from aiakq.runtime.models.decoder import ModelInput, whole_logits
 
 
 class DraftModel:
-    """A ``ModelProposer`` over a model with the vocabulary of the target model. Its keys and values are in pages with the
-    numbers of those of the target model, in a cache of its own: one page table is that of both, and a cached prefix is
-    there for both.
+    """A ``ModelProposer`` over a model with the vocabulary of the target model. It has a cache of its own, whose pages
+    have the numbers of the target model's: one page table is that of both, and a cached prefix is there for both.
 
     A draft token is sampled with the parameters, random number and grammar of the token that it is for, so that it is
-    accepted as often as the two models agree. Nothing else depends on the draft model: where its cache lacks tokens of a
-    sequence, because it had no draft tokens for a while, they are computed when it gets some.
+    accepted as often as the two models agree. Nothing else depends on the draft model: where its cache lacks tokens of
+    a sequence, because it had no draft tokens for a while, they are computed when it gets some.
 
     runner      of the model.
     max_tokens  in one of its steps.

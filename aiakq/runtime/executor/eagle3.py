@@ -20,9 +20,9 @@ class Eagle3Proposer:
     """A ``ModelProposer`` over an EAGLE-3 head.
 
     The head follows every step, because the hidden states of the target model are gone after it. A draft token is
-    sampled with the parameters, random number and grammar of the token that it is for. Position i of the head's cache is
-    in the same page as that of the target model; it holds the token at i + 1, so that the last position of a cached
-    prefix may have been computed with another one. This costs some acceptance, once, and nothing else.
+    sampled with the parameters, random number and grammar of the token that it is for. Position i of the head's cache
+    is in the same page as that of the target model; it depends on the token at i + 1, so that the last position of a
+    cached prefix may have been computed with another one. This may cost a draft token, and nothing else.
 
     runner      of the head.
     vocab_size  of the target model.
@@ -51,7 +51,7 @@ class Eagle3Proposer:
         parts = []
         row = 0
         for chunk, sequence, result in zip(chunks, sequences, results, strict=True):
-            part = _Part(chunk, sequence, result, row, self.runner.page_size, self._max_length)
+            part = Part(chunk, sequence, result, row, self.runner.page_size, self._max_length)
             if part.count > 0:
                 parts.append(part)
             row += chunk.count
@@ -74,12 +74,12 @@ class Eagle3Proposer:
 
     def _compute(
         self,
-        parts: Sequence[_Part],
+        parts: Sequence[Part],
         chunks: list[Chunk],
         states: Tensor,
         rows: Sequence[int],
         running: RunningSequences,
-    ) -> tuple[Tensor, list[tuple[_Part, int]]]:
+    ) -> tuple[Tensor, list[tuple[Part, int]]]:
         """One step of the head, over ``rows`` of hidden states [.., hidden], one for each token. Parts that want one
         get a draft token; returns them, each with its row of the head's own hidden states, and these [R, hidden].
         """
@@ -99,7 +99,7 @@ class Eagle3Proposer:
         return own_states, proposing
 
 
-class _Part:
+class Part:
     """The draft tokens of one sequence in the making.
 
     count       positions that the head computes first, up to ``end``.

@@ -2,7 +2,7 @@
 
 A method that needs a model is a module with
 
-    configure(config, args) -> EngineConfig    ``config`` with the model that ``args`` name (``draft_config.with_draft``)
+    configure(config, args) -> EngineConfig    ``config`` with the model that ``args`` name, see ``with_draft``
     load(config, target) -> Model              the model, once the target model is loaded
     new_proposer(config, runner, target, bounds) -> ModelProposer
 """

@@ -52,7 +52,7 @@ class Eagle3Head(Decoder):
         return True
 
     def fuse(self, aux_hidden_states: list[Tensor]) -> Tensor:
-        """The target model's hidden states [T, target hidden] of each auxiliary layer -> [T, hidden], for ``compute``."""
+        """Hidden states [T, target hidden] of the target model's auxiliary layers -> [T, hidden], for ``compute``."""
         return self.fc(torch.cat(aux_hidden_states, dim=1))
 
     def compute(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:

@@ -1,4 +1,4 @@
-"""N-gram lookup: what followed the last few tokens of a sequence the last time that they occurred in it (Saxena 2023)."""
+"""N-gram lookup: proposes what followed the last few tokens of a sequence earlier in it (Saxena 2023)."""
 
 from __future__ import annotations
 

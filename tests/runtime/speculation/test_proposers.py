@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from aiakq.errors import AiakqError
 from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.speculation.ngram import NgramProposer
 from aiakq.runtime.speculation.proposers import proposer_of
