@@ -22,8 +22,8 @@ PROPOSERS = Registry(
 _REFUSED = {
     "medusa": "Medusa heads predict each position without the draft token before it, and rely on typical acceptance of "
     "a tree of tokens, which changes the output",
-    "mlpspeculator": "an MLP speculator reads the last hidden state only, so that fewer of its draft tokens are accepted "
-    "than of an EAGLE-3 head's",
+    "mlpspeculator": "an MLP speculator reads the last hidden state only, so that fewer of its draft tokens are "
+    "accepted than of an EAGLE-3 head's",
     "eagle": "heads of EAGLE-1 and EAGLE-2 predict hidden states and are trained for one draft token only, so that few "
     "tokens of a chain are accepted",
     "mtp": "layers for multi-token prediction belong to the target's checkpoint, and are not loaded",

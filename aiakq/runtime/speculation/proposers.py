@@ -1,8 +1,9 @@
 """Proposers of draft tokens: the protocol.
 
 A proposer sees the tokens of sequences, nothing else, and runs in the scheduler: it must be fast and deterministic.
-What needs a model runs in the executor, as a ``ModelProposer`` (aiakq/runtime/executor/model_proposer.py). Forced tokens of a
-grammar are proposed by the sequence's matcher (aiakq/runtime/structured/matcher.py), whatever the method is.
+What needs a model runs in the executor, as a ``ModelProposer`` (aiakq/runtime/executor/model_proposer.py). Forced
+tokens of a grammar are proposed by the sequence's matcher (aiakq/runtime/structured/matcher.py), whatever the method
+is.
 """
 
 from __future__ import annotations

@@ -60,6 +60,41 @@ def test_decoding_through_tensors_that_stay(tiny_model, monkeypatch):
     assert runner.captured._made.keys() == {3} and replayed
 
 
+@pytest.mark.skipif(library.unavailable() is not None, reason="torch's products depend on the number of rows")
+def test_a_verification_is_replayed_with_each_draft_token_as_a_row(tiny_model, monkeypatch):
+    """Also beside sequences without draft tokens; what needs fewer logits than it has tokens runs without a graph."""
+    monkeypatch.setattr(graphs, "captured", lambda compute, pool: compute)
+    config = {"method": "ngram", "num_speculative_tokens": 3, "disable_by_batch_size": 100}
+    arguments = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 6, "enforce_eager": True}
+    folder = str(tiny_model("LlamaForCausalLM"))
+    llm, plain = LLM(folder, speculative_config=config, **arguments), LLM(folder, **arguments)
+    runner = llm.engine.executor.runner
+    decode = DecodeGraphs(runner.model, runner.caches, sizes(8), 64, runner.page_size, runner.device)
+    shapes = []
+
+    class Watched:
+        def accepts(self, step):
+            taken = decode.accepts(step)
+            shapes.append((taken, step.context.num_decodes, step.context.query_start_list))
+            return taken
+
+        def __call__(self, step):
+            return decode(step)
+
+    runner.captured = Watched()
+    prompts = [{"prompt_token_ids": [5, 6, 7, 8] * (2 + n) + [5, 6]} for n in range(6)]
+    params = [SamplingParams(temperature=0, max_tokens=6 + 3 * n, logprobs=2, ignore_eos=True) for n in range(6)]
+    found = [
+        [(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in each.generate(prompts, params, use_tqdm=False)]
+        for each in (llm, plain)
+    ]
+    assert found[0] == found[1]
+    assert llm.engine.stats.drafts.accepted > 0
+    verified = [starts for taken, decodes, starts in shapes if taken and decodes < len(starts) - 1]
+    assert any(len(starts) > 2 for starts in verified), "no step had sequences with and without draft tokens"
+    assert not any(taken for taken, _, starts in shapes if starts[-1] > 8)
+
+
 def test_what_is_asked_for_is_captured():
     assert sizes(100, CompilationConfig(cudagraph_capture_sizes=(1, 2, 64, 128))) == [1, 2, 64]
     assert sizes(100, CompilationConfig(cudagraph_capture_sizes=(200,))) == [100]
