@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.inventory import compare, refusal
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.inventory import RequiredTensors, compare, refusal
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.runtime.config.eagle3 import Eagle3Config, is_eagle3
 from aiakq.runtime.config.engine import EngineConfig
@@ -45,7 +46,7 @@ def configure(config: EngineConfig, args: Mapping[str, Any]) -> EngineConfig:
     return with_draft(config, replace(config, model=model, load=load, spec=None, max_model_len=length), "eagle3")
 
 
-def load(config: EngineConfig, target: Model) -> Model:
+def load(config: EngineConfig, target: Model) -> Eagle3Head:
     """The head; ``target`` returns its hidden states from now on. Raises ``unsupported`` and ``tensor_*``."""
     draft = config.draft
     assert draft is not None
@@ -54,10 +55,7 @@ def load(config: EngineConfig, target: Model) -> Model:
         raise error("unsupported", what=what, hint=hint)
     head = replace(Eagle3Config.from_folder(draft.load.path), model=draft.model)
     weights = open_weights(draft)
-    required = RequiredWeights(weights.checkpoint, limit=1000)
-    Eagle3Builder(head, required, None).build()
-    required.required.optional, required.required.unused = (), ("t2d", "embed_tokens.", "model.embed_tokens.")
-    problem = refusal(str(draft.load.path), compare(weights.checkpoint, required.required))
+    problem = refusal(str(draft.load.path), compare(weights.checkpoint, _required(head, weights.checkpoint)))
     if problem is not None:
         raise problem
     builder = Eagle3Builder(head, weights, None)
@@ -67,6 +65,15 @@ def load(config: EngineConfig, target: Model) -> Model:
     _check_ids(draft, built)
     target.return_hidden_states(head.layers_of(config.model.num_layers))
     return built
+
+
+def _required(head: Eagle3Config, checkpoint: Checkpoint) -> RequiredTensors:
+    """The tensors that the head needs."""
+    weights: Any = RequiredWeights(checkpoint, limit=1000)
+    Eagle3Builder(head, weights, None).build()
+    found: RequiredTensors = weights.required
+    found.optional, found.unused = (), ("t2d", "embed_tokens.", "model.embed_tokens.")
+    return found
 
 
 def new_proposer(config: EngineConfig, runner: Runner, target: Model, bounds: Bounds) -> Eagle3Proposer:
