@@ -358,7 +358,7 @@ class SpeculationArguments:
     )
     speculative_disable_by_batch_size: int | None = argument(
         None,
-        "Disable draft tokens while this many requests or more run; 5 on a CPU, 33 on a GPU if not given.",
+        "Disable draft tokens while this many requests or more run; if not given, only the measured cost decides.",
         low=2,
     )
     speculative_max_model_len: int | None = argument(

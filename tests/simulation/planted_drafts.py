@@ -10,7 +10,6 @@ from planted import Patch
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
-from aiakq.runtime.speculation.speculation import Speculation
 
 
 def rejected_tokens_count_as_computed(patch: Patch) -> None:
@@ -41,7 +40,7 @@ def draft_tokens_exceed_max_tokens(patch: Patch) -> None:
     """Draft tokens go beyond the last token of a request."""
     real: Any = Sequence.max_draft_tokens
     patch(Sequence, "max_draft_tokens", property(lambda self: 100 * bool(real.fget(self))))
-    patch(Speculation, "num_requested", lambda self, max_tokens, has_grammar: 6)
+    patch(Scheduler, "_max_requested", lambda self, chunk, config: 6)
 
 
 def draft_tokens_preempt(patch: Patch) -> None:
@@ -55,10 +54,16 @@ def draft_tokens_preempt(patch: Patch) -> None:
     patch(Scheduler, "_grow_for_drafts", grow)
 
 
+def steps_run_ahead_of_draft_tokens(patch: Patch) -> None:
+    """A step is scheduled although a pending one has draft tokens, whose acceptance is not known yet."""
+    patch(Scheduler, "awaits_results", lambda self: False)
+
+
 #: Those that only show with draft tokens.
 BUGS: list[Callable[[Patch], None]] = [
     rejected_tokens_count_as_computed,
     tokens_are_accepted_past_the_end,
     draft_tokens_exceed_max_tokens,
     draft_tokens_preempt,
+    steps_run_ahead_of_draft_tokens,
 ]

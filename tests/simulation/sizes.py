@@ -7,6 +7,10 @@ from dataclasses import dataclass, replace
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.config.speculation import DRAFT_MODEL, SpeculationConfig
+from aiakq.runtime.speculation.draft_length import DEFAULT_COSTS, StepCosts
+
+#: Draft tokens take no time, so that there are as many as possible.
+_FREE = StepCosts({1: 1.0, 1000: 1.0})
 
 
 def _speculation(draw: random.Random) -> SpeculationConfig:
@@ -16,7 +20,6 @@ def _speculation(draw: random.Random) -> SpeculationConfig:
         model="model",
         num_speculative_tokens=draw.choice([1, 3, 6]),
         disable_by_batch_size=draw.choice([2, 100]),
-        max_rows=draw.choice([4, 100]),
     )
 
 
@@ -38,6 +41,9 @@ class Setup:
     owners: int = 1
     #: Of a pipeline.
     stages: int = 1
+    #: Of steps with draft tokens.
+    costs: StepCosts = DEFAULT_COSTS
+    max_rows: int = 100
 
     @property
     def drafts(self) -> int:
@@ -80,8 +86,10 @@ class Setup:
             owners=owners,
             stages=stages,
         )
-        if stages == 1 and not setup.ahead and draw.random() < 0.5:
+        if draw.random() < 0.5:
             setup.scheduler = replace(setup.scheduler, speculation=_speculation(draw))
+            setup.costs = draw.choice([_FREE, _FREE, DEFAULT_COSTS])
+            setup.max_rows = draw.choice([4, 100])
         return setup
 
     @property

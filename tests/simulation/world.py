@@ -65,6 +65,7 @@ class World:
             VOCAB, setup.max_len, pool.num_usable * setup.page_size, eos_token_ids=(0,), by_priority=True
         )
         scheduler = FairScheduler(pool, setup.scheduler)
+        scheduler.costs, scheduler.max_rows = setup.costs, setup.max_rows
         self.scheduled: list[ScheduledChunk] = []
         scheduler.schedule = self._recorded(scheduler.schedule)  # type: ignore[method-assign]
         self.engine = Engine(self.model, scheduler, limits, {}, max(setup.stages, 1 + setup.ahead))

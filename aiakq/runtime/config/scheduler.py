@@ -14,6 +14,9 @@ from aiakq.errors import error
 from aiakq.runtime.config.lora import LoraConfig
 from aiakq.runtime.config.speculation import SpeculationConfig
 
+#: Rows of logits with draft tokens, unless more sequences run: as they cost memory, and more never pay.
+_MAX_DRAFT_ROWS = 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig(SchedulerArguments):
@@ -34,6 +37,14 @@ class SchedulerConfig(SchedulerArguments):
     speculation: SpeculationConfig | None = None
     lora: LoraConfig | None = None
 
+    @property
+    def max_rows(self) -> int:
+        """Rows of logits in a step: one per sequence, and those of draft tokens."""
+        if self.speculation is None:
+            return self.max_num_seqs
+        every = self.max_num_seqs * (1 + self.speculation.num_speculative_tokens)
+        return max(self.max_num_seqs, min(every, _MAX_DRAFT_ROWS))
+
     @staticmethod
     def from_args(
         args: Mapping[str, Any], max_model_len: int, on_cpu: bool, is_recurrent: bool = False
@@ -44,12 +55,12 @@ class SchedulerConfig(SchedulerArguments):
         _check_partial_prefills(args)
         # vLLM's share of the context where several prompts run together.
         share = int(max_model_len * 0.04) if args["max_num_partial_prefills"] > 1 else 0
-        speculation = SpeculationConfig.from_args(args, on_cpu, is_recurrent)
+        speculation = SpeculationConfig.from_args(args, is_recurrent)
         settled = {
             "max_num_seqs": args["max_num_seqs"] or (32 if is_recurrent else 128 if on_cpu else 256),
             "max_num_batched_tokens": _max_num_batched_tokens(args, max_model_len, on_cpu),
             "long_prompt_tokens": args["long_prefill_token_threshold"] or share,
-            "async_scheduling": speculation is None and _async_scheduling(args, on_cpu),
+            "async_scheduling": _async_scheduling(args, on_cpu),
             "num_stages": args["pipeline_parallel_size"],
             "speculation": speculation,
             "lora": LoraConfig.from_args(args),

@@ -12,10 +12,6 @@ from aiakq.errors import error
 from aiakq.runtime.speculation.methods import NGRAM, SUFFIX, resolve
 
 _ROWS = {row.name: row for row in rows_of(SpeculationArguments, "scheduling")}
-#: Rows of logits in a step with draft tokens, at most: a CPU reads the weights once for so many.
-_CPU_ROWS, _GPU_ROWS = 8, 64
-#: Default of disable_by_batch_size.
-_CPU_BATCH, _GPU_BATCH = 5, 33
 
 #: The argument that corresponds to each key of --speculative-config, and defines its range.
 _FLAGS = {
@@ -63,7 +59,6 @@ class SpeculationConfig(SuffixKeys):
     prompt_lookup_max, prompt_lookup_min  longest and shortest n-gram that is looked up.
     disable_by_batch_size   no draft tokens while this many sequences run.
     max_model_len           longer sequences get no draft tokens.
-    max_rows                maximum rows of logits in a step with draft tokens.
     """
 
     method: str = NGRAM
@@ -72,12 +67,11 @@ class SpeculationConfig(SuffixKeys):
     num_speculative_tokens: int = 4
     prompt_lookup_max: int = 3
     prompt_lookup_min: int = 1
-    disable_by_batch_size: int = _CPU_BATCH
+    disable_by_batch_size: int = 1 << 60
     max_model_len: int = 1 << 60
-    max_rows: int = _CPU_ROWS
 
     @staticmethod
-    def from_args(args: Mapping[str, Any], on_cpu: bool, is_recurrent: bool) -> SpeculationConfig | None:
+    def from_args(args: Mapping[str, Any], is_recurrent: bool) -> SpeculationConfig | None:
         """None without speculation. Raises ``bad_option`` and ``option_conflict``."""
         given = _given(args)
         if not given and args["speculative_config"] is None:
@@ -89,16 +83,10 @@ class SpeculationConfig(SuffixKeys):
         stages = args["pipeline_parallel_size"]
         for is_there, other, reason, hint in (
             (
-                stages > 1,
+                stages > 1 and given["model"] is not None,
                 f"--pipeline-parallel-size {stages}",
-                "stages compute different sequences at a time",
-                "Use --tensor-parallel-size.",
-            ),
-            (
-                bool(args["async_scheduling"]),
-                "--async-scheduling",
-                "draft tokens follow sampled tokens",
-                "Leave it out.",
+                "the first stage would wait for the draft model",
+                "Use a method without a model, or --tensor-parallel-size.",
             ),
             (
                 is_recurrent,
@@ -109,13 +97,7 @@ class SpeculationConfig(SuffixKeys):
         ):
             if is_there:
                 raise error("option_conflict", option="speculative decoding", other=other, reason=reason, hint=hint)
-        config = SpeculationConfig(
-            **{
-                "disable_by_batch_size": _CPU_BATCH if on_cpu else _GPU_BATCH,
-                "max_rows": _CPU_ROWS if on_cpu else _GPU_ROWS,
-                **given,
-            }
-        )
+        config = SpeculationConfig(**given)
         if config.prompt_lookup_min > config.prompt_lookup_max:
             value, expected = config.prompt_lookup_min, f"at most prompt_lookup_max, {config.prompt_lookup_max}"
             raise error("bad_option", option="prompt_lookup_min", value=value, expected=expected, hint="")

@@ -106,8 +106,9 @@ class Engine:
                 self.scheduler.unload_adapter(message.key)
             else:
                 self._abort(message, outputs)
-        if self._pending and self.scheduler.may_preempt():
+        if self._pending and (self.scheduler.may_preempt() or self.scheduler.awaits_results()):
             # Sequences that ended free their pages, and no sequence is preempted while a token of it is pending.
+            # Draft tokens follow tokens that are known.
             self._collect(0, now, outputs)
         chunks = self.scheduler.schedule(now)
         started = [chunk.sequence for chunk in chunks if chunk.sequence.times.scheduled is None]
@@ -270,8 +271,9 @@ class Engine:
             self._prompt_tokens += sequence.num_prompt
         if result.sampled:
             outputs.append(self._append(chunk, result.sampled, now))
-            if result.proposed and sequence.speculation is not None:
-                sequence.speculation.receive(result.proposed)
+            if (chunk.num_proposed or chunk.num_forced) and sequence.speculation is not None:
+                is_late = sequence.num_pending_tokens > 0
+                sequence.speculation.receive(len(sequence.token_ids), result.proposed, result.is_forced, is_late)
         elif chunk.completes:
             output = self._output(sequence)
             output.pooled = result.pooled

@@ -41,7 +41,8 @@ class Chunk(msgspec.Struct, frozen=True):
     resamples  whether that is among the whole vocabulary sorted, because the usual candidates were not enough.
     drafts     the last tokens, if they are draft tokens. A token is sampled before the first of them and after each, up
                to the first that differs from the draft token at its position.
-    num_proposed  maximum number of draft tokens that the executor may propose, for the ``drafts`` of a later chunk.
+    num_proposed  maximum number of draft tokens that a model of the executor proposes, for ``drafts`` of a later chunk.
+    num_forced    the same of tokens that the sequence's grammar forces; they go before those of a model.
     """
 
     slot: int
@@ -52,6 +53,7 @@ class Chunk(msgspec.Struct, frozen=True):
     resamples: bool = False
     drafts: list[int] = []
     num_proposed: int = 0
+    num_forced: int = 0
 
 
 class StepBatch(msgspec.Struct, frozen=True):
@@ -102,7 +104,8 @@ class ChunkResult(msgspec.Struct):
     prompt_logprobs  of the prompt tokens that the chunk's logits predict, if the request asked.
     pooled           what the prompt has become, if the chunk is its last.
     pooling_error    why it has not: NOT_FINITE.
-    proposed         draft tokens to follow ``sampled``, at most ``Chunk.num_proposed``.
+    proposed         draft tokens to follow ``sampled``, see ``Chunk``.
+    is_forced        whether a grammar forces them.
     """
 
     sampled: list[SampledToken] = []
@@ -110,6 +113,7 @@ class ChunkResult(msgspec.Struct):
     pooled: Pooled | None = None
     pooling_error: str | None = None
     proposed: list[int] = []
+    is_forced: bool = False
 
 
 class StepResult(msgspec.Struct):

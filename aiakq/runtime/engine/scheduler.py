@@ -28,6 +28,7 @@ from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.engine.adapters import AdapterPool
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.speculation.draft_length import DEFAULT_COSTS, MAX_RATE, AcceptanceRate, choose_lengths
 from aiakq.runtime.speculation.proposers import proposer_of
 from aiakq.runtime.speculation.speculation import Speculation
 
@@ -41,6 +42,8 @@ class Scheduler:
     """Waiting and running sequences over one page pool, each list in order.
 
     proposer     of draft tokens; None: there are none, or the executor proposes them.
+    costs        of steps by their number of tokens, from which draft lengths are chosen.
+    max_rows     rows of logits in a step with draft tokens.
     adapters     in memory; None: no sequence has one.
     freed_slots  of sequences that stopped running, for the next batch to the executor; its reader empties it.
     """
@@ -48,6 +51,8 @@ class Scheduler:
     def __init__(self, pool: PagePool, config: SchedulerConfig) -> None:
         self.pool = pool
         self.proposer = proposer_of(config.speculation)
+        self.costs = DEFAULT_COSTS
+        self.max_rows = config.max_rows
         self.adapters = None if config.lora is None else AdapterPool(config.lora)
         self.max_num_seqs = config.max_num_seqs
         self.budget = config.max_num_batched_tokens
@@ -60,6 +65,7 @@ class Scheduler:
         self.freed_slots: list[int] = []
         self._free_slots = list(reversed(range(self.max_num_seqs)))
         self._numbers = itertools.count()
+        self._acceptance = AcceptanceRate()
         self._last_step = 0.0
         self._had_prompts = False
         self._prompt_seconds = 0.0
@@ -73,8 +79,10 @@ class Scheduler:
         """Queue a new sequence behind the waiting ones of its priority."""
         sequence.order = (sequence.spec.priority, next(self._numbers))
         if self.config.speculation is not None:
-            drafter = None if self.proposer is None else self.proposer.new_sequence(sequence.scope, sequence.num_prompt)
-            sequence.speculation = Speculation(drafter, self.config.speculation.num_speculative_tokens)
+            shared = self.proposer
+            proposer = None if shared is None else shared.new_sequence(sequence.scope, sequence.num_prompt)
+            length = self.config.speculation.num_speculative_tokens
+            sequence.speculation = Speculation(proposer, length, self._acceptance)
         if self.adapters is not None:
             self.adapters.add(sequence.spec.adapter)
         bisect.insort(self.waiting, sequence, key=_ORDER)
@@ -120,36 +128,88 @@ class Scheduler:
             sequence.pending_chunks.append(chunk)
         return chosen
 
+    def awaits_results(self) -> bool:
+        """Whether the next step needs the results of pending ones, because it follows draft tokens or may have some."""
+        config = self.config.speculation
+        if config is None or self.config.num_stages > 1:
+            return False
+        for sequence in self.running:
+            if any(chunk.drafts or chunk.num_proposed for chunk in sequence.pending_chunks):
+                return True
+        num_running = len(self.running)
+        if num_running >= config.disable_by_batch_size or self.costs.min_rate(num_running, num_running) > MAX_RATE:
+            return False
+        return any(
+            one.num_pending_tokens and one.speculation is not None and one.speculation.expects_drafts
+            for one in self.running
+        )
+
     def _add_drafts(self, chosen: list[ScheduledChunk], config: SpeculationConfig) -> None:
-        """Append draft tokens to the decodes among ``chosen``, while budget, pages and rows of logits last. No sequence
-        is preempted for them.
+        """Append draft tokens to the decodes among ``chosen`` where they pay, while budget, pages and rows of logits
+        last. No sequence is preempted for them.
         """
         if len(self.running) >= config.disable_by_batch_size:
             return
         decodes = [chunk for chunk in chosen if chunk.count == 1]
-        room = min(config.max_rows - len(decodes), self.budget - sum(chunk.count for chunk in chosen))
-        for chunk in decodes:
-            sequence = chunk.sequence
-            max_tokens = min(room, sequence.max_draft_tokens, config.max_model_len - chunk.end)
-            if sequence.speculation is None or max_tokens < 1:
-                continue
-            drafts = sequence.speculation.propose(sequence.token_ids, max_tokens)
-            if drafts and self._grow_for_drafts(sequence, 1 + len(drafts)):
-                chunk.add_drafts(drafts)
-                room -= len(drafts)
-        for chunk in chosen:
-            if chunk.samples and chunk.sequence.speculation is not None:
-                self._ask_for_drafts(chunk, config)
+        num_tokens = sum(chunk.count for chunk in chosen)
+        room = min(self.max_rows - sum(chunk.samples for chunk in chosen), self.budget - num_tokens)
+        if room > 0 and decodes and self.costs.min_rate(num_tokens, len(decodes)) < MAX_RATE:
+            proposals = self._proposals(decodes, room, config)
+            rates = [speculation.rate for _, speculation, _ in proposals]
+            limits = [len(drafts) for _, _, drafts in proposals]
+            lengths = choose_lengths(self.costs, num_tokens, len(decodes), rates, limits, room)
+            for (chunk, speculation, drafts), length in zip(proposals, lengths, strict=True):
+                if length == 0:
+                    speculation.try_out(chunk.sequence.token_ids, drafts)
+                elif self._grow_for_drafts(chunk.sequence, 1 + length):
+                    chunk.add_drafts(drafts[:length])
+        self._request_drafts([chunk for chunk in chosen if chunk.samples], config)
 
-    def _ask_for_drafts(self, chunk: ScheduledChunk, config: SpeculationConfig) -> None:
-        """Ask the executor to propose draft tokens for the chunk after ``chunk``."""
+    def _proposals(
+        self, decodes: list[ScheduledChunk], room: int, config: SpeculationConfig
+    ) -> list[tuple[ScheduledChunk, Speculation, list[int]]]:
+        """The draft tokens that are proposed for ``decodes``, where there are any."""
+        found = []
+        for chunk in decodes:
+            sequence, speculation = chunk.sequence, chunk.sequence.speculation
+            if speculation is None:
+                continue
+            if sequence.num_pending_tokens:
+                speculation.try_ahead(sequence.token_ids)
+                continue
+            max_tokens = min(room, sequence.max_draft_tokens, config.max_model_len - chunk.end)
+            drafts = speculation.propose(sequence.token_ids, max_tokens) if max_tokens > 0 else []
+            if drafts:
+                found.append((chunk, speculation, drafts))
+        return found
+
+    def _request_drafts(self, chunks: list[ScheduledChunk], config: SpeculationConfig) -> None:
+        """Ask the executor to propose draft tokens to follow what ``chunks`` sample: those that a grammar forces, and,
+        where it pays, those of a model.
+        """
+        asked: list[tuple[ScheduledChunk, Speculation, int]] = []
+        for chunk in chunks:
+            speculation, limit = chunk.sequence.speculation, self._max_requested(chunk, config)
+            if speculation is not None and limit > 0:
+                if chunk.sequence.spec.grammar is not None:
+                    chunk.num_forced = min(limit, speculation.max_length)
+                asked.append((chunk, speculation, limit))
+        if config.model is None or not asked:
+            return
+        rates = [speculation.proposer_rate for _, speculation, _ in asked]
+        limits = [min(limit, speculation.max_length) for _, speculation, limit in asked]
+        room = self.max_rows - len(chunks)
+        lengths = choose_lengths(self.costs, len(chunks), len(chunks), rates, limits, room, with_proposals=True)
+        for (chunk, speculation, _), length in zip(asked, lengths, strict=True):
+            chunk.num_proposed = length or int(room > 0 and speculation.is_probe_due())
+            if chunk.num_proposed:
+                self._grow_for_drafts(chunk.sequence, chunk.count + chunk.num_proposed)  # for keys of the draft model
+
+    def _max_requested(self, chunk: ScheduledChunk, config: SpeculationConfig) -> int:
+        """How many draft tokens may follow what ``chunk`` samples."""
         sequence = chunk.sequence
-        assert sequence.speculation is not None
-        left = sequence.spec.max_tokens - sequence.num_outputs - chunk.samples - 1
-        max_tokens = min(left, config.max_model_len - chunk.end - 1)
-        chunk.num_proposed = sequence.speculation.num_requested(max_tokens, sequence.spec.grammar is not None)
-        if chunk.num_proposed:
-            self._grow_for_drafts(sequence, chunk.count + chunk.num_proposed)  # for keys of the draft model
+        left = sequence.spec.max_tokens - sequence.num_outputs - sequence.num_pending_tokens - chunk.samples - 1
+        return min(left, config.max_model_len - chunk.end - 1)
 
     def _choose(self, waited: bool) -> list[ScheduledChunk]:
         """The chunks of a step, with their pages. ``waited``: whether waiting sequences may start."""

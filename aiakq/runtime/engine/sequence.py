@@ -157,7 +157,7 @@ class ScheduledChunk:
     completes  whether these are its last uncomputed tokens.
     samples    maximum number of tokens that it samples: one after its known tokens, and one after each draft token.
     drafts     draft tokens at its end, see ``Chunk``.
-    num_proposed  draft tokens that the executor is asked to propose, see ``Chunk``.
+    num_proposed, num_forced  draft tokens that the executor is asked to propose, see ``Chunk``.
     dropped    whether the result is ignored.
     """
 
@@ -168,6 +168,7 @@ class ScheduledChunk:
     samples: int
     drafts: list[int] = field(default_factory=list)
     num_proposed: int = 0
+    num_forced: int = 0
     dropped: bool = False
 
     @staticmethod
@@ -210,4 +211,5 @@ class ScheduledChunk:
             sequence.resamples,
             self.drafts,
             self.num_proposed,
+            self.num_forced,
         )

@@ -85,8 +85,9 @@ class SampledStep:
             result = ChunkResult()
             if row is not None:
                 result.sampled = _accepted(sequence, chunk.drafts, tokens[row : row + len(chunk.drafts) + 1])
-                if chunk.num_proposed and sequence.matcher is not None:
-                    result.proposed = sequence.matcher.forced_tokens(chunk.num_proposed)
+                if chunk.num_forced and sequence.matcher is not None:
+                    result.proposed = sequence.matcher.forced_tokens(chunk.num_forced)
+                    result.is_forced = bool(result.proposed)
             if index in self._scores:
                 result.prompt_logprobs = self._scores[index]()
             if sequence.pooler is not None:

@@ -19,8 +19,7 @@ def rows_of_steps(config: EngineConfig) -> int:
     every_token = config.pooling is not None and config.pooling.every_token
     if every_token:
         return config.scheduler.max_num_batched_tokens
-    speculation = config.scheduler.speculation
-    return max(config.scheduler.max_num_seqs, 0 if speculation is None else speculation.max_rows)
+    return config.scheduler.max_rows
 
 
 def limits_of(config: EngineConfig, model: Model, max_kv_tokens: int) -> ModelLimits:

@@ -1,15 +1,17 @@
-"""new_runner: the runner of a loaded model, the same on every rank."""
+"""The models of an engine, and their runners: that of the target model is the same on every rank."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.distributed.model_share import ModelShare
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.kv_cache import state_rows
 from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.executor.runner import Runner
+from aiakq.runtime.loader.model_loader import load_within_memory
 from aiakq.runtime.lora.store import AdapterStore
 from aiakq.runtime.models.decoder import Decoder, Model
 from aiakq.runtime.speculation.methods import PROPOSERS
@@ -25,13 +27,16 @@ def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: in
     return runner
 
 
-def load_draft(config: EngineConfig, target: Model) -> Model | None:
-    """The model that proposes draft tokens for ``target``; None without one. Raises what its method raises."""
+def load_models(config: EngineConfig, share: ModelShare | None) -> tuple[Model, dict[str, str], Model | None]:
+    """The model of ``config``, rows of the start-up table about it, and the model that proposes draft tokens for it, if
+    there is one. Raises what ``load_within_memory`` and the method of speculative decoding raise.
+    """
+    target, operations = load_within_memory(config, share)
     speculation = config.scheduler.speculation
-    if config.draft is None or speculation is None:
-        return None
-    model: Model = PROPOSERS.load(speculation.method).load(config, target)
-    return model
+    draft: Model | None = None
+    if config.draft is not None and speculation is not None:
+        draft = PROPOSERS.load(speculation.method).load(config, target)
+    return target, operations, draft
 
 
 def new_model_proposer(

@@ -1,65 +1,138 @@
-"""Speculation: the draft tokens of one sequence, and how many it gets, from its acceptance so far."""
+"""Speculation: the draft tokens of one sequence, and what is expected of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from aiakq.runtime.speculation.draft_length import AcceptanceRate
 from aiakq.runtime.speculation.proposers import SequenceProposer
 
-#: Maximum number of steps without draft tokens after all of the last ones were rejected.
-_MAX_BACKOFF = 32
+#: While draft tokens do not pay, one proposal in so many steps is compared with the tokens that are sampled anyway.
+_TRIAL_STEPS = 4
+#: The first number of steps after which a model proposes a token again although that does not pay; it doubles.
+_PROBE_STEPS = 128
+#: Expected accepted tokens per step from which on steps wait for the tokens that draft tokens follow.
+_MIN_EXPECTED = 0.25
+_EXPECTED_WEIGHT = 0.1
 
 
 class Speculation:
-    """The draft tokens of one sequence: more while they are accepted, fewer and in fewer steps while they are rejected.
+    """The draft tokens of one sequence.
 
-    drafter                 its proposer; None: the executor proposes.
+    proposer                its own; None: the executor proposes, if anything does.
     num_speculative_tokens  maximum number of draft tokens in a step.
+    overall                 acceptance of all sequences, with which a new one starts.
     """
 
-    def __init__(self, drafter: SequenceProposer | None, num_speculative_tokens: int) -> None:
-        self._drafter = drafter
-        self._max_length = self._length = num_speculative_tokens
-        self._num_misses = 0
-        self._backoff = 0
-        self._received: list[int] = []
+    def __init__(self, proposer: SequenceProposer | None, num_speculative_tokens: int, overall: AcceptanceRate) -> None:
+        self._proposer = proposer
+        self.max_length = num_speculative_tokens
+        self._overall = overall
+        self._rate = AcceptanceRate(overall.value)
+        self._forced_rate = AcceptanceRate(0.9)
+        self._current = self._rate  # that of the last proposal
+        self._received: tuple[int, list[int], bool] | None = None  # number of tokens before them, and if forced
+        self._trial: tuple[int, list[int]] | None = None  # number of tokens before a proposal, and the proposal
+        self._num_skipped = 0
+        self._num_idle, self._probe_steps = 0, _PROBE_STEPS
+        self._expected = 2 * _MIN_EXPECTED
+
+    @property
+    def rate(self) -> float:
+        """Acceptance of the tokens that ``propose`` returned last."""
+        return self._current.value
+
+    @property
+    def proposer_rate(self) -> float:
+        """Acceptance of what the proposer proposes, without forced tokens of a grammar."""
+        return self._rate.value
+
+    @property
+    def expects_drafts(self) -> bool:
+        """Whether so many draft tokens are accepted that a step should wait for the tokens before them."""
+        return self._expected >= _MIN_EXPECTED
 
     def propose(self, token_ids: list[int], max_tokens: int) -> list[int]:
         """At most ``max_tokens`` draft tokens to follow ``token_ids``: those received from the executor, if any."""
-        received, self._received = self._received, []
-        if self._backoff:
-            self._backoff -= 1
-        elif not received and self._drafter is not None:
-            return self._drafter.propose(token_ids, min(max_tokens, self._length))
-        return received[:max_tokens]
+        received, self._received = self._received, None
+        if received is not None and received[0] == len(token_ids):
+            self._current = self._forced_rate if received[2] else self._rate
+            return received[1][:max_tokens]
+        if self._proposer is None:
+            return []
+        if self._trial is not None:
+            if self._num_skipped < _TRIAL_STEPS - 1:
+                self._num_skipped += 1
+                return []
+            self._finish_trial(token_ids)
+        self._current = self._rate
+        found = self._proposer.propose(token_ids, min(max_tokens, self.max_length))
+        if not found:
+            self._expect(0)
+        return found
 
-    def num_requested(self, max_tokens: int, has_grammar: bool) -> int:
-        """How many draft tokens to request from the executor, at most ``max_tokens``; they come back in ``receive``.
-
-        has_grammar  whether a grammar may force the next tokens.
+    def try_out(self, token_ids: list[int], drafts: list[int]) -> None:
+        """Do not verify ``drafts``, which were proposed to follow ``token_ids``, but compare them with what follows.
+        That costs nothing, and shows when they would be accepted again.
         """
-        if not has_grammar and (self._backoff or self._drafter is not None):
-            return 0
-        return max(0, min(max_tokens, self._max_length if has_grammar else self._length))
+        if self._proposer is not None and self._current is self._rate:
+            self._trial = len(token_ids), drafts
+            self._num_skipped = 0
 
-    def receive(self, tokens: list[int]) -> None:
-        """Take the draft tokens that the executor proposed."""
-        self._received = tokens
+    def try_ahead(self, token_ids: list[int]) -> None:
+        """The same while the token after ``token_ids`` is pending, so that nothing can be verified."""
+        drafts = self.propose(token_ids, self.max_length)
+        if drafts:
+            self.try_out(token_ids, drafts)
+
+    def _finish_trial(self, token_ids: list[int]) -> None:
+        assert self._trial is not None
+        (start, drafts), self._trial = self._trial, None
+        following = token_ids[start : start + len(drafts)]
+        count = 0
+        while count < len(following) and following[count] == drafts[count]:
+            count += 1
+        if following:
+            self._current = self._rate
+            self.observe(len(following), count)
+
+    def is_probe_due(self) -> bool:
+        """Whether a model should propose a token although that does not pay; called once a step."""
+        self._expect(0)
+        self._num_idle += 1
+        if self._num_idle < self._probe_steps:
+            return False
+        self._num_idle, self._probe_steps = 0, 2 * self._probe_steps
+        return True
+
+    def receive(self, num_tokens: int, drafts: list[int], is_forced: bool, is_late: bool) -> None:
+        """Take the draft tokens that the executor proposed to follow the first ``num_tokens``, perhaps none.
+
+        is_forced  a grammar forces them.
+        is_late    the next token is pending already.
+        """
+        if is_late or not drafts:
+            self._expect(self._forced_rate.value * len(drafts))
+        else:
+            self._received = num_tokens, drafts, is_forced
 
     def finish(self, token_ids: list[int]) -> None:
         """The sequence has ended, with ``token_ids``."""
-        if self._drafter is not None:
-            self._drafter.finish(token_ids)
+        if self._proposer is not None:
+            self._proposer.finish(token_ids)
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
         """``num_accepted`` of the last ``num_drafts`` draft tokens were accepted."""
-        if num_accepted == num_drafts:
-            self._length = min(self._max_length, 2 * self._length)
-        else:
-            self._length = max(1, num_accepted + 1)
-        self._num_misses = 0 if num_accepted else self._num_misses + 1
-        self._backoff = min((1 << min(self._num_misses, 10)) - 1, _MAX_BACKOFF)
+        self._current.observe(num_drafts, num_accepted)
+        if self._current is self._rate:
+            self._overall.observe(num_drafts, num_accepted, 0.95)
+        self._expect(num_accepted)
+        if num_accepted:
+            self._num_idle, self._probe_steps = 0, _PROBE_STEPS
+
+    def _expect(self, num_accepted: float) -> None:
+        self._expected += _EXPECTED_WEIGHT * (num_accepted - self._expected)
 
 
 @dataclass

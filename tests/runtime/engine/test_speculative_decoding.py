@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,17 @@ from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.kernels.ops import sampling
 from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.loader import step_costs
+from aiakq.runtime.speculation.draft_length import StepCosts
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "disable_by_batch_size": 1000}
+
+
+@pytest.fixture(autouse=True)
+def free(monkeypatch) -> None:
+    """Draft tokens take no time, so that there are as many as possible, whatever else runs on this machine."""
+    costs = StepCosts({1: 1.0, 1000: 1.0})
+    monkeypatch.setattr(step_costs, "measure_step_costs", lambda *arguments: costs)
 
 
 class Replay:
@@ -48,10 +56,8 @@ class Replay:
 
 def speculating(llm: LLM, known: list[list[int]], mistakes: float) -> LLM:
     """``llm`` with draft tokens from ``known`` in any number of rows."""
-    scheduler = llm.engine.scheduler
-    assert scheduler.config.speculation is not None
-    scheduler.config = replace(scheduler.config, speculation=replace(scheduler.config.speculation, max_rows=100))
-    scheduler.proposer = Replay(known, mistakes)
+    llm.engine.scheduler.max_rows = 100
+    llm.engine.scheduler.proposer = Replay(known, mistakes)
     return llm
 
 
@@ -159,8 +165,7 @@ def test_limits_disable_draft_tokens(example_model):
         ({"speculative_model": "some/model"}, "some/model"),
         ({"num_speculative_tokens": 3}, "--speculative-model"),
         ({"speculative_config": {"method": "ngram"}, "speculative_model": "[ngram]"}, "--speculative-model"),
-        ({"speculative_config": {"method": "ngram"}, "async_scheduling": True}, "--async-scheduling"),
-        ({"speculative_config": {"method": "ngram"}, "pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
+        ({"speculative_model": "other", "pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
         ({"speculative_model": "[ngram]", "ngram_prompt_lookup_min": 9}, "prompt_lookup_min"),
     ],
     ids=str,
@@ -189,7 +194,7 @@ def test_outputs_of_one_salt_speed_up_each_other_and_no_others(example_model):
 
     first, again, other = run("one"), run("one"), run("other")
     assert first[0] == again[0] == other[0]
-    assert again[1] < 0.7 * first[1] and other[1] == first[1]
+    assert again[1] < 0.7 * first[1] and other[1] > 0.9 * first[1]
 
 
 @pytest.mark.parametrize("mode", ["batched", "chunked", "preempted"])

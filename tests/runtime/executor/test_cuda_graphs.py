@@ -12,6 +12,7 @@ from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.executor import cuda_graphs as graphs
 from aiakq.runtime.executor.cuda_graphs import DecodeGraphs, sizes
+from aiakq.runtime.speculation.draft_length import StepCosts
 
 
 @pytest.mark.parametrize(("most", "wanted"), [(1, [1]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (70, [*sizes(64), 70])])
@@ -68,6 +69,7 @@ def test_a_verification_is_replayed_with_each_draft_token_as_a_row(tiny_model, m
     arguments = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 6, "enforce_eager": True}
     folder = str(tiny_model("LlamaForCausalLM"))
     llm, plain = LLM(folder, speculative_config=config, **arguments), LLM(folder, **arguments)
+    llm.engine.scheduler.costs = StepCosts({1: 1.0, 1000: 1.0})  # draft tokens take no time
     runner = llm.engine.executor.runner
     decode = DecodeGraphs(runner.model, runner.caches, sizes(8), 64, runner.page_size, runner.device)
     shapes = []

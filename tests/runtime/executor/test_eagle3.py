@@ -21,7 +21,9 @@ from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.runtime.engine.records import SampledToken
 from aiakq.runtime.executor.eagle3 import Part
+from aiakq.runtime.loader import step_costs
 from aiakq.runtime.models.eagle3 import Eagle3Head
+from aiakq.runtime.speculation.draft_length import StepCosts
 
 PROMPT = [7, 300, 21, 5, 90, 41, 7, 300, 8, 111, 4, 77, 250]
 #: The head of speculators' layout.
@@ -45,7 +47,14 @@ MODES = {
     "eager": {"enforce_eager": True},
     "ranks": {"tensor_parallel_size": 2},
 }
+#: Draft tokens that take no time, so that there are as many as possible.
+FREE = StepCosts({1: 1.0, 1000: 1.0})
 DRAFTING = {"num_speculative_tokens": 4, "disable_by_batch_size": 1000}
+
+
+@pytest.fixture(autouse=True)
+def free(monkeypatch) -> None:
+    monkeypatch.setattr(step_costs, "measure_step_costs", lambda *arguments: FREE)
 
 
 @pytest.fixture(scope="module")

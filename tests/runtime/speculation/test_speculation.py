@@ -1,46 +1,95 @@
-"""Draft lengths: longer while draft tokens are accepted, shorter while they are rejected."""
+"""The draft tokens of one sequence: proposed, verified, or compared with what follows."""
 
 from __future__ import annotations
 
+from aiakq.runtime.speculation.draft_length import AcceptanceRate
 from aiakq.runtime.speculation.speculation import DraftCounts, Speculation
 
 
 class Counting:
-    """Proposes 0, 1, 2, ..."""
+    """Proposes the next numbers."""
+
+    calls = 0
 
     def propose(self, token_ids: list[int], max_tokens: int) -> list[int]:
-        return list(range(max_tokens))
+        self.calls += 1
+        return [token_ids[-1] + 1 + at for at in range(max_tokens)]
 
 
-def lengths(speculation: Speculation, accepted: list[int]) -> list[int]:
-    """The draft length in each step, in which at most so many draft tokens are accepted."""
-    found = []
-    for most in accepted:
-        drafts = speculation.propose([1], 100)
-        found.append(len(drafts))
-        if drafts:
-            speculation.observe(len(drafts), min(most, len(drafts)))
-    return found
+def speculation(proposer: Counting | None = None, initial: float = 0.5) -> Speculation:
+    return Speculation(proposer, 4, AcceptanceRate(initial))
 
 
-def test_accepted_tokens_lead_to_longer_drafts():
-    assert lengths(Speculation(Counting(), 8), [8, 2, 8, 8, 8]) == [8, 8, 3, 6, 8]
+def test_acceptance_rises_and_falls_with_what_is_verified():
+    one = speculation(Counting())
+    assert one.propose([1], 9) == [2, 3, 4, 5] and one.propose([1], 2) == [2, 3]
+    before = one.rate
+    one.observe(2, 2)
+    assert one.rate > before
+    for _ in range(9):
+        one.observe(2, 0)
+    assert one.rate < 0.1
 
 
-def test_rejected_tokens_lead_to_steps_without_drafts():
-    found = lengths(Speculation(Counting(), 4), [0] * 200)
-    assert found[:9] == [4, 0, 1, 0, 0, 0, 1, 0, 0]
-    assert 8 <= sum(found) <= 16
-    assert max(len(run) for run in "".join(map(str, found)).split("1")) == 32, "but never for good"
+def test_tokens_that_are_not_verified_are_compared_with_what_follows():
+    proposer = Counting()
+    one = speculation(proposer, initial=0.1)
+    tokens = [1]
+    for step in range(1, 30):
+        if drafts := one.propose(tokens, 4):
+            one.try_out(tokens, drafts)
+        tokens.append(1 + step)
+    assert one.rate > 0.9, "what was proposed came"
+    assert proposer.calls < 10, "not in every step"
 
 
-def test_one_accepted_token_ends_the_backoff():
-    speculation = Speculation(Counting(), 4)
-    assert lengths(speculation, [0, 0, 1, 4, 4]) == [4, 0, 1, 2, 4]
+def test_a_new_sequence_starts_with_the_acceptance_of_the_others():
+    overall = AcceptanceRate()
+    first = Speculation(Counting(), 4, overall)
+    for _ in range(100):
+        first.propose([1], 4)
+        first.observe(4, 0)
+    assert Speculation(Counting(), 4, overall).proposer_rate < 0.1
 
 
-def test_a_draft_is_no_longer_than_the_caller_allows():
-    assert len(Speculation(Counting(), 8).propose([1], 3)) == 3
+def test_proposals_of_the_executor_are_used_only_where_they_belong():
+    one = speculation()
+    one.receive(3, [7, 8], is_forced=False, is_late=False)
+    assert one.propose([1, 2, 3], 1) == [7]
+    assert one.propose([1, 2, 3], 4) == []
+    one.receive(3, [7, 8], is_forced=False, is_late=False)
+    assert one.propose([1, 2, 3, 4], 4) == [], "another step came between"
+    one.receive(4, [7, 8], is_forced=False, is_late=True)
+    assert one.propose([1, 2, 3, 4], 4) == []
+
+
+def test_forced_tokens_have_an_acceptance_of_their_own():
+    one = speculation(initial=0.1)
+    one.receive(1, [7], is_forced=True, is_late=False)
+    one.propose([1], 4)
+    assert one.rate > 0.8 and one.proposer_rate < 0.2
+
+
+def test_a_model_is_tried_again_ever_more_rarely():
+    one = speculation()
+    due = [step for step in range(2000) if one.is_probe_due()]
+    assert due == [127, 383, 895, 1919]
+    one.observe(1, 1)
+    assert [step for step in range(130) if one.is_probe_due()] == [127]
+
+
+def test_steps_wait_for_tokens_only_while_drafts_are_accepted():
+    one = speculation(Counting())
+    assert one.expects_drafts
+    for _ in range(20):
+        one.propose([1], 4)
+        one.observe(4, 0)
+    assert not one.expects_drafts
+    tokens = [1]
+    for step in range(1, 60):
+        one.try_ahead(tokens)
+        tokens.append(1 + step)
+    assert one.expects_drafts, "what would have been proposed came"
 
 
 def test_accepted_tokens_are_counted_by_position():

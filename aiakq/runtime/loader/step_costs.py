@@ -1,0 +1,91 @@
+"""The time of steps by their number of tokens, measured on the loaded model: draft lengths are chosen from it."""
+
+from __future__ import annotations
+
+import time
+
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.engine.messages import ModelLimits, RequestSpec
+from aiakq.runtime.engine.pages import PagePool
+from aiakq.runtime.engine.records import Chunk, Executor, NewSequence, StepBatch
+from aiakq.runtime.engine.scheduler import Scheduler
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.speculation.draft_length import StepCosts
+
+#: Tokens of the steps that are measured, each of which verifies one token less.
+SIZES = (1, 2, 4, 8, 16)
+#: Rounds over all sizes, and the seconds after which none begins.
+_ROUNDS, _SECONDS = 7, 2.0
+#: Draft tokens of a proposal that is measured.
+_PROPOSED = 4
+
+
+def set_step_costs(config: EngineConfig, scheduler: Scheduler, executor: Executor, limits: ModelLimits) -> str:
+    """Let ``scheduler`` choose draft lengths from the times of the loaded model; returns them for the start-up table.
+    Where draft tokens are never proposed, or weights are dummies, nothing is measured.
+    """
+    speculation = config.scheduler.speculation
+    if speculation is None or config.pooling is not None:
+        return ""
+    if config.load.load_format != "dummy":
+        max_tokens = min(scheduler.max_rows, scheduler.budget)
+        costs = measure_step_costs(executor, scheduler.pool, limits, max_tokens, speculation.model is not None)
+        scheduler.costs = costs or scheduler.costs
+        if costs is not None:
+            return describe_costs(costs)
+    return "draft lengths from assumed times of steps"
+
+
+def measure_step_costs(
+    executor: Executor, pool: PagePool, limits: ModelLimits, max_tokens: int, has_draft_model: bool
+) -> StepCosts | None:
+    """Verify draft tokens in steps of ``SIZES`` tokens, up to ``max_tokens``, before any request arrives. The executor
+    has no sequences then, and none afterwards.
+
+    None where the model fails: the first request will tell.
+    """
+    length = min(max_tokens, limits.max_model_len - _PROPOSED - 1, pool.num_usable * pool.page_size - _PROPOSED)
+    sizes = [size for size in SIZES if size <= length]
+    pages = pool.allocate(-(-(max(sizes, default=0) + _PROPOSED) // pool.page_size)) if sizes else None
+    if pages is None:
+        return None
+    try:
+        cases = [(size, 0) for size in sizes] + [(1, _PROPOSED)] * has_draft_model
+        seconds: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
+        started = time.monotonic()
+        for round_number in range(1 + _ROUNDS):
+            for case in cases:
+                took = _measured_step(executor, limits, pages, *case)
+                if took is None:
+                    return None
+                if round_number:  # the first one allocates memory
+                    seconds[case].append(took)
+            if round_number and time.monotonic() - started > _SECONDS:
+                break
+    finally:
+        pool.decref(pages)
+    times = {case: min(values) for case, values in seconds.items()}
+    draft = (times[1, _PROPOSED] - times[1, 0]) / _PROPOSED if has_draft_model else 0.0
+    return StepCosts({size: times[size, 0] for size in sizes}, max(0.0, draft))
+
+
+def _measured_step(
+    executor: Executor, limits: ModelLimits, pages: list[int], size: int, num_proposed: int
+) -> float | None:
+    """Seconds of one step; None if the model computes nothing valid."""
+    tokens = [(7919 * (at + 1)) % limits.vocab_size for at in range(size)]
+    spec = RequestSpec("step costs", tokens[:1], SamplingParams(temperature=0.0), size + num_proposed + 1, seed=0)
+    chunk = Chunk(0, 0, size, pages, True, drafts=tokens[1:], num_proposed=num_proposed)
+    started = time.perf_counter()
+    result = executor.submit(StepBatch([], [], [NewSequence(0, spec)], [chunk])).collect()
+    took = time.perf_counter() - started
+    executor.reset()
+    is_valid = not result.out_of_memory and result.chunks[0].sampled and result.chunks[0].sampled[0].error is None
+    return took if is_valid else None
+
+
+def describe_costs(costs: StepCosts) -> str:
+    """For the start-up table."""
+    times = ", ".join(f"{size}: {1000 * costs.step(size):.3g}" for size in SIZES)
+    proposal = costs.proposal(1)
+    return f"ms of a step by tokens {times}" + (f"; of a draft token {1000 * proposal:.3g}" if proposal else "")
