@@ -327,14 +327,16 @@ class SpeculationArguments:
 
     speculative_config: dict[str, Any] | None = argument(
         None,
-        "Speculative decoding, as a JSON object: method (ngram, draft_model), model, quantization, "
-        "num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, disable_by_batch_size, max_model_len. "
+        "Speculative decoding, as a JSON object: method (ngram, suffix, draft_model, eagle3), "
+        "model, quantization, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, suffix_decoding_*, "
+        "disable_by_batch_size, max_model_len. "
         "The output is bit-identical to that without.",
     )
     speculative_model: str | None = argument(
         None,
-        "Proposer of draft tokens: [ngram] for n-gram lookup in the prompt and output, or the folder or hub name of a "
-        "draft model with the same vocabulary, such as a quantized version of this model.",
+        "Proposer of draft tokens: [ngram] for n-gram lookup in the prompt and output, [suffix] for suffix decoding, "
+        "also over earlier outputs, or the folder or hub name of an EAGLE-3 head, or of a draft model with the same "
+        "vocabulary, such as a quantized version of this model.",
     )
     speculative_model_quantization: str | None = argument(
         None, "Expected quantization method of the draft model, like --quantization."

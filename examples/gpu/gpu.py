@@ -187,6 +187,26 @@ def example_model_speed(given: Measurement) -> dict:
     return {"rows": rows, "facts": llm.engine.facts}
 
 
+def verification_speed(given: Measurement) -> dict:
+    """Tokens per second of the example model on a text that repeats itself, without draft tokens and with them."""
+    from aiakq import LLM, SamplingParams
+
+    prompts = [{"prompt_token_ids": [*range(5, 25)] * 8}]
+    params = SamplingParams(temperature=0, max_tokens=128, ignore_eos=True)
+    arguments = {"device": given.machine.device, "gpu_memory_utilization": 0.2}
+    rows: list[dict] = []
+    for method in ("none", "ngram", "suffix"):
+        config = None if method == "none" else {"method": method, "num_speculative_tokens": 7}
+        llm = LLM(model=gpu_checks.MODEL, speculative_config=config, **arguments)
+        llm.generate(prompts, params, use_tqdm=False)
+        steps, began = llm.engine.stats.steps, time.perf_counter()
+        llm.generate(prompts, params, use_tqdm=False)
+        seconds, steps = time.perf_counter() - began, llm.engine.stats.steps - steps
+        rows.append({"method": method, "tokens_per_s": 128 / seconds, "steps": steps, "step_ms": 1e3 * seconds / steps})
+        given.save({"rows": rows})
+    return {"rows": rows}
+
+
 def rank_speed(given: Measurement) -> dict:
     """Steps of the whole engine on one GPU, and on two in both modes of tensor parallelism."""
     import gpu_ranks
@@ -257,6 +277,7 @@ STEPS: dict[str, Step] = {
     "graphs_replay": Step(_check(gpu_checks.graphs_replay), 60),
     "tokens_match_the_cpu": Step(_check(gpu_checks.tokens_match_the_cpu), 90),
     "asynchronous_scheduling": Step(_check(gpu_checks.asynchronous_scheduling_changes_no_token), 90),
+    "draft_tokens": Step(_check(gpu_checks.draft_tokens_change_no_answer), 90),
     "quantized_tokens": Step(_check(gpu_checks.quantized_tokens), 90),
     "ranks_agree": Step(_check(ranks_agree), 120),
     "meeting_times": Step(_check(meeting_times), 90),
@@ -269,6 +290,7 @@ STEPS: dict[str, Step] = {
     "engine_speed": Step(engine_speed, 200, 60),
     "rank_speed": Step(rank_speed, 200, 60),
     "example_model_speed": Step(example_model_speed, 60, 20),
+    "verification_speed": Step(verification_speed, 60, 20),
     "sanitized": Step(sanitized, 120, 60),
     "tuning": Step(tuning, 300, 120),
 }

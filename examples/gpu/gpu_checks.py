@@ -205,6 +205,32 @@ def asynchronous_scheduling_changes_no_token(machine: Machine) -> dict:
     return {"equal": same}
 
 
+def draft_tokens_change_no_answer(machine: Machine) -> dict:
+    """Greedy fp32 answers of the example model with draft tokens, verified in CUDA graphs, and without; where they
+    part, it must be at a near tie.
+    """
+    import torch
+
+    from aiakq import LLM, SamplingParams
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    prompts = ["It was the best of times , it was the worst of times , it was the", *PROMPTS]
+    params = SamplingParams(temperature=0, max_tokens=96, logprobs=2, ignore_eos=True)
+    arguments: dict[str, Any] = {"device": machine.device, "dtype": "float32", "gpu_memory_utilization": 0.2}
+    plain = [r.outputs[0] for r in LLM(model=MODEL, **arguments).generate(prompts, params, use_tqdm=False)]
+    found: dict[str, Any] = {}
+    for method in ("ngram", "suffix"):
+        config = {"method": method, "num_speculative_tokens": 4, "disable_by_batch_size": 1000}
+        llm = LLM(model=MODEL, speculative_config=config, **arguments)
+        drafted = [r.outputs[0] for r in llm.generate(prompts, params, use_tqdm=False)]
+        llm.engine.check()
+        drafts = llm.engine.stats.drafts
+        assert drafts.accepted, f"no draft token of {drafts.drafts} was accepted"
+        ties = sum(_parts_at_a_tie(*pair) for pair in zip(plain, drafted, strict=True))
+        found[method] = {"equal": len(prompts) - ties, "near_ties": ties, "accepted": drafts.accepted}
+    return found
+
+
 def quantized_tokens(machine: Machine) -> dict:
     """The example model in 8 bits, by the kernels that serve it: how many greedy answers are those of the CPU."""
     import tempfile

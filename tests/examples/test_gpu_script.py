@@ -45,14 +45,17 @@ def rehearse(tmp_path: Path, *names: str, **environment: str) -> tuple[int, dict
 def test_a_rehearsal_runs_everything_but_the_hardware(tmp_path):
     names = (
         "describe", "kernels: norm", "kernels: activation", "kernels: gated norm", "graphs_replay",
-        "tokens_match_the_cpu", "asynchronous_scheduling", "ceilings", "attention_speed", "latent_speed",
-        "recurrent_speed", "engine_speed", "tuning",
+        "tokens_match_the_cpu", "asynchronous_scheduling", "draft_tokens", "ceilings", "attention_speed",
+        "latent_speed", "recurrent_speed", "engine_speed", "verification_speed", "tuning",
     )  # fmt: skip
     code, results = rehearse(tmp_path, *names)
     assert code == 0 and list(results) == list(names)
     assert results["kernels: norm"]["error"] < 0.02
     assert results["tokens_match_the_cpu"] == {"equal": 32, "near_ties": 0}
     assert results["asynchronous_scheduling"] == {"equal": 32}
+    assert all(results["draft_tokens"][method]["equal"] == 5 for method in ("ngram", "suffix"))
+    steps = {row["method"]: row["steps"] for row in results["verification_speed"]["rows"]}
+    assert steps["none"] > max(steps["ngram"], steps["suffix"])
     assert results["graphs_replay"] == results["tuning"] == {"not begun": "it needs a GPU"}
     rows = results["latent_speed"]["rows"]
     stored = [f"ours, {name}" for name in ("float32", "int8", "float8_e4m3fn")]

@@ -110,6 +110,20 @@ print(message.reasoning, message.content, call.function.name, call.function.argu
     assert run("-c", code).stdout.strip() == 'Hm. Well! f {"a": [1]}'
 
 
+def test_a_proposer_is_a_method_of_speculative_decoding(run, tiny_model):
+    code = """
+import sys
+from aiakq import LLM, SamplingParams
+params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logit_bias={5: 100})
+outputs = []
+for config in (None, {"method": "repeat", "num_speculative_tokens": 3}):
+    llm = LLM(sys.argv[1], dtype="float32", speculative_config=config)
+    outputs.append(llm.generate({"prompt_token_ids": [7, 8, 9]}, params, use_tqdm=False)[0].outputs[0].token_ids)
+print(outputs[0] == outputs[1], llm.engine.stats.drafts.accepted > 10)
+"""
+    assert run("-c", code, tiny_model("LlamaForCausalLM")).stdout.split() == ["True", "True"]
+
+
 def test_a_workload_is_measured_by_its_name(run, tiny_model):
     words = ["--workload", "shared-prefix", "--num-prompts", "6", "--input-len", "64", "--output-len", "3"]
     model = tiny_model("LlamaForCausalLM")

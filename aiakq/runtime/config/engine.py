@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from aiakq.arguments.server import checked
 from aiakq.errors import error
-from aiakq.formats.hub import resolve_model
 from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.device import DeviceConfig
@@ -20,6 +18,7 @@ from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.pooling import PoolingConfig
 from aiakq.runtime.config.quantization import checked_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
+from aiakq.runtime.speculation.methods import PROPOSERS
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.spec import QuantSpec
 
@@ -34,7 +33,7 @@ class EngineConfig:
     fit_model_len  whether max_model_len is lowered to what fits into memory.
     max_logprobs   log-probabilities per position that a request may ask for.
     pooling        what the model computes of prompts; None: it continues them.
-    draft          the draft model of speculative decoding, if there is one.
+    draft          the model that proposes draft tokens; None: none does.
     """
 
     model: ModelConfig
@@ -83,7 +82,7 @@ class EngineConfig:
             model=model,
             load=load,
             spec=spec,
-            tokenizer=_tokenizer_source(args, load.path),
+            tokenizer=TokenizerSource.from_args(args, load.path),
             device=device,
             cache=CacheConfig.from_args(args, device, model.is_recurrent),
             scheduler=SchedulerConfig.from_args(args, max_model_len, device.device.type == "cpu", model.is_recurrent),
@@ -100,7 +99,7 @@ class EngineConfig:
         return _with_draft(config, given)
 
 
-#: Arguments that the draft model shares with the target: where and how models run, and the pages.
+#: Arguments that the draft model shares: where and how models run, and the pages.
 _SHARED = {
     *("device", "dtype", "kv_cache_dtype", "block_size", "enable_prefix_caching", "num_gpu_blocks_override"),
     *("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "max_seq_len_to_capture", "enforce_eager"),
@@ -109,27 +108,16 @@ _SHARED = {
 
 
 def _with_draft(config: EngineConfig, given: Mapping[str, Any]) -> EngineConfig:
-    """``config`` with its draft model, if it has one. Raises ``option_conflict`` and what ``from_args`` raises."""
+    """``config`` with the model that proposes draft tokens, if one does. Raises ``option_conflict``, ``unsupported``
+    and what ``from_args`` raises.
+    """
     speculation = config.scheduler.speculation
     if speculation is None or speculation.model is None:
         return config
     shared = {name: value for name, value in given.items() if name in _SHARED}
-    draft = EngineConfig.from_args(
-        {**shared, "model": speculation.model, "quantization": speculation.quantization, "load_format": "auto"}
-    )
-    reason = ""
-    if draft.model.vocab_size != config.model.vocab_size:
-        reason = f"it has {draft.model.vocab_size} tokens, the model {config.model.vocab_size}"
-    elif draft.model.is_recurrent:
-        reason = "states of recurrent layers cannot be rolled back"
-    if reason:
-        option, other = "--speculative-model", str(speculation.model)
-        hint = "Take one of the same family, or this model quantized."
-        raise error("option_conflict", option=option, other=other, reason=reason, hint=hint)
-    length = min(speculation.max_model_len, draft.max_model_len)
-    draft = replace(draft, max_model_len=min(config.max_model_len, draft.max_model_len))
-    scheduler = replace(config.scheduler, speculation=replace(speculation, max_model_len=length))
-    return replace(config, scheduler=scheduler, draft=draft)
+    own = {"model": speculation.model, "quantization": speculation.quantization, "load_format": "auto"}
+    found: EngineConfig = PROPOSERS.load(speculation.method).configure(config, {**shared, **own})
+    return found
 
 
 def _max_model_len(args: Mapping[str, Any], model: ModelConfig, own_limit: int | None) -> int:
@@ -150,27 +138,3 @@ def _max_model_len(args: Mapping[str, Any], model: ModelConfig, own_limit: int |
         expected = f"at most {limit}, {whose}"
         raise error("bad_option", option="--max-model-len", value=max_model_len, expected=expected, hint=hint)
     return max_model_len
-
-
-def _tokenizer_source(args: Mapping[str, Any], model: Path) -> TokenizerSource:
-    """Where the tokenizer comes from. A revision of its own needs a hub name: that of the tokenizer, or the model's."""
-    name, revision = args["tokenizer"], args["tokenizer_revision"]
-    if name or revision:
-        revision = revision or (args["revision"] if name in (None, args["model"]) else None)
-        folder = resolve_model(
-            name or args["model"], revision, args["download_dir"], weights="none", token=args["hf_token"]
-        )
-    else:
-        folder = model
-    extension = args["tokenizer_extension_path"]
-    if extension is not None and not (Path(extension).is_absolute() and Path(extension).is_file()):
-        raise error(
-            "bad_option",
-            option="--tokenizer-extension-path",
-            value=extension,
-            expected="the absolute path of a Python file",
-            hint="It is run as code, so it has to be named exactly.",
-        )
-    return TokenizerSource(
-        str(folder), args["trust_remote_code"], args["tokenizer_mode"], extension, args["skip_tokenizer_init"]
-    )

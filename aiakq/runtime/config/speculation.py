@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiakq.arguments.argument import checked_value, rows_of
+from aiakq.arguments.argument import argument, checked_value, rows_of
 from aiakq.arguments.engine import SpeculationArguments
 from aiakq.errors import error
+from aiakq.runtime.speculation.methods import NGRAM, SUFFIX, resolve
 
 _ROWS = {row.name: row for row in rows_of(SpeculationArguments, "scheduling")}
-NGRAM, DRAFT_MODEL = "ngram", "draft_model"
 
 #: The argument that corresponds to each key of --speculative-config, and defines its range.
 _FLAGS = {
@@ -25,11 +25,35 @@ _FLAGS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpeculationConfig:
-    """Draft tokens come from n-gram lookup in the sequence itself, or from a second model.
+_MAX_TREE_DEPTH = 24
 
-    method                  NGRAM or DRAFT_MODEL.
+
+@dataclass(frozen=True, kw_only=True)
+class SuffixKeys:
+    """The keys of suffix decoding, with vLLM's names."""
+
+    suffix_decoding_max_tree_depth: int = argument(
+        _MAX_TREE_DEPTH, "Maximum number of tokens of a matched suffix and its continuation together.", low=2, high=1024
+    )
+    suffix_decoding_max_cached_requests: int = argument(
+        10_000, "Maximum number of earlier outputs that are searched; 0: the sequence itself only.", low=0
+    )
+    suffix_decoding_max_spec_factor: float = argument(
+        1.0, "Maximum number of draft tokens per matched token.", above=0, high=1024
+    )
+    suffix_decoding_min_token_prob: float = argument(
+        0.1, "Minimum probability of a draft token, from the counts of what followed.", low=0, high=1
+    )
+
+
+_SUFFIX_ROWS = {row.name: row for row in rows_of(SuffixKeys, "scheduling")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationConfig(SuffixKeys):
+    """Where draft tokens come from, and how many there are.
+
+    method                  a name of PROPOSERS.
     model, quantization     the draft model, and its expected quantization method.
     num_speculative_tokens  maximum number of draft tokens of a sequence in a step.
     prompt_lookup_max, prompt_lookup_min  longest and shortest n-gram that is looked up.
@@ -52,16 +76,17 @@ class SpeculationConfig:
         given = _given(args)
         if not given and args["speculative_config"] is None:
             return None
-        given["method"] = _method(given, args)
-        if given["method"] == NGRAM:
-            given["model"] = None
+        option = "--speculative-model" if args["speculative_config"] is None else "--speculative-config"
+        given["method"], given["model"] = resolve(given.get("method"), given.get("model"), option)
+        if given["method"] == SUFFIX:  # it proposes as many as the match is worth
+            given.setdefault("num_speculative_tokens", given.get("suffix_decoding_max_tree_depth", _MAX_TREE_DEPTH))
         stages = args["pipeline_parallel_size"]
         for is_there, other, reason, hint in (
             (
-                stages > 1 and given["method"] != NGRAM,
+                stages > 1 and given["model"] is not None,
                 f"--pipeline-parallel-size {stages}",
                 "the first stage would wait for the draft model",
-                "Use the method ngram, or --tensor-parallel-size.",
+                "Use a method without a model, or --tensor-parallel-size.",
             ),
             (
                 is_recurrent,
@@ -79,24 +104,6 @@ class SpeculationConfig:
         return config
 
 
-def _method(given: Mapping[str, Any], args: Mapping[str, Any]) -> str:
-    """The proposer's name. Raises ``bad_option``."""
-    method, model = given.get("method"), given.get("model")
-    names_ngram = model in (f"[{NGRAM}]", NGRAM)
-    found = method or (NGRAM if names_ngram else DRAFT_MODEL)
-    is_complete = model is None or names_ngram if found == NGRAM else model is not None and not names_ngram
-    if found in (NGRAM, DRAFT_MODEL) and is_complete:
-        return found
-    as_json = args["speculative_config"] is not None
-    raise error(
-        "bad_option",
-        option="--speculative-config" if as_json else "--speculative-model",
-        value=method if as_json else model,
-        expected=f"the method {NGRAM}, or {DRAFT_MODEL} with a model" if as_json else f"[{NGRAM}] or a model",
-        hint="EAGLE, Medusa and MTP heads are not supported." if method not in (None, DRAFT_MODEL) else "",
-    )
-
-
 def _given(args: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that are set. Raises ``bad_option`` and ``option_conflict``."""
     flags = {key: args[name] for name, key in _FLAGS.items() if args[name] is not None}
@@ -107,7 +114,7 @@ def _given(args: Mapping[str, Any]) -> dict[str, Any]:
         name = next(name for name in _FLAGS if args[name] is not None).replace("_", "-")
         reason = "both configure speculative decoding"
         raise error("option_conflict", option=option, other=f"--{name}", reason=reason, hint="Give one of them.")
-    rows = {key: _ROWS[name] for name, key in _FLAGS.items()}
+    rows = {key: _ROWS[name] for name, key in _FLAGS.items()} | _SUFFIX_ROWS
     given = {key: value for key, value in config.items() if value is not None}
     for key, value in given.items():
         if key in rows:

@@ -79,9 +79,10 @@ class Scheduler:
         """Queue a new sequence behind the waiting ones of its priority."""
         sequence.order = (sequence.spec.priority, next(self._numbers))
         if self.config.speculation is not None:
-            drafter = None if self.proposer is None else self.proposer.drafter()
+            shared = self.proposer
+            proposer = None if shared is None else shared.new_sequence(sequence.scope, sequence.num_prompt)
             length = self.config.speculation.num_speculative_tokens
-            sequence.speculation = Speculation(drafter, length, self._acceptance)
+            sequence.speculation = Speculation(proposer, length, self._acceptance)
         if self.adapters is not None:
             self.adapters.add(sequence.spec.adapter)
         bisect.insort(self.waiting, sequence, key=_ORDER)
@@ -95,6 +96,8 @@ class Scheduler:
             self.waiting.remove(sequence)
         if self.adapters is not None:
             self.adapters.remove(sequence.spec.adapter)
+        if sequence.speculation is not None:
+            sequence.speculation.finish(sequence.token_ids)
         self.pool.decref(sequence.pages)
         sequence.pages = []
 

@@ -83,13 +83,19 @@ class Sequence:
         pooling = self.spec.pooling
         return self.spec.sampling.prompt_logprobs is not None or (pooling is not None and pooling.reads_every_token)
 
+    @property
+    def scope(self) -> bytes:
+        """Sequences with the same one may share pages and learn draft tokens from each other: a hash of the cache salt,
+        into which the server mixes the API key, and of the adapter.
+        """
+        adapter = self.spec.adapter
+        return root_hash(self.spec.cache_salt, "" if adapter is None else adapter.key)
+
     def page_hashes(self, page_size: int, count: int) -> list[bytes]:
         """Chained hashes of the first ``count`` full pages; computed once each."""
         while len(self.hashes) < count:
             at = len(self.hashes) * page_size
-            adapter = self.spec.adapter
-            key = "" if adapter is None else adapter.key
-            parent = self.hashes[-1] if self.hashes else root_hash(self.spec.cache_salt, key)
+            parent = self.hashes[-1] if self.hashes else self.scope
             self.hashes.append(page_hash(parent, self.token_ids[at : at + page_size]))
         return self.hashes[:count]
 

@@ -64,6 +64,8 @@ def _captured(
             return None, "nothing is decoded"
         if not (model.stage.is_first and model.stage.is_last):
             return None, "it is one of several stages"
+        if model.takes_hidden:
+            return None, "it reads the hidden states of another model"
         if any(isinstance(block.mlp, SparseMLP) for block in model.blocks):
             return None, "experts are chosen on the host"
         if model.ops.selected("attention") - {"triton"}:  # a rank without heads has none

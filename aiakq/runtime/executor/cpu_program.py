@@ -44,11 +44,13 @@ class Program:
         nothing = torch.empty(0, dtype=torch.int32)
         context = AttentionContext(nothing, nothing, nothing, nothing, 0, [], [], {"native": self._tables})
         self._hidden: StageOutput | None = None
-        if not model.stage.is_first:
+        if model.takes_hidden:
             both = torch.empty(2, bounds.tokens, model.config.hidden_size, dtype=model.ops.dtype)
-            self._hidden = StageOutput(*both)
+            self._hidden = StageOutput(both[0], None if model.stage.is_first else both[1])
+        recorded = ModelInput(token_ids, positions, context, logit_rows, self._hidden)
         with Recording() as recording:
-            self._output = model.compute(ModelInput(token_ids, positions, context, logit_rows, self._hidden), caches)
+            self._output = model.compute(recorded, caches)
+        self._aux_hidden_states = recorded.aux_hidden_states  # kept: the recording would reuse their memory
         self._op_list = recording.op_list()
         self._token_ops: list[Any] = recording.with_rows(bounds.tokens)
         self._row_ops: list[Any] = recording.with_rows(most_rows)
@@ -71,11 +73,13 @@ class Program:
             0 < len(step.token_ids) <= bounds.tokens
             and 0 < len(step.logit_rows) <= bounds.rows
             and max(step.context.kv_len_list) <= bounds.length
-            and (step.hidden is None or step.hidden.residual is not None)
+            and (step.hidden is None or self._model.stage.is_first or step.hidden.residual is not None)
         )
 
     def __call__(self, step: ModelInput) -> Tensor | StageOutput:
-        """Logits [R, V] float32 or hidden states, as Model.forward; the next step writes over them."""
+        """Logits [R, V] float32 or hidden states, as Model.forward; the next step writes over them, and over
+        ``step.aux_hidden_states``.
+        """
         tokens, rows = len(step.token_ids), len(step.logit_rows)
         if tokens != self._tokens:
             for op in self._token_ops:
@@ -94,6 +98,8 @@ class Program:
         if self._hidden is not None and step.hidden is not None:
             _copy(step.hidden, _first(self._hidden, tokens))
         self._op_list()
+        for states in self._aux_hidden_states:
+            step.aux_hidden_states.append(states[: rows if self._model.takes_hidden else tokens])
         return self._output[:rows].float() if isinstance(self._output, Tensor) else _first(self._output, tokens)
 
 
@@ -103,6 +109,7 @@ def _first(hidden: StageOutput, tokens: int) -> StageOutput:
 
 
 def _copy(hidden: StageOutput, to: StageOutput) -> None:
-    assert hidden.residual is not None and to.residual is not None
     to.x.copy_(hidden.x)
-    to.residual.copy_(hidden.residual)
+    if to.residual is not None:
+        assert hidden.residual is not None
+        to.residual.copy_(hidden.residual)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import torch
+from torch import Tensor
 
 from aiakq.runtime.device_memory import is_out_of_memory, release_memory
 from aiakq.runtime.engine.records import Chunk, StepBatch, StepResult
-from aiakq.runtime.executor.draft_model import DraftModel
+from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.runner import Runner, StepInput
 from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
@@ -29,11 +30,13 @@ class LocalPendingStep(SampledStep):
     """A step whose model was launched, and whose sampler was too if ``is_sampled``.
 
     out_of_memory  neither runs.
+    observed       what the proposer keeps of the model's step.
     """
 
     def __init__(self, executor: LocalExecutor, chunks: list[Chunk], sequences: list[SequenceState]) -> None:
         super().__init__(chunks, sequences)
         self.out_of_memory = False
+        self.observed: Tensor | None = None
         self._executor = executor
 
     def collect(self) -> StepResult:
@@ -56,12 +59,12 @@ class LocalExecutor:
 
     num_slots  slots are numbered below this.
     max_pages  most pages of one sequence.
-    draft      proposes draft tokens; None: only grammars do.
+    proposer   of draft tokens; None: only grammars propose any.
     """
 
-    def __init__(self, runner: Runner, num_slots: int, max_pages: int, draft: DraftModel | None = None) -> None:
+    def __init__(self, runner: Runner, num_slots: int, max_pages: int, proposer: ModelProposer | None = None) -> None:
         self.runner = runner
-        self.draft = draft
+        self.proposer = proposer
         self._sampler = runner.model.sampler
         self._sequences = RunningSequences(num_slots, max_pages, runner.projection)
         self._pending: deque[LocalPendingStep] = deque()
@@ -75,8 +78,8 @@ class LocalExecutor:
         sequences = self._sequences.update(batch, self._processors, self.runner.adapters)
         if batch.cleared_pages:
             self.runner.clear(batch.cleared_pages)
-            if self.draft is not None:
-                self.draft.runner.clear(batch.cleared_pages)
+            if self.proposer is not None:
+                self.proposer.runner.clear(batch.cleared_pages)
         previous = self._pending[-1] if self._pending else None
         step = LocalPendingStep(self, batch.chunks, sequences)
         self._pending.append(step)
@@ -104,6 +107,8 @@ class LocalExecutor:
 
     def _launch_model(self, step: LocalPendingStep, step_input: StepInput) -> None:
         step.launch_model(self.runner, step_input)
+        if self.proposer is not None:
+            step.observed = self.proposer.observe(step_input.model_input)
 
     @torch.inference_mode()
     def collect(self, step: LocalPendingStep) -> StepResult:
@@ -113,9 +118,9 @@ class LocalExecutor:
         if step.out_of_memory:
             return StepResult(out_of_memory=True)
         result = step.results()
-        if (draft := self.draft) is not None:
-            # Without memory for the draft model there are no draft tokens.
-            fits(lambda: draft.propose(step.chunks, step.sequences, result.chunks, self._sequences))
+        if (proposer := self.proposer) is not None:
+            # Without memory for it there are no draft tokens.
+            fits(lambda: proposer.propose(step.chunks, step.sequences, result.chunks, self._sequences, step.observed))
         if self._pending and not self._pending[0].out_of_memory:
             following = self._pending[0]
             following.out_of_memory = not fits(lambda: following.launch_sampler(self._sampler))

@@ -12,9 +12,9 @@ from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.distributed.messages import Batch, Launch, ResetSequences, Sampled
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.engine.records import StepBatch, StepResult
-from aiakq.runtime.executor.draft_model import DraftModel
 from aiakq.runtime.executor.follower import NO_MEMORY
 from aiakq.runtime.executor.local import LocalExecutor, LocalPendingStep
+from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.runner import Runner, StepInput
 
 
@@ -25,9 +25,9 @@ class MultiprocessExecutor(LocalExecutor):
     """
 
     def __init__(
-        self, runner: Runner, group: RankGroup, num_slots: int, max_pages: int, draft: DraftModel | None = None
+        self, runner: Runner, group: RankGroup, num_slots: int, max_pages: int, proposer: ModelProposer | None = None
     ) -> None:
-        super().__init__(runner, num_slots, max_pages, draft)
+        super().__init__(runner, num_slots, max_pages, proposer)
         assert group.collective is not None
         self._group, self._collective = group, group.collective
         self._numbers = itertools.count()

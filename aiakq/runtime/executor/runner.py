@@ -57,9 +57,11 @@ class Runner:
     states      rows of the states, if the model has recurrent layers.
     projection  of what is pooled of the model's outputs, if there is one.
     adapters    in memory; None: sequences have none.
+    shift       tokens that are read at a position before their own: 1 by EAGLE-3 heads.
     """
 
     adapters: AdapterStore | None = None
+    shift = 0
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class Runner:
         for chunk, sequence in zip(chunks, sequences, strict=True):
             first, end = chunk.first, chunk.first + chunk.count
             num_before = len(token_ids)
-            token_ids += sequence.token_ids[first:end]
+            token_ids += sequence.token_ids[first + self.shift : end + self.shift]
             token_ids += chunk.drafts
             if len(token_ids) < num_before + chunk.count:
                 unknown.append((len(token_ids), sequence))

@@ -25,8 +25,7 @@ from aiakq.runtime.executor.kv_cache import (
 )
 from aiakq.runtime.executor.selection import new_executor
 from aiakq.runtime.loader.limits import limits_of, rows_of_steps
-from aiakq.runtime.loader.model_loader import load_within_memory
-from aiakq.runtime.loader.new_runner import new_draft, new_runner
+from aiakq.runtime.loader.new_runner import load_models, new_model_proposer, new_runner
 from aiakq.runtime.loader.step_costs import set_step_costs
 from aiakq.system.memory import gc_frozen
 
@@ -65,8 +64,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
 def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group: RankGroup | None) -> Engine:
     started = time.monotonic()
     with gc_frozen():
-        model, operations = load_within_memory(config, None if group is None else group.share)
-        draft = None if config.draft is None else load_within_memory(config.draft)[0]
+        model, operations, draft = load_models(config, None if group is None else group.share)
     release_memory()
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
     on_phase(Phase("weights", time.monotonic() - started, f"{config.architecture}, {method}"))
@@ -116,10 +114,10 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     if group is not None:
         sizes = Configure(num_pages, num_slots, bounds.tokens, bounds.rows, bounds.length)
         group.configure(sizes, runner.captured is not None)
-    drafting = None
-    if config.draft is not None and draft is not None:
-        drafting, facts["drafts"] = new_draft(config.draft, draft, num_pages, num_slots, bounds)
-    executor = new_executor(runner, group, num_slots, -(-bounds.length // config.cache.block_size), drafting)
+    proposer = None
+    if draft is not None:
+        proposer, facts["drafts"] = new_model_proposer(config, draft, model, num_pages, num_slots, bounds)
+    executor = new_executor(runner, group, num_slots, -(-bounds.length // config.cache.block_size), proposer)
     if costs := set_step_costs(config, scheduler, executor, limits):
         facts["speculation"] = costs
     stages = config.parallel.pipeline_parallel_size

@@ -1,17 +1,20 @@
-"""new_runner: the runner of a loaded model, the same on every rank."""
+"""The models of an engine, and their runners: that of the target model is the same on every rank."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.distributed.model_share import ModelShare
 from aiakq.runtime.executor.cpu_program import Bounds
-from aiakq.runtime.executor.draft_model import DraftModel
 from aiakq.runtime.executor.kv_cache import state_rows
+from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.executor.runner import Runner
+from aiakq.runtime.loader.model_loader import load_within_memory
 from aiakq.runtime.lora.store import AdapterStore
 from aiakq.runtime.models.decoder import Decoder, Model
+from aiakq.runtime.speculation.methods import PROPOSERS
 
 
 def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: int) -> Runner:
@@ -24,12 +27,26 @@ def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: in
     return runner
 
 
-def new_draft(
-    config: EngineConfig, model: Model, num_pages: int, num_slots: int, bounds: Bounds
-) -> tuple[DraftModel, str]:
-    """The draft model of speculative decoding, and a line about it for the start-up table."""
-    runner = new_runner(config, model, num_pages, num_slots)
-    length = min(bounds.length, config.model.num_positions)
-    how = runner.capture(replace(bounds, length=length), config.compilation)
-    method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
-    return DraftModel(runner, bounds.tokens, length), f"{config.architecture}, {method}; {how}"
+def load_models(config: EngineConfig, share: ModelShare | None) -> tuple[Model, dict[str, str], Model | None]:
+    """The model of ``config``, rows of the start-up table about it, and the model that proposes draft tokens for it, if
+    there is one. Raises what ``load_within_memory`` and the method of speculative decoding raise.
+    """
+    target, operations = load_within_memory(config, share)
+    speculation = config.scheduler.speculation
+    draft: Model | None = None
+    if config.draft is not None and speculation is not None:
+        draft = PROPOSERS.load(speculation.method).load(config, target)
+    return target, operations, draft
+
+
+def new_model_proposer(
+    config: EngineConfig, model: Model, target: Model, num_pages: int, num_slots: int, bounds: Bounds
+) -> tuple[ModelProposer, str]:
+    """The proposer that runs ``model``, and a line about it for the start-up table."""
+    draft, speculation = config.draft, config.scheduler.speculation
+    assert draft is not None and speculation is not None
+    runner = new_runner(draft, model, num_pages, num_slots)
+    proposer: ModelProposer = PROPOSERS.load(speculation.method).new_proposer(config, runner, target, bounds)
+    how = runner.capture(replace(bounds, length=min(bounds.length, draft.model.num_positions)), draft.compilation)
+    quantization = f"{draft.spec.method}, {draft.spec.describe()}" if draft.spec else "not quantized"
+    return proposer, f"{speculation.method}, {draft.architecture}, {quantization}; {how}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import torch
@@ -46,7 +46,9 @@ class ModelInput:
     positions   [T] int64.
     context     where their keys and values are in the cache.
     logit_rows  [R] int64, the rows of T whose logits are wanted.
-    hidden      what the stage before made of the tokens; None in the first one. It is modified.
+    hidden      what the stage before made of the tokens, or a target model for an EAGLE-3 head; None elsewhere. It is
+                modified.
+    aux_hidden_states  filled in by the model: [T, hidden] before each of its ``aux_layers``.
     """
 
     token_ids: Tensor
@@ -54,6 +56,7 @@ class ModelInput:
     context: AttentionContext
     logit_rows: Tensor
     hidden: StageOutput | None = None
+    aux_hidden_states: list[Tensor] = field(default_factory=list)
 
 
 class Weights(Protocol):
@@ -354,6 +357,8 @@ class Decoder:
     adapters         of its layers; None: there may be none.
     head             makes logits, or scores; None in the last stage: hidden states are returned.
     output_width     columns of what is returned for a token.
+    aux_layers       layers whose inputs an EAGLE-3 head reads, the number of layers for the last one's output; in
+                     ``ModelInput.aux_hidden_states``.
     """
 
     config: ModelConfig
@@ -370,6 +375,7 @@ class Decoder:
     after_embedding: Rescale | None = None
     after_head: Rescale | None = None
     adapters: AdaptableLayers | None = None
+    aux_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self._select_rows = self.ops.row_selection()
@@ -378,6 +384,16 @@ class Decoder:
                 layer.of_logit_rows()
         self.sampler = self.ops.sampler()
         self.row_multiple = self.ops.row_multiple
+        self._sum: Scaling | None = None
+
+    @property
+    def takes_hidden(self) -> bool:
+        """Whether steps come with hidden states."""
+        return not self.stage.is_first
+
+    def return_hidden_states(self, layers: tuple[int, ...]) -> None:
+        """Return the inputs of ``layers`` with every step; comes before steps are captured."""
+        self.aux_layers, self._sum = layers, self.ops.scaling()
 
     @property
     def vocab_size(self) -> int:
@@ -406,8 +422,12 @@ class Decoder:
         """
         hidden = self._embedded(step) if step.hidden is None else step.hidden
         x, residual = hidden.x, hidden.residual
-        for block, cache in zip(self.blocks, caches, strict=True):
+        for layer, (block, cache) in enumerate(zip(self.blocks, caches, strict=True)):
+            if layer in self.aux_layers:
+                self._keep_hidden(x, residual, step)
             x, residual = block(x, residual, step.positions, cache, step.context)
+        if len(self.blocks) in self.aux_layers:
+            self._keep_hidden(x, residual, step)
         if not self.stage.is_last:
             return StageOutput(x, residual)
         x = self._select_rows(x, step.logit_rows)
@@ -419,6 +439,11 @@ class Decoder:
         if self.project_out is not None:
             x = self.project_out(x)
         return x if self.head is None else _rescaled(self.head(x), self.after_head)
+
+    def _keep_hidden(self, x: Tensor, residual: Tensor | None, step: ModelInput) -> None:
+        """Add the hidden states x [T, hidden], with what is still to be added to them, to those of ``step``."""
+        assert self._sum is not None
+        step.aux_hidden_states.append(self._sum(x, residual))
 
     def _embedded(self, step: ModelInput) -> StageOutput:
         """What the first block gets."""

@@ -1,77 +1,49 @@
-"""What guesses tokens: the protocol, and prompt lookup."""
+"""Proposers of draft tokens: the protocol.
+
+A proposer sees the tokens of sequences, nothing else, and runs in the scheduler: it must be fast and deterministic.
+What needs a model runs in the executor, as a ``ModelProposer`` (aiakq/runtime/executor/model_proposer.py). Forced
+tokens of a grammar are proposed by the sequence's matcher (aiakq/runtime/structured/matcher.py), whatever the method
+is.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from aiakq.runtime.config.speculation import NGRAM, SpeculationConfig
+from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.speculation.methods import PROPOSERS
 
 
-class Drafter(Protocol):
-    """Guesses the next tokens of one sequence."""
+class SequenceProposer(Protocol):
+    """The draft tokens of one sequence."""
 
-    def propose(self, token_ids: list[int], most: int) -> list[int]:
-        """At most ``most`` tokens that may follow ``token_ids``, which only grow from call to call."""
+    def propose(self, token_ids: list[int], max_tokens: int) -> list[int]:
+        """At most ``max_tokens`` draft tokens to follow ``token_ids``, which only grow from call to call. Not called in
+        every step.
+        """
+
+    def finish(self, token_ids: list[int]) -> None:
+        """The sequence has ended, with ``token_ids``."""
 
 
 class Proposer(Protocol):
-    """A way to guess."""
+    """A method of speculative decoding, for all sequences of an engine."""
 
-    def drafter(self) -> Drafter:
-        """That of a new sequence."""
+    @staticmethod
+    def from_config(config: SpeculationConfig) -> Proposer:
+        """The proposer with the settings of ``config``."""
 
+    def new_sequence(self, scope: bytes, num_prompt_tokens: int) -> SequenceProposer:
+        """The proposer of a new sequence, whose first ``num_prompt_tokens`` are its prompt.
 
-class PromptLookup:
-    """What followed the last time that the last few tokens of a sequence occurred in it (Saxena 2023).
-
-    longest, shortest  n-grams that are looked for, the longest first.
-    """
-
-    def __init__(self, longest: int, shortest: int = 1) -> None:
-        self._lengths = range(longest, shortest - 1, -1)
-
-    def drafter(self) -> NgramTable:
-        """See ``Proposer``."""
-        return NgramTable(self._lengths)
-
-
-class NgramTable:
-    """Where each n-gram of a sequence has ended last. A new token takes as many entries as there are lengths."""
-
-    def __init__(self, lengths: range) -> None:
-        self._lengths = lengths
-        self._ends: dict[tuple[int, ...], int] = {}
-        self._num_known = 0
-
-    def propose(self, token_ids: list[int], most: int) -> list[int]:
-        """See ``Drafter``."""
-        # The n-grams at the very end come in with the next token: they are what is looked for.
-        for place in range(self._num_known + 1, len(token_ids)):
-            for length in self._lengths:
-                if length <= place:
-                    self._ends[tuple(token_ids[place - length : place])] = place
-        self._num_known = max(self._num_known, len(token_ids) - 1)
-        for length in self._lengths:
-            if length < len(token_ids):
-                end = self._ends.get(tuple(token_ids[-length:]))
-                if end is not None:
-                    return _continued(token_ids, end, most)
-        return []
-
-
-def _continued(token_ids: list[int], start: int, count: int) -> list[int]:
-    """``count`` tokens from ``start`` on; where they end, they go on as what they have become: a text that repeats
-    itself.
-    """
-    found = token_ids[start : start + count]
-    period = len(token_ids) - start
-    while len(found) < count:
-        found.append(found[len(found) - period])
-    return found
+        scope  what sequences may learn from each other: only those of the same cache salt, API key and adapter have the
+               same one.
+        """
 
 
 def proposer_of(config: SpeculationConfig | None) -> Proposer | None:
-    """The proposer that ``config`` asks for; None without, or where the executor guesses."""
-    if config is None or config.method != NGRAM:
+    """The proposer of ``config``; None without one, or where the executor proposes. Raises ``plugin``."""
+    if config is None or config.model is not None:
         return None
-    return PromptLookup(config.prompt_lookup_max, config.prompt_lookup_min)
+    proposer: Proposer = PROPOSERS.load(config.method).from_config(config)
+    return proposer

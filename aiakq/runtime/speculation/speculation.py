@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from aiakq.runtime.speculation.draft_length import AcceptanceRate
-from aiakq.runtime.speculation.proposers import Drafter
+from aiakq.runtime.speculation.proposers import SequenceProposer
 
 #: While draft tokens do not pay, one proposal in so many steps is compared with the tokens that are sampled anyway.
 _TRIAL_STEPS = 4
@@ -25,7 +25,7 @@ class Speculation:
     overall                 acceptance of all sequences, with which a new one starts.
     """
 
-    def __init__(self, proposer: Drafter | None, num_speculative_tokens: int, overall: AcceptanceRate) -> None:
+    def __init__(self, proposer: SequenceProposer | None, num_speculative_tokens: int, overall: AcceptanceRate) -> None:
         self._proposer = proposer
         self.max_length = num_speculative_tokens
         self._overall = overall
@@ -116,6 +116,11 @@ class Speculation:
             self._expect(self._forced_rate.value * len(drafts))
         else:
             self._received = num_tokens, drafts, is_forced
+
+    def finish(self, token_ids: list[int]) -> None:
+        """The sequence has ended, with ``token_ids``."""
+        if self._proposer is not None:
+            self._proposer.finish(token_ids)
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
         """``num_accepted`` of the last ``num_drafts`` draft tokens were accepted."""

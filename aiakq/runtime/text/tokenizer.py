@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error
+from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files, read_json
 from aiakq.runtime.text.message_forms import message_forms
 from aiakq.runtime.text.spelling import TokenSpelling
@@ -32,6 +33,30 @@ class TokenizerSource:
     mode: str = "auto"
     extension: str | None = None
     left_out: bool = False
+
+    @staticmethod
+    def from_args(args: Mapping[str, Any], model: Path) -> TokenizerSource:
+        """That of the model folder, or what the arguments name. A revision of its own needs a hub name: that of the
+        tokenizer, or the model's. Raises ``bad_option`` and model_*.
+        """
+        name, revision = args["tokenizer"], args["tokenizer_revision"]
+        folder = model
+        if name or revision:
+            revision = revision or (args["revision"] if name in (None, args["model"]) else None)
+            folder = resolve_model(
+                name or args["model"], revision, args["download_dir"], weights="none", token=args["hf_token"]
+            )
+        extension = args["tokenizer_extension_path"]
+        if extension is not None and not (Path(extension).is_absolute() and Path(extension).is_file()):
+            raise error(
+                "bad_option",
+                option="--tokenizer-extension-path",
+                value=extension,
+                expected="the absolute path of a Python file",
+                hint="It is run as code, so it has to be named exactly.",
+            )
+        trusts, mode, left_out = (args[name] for name in ("trust_remote_code", "tokenizer_mode", "skip_tokenizer_init"))
+        return TokenizerSource(str(folder), trusts, mode, extension, left_out)
 
     def load(self) -> Tokenizer:
         """Raises ``model_malformed`` when its files cannot be read, ``tokenizer_extension`` when its code fails."""

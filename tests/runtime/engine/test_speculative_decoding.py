@@ -40,8 +40,11 @@ class Replay:
         for tokens in known:
             self._after[tuple(tokens[:1])].append(tokens)
 
-    def drafter(self) -> Replay:
+    def new_sequence(self, scope: bytes, num_prompt_tokens: int) -> Replay:
         return self
+
+    def finish(self, token_ids: list[int]) -> None:
+        pass
 
     def propose(self, token_ids: list[int], max_tokens: int) -> list[int]:
         same = [one for one in self._after[tuple(token_ids[:1])] if one[: len(token_ids)] == token_ids]
@@ -149,6 +152,10 @@ def test_limits_disable_draft_tokens(example_model):
     ("arguments", "named"),
     [
         ({"speculative_config": {"method": "eagle"}}, "eagle"),
+        ({"speculative_config": {"method": "medusa", "model": "some/heads"}}, "typical acceptance"),
+        ({"speculative_config": {"method": "mtp"}}, "multi-token prediction"),
+        ({"speculative_config": {"method": "suffix", "suffix_decoding_max_tree_depth": 1}}, "max_tree_depth"),
+        ({"speculative_config": {"method": "suffix", "suffix_decoding_min_token_prob": 1.5}}, "min_token_prob"),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 0}}, "num_speculative_tokens"),
         ({"speculative_config": {"method": "ngram", "tokens": 1}}, "tokens"),
         ({"speculative_config": {"num_speculative_tokens": 3}}, "--speculative-config"),
@@ -166,12 +173,40 @@ def test_limits_disable_draft_tokens(example_model):
 def test_what_does_not_go_is_refused_by_name(arguments, named, example_model):
     with pytest.raises(AiakqError) as caught:
         LLM(str(example_model), **arguments)
-    assert caught.value.id in ("bad_option", "option_conflict", "model_hub") and named in str(caught.value)
+    assert caught.value.id in ("bad_option", "option_conflict", "model_hub", "unsupported")
+    assert named in str(caught.value)
 
 
 def test_recurrent_models_are_refused(tiny_model):
     with pytest.raises(AiakqError, match="recurrent"):
         LLM(str(tiny_model("Mamba2ForCausalLM")), speculative_config={"method": "ngram"})
+
+
+def test_outputs_of_one_salt_speed_up_each_other_and_no_others(example_model):
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    llm = LLM(str(example_model), dtype="float32", speculative_config={"method": "suffix"})
+
+    def run(salt: str) -> tuple[list[int], int]:
+        before = llm.engine.stats.steps
+        prompt = {"prompt": "It was a dark night", "cache_salt": salt}
+        found = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
+        return list(found), llm.engine.stats.steps - before
+
+    first, again, other = run("one"), run("one"), run("other")
+    assert first[0] == again[0] == other[0]
+    assert again[1] < 0.7 * first[1] and other[1] > 0.9 * first[1]
+
+
+@pytest.mark.parametrize("mode", ["batched", "chunked", "preempted"])
+def test_suffix_decoding_changes_no_answer(folder, expected, engine_modes, mode):
+    config = {"method": "suffix", "disable_by_batch_size": 1000}
+    arguments = {"dtype": "float32", "max_model_len": 128, **engine_modes[mode]}
+    llm = LLM(folder, speculative_config=config, **arguments)
+    for _ in range(2):  # the second time every output is known
+        before = llm.engine.stats.steps, llm.engine.stats.drafts.accepted
+        assert answers(llm) == expected
+    assert llm.engine.stats.drafts.accepted - before[1] > 100
+    assert llm.engine.stats.steps - before[0] < before[0]
 
 
 DRAFTING = {"num_speculative_tokens": 4, "speculative_disable_by_batch_size": 1000}
@@ -264,7 +299,7 @@ def test_unsuitable_draft_models_are_refused(folder, example_model, tiny_model):
         LLM(folder, dtype="float32", speculative_model=str(example_model))
     with pytest.raises(AiakqError, match="EAGLE"):
         LLM(folder, dtype="float32", speculative_config={"method": "eagle3", "model": folder})
-    with pytest.raises(AiakqError, match="draft_model with a model"):
+    with pytest.raises(AiakqError, match="draft_model"):
         LLM(folder, dtype="float32", speculative_config={"method": "draft_model"})
 
 

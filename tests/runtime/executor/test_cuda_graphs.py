@@ -12,6 +12,7 @@ from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.executor import cuda_graphs as graphs
 from aiakq.runtime.executor.cuda_graphs import DecodeGraphs, sizes
+from aiakq.runtime.speculation.draft_length import StepCosts
 
 
 @pytest.mark.parametrize(("most", "wanted"), [(1, [1]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (70, [*sizes(64), 70])])
@@ -58,6 +59,61 @@ def test_decoding_through_tensors_that_stay(tiny_model, monkeypatch):
     monkeypatch.setattr(graphs, "captured", lambda compute, pool: lambda: replayed.append(compute()))
     assert answers() == wanted
     assert runner.captured._made.keys() == {3} and replayed
+
+
+class Known:
+    """A proposer that knows the answers, all but every fifth token of them."""
+
+    def __init__(self, answers: list[list[int]]) -> None:
+        self._answers = answers
+
+    def new_sequence(self, scope: bytes, num_prompt_tokens: int) -> Known:
+        return self
+
+    def propose(self, token_ids: list[int], max_tokens: int) -> list[int]:
+        count = len(token_ids)
+        answer = next(one for one in self._answers if one[:count] == token_ids)
+        following = enumerate(answer[count : count + max_tokens], count)
+        return [token if at % 5 else (token + 1) % 300 for at, token in following]
+
+    def finish(self, token_ids: list[int]) -> None:
+        pass
+
+
+@pytest.mark.skipif(library.unavailable() is not None, reason="torch's products depend on the number of rows")
+def test_a_verification_is_replayed_with_each_draft_token_as_a_row(tiny_model, monkeypatch):
+    """Also beside sequences without draft tokens; what needs fewer logits than it has tokens runs without a graph."""
+    monkeypatch.setattr(graphs, "captured", lambda compute, pool: compute)
+    config = {"method": "ngram", "num_speculative_tokens": 3, "disable_by_batch_size": 100}
+    arguments = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 6, "enforce_eager": True}
+    folder = str(tiny_model("LlamaForCausalLM"))
+    llm, plain = LLM(folder, speculative_config=config, **arguments), LLM(folder, **arguments)
+    llm.engine.scheduler.costs = StepCosts({1: 1.0, 1000: 1.0})  # draft tokens take no time
+    runner = llm.engine.executor.runner
+    decode = DecodeGraphs(runner.model, runner.caches, sizes(8), 64, runner.page_size, runner.device)
+    shapes = []
+
+    class Watched:
+        def accepts(self, step):
+            taken = decode.accepts(step)
+            shapes.append((taken, step.context.num_decodes, step.context.query_start_list))
+            return taken
+
+        def __call__(self, step):
+            return decode(step)
+
+    runner.captured = Watched()
+    prompts = [{"prompt_token_ids": [5 + n, 6, 7, 8]} for n in range(6)]
+    params = [SamplingParams(temperature=0, max_tokens=6 + 3 * n, logprobs=2, ignore_eos=True) for n in range(6)]
+    wanted = [one.outputs[0] for one in plain.generate(prompts, params, use_tqdm=False)]
+    known = [[*one["prompt_token_ids"], *answer.token_ids] for one, answer in zip(prompts, wanted, strict=True)]
+    llm.engine.scheduler.proposer = Known(known)
+    found = [one.outputs[0] for one in llm.generate(prompts, params, use_tqdm=False)]
+    assert [(one.token_ids, one.logprobs) for one in found] == [(one.token_ids, one.logprobs) for one in wanted]
+    assert 0 < llm.engine.stats.drafts.accepted < llm.engine.stats.drafts.drafts
+    verified = [starts for taken, decodes, starts in shapes if taken and decodes < len(starts) - 1]
+    assert any(len(starts) > 2 for starts in verified), "no step had sequences with and without draft tokens"
+    assert not any(taken for taken, _, starts in shapes if starts[-1] > 8)
 
 
 def test_what_is_asked_for_is_captured():

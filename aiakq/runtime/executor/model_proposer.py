@@ -1,0 +1,36 @@
+"""ModelProposer: what proposes draft tokens with a model on the device, in the executor, behind every step."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from aiakq.runtime.engine.records import Chunk, ChunkResult
+from aiakq.runtime.executor.runner import Runner
+from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
+from aiakq.runtime.models.decoder import ModelInput
+
+
+class ModelProposer(Protocol):
+    """Draft tokens for the sequences of an executor.
+
+    runner  of its model, whose pages have the numbers of those of the target model.
+    """
+
+    runner: Runner
+
+    def observe(self, step: ModelInput) -> Tensor | None:
+        """What is kept for ``propose`` of a step that the target model has just been launched with."""
+
+    def propose(
+        self,
+        chunks: list[Chunk],
+        sequences: list[SequenceState],
+        results: list[ChunkResult],
+        running: RunningSequences,
+        observed: Tensor | None,
+    ) -> None:
+        """Behind a step with ``results``: compute what later draft tokens need, and fill in ``proposed`` of the results
+        of chunks that ask for it.
+        """

@@ -1,0 +1,28 @@
+"""The configuration of a model that proposes draft tokens, as a part of that of the target model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aiakq.arguments.server import checked
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.config.load import LoadConfig
+
+
+def draft_folder(args: Mapping[str, Any]) -> LoadConfig:
+    """Where the model of ``args`` is, after downloads. Raises model_* and ``path_outside_model``."""
+    return LoadConfig.from_args(
+        checked({name: value for name, value in args.items() if value is not None}, server=True)
+    )
+
+
+def with_draft(config: EngineConfig, draft: EngineConfig, method: str) -> EngineConfig:
+    """``config`` with the model of ``draft``, which proposes up to its own context."""
+    speculation = config.scheduler.speculation
+    assert speculation is not None
+    length = min(speculation.max_model_len, draft.max_model_len)
+    speculation = replace(speculation, method=method, max_model_len=length)
+    draft = replace(draft, max_model_len=min(config.max_model_len, draft.max_model_len))
+    return replace(config, scheduler=replace(config.scheduler, speculation=speculation), draft=draft)

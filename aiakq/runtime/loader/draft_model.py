@@ -1,0 +1,55 @@
+"""The method ``draft_model``: a second model, loaded like the first.
+
+A method that needs a model is a module with
+
+    configure(config, args) -> EngineConfig    ``config`` with the model that ``args`` name, see ``with_draft``
+    load(config, target) -> Model              the model, once the target model is loaded
+    new_proposer(config, runner, target, bounds) -> ModelProposer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiakq.errors import error
+from aiakq.runtime.config.eagle3 import is_eagle3
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.executor.cpu_program import Bounds
+from aiakq.runtime.executor.draft_model import DraftModel
+from aiakq.runtime.executor.runner import Runner
+from aiakq.runtime.loader import eagle3
+from aiakq.runtime.loader.draft_config import draft_folder, with_draft
+from aiakq.runtime.loader.model_loader import load_within_memory
+from aiakq.runtime.models.decoder import Model
+
+
+def configure(config: EngineConfig, args: Mapping[str, Any]) -> EngineConfig:
+    """With the draft model of ``args``, or with the EAGLE-3 head if it is one. Raises ``option_conflict`` and what
+    ``EngineConfig.from_args`` raises.
+    """
+    if is_eagle3(draft_folder(args).path):
+        return eagle3.configure(config, args)
+    draft = EngineConfig.from_args(args)
+    reason = ""
+    if draft.model.vocab_size != config.model.vocab_size:
+        reason = f"it has {draft.model.vocab_size} tokens, the model {config.model.vocab_size}"
+    elif draft.model.is_recurrent:
+        reason = "states of recurrent layers cannot be rolled back"
+    if reason:
+        hint = "Take one of the same family, or this model quantized."
+        raise error("option_conflict", option="--speculative-model", other=args["model"], reason=reason, hint=hint)
+    return with_draft(config, draft, "draft_model")
+
+
+def load(config: EngineConfig, target: Model) -> Model:
+    """Raises what ``load_within_memory`` raises."""
+    assert config.draft is not None
+    return load_within_memory(config.draft)[0]
+
+
+def new_proposer(config: EngineConfig, runner: Runner, target: Model, bounds: Bounds) -> DraftModel:
+    """The proposer that runs it."""
+    draft = config.draft
+    assert draft is not None
+    return DraftModel(runner, bounds.tokens, min(bounds.length, draft.model.num_positions))

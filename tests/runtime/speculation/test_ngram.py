@@ -1,0 +1,45 @@
+"""N-gram lookup: what followed the same tokens the last time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.speculation.ngram import NgramProposer, NgramTable
+
+
+def table(longest: int, shortest: int = 1) -> NgramTable:
+    config = SpeculationConfig(prompt_lookup_max=longest, prompt_lookup_min=shortest)
+    return NgramProposer.from_config(config).new_sequence(b"", 0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "found"),
+    [
+        ([1, 2, 3, 4, 9, 1, 2, 3], [4, 9, 1]),
+        ([1, 2, 5, 3, 2, 6, 1, 2], [5, 3, 2]),  # the longest n-gram first, though a shorter one was later
+        ([7, 5, 8, 7, 6, 8, 7], [6, 8, 7]),  # the last time
+        ([1, 2, 3], []),
+        ([4], []),
+        ([3, 4, 3, 4], [3, 4, 3]),  # a text that repeats itself goes on doing so
+        ([5, 5], [5, 5, 5]),
+    ],
+)
+def test_what_followed_the_longest_ngram_the_last_time(tokens, found):
+    assert table(3).propose(tokens, 3) == found
+
+
+def test_ngrams_that_are_too_short_are_not_looked_up():
+    assert table(3, 2).propose([1, 2, 3, 2], 3) == []
+    assert table(3, 1).propose([1, 2, 3, 2], 1) == [3]
+
+
+def test_a_table_that_grows_finds_what_a_new_one_finds():
+    draw = random.Random(0)
+    tokens = [draw.randrange(4) for _ in range(200)]
+    growing, at = table(3), 0
+    while at < 190:
+        at += draw.randint(1, 9)
+        assert growing.propose(tokens[:at], 5) == table(3).propose(tokens[:at], 5)
