@@ -1,11 +1,13 @@
 """Decoding steps on an NVIDIA GPU as CUDA graphs: one launch instead of hundreds.
 
 A graph runs a fixed number of sequences. Steps are padded up to the next of a few sizes, each captured when it is first
-needed; a graph reads persistent tensors, into which a step copies its inputs.
+needed; a graph reads persistent tensors, into which a step copies its inputs. Steps with LoRA adapters have graphs of
+their own, so that others compute nothing for adapters.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +76,7 @@ class DecodeGraphs:
         self._rows = torch.arange(most + 1, device=device)
         # Shared by all sizes; their graphs share the memory of intermediate results, too.
         self._logits = torch.empty(most, model.vocab_size, device=device)
-        self._made: dict[int, Callable[[], None]] = {}
+        self._made: dict[tuple[int, bool], Callable[[], None]] = {}
 
     def __len__(self) -> int:
         """The number of sizes."""
@@ -108,11 +110,13 @@ class DecodeGraphs:
             kept[count:size] = padding
         self._table[:count, :width] = context.page_table
         self._table[count:size, :1] = 0
-        replay = self._made.get(size) or self._make(size)
+        adapters = self._model.adapters
+        adapted = adapters is not None and adapters.are_used
+        replay = self._made.get((size, adapted)) or self._make(size, adapted)
         replay()
         return self._logits[:count]
 
-    def _make(self, size: int) -> Callable[[], None]:
+    def _make(self, size: int, adapted: bool) -> Callable[[], None]:
         rows = self._rows
         context = AttentionContext(
             query_start=rows[: size + 1].to(torch.int32),
@@ -129,5 +133,8 @@ class DecodeGraphs:
         def compute() -> None:
             logits.copy_(whole_logits(self._model.compute(step, self._caches)))
 
-        replay = self._made[size] = captured(compute, self._pool)
+        with contextlib.ExitStack() as stack:
+            if adapted and self._model.adapters is not None:
+                stack.enter_context(self._model.adapters.for_any_rows())
+            replay = self._made[size, adapted] = captured(compute, self._pool)
         return replay
