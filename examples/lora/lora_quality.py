@@ -3,8 +3,9 @@
     python examples/lora/lora_quality.py --steps 200
 
 1. the model in 16 bits and the adapter; 2. the model in 4 bits, by gptq and by awq, and the adapter; 3. the adapter
-merged into the model, which is then quantized to 4 bits. Perplexity on the second half of a held-out book, whose first half the adapter was
-trained on, and KL divergence from the merged model in 16 bits. Needs ``pip install peft``. Prints one JSON document.
+merged into the model, which is then quantized to 4 bits. Perplexity on the second half of a held-out book, on whose
+first half the adapter was trained, and KL divergence from the merged model in 16 bits. Needs ``pip install peft``.
+Prints one JSON document.
 """
 
 from __future__ import annotations
