@@ -38,7 +38,8 @@ class CheckpointWriter:
     Use: ``with CheckpointWriter(output, inputs=[source]) as writer: writer.add(...); ...; writer.publish()``.
     ``commit`` puts what was added since the last one on disk, so that memory holds one step at a time. With a
     ``fingerprint`` of the work and ``resume``, steps that an earlier run with the same fingerprint committed are taken
-    over (``steps``), and are kept again when this run fails.
+    over (``steps``), and are kept again when this run fails. ``beside`` names a safetensors file for tensors that are
+    not the model's (``add_beside``); it is written even if there are none.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class CheckpointWriter:
         max_shard_bytes: int = 5_000_000_000,
         fingerprint: str = "",
         resume: bool = False,
+        beside: str | None = None,
     ) -> None:
         self._output = OutputFolder(output, inputs, overwrite)
         self.expected_bytes = expected_bytes
@@ -59,6 +61,8 @@ class CheckpointWriter:
         #: The committed steps, in order; those of an earlier run come first.
         self.steps: list[CommittedStep] = []
         self._pending: dict[str, Tensor] = {}
+        self._beside = beside
+        self._pending_beside: dict[str, Tensor] = {}
         self._shards: list[tuple[Path, list[str]]] = []
         self._names: set[str] = set()
         self._files: dict[str, dict[str, Any]] = {}
@@ -116,20 +120,28 @@ class CheckpointWriter:
         self._names.add(name)
         self._pending[name] = tensor
 
+    def add_beside(self, name: str, tensor: Tensor) -> None:
+        """Add a tensor of the file beside the weights; it must not be modified until the next commit."""
+        assert self._beside is not None and name not in self._names, f"tensor {name} was added twice, or has no file"
+        self._names.add(name)
+        self._pending_beside[name] = tensor
+
     def commit(self, name: str, note: Mapping[str, Any] | None = None) -> CommittedStep:
         """Put what was added since the last commit on disk as one step. ``note`` holds JSON values."""
         pending, self._pending = self._pending, {}
+        beside, self._pending_beside = self._pending_beside, {}
         file = self.folder / f"{STEP_PREFIX}{len(self.steps):05d}.safetensors"
         with self._output.failures():
-            size, digest = write_file(file, pending)
+            size, digest = write_file(file, pending | beside)
             sizes = tuple(tensor.numel() * tensor.element_size() for tensor in pending.values())
-            step = CommittedStep(name, file, tuple(pending), sizes, dict(note or {}))
+            step = CommittedStep(name, file, tuple(pending), sizes, dict(note or {}), tuple(beside))
             entry = {
                 "fingerprint": self.fingerprint,
                 "name": name,
                 "size": size,
                 "sha256": digest,
                 "tensors": dict(zip(step.tensors, sizes, strict=True)),
+                "beside": step.beside,
                 "note": step.note,
             }
             # The note makes the step count, so it appears whole or not at all.
@@ -169,6 +181,7 @@ class CheckpointWriter:
                 self.commit("rest")
             if not self._shards:
                 self._write_shards()
+                self._write_beside()
             self._write_manifest()
         return self.folder
 
@@ -197,7 +210,7 @@ class CheckpointWriter:
         for path in list(folder.iterdir()):
             if path not in keep:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        self._names = {name for step in self.steps for name in step.tensors}
+        self._names = {name for step in self.steps for name in (*step.tensors, *step.beside)}
         return True
 
     def _write_bytes(self, name: str, data: bytes) -> None:
@@ -228,6 +241,15 @@ class CheckpointWriter:
             self._files[path.name] = {"size": size, "sha256": digest}
         self._name_shards()
 
+    def _write_beside(self) -> None:
+        """Join the tensors that go beside the weights, in one file."""
+        if self._beside is None:
+            return
+        path = self.folder / self._beside
+        path.parent.mkdir(exist_ok=True)
+        size, digest = write_file(path, LazyTensors({name: step.file for step in self.steps for name in step.beside}))
+        self._files[self._beside] = {"size": size, "sha256": digest}
+
     def _name_shards(self) -> None:
         """Give the shards their final names, which say how many there are, and write the index."""
         count = len(self._shards)
@@ -256,7 +278,7 @@ class CheckpointWriter:
                 raise error("output_failed", path=str(self.output), reason=f"{name} does not read back as written")
 
     def _release(self) -> None:
-        self._pending = {}
+        self._pending, self._pending_beside = {}, {}
         keep = self.resume and bool(self.steps)
         if keep:
             shutil.rmtree(self.scratch, ignore_errors=True)

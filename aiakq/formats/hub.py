@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ _TORCH = ["pytorch_model*.bin"]
 #: Folders of sentence-transformers' modules, which are small, and the files in them.
 _MODULES = ("[0-9]*_Pooling", "[0-9]*_Dense", "[0-9]*_Normalize")
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
+#: See folded_scales.py, which imports torch.
+FOLDED_SCALES = "aiakq/folded_scales.safetensors"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -58,17 +61,29 @@ def resolve_model(
             ignore_patterns=["*/*", *ignore],
             **options,
         )
-        if os.path.exists(os.path.join(folder, "modules.json")):
-            modules = [f"{kind}/{file}" for kind in _MODULES for file in _MODULE_FILES]
+        if inside := _files_in_folders(Path(folder)):
             commit = os.path.basename(folder)  # another may have become the newest meanwhile
             options["revision"] = commit if _COMMIT.fullmatch(commit) else revision
-            huggingface_hub.snapshot_download(name, allow_patterns=modules, **options)
+            huggingface_hub.snapshot_download(name, allow_patterns=inside, **options)
     except Exception as problem:
         # The hub client raises many kinds (HTTP, offline, validation, disk); the first line says which.
         lines = str(problem).strip().splitlines()
         reason = (lines[0] if lines else type(problem).__name__).rstrip(".")
         raise error("model_hub", name=name, reason=reason) from problem
     return Path(folder)
+
+
+def _files_in_folders(folder: Path) -> list[str]:
+    """Patterns of the files that belong to a downloaded model and are in folders inside its repository."""
+    found = []
+    if (folder / "modules.json").exists():
+        found = [f"{kind}/{file}" for kind in _MODULES for file in _MODULE_FILES]
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):  # whoever opens the checkpoint says what is wrong with it
+        return found
+    own = config.get("aiakq") if isinstance(config, dict) else None
+    return [*found, FOLDED_SCALES] if isinstance(own, dict) and "folded_scales" in own else found
 
 
 def _weight_patterns(name: str, revision: str | None, weights: str, token: str | bool | None) -> list[str]:

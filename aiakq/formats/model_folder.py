@@ -67,7 +67,7 @@ _MODEL_FILES = (
 _MODULE_FOLDER = re.compile(r"[0-9]{1,2}_[A-Z][A-Za-z]{1,30}")
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 MAX_MODULE_BYTES = 1 << 30
-_MODEL_FOLDERS = ("additional_chat_templates", ".cache")
+_MODEL_FOLDERS = ("additional_chat_templates", "aiakq", ".cache")
 #: The one folder inside a model folder from which transformers reads.
 _TEMPLATE_FOLDER = "additional_chat_templates"
 #: Names of torch's files that hold weights, not a trainer's state.

@@ -25,6 +25,7 @@ class CommittedStep:
 
     file     the safetensors file inside the partial folder.
     tensors  the names of its tensors; ``sizes`` their bytes.
+    beside   the names of tensors that go into the file beside the weights.
     note     JSON values that were committed with it.
     """
 
@@ -33,6 +34,7 @@ class CommittedStep:
     tensors: tuple[str, ...]
     sizes: tuple[int, ...]
     note: dict[str, Any]
+    beside: tuple[str, ...] = ()
 
 
 class LazyTensors(Mapping[str, Tensor]):
@@ -63,7 +65,8 @@ def whole_steps(folder: Path, fingerprint: str) -> Iterator[CommittedStep]:
             if entry["fingerprint"] != fingerprint or entry["sha256"] != digest:
                 return
             tensors = entry["tensors"]
-            step = CommittedStep(entry["name"], file, tuple(tensors), tuple(tensors.values()), entry["note"])
+            sizes, beside = tuple(tensors.values()), tuple(entry["beside"])
+            step = CommittedStep(entry["name"], file, tuple(tensors), sizes, entry["note"], beside)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return
         yield step

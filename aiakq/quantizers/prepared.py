@@ -14,6 +14,7 @@ import torch
 import aiakq
 from aiakq import formats
 from aiakq.errors import error
+from aiakq.formats import folded_scales
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.model_folder import VERBATIM_FILES, module_files, some_of
 from aiakq.quantizers.block.decoder_block import BlockPlan
@@ -134,6 +135,8 @@ class Prepared:
         config["quantization_config"] = quantization
         self.cut.write_widths(config)
         config["aiakq"] = {"version": aiakq.__version__, "method": self.options.method, **self.cut.record()}
+        if self.recipe.folds:
+            config["aiakq"][folded_scales.KEY] = folded_scales.FILE
         if (adapter := self.model.adapter) is not None:
             config["aiakq"]["lora"] = {"name": adapter.name, "digest": adapter.digest}
         return {"config.json": config, **formats.config_files(spec)}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from aiakq import formats
 from aiakq.errors import error
+from aiakq.formats import folded_scales
 from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.formats.steps import CommittedStep
 from aiakq.kernels.ops.linear_reference import dequantize
@@ -38,6 +39,8 @@ def write_block(writer: CheckpointWriter, block: DecoderBlock, stored_name: Call
         tensors[full] = cast(kept, full, storage).clone()
     for name, tensor in tensors.items():
         writer.add(name, tensor)
+    for name, tensor in folded_scales.tensors_of(block.folder.columns, block.folder.rows, block.prefix):
+        writer.add_beside(name, tensor)
     note = {
         "linears": {name: weight.n * weight.k for name, weight in linears.items()},
         "layers": [asdict(layer) for layer in results_of(block)],

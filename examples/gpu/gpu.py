@@ -267,7 +267,7 @@ def _check(function: Callable[[Machine], dict]) -> Callable[[Measurement], dict]
 #: Families of self_test.FAMILIES, which this process does not import.
 FAMILIES = (
     "weight-only linear", "w8a8 linear", "norm", "activation", "attention", "latent attention", "convolution",
-    "recurrence", "gated norm", "sampling",
+    "recurrence", "gated norm", "sampling", "LoRA",
 )  # fmt: skip
 STEPS: dict[str, Step] = {
     "describe": Step(_check(gpu_checks.describe), 60),

@@ -2,9 +2,10 @@
 
     python examples/lora/lora_quality.py --steps 200
 
-1. the model in 16 bits and the adapter; 2. the model in 4 bits and the adapter; 3. the adapter merged into the model,
-which is then quantized to 4 bits. Perplexity on the second half of a held-out book, whose first half the adapter was
-trained on, and KL divergence from the merged model in 16 bits. Needs ``pip install peft``. Prints one JSON document.
+1. the model in 16 bits and the adapter; 2. the model in 4 bits, by gptq and by awq, and the adapter; 3. the adapter
+merged into the model, which is then quantized to 4 bits. Perplexity on the second half of a held-out book, on whose
+first half the adapter was trained, and KL divergence from the merged model in 16 bits. Needs ``pip install peft``.
+Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ def train(path: str, tokens: torch.Tensor, options: argparse.Namespace, to: Path
     AutoTokenizer.from_pretrained(path).save_pretrained(to / "merged")
 
 
-def quantize(source: str, to: Path) -> str:
-    """Quantize a model to 4 bits with GPTQ."""
+def quantize(source: str, to: Path, method: str) -> str:
+    """Quantize a model to 4 bits."""
     from aiakq.quantizers.options import QuantizeOptions
     from aiakq.quantizers.pipeline import quantize_checkpoint
 
-    quantize_checkpoint(QuantizeOptions(input=source, output=str(to), method="gptq"))
+    quantize_checkpoint(QuantizeOptions(input=source, output=str(to), method=method, evaluate=False))
     return str(to)
 
 
@@ -101,15 +102,16 @@ def main() -> None:
         folder = Path(name)
         train(options.model, learned, options, folder)
         adapter, merged = folder / "adapter", str(folder / "merged")
-        small = quantize(options.model, folder / "small")
-        ways = {
+        ways: dict[str, tuple[str, Path | None]] = {
             "16 bits": (options.model, None),
             "16 bits, merged": (merged, None),
             "16 bits + adapter": (options.model, adapter),
-            "4 bits": (small, None),
-            "4 bits + adapter": (small, adapter),
-            "merged, then 4 bits": (quantize(merged, folder / "merged-small"), None),
         }
+        for method in ("gptq", "awq"):
+            small = quantize(options.model, folder / method, method)
+            ways[method] = small, None
+            ways[f"{method} + adapter"] = small, adapter
+            ways[f"merged, then {method}"] = quantize(merged, folder / f"merged-{method}", method), None
         scores = {way: log_probabilities(path, tested, used) for way, (path, used) in ways.items()}
     reference = scores["16 bits, merged"]
     rows = {

@@ -25,7 +25,7 @@ from aiakq.kernels.types import LinearInput
 
 IMPLEMENTATIONS = Registry(
     "aiakq.implementations.lora",
-    {"cpu": "aiakq.kernels.cpu.lora", "torch": "aiakq.kernels.ops.lora"},
+    {"cpu": "aiakq.kernels.cpu.lora", "triton": "aiakq.kernels.triton.lora", "torch": "aiakq.kernels.ops.lora"},
     plugins_first=True,
 )
 
@@ -78,7 +78,10 @@ class AdapterRows:
     """Which rows of the current step have which adapter; one object for all layers.
 
     segments  (slot, its rows).
+    any_rows  whether an operation that is recorded now (a CUDA graph) will run again for other rows than these.
     """
+
+    any_rows: bool = False
 
     def __init__(self) -> None:
         self.segments: Sequence[tuple[int, Sequence[int]]] = ()

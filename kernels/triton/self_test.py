@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.ops import REGISTRIES
+from aiakq.kernels.ops.lora import AdapterRows, LoraPart, LoraProblem
 from aiakq.kernels.recurrent_types import ConvolutionSpec, GatedNormProblem, RecurrenceSpec, StateContext
 from aiakq.kernels.types import (
     ActivationProblem,
@@ -207,6 +208,34 @@ def _rotated(x: Tensor, tables: RotaryTables) -> Tensor:
     return torch.cat((first * c - second * s, second * c + first * s), -1)
 
 
+def _lora(device: torch.device) -> float:
+    """Adapters of several dtypes, parts and kinds, for some of the rows."""
+    n, k, worst = 200, 700, 0.0
+    segments = [(0, range(0, 40, 2)), (2, [1, 37]), (1, [5])]
+    x, before = (torch.randn(40, size, device=device, dtype=torch.float16) for size in (k, n))
+    bias = torch.randn(n, device=device)
+    found = []
+    for name in ("triton", "torch"):
+        rows = AdapterRows()
+        rows.assign(segments)
+        problem = LoraProblem(n, k, 3, 40, torch.float16, device.type)
+        product = REGISTRIES["lora"].load(name).prepare(problem, rows, bias)
+        generator = torch.Generator().manual_seed(0)
+        for slot, dtype in enumerate((torch.float32, torch.bfloat16, torch.float16)):
+            parts = []
+            for first, end, rank in ((0, 100, 20), (100, 150, 5)):
+                a, b, extra = (torch.randn(s, generator=generator) / 10 for s in ((rank, k), (end - first, rank), 100))
+                extra = extra[: end - first].to(device)
+                given = (extra, extra) if slot == 0 else (None, None)
+                parts.append(LoraPart(first, 2.0, a.to(device, dtype), b.to(device, dtype), *given))
+            product.load(slot, parts)
+        y = before.clone()
+        product(x, y)
+        worst = max(worst, float((y[3] - before[3]).abs().max()))  # a row without an adapter
+        found.append(y - before)
+    return max(worst, _error(*found))
+
+
 def _convolution(device: torch.device) -> float:
     """A convolution with all that may be around it."""
     weight, bias = torch.randn(150, 4, device=device), torch.randn(150, device=device)
@@ -281,4 +310,5 @@ FAMILIES: dict[str, Callable[[torch.device], float]] = {
     "recurrence": _recurrence,
     "gated norm": _gated_norm,
     "sampling": _sampling,
+    "LoRA": _lora,
 }

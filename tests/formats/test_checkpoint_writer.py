@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from aiakq.errors import AiakqError
 from aiakq.formats import checkpoint_writer, output_folder, safetensors_file, steps
@@ -57,6 +58,39 @@ def test_many_shards_have_an_index(tmp_path: Path) -> None:
 
     files, _ = get_checkpoint_shard_files(str(output), str(output / "model.safetensors.index.json"))
     assert len(files) == 2
+
+
+def test_tensors_beside_the_weights_are_in_a_file_of_their_own(tmp_path: Path) -> None:
+    beside = "aiakq/folded_scales.safetensors"
+
+    def write(output: Path, stop: bool = False) -> Path:
+        with CheckpointWriter(output, fingerprint="same", resume=True, beside=beside) as writer:
+            if not writer.steps:
+                writer.add("c.weight", torch.ones(4))
+                writer.add_beside("a.columns", torch.full((4,), 2.0))
+                assert writer.commit("first").beside == ("a.columns",)
+                assert set(writer.read(writer.steps[0])) == {"c.weight"}
+            if stop:
+                raise KeyboardInterrupt
+            fill(writer)
+            return writer.publish()
+
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "out", stop=True)
+    output, whole = write(tmp_path / "out"), write(tmp_path / "whole")
+    assert listing(output) == ["aiakq", MANIFEST, "config.json", "model.safetensors"]
+    assert load_file(output / beside).keys() == {"a.columns"}
+    assert set(Checkpoint.open(output).inventory) == {"a.weight", "b.weight", "c.weight"}
+    for name in (beside, "model.safetensors", MANIFEST):
+        assert (output / name).read_bytes() == (whole / name).read_bytes()
+    assert make(output, overwrite=True) == output and not (output / "aiakq").exists()
+
+
+def test_a_file_beside_the_weights_may_be_empty(tmp_path: Path) -> None:
+    with CheckpointWriter(tmp_path / "out", beside="aiakq/other.safetensors") as writer:
+        fill(writer)
+        writer.publish()
+    assert load_file(tmp_path / "out" / "aiakq" / "other.safetensors") == {}
 
 
 def test_same_tensors_same_bytes(tmp_path: Path) -> None:

@@ -61,3 +61,13 @@ def test_other_models_have_no_folders(repository):
     assert _fetched(repository, ["config.json", "model.safetensors", "1_Pooling/config.json"]) == [
         *("config.json", "model.safetensors"),
     ]
+
+
+def test_scales_beside_the_weights_come_with_a_model_that_names_them(repository):
+    (repository / "config.json").write_text('{"aiakq": {"folded_scales": "aiakq/folded_scales.safetensors"}}')
+    (repository / "aiakq").mkdir()
+    for name in ("aiakq/folded_scales.safetensors", "aiakq/other.bin", "model.safetensors"):
+        (repository / name).write_text("")
+    folder = resolve_model("org/name", weights="safetensors")
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert found == ["aiakq/folded_scales.safetensors", "config.json", "model.safetensors"]

@@ -36,7 +36,7 @@ def options(source: Path, output: Path, method: str, **fields: Any) -> QuantizeO
 
 def contents(folder: Path) -> dict[str, str]:
     """sha256 of every file that must not differ between runs: all but the report, which holds times."""
-    names = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".json"))
+    names = sorted(path for path in folder.rglob("*") if path.suffix in (".safetensors", ".json"))
     kept = [path for path in names if path.name not in (REPORT_FILE, "aiakq_manifest.json")]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}
 

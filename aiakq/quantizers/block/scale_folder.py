@@ -15,6 +15,7 @@ class ScaleFolder:
 
     changed  name inside the block -> a tensor that is not quantized but was changed by folding.
     columns  name of a balance layer -> what its columns were multiplied by in all, [K].
+    rows     name of a linear that is a smooth layer -> what its rows were divided by in all, [N].
     """
 
     def __init__(self, module: nn.Module, quantized: Container[str], heads: Heads, storage: torch.dtype) -> None:
@@ -24,6 +25,7 @@ class ScaleFolder:
         self._storage = storage
         self.changed: dict[str, Tensor] = {}
         self.columns: dict[str, Tensor] = {}
+        self.rows: dict[str, Tensor] = {}
 
     def fold(self, mapping: SmoothMapping, scales: Tensor) -> Tensor:
         """Move ``scales`` [channels] from the smooth layer into the balance layers; the block's function stays.
@@ -44,9 +46,16 @@ class ScaleFolder:
                     self.changed[f"{name}.bias"] = module.bias.data
         for name in mapping.balance_layers:
             self.columns[name] = self.columns[name] * columns if name in self.columns else columns
+        smooth_layer = self._module.get_submodule(mapping.smooth_layer)
+        if isinstance(smooth_layer, nn.Linear):
+            factors = torch.ones(smooth_layer.out_features, device=scales.device)
+            factors[mapping.rows(smooth_layer.out_features).to(scales.device)] = scales
+            before = self.rows.get(mapping.smooth_layer)
+            self.rows[mapping.smooth_layer] = factors if before is None else before * factors
         return columns
 
     def clear(self) -> None:
         """Forget what was folded; the weights of the block are not touched."""
         self.changed.clear()
         self.columns.clear()
+        self.rows.clear()

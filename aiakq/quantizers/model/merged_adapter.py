@@ -13,7 +13,8 @@ from torch import Tensor
 
 from aiakq.errors import error
 from aiakq.runtime.lora.adapter_folder import WEIGHTS, AdapterFolder, LoraWeights, open_adapter
-from aiakq.runtime.lora.layers import check_fits, dora_factors, find_module
+from aiakq.runtime.lora.layers import check_fits, find_module
+from aiakq.runtime.lora.quantized_base import dora_factors
 
 
 class MergedAdapter:

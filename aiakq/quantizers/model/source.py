@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.model_folder import check_files
+from aiakq.formats.padded_widths import pad
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.model.experts import take_apart
 from aiakq.quantizers.model.groups import block_linears, gates
 from aiakq.quantizers.model.merged_adapter import MergedAdapter, merged_bias, merged_weight
-from aiakq.quantizers.model.shapes import LinearShape, pad
+from aiakq.quantizers.model.shapes import LinearShape
 from aiakq.quantizers.numerics.rounding import round_activations
 from aiakq.runtime.config.model import check_sizes
 from aiakq.runtime.loader.tensor_names import TensorNames

@@ -22,6 +22,7 @@ from typing import Any
 
 from aiakq import formats
 from aiakq.errors import AiakqError, error
+from aiakq.formats import padded_widths
 from aiakq.quantizers.model.shapes import LinearShape
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.spec import QuantSpec
@@ -80,7 +81,7 @@ class TensorParallelPlan:
         if self.chosen:
             entry["group_size_chosen"] = self.group_size
         if self.widths:
-            entry["padded"] = {key: {"from": old, "to": new} for key, (old, new) in self.widths.items()}
+            entry[padded_widths.KEY] = padded_widths.record_widths(self.widths)
         if self.elsewhere is not None:
             entry["tp_elsewhere"] = list(self.elsewhere)
         return entry

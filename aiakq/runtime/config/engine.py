@@ -16,7 +16,7 @@ from aiakq.runtime.config.load import LoadConfig
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.pooling import PoolingConfig
-from aiakq.runtime.config.quantization import checked_spec
+from aiakq.runtime.config.quantization import check_scales, checked_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.speculation.methods import PROPOSERS
 from aiakq.runtime.text.tokenizer import TokenizerSource
@@ -71,7 +71,7 @@ class EngineConfig:
         spec = checked_spec(load.path, raw, args["quantization"])
         pooling = PoolingConfig.from_args(args, load.path, raw)
         model = ModelConfig.from_hf(raw if pooling is None else pooling.model_config(raw))
-        raw = dict(model.raw)
+        stated, raw = raw, dict(model.raw)
         max_model_len = _max_model_len(args, model, None if pooling is None else pooling.max_length)
         model = replace(model, context=max_model_len, num_positions=max_model_len)
         model = replace(model, head=None if pooling is None else pooling.head)
@@ -95,7 +95,7 @@ class EngineConfig:
             pooling=pooling,
         )
         if config.scheduler.lora is not None:
-            config.scheduler.lora.check_base(None if spec is None else spec.method)
+            check_scales(spec, stated)
         return _with_draft(config, given)
 
 

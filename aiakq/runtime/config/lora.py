@@ -8,9 +8,6 @@ from typing import Any
 
 from aiakq.errors import error
 
-#: Methods that fold scales into the layers before the quantized ones.
-_SCALING = ("awq", "smooth_quant")
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
@@ -27,19 +24,6 @@ class LoraConfig:
     max_bytes: int | None = None
     max_rank: int = 16
     dtype: str = "auto"
-
-    def check_base(self, method: str | None) -> None:
-        """Raise ``option_conflict`` for a model quantized by a ``method`` that scales inputs of layers: adapters of the
-        original model would be applied to other ones.
-        """
-        if method in _SCALING:
-            raise error(
-                "option_conflict",
-                option="--enable-lora",
-                other=f"a model quantized by {method}",
-                reason="its layers have scaled inputs, which adapters of the original model do not expect",
-                hint="Use gptq or weight_only_int8, or merge the adapter when quantizing: aiakq quantize --lora.",
-            )
 
     def describe(self) -> str:
         """The limits, for the start-up table."""

@@ -8,11 +8,14 @@ from typing import Any
 
 from aiakq.errors import error
 from aiakq.formats import records_method
+from aiakq.formats.folded_scales import records_scales
 from aiakq.formats.quantization_config import read, read_spec
 from aiakq.registry import Registry
 from aiakq.spec import QuantSpec, canonical_method
 
 _INT4 = {"awq", "gptq"}
+#: Methods that fold scales into the layers before the quantized ones.
+_SCALING = ("awq", "smooth_quant")
 #: Names of methods, those of plugins included, to tell a misspelt one from one that the checkpoint does not have.
 _METHODS = Registry("aiakq.methods", dict.fromkeys(("weight_only_int8", "smooth_quant", "awq", "gptq"), ""))
 
@@ -50,3 +53,17 @@ def check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mappin
             hint="weight_only_int8 is the safest, awq and gptq the smallest, smooth_quant the fastest in batches.",
         )
     raise error("quantization_mismatch", wanted=expected, found=found)
+
+
+def check_scales(spec: QuantSpec | None, raw: Mapping[str, Any]) -> None:
+    """Refuse a model whose layers have scaled inputs, unless its config.json ``raw`` says that its files record the
+    scales: LoRA adapters of the original model would be applied to other inputs. Raises ``option_conflict``.
+    """
+    if spec is not None and spec.method in _SCALING and not records_scales(raw):
+        raise error(
+            "option_conflict",
+            option="--enable-lora",
+            other=f"a model quantized by {spec.method}",
+            reason="its layers have scaled inputs, and its files do not say by what",
+            hint="Quantize the original model with aiakq quantize, which records it; or merge the adapter: --lora.",
+        )

@@ -48,12 +48,14 @@ class AdapterLimits:
 
     max_loras  different ones in a step.
     modules    the linear layers of the model that may be adapted: name -> outputs N and inputs K.
+    widths     MLP widths that were padded since adapters were trained: key of config.json -> before and after.
     """
 
     max_rank: int
     max_bytes: int | None = None
     max_loras: int = 1
     modules: dict[str, tuple[int, int]] = field(default_factory=dict)
+    widths: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class AdapterPool:

@@ -16,9 +16,10 @@ from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.decoder import Decoder, Model, ModelInput, StageOutput
 
-#: Operations that can be recorded on a CPU where they are native, and not at all on a GPU: those of recurrent layers,
-#: and the products of LoRA adapters, whose rows are others in every step.
-NATIVE_ONLY = ("convolution", "recurrence", "gated_norm", "lora")
+#: Operations that can be recorded on a CPU where they are native, and not at all on a GPU: those of recurrent layers.
+NATIVE_ONLY = ("convolution", "recurrence", "gated_norm")
+#: Products of LoRA adapters, whose rows are others in every step, can be recorded where a table says which.
+WITH_TABLES = {"cpu": {"cpu"}, "cuda": {"triton"}}
 
 
 class CapturedStep(Protocol):
@@ -59,6 +60,8 @@ def _captured(
     for operation in NATIVE_ONLY:
         if others := model.ops.selected(operation) - native:
             return None, f"{operation} is of {', '.join(sorted(others))}"
+    if others := model.ops.selected("lora") - WITH_TABLES.get(device.type, set()):
+        return None, f"lora is of {', '.join(sorted(others))}"
     if device.type == "cuda":
         if model.config.head is not None:
             return None, "nothing is decoded"

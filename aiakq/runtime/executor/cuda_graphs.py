@@ -3,11 +3,13 @@
 A graph runs a fixed number of rows, each a token of a sequence with its own page table and length. In a verification,
 the draft tokens of a sequence are rows, too: the decode kernel takes each for a sequence of its own over the same pages
 (batch expansion). Steps are padded up to the next of a few sizes, each captured when it is first needed; a graph reads
-persistent tensors, into which a step copies its inputs.
+persistent tensors, into which a step copies its inputs. Steps with LoRA adapters have
+graphs of their own, so that others compute nothing for adapters.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -81,7 +83,7 @@ class DecodeGraphs:
         self._aux_hidden_states = [
             torch.empty(largest, width, dtype=model.ops.dtype, device=device) for _ in model.aux_layers
         ]
-        self._made: dict[int, Callable[[], None]] = {}
+        self._made: dict[tuple[int, bool], Callable[[], None]] = {}
 
     def __len__(self) -> int:
         """The number of sizes."""
@@ -118,12 +120,14 @@ class DecodeGraphs:
             kept[count:size] = padding
         self._table[:count, :width] = page_table
         self._table[count:size, :1] = 0
-        replay = self._made.get(size) or self._make(size)
+        adapters = self._model.adapters
+        adapted = adapters is not None and adapters.are_used
+        replay = self._made.get((size, adapted)) or self._make(size, adapted)
         replay()
         step.aux_hidden_states += [states[:count] for states in self._aux_hidden_states]
         return self._logits[:count]
 
-    def _make(self, size: int) -> Callable[[], None]:
+    def _make(self, size: int, adapted: bool) -> Callable[[], None]:
         rows = self._rows
         context = AttentionContext(
             query_start=rows[: size + 1].to(torch.int32),
@@ -143,7 +147,10 @@ class DecodeGraphs:
             for kept, states in zip(self._aux_hidden_states, step.aux_hidden_states, strict=True):
                 kept[:size] = states
 
-        replay = self._made[size] = captured(compute, self._pool)
+        with contextlib.ExitStack() as stack:
+            if adapted and self._model.adapters is not None:
+                stack.enter_context(self._model.adapters.for_any_rows())
+            replay = self._made[size, adapted] = captured(compute, self._pool)
         return replay
 
 

@@ -46,7 +46,7 @@ def _adapter_limits(config: EngineConfig, model: Model) -> AdapterLimits | None:
     modules = model.adapters.modules
     if not (model.stage.is_first and model.stage.is_last) and config.load.load_format != "dummy":
         modules = adaptable_modules(config.model, open_weights(config).checkpoint)
-    return AdapterLimits(lora.max_rank, lora.max_bytes, lora.max_loras, modules)
+    return AdapterLimits(lora.max_rank, lora.max_bytes, lora.max_loras, modules, dict(model.adapters.base.widths))
 
 
 def _pooling_limits(config: EngineConfig, model: Model) -> PoolingLimits | None:

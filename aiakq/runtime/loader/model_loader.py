@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 from aiakq.errors import error
 from aiakq.kernels.ops.sharded import ShardedOps
@@ -12,6 +13,7 @@ from aiakq.runtime.distributed.model_share import ModelShare, stage_of
 from aiakq.runtime.loader.description import describe_operations
 from aiakq.runtime.loader.weights import CheckpointWeights, weights_for
 from aiakq.runtime.lora.layers import AdaptableLayers
+from aiakq.runtime.lora.quantized_base import QuantizedBase
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 from aiakq.runtime.models.decoder import Model
 from aiakq.runtime.models.stage import whole_model
@@ -48,7 +50,10 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
         return load_transformers_model(config)
     weights = weights_for(config, share.collective)
     if config.scheduler.lora is not None:
-        weights.adapters = AdaptableLayers(config.scheduler.lora)
+        base = QuantizedBase()
+        if isinstance(weights, CheckpointWeights):
+            base = QuantizedBase.read(Path(weights.checkpoint.path), weights.checkpoint.config)
+        weights.adapters = AdaptableLayers(config.scheduler.lora, base)
     weights.stage = stage_of(config, share, weights.checkpoint if isinstance(weights, CheckpointWeights) else None)
     model = ARCHITECTURES.load(architecture).build(config.model, weights)
     if model.stage != (weights.stage or whole_model(config.model.num_layers)):

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from aiakq.errors import error
+from aiakq.formats.folded_scales import LinearScales
+from aiakq.formats.padded_widths import Widths
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.lora import AdaptedLinear, AdapterRows, LoraPart
 from aiakq.runtime.config.lora import LoraConfig
 from aiakq.runtime.lora.adapter_folder import AdapterFolder, LoraWeights
+from aiakq.runtime.lora.quantized_base import QuantizedBase, dora_factors, fits, fitted
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 #: What follows the words before a layer's number, which models with other parts around them spell differently.
@@ -39,8 +43,11 @@ def find_module(name: str, modules: Collection[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def check_fits(adapter: AdapterFolder, modules: Mapping[str, tuple[int, int]]) -> None:
-    """Raise ``adapter_mismatch`` unless every module of ``adapter`` is one of ``modules``: name -> N and K."""
+def check_fits(adapter: AdapterFolder, modules: Mapping[str, tuple[int, int]], widths: Widths | None = None) -> None:
+    """Raise ``adapter_mismatch`` unless every module of ``adapter`` is one of ``modules``: name -> N and K.
+
+    widths  those that were padded since the adapter was trained.
+    """
 
     def mismatch(reason: str) -> Exception:
         base = adapter.config.base_model or "no model"
@@ -51,21 +58,23 @@ def check_fits(adapter: AdapterFolder, modules: Mapping[str, tuple[int, int]]) -
         if found is None:
             near = difflib.get_close_matches(name, modules, n=3, cutoff=0.0)
             raise mismatch(f"{name} is not a linear layer that can be adapted; near to it are {', '.join(near)}")
-        if modules[found] != (module.n, module.k):
+        if not fits((module.n, module.k), modules[found], widths or {}, found):
             n, k = modules[found]
             raise mismatch(f"{name} has {module.k} inputs and {module.n} outputs there, {k} and {n} in the model")
 
 
 @dataclass(frozen=True)
 class AdapterTarget:
-    """A linear layer [N, K] of the checkpoint, which is a range of the outputs of ``layer``.
+    """The linear layer ``name`` [N, K] of the checkpoint, which is a range of the outputs of ``layer``.
 
     order   a number of the target within its layer.
     first   its first output there.
     rows    [N] int64: output i of the layer is row rows[i] of the stored weight; None: in order.
     weight  gives the stored weight [N, K] in floats.
+    scales  what was folded into it.
     """
 
+    name: str
     layer: AdaptedLinear
     order: int
     first: int
@@ -73,16 +82,19 @@ class AdapterTarget:
     k: int
     rows: Tensor | None
     weight: Callable[[], Tensor]
+    scales: LinearScales
 
 
 @dataclass
 class AdaptableLayers:
     """The layers of one rank.
 
+    base                what quantization changed in them.
     tokens, logit_rows  which rows of a step's tokens, and of its logits, have which adapter.
     """
 
     config: LoraConfig
+    base: QuantizedBase = field(default_factory=QuantizedBase)
     tokens: AdapterRows = field(default_factory=AdapterRows)
     logit_rows: AdapterRows = field(default_factory=AdapterRows)
     targets: dict[str, AdapterTarget] = field(default_factory=dict)
@@ -91,6 +103,20 @@ class AdaptableLayers:
     def modules(self) -> dict[str, tuple[int, int]]:
         """See AdapterLimits."""
         return {name: (target.n, target.k) for name, target in self.targets.items()}
+
+    @property
+    def are_used(self) -> bool:
+        """Whether a row of the current step has an adapter."""
+        return bool(self.tokens.segments or self.logit_rows.segments)
+
+    @contextmanager
+    def for_any_rows(self) -> Iterator[None]:
+        """While open, what is recorded holds for other rows than those of the current step."""
+        self.tokens.any_rows = self.logit_rows.any_rows = True
+        try:
+            yield
+        finally:
+            self.tokens.any_rows = self.logit_rows.any_rows = False
 
     @property
     def largest_bytes(self) -> int:
@@ -112,6 +138,8 @@ class AdaptableLayers:
 
         rows       of the only part; see AdapterTarget.
         weight_of  gives the stored weight [N, K] of a part in floats.
+
+        Raises ``model_malformed`` for folded scales of another size.
         """
         if not all(is_adaptable(name) for name, _ in parts):
             return base
@@ -128,9 +156,17 @@ class AdaptableLayers:
             def weight(name: str = name, width: int = width) -> Tensor:
                 return weight_of(name, width)
 
-            self.targets[name] = AdapterTarget(layer, order, first, width, k, rows, weight)
+            scales = self._scales(name, width, k)
+            self.targets[name] = AdapterTarget(name, layer, order, first, width, k, rows, weight, scales)
             first += width
         return layer
+
+    def _scales(self, name: str, n: int, k: int) -> LinearScales:
+        """What was folded into the linear layer ``name`` [N, K]."""
+        recorded = find_module(name, self.base.scales)
+        scales = LinearScales() if recorded is None else self.base.scales[recorded]
+        scales.check(name, n, k)
+        return scales
 
     def load(self, slot: int, weights: Mapping[str, LoraWeights], device: torch.device) -> int:
         """Put an adapter into a slot; modules of other ranks are left out. Returns its bytes."""
@@ -155,7 +191,9 @@ class AdaptableLayers:
             layer.product.unload(slot)
 
     def _part(self, target: AdapterTarget, lora: LoraWeights, device: torch.device) -> LoraPart:
-        factors = None if lora.magnitude is None else dora_factors(target.weight().to("cpu"), lora) - 1
+        scales = target.scales
+        lora = fitted(lora, scales, target.n, target.k, self.base.widths, target.name)
+        factors = None if lora.magnitude is None else dora_factors(target.weight().to("cpu"), lora, scales) - 1
         dtype = _DTYPES.get(self.config.dtype, lora.a.dtype)
         a, b, bias = lora.a.to(device, dtype), lora.b.to(device, dtype), lora.bias
         bias, factors = (None if each is None else each.to(device) for each in (bias, factors))
@@ -164,12 +202,3 @@ class AdaptableLayers:
             b = b[rows]
             bias, factors = (None if each is None else each[rows] for each in (bias, factors))
         return LoraPart(target.first, lora.scale, a, b.contiguous(), bias, factors)
-
-
-def dora_factors(weight: Tensor, lora: LoraWeights) -> Tensor:
-    """[N] float32, the magnitude of every row over the norm of what the adapter makes of it (Liu et al. 2024,
-    arXiv:2402.09353); weight [N, K].
-    """
-    assert lora.magnitude is not None
-    merged = weight.float() + lora.scale * (lora.b.float() @ lora.a.float())
-    return lora.magnitude.float() / torch.linalg.vector_norm(merged, dim=1)

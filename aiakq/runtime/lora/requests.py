@@ -38,7 +38,7 @@ def check_adapter(
     if limits is None:
         raise error("lora_disabled")
     adapter = open_adapter(path, root, limits.max_rank)
-    check_fits(adapter, limits.modules)
+    check_fits(adapter, limits.modules, limits.widths)
     if limits.max_bytes is not None and adapter.nbytes > limits.max_bytes:
         raise error("adapter_size", adapter=name, size=adapter.nbytes, limit=limits.max_bytes)
     return AdapterRef(adapter.digest(), name, str(adapter.path), adapter.nbytes)

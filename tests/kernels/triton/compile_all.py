@@ -28,12 +28,14 @@ from aiakq.kernels.triton import (
     linear,
     linear_int8_kernel,
     linear_kernel,
+    lora,
 )
 from aiakq.kernels.triton.activation_kernel import gate_kernel
 from aiakq.kernels.triton.convolution import CHANNELS
 from aiakq.kernels.triton.convolution_kernel import convolution_kernel
 from aiakq.kernels.triton.gated_norm_kernel import gated_norm_kernel
 from aiakq.kernels.triton.latent_attention_kernel import latent_decode_kernel, latent_prefill_kernel
+from aiakq.kernels.triton.lora_kernel import expand_kernel, shrink_kernel
 from aiakq.kernels.triton.norm_kernel import norm_kernel
 from aiakq.kernels.triton.recurrence import HELD
 from aiakq.kernels.triton.recurrence_kernel import recurrence_kernel
@@ -201,6 +203,23 @@ def mask_kernels(arch: int) -> Iterator[dict[str, Any]]:
     yield described("mask", "row", arch, 1, made, 32 * WORDS / (4 * 32), None)
 
 
+def lora_kernels(arch: int) -> Iterator[dict[str, Any]]:
+    """Of one tile of rows, which takes as long for one row; instructions per number of A or B."""
+    x, floats, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
+    tables = [MockTensor(torch.int64), numbers, numbers]
+    steps = K // lora.INPUTS // lora.MAX_SPLIT
+    common = {"LINE": lora.LINE, "ROWS": lora.ROWS, "RANKS": lora.RANKS, "num_warps": 4}
+    made = compiled(
+        shrink_kernel, arch, x, *tables, floats, K, 16, 16 * 7, K=K, STEPS=steps, BLOCK=lora.INPUTS, **common
+    )  # fmt: skip
+    yield described("LoRA shrink", "lora", arch, lora.ROWS, made, lora.RANKS * lora.INPUTS / 128, None)
+    made = compiled(
+        expand_kernel, arch, floats, *tables, x, floats, 16, 16 * 7, N, SPLIT=lora.MAX_SPLIT, BASE_BIAS=True,
+        BLOCK=lora.OUTPUTS, **common,
+    )  # fmt: skip
+    yield described("LoRA expand", "lora", arch, lora.ROWS, made, lora.RANKS * lora.OUTPUTS / 128, None)
+
+
 def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
     """What has no matrices to multiply; instructions of all of it, per element of a row or of a weight."""
     x, scales, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
@@ -318,7 +337,7 @@ def page(made: list[dict[str, Any]]) -> str:
 def made_for(arch: int) -> list[dict[str, Any]]:
     kinds = (
         grouped_kernels, integer_kernels, attention_kernels, latent_kernels, row_kernels, mask_kernels,
-        recurrent_kernels,
+        recurrent_kernels, lora_kernels,
     )  # fmt: skip
     return [kernel for kind in kinds for kernel in kind(arch)]
 

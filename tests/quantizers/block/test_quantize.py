@@ -86,6 +86,7 @@ def test_factors_of_two_folds_are_multiplied() -> None:
     for _ in range(2):
         block.fold(MAPPING, torch.full((64,), 2.0))
     assert torch.equal(block.folder.columns["up"], torch.full((64,), 4.0))
+    assert not block.folder.rows, "norms have no adapters"
 
 
 def test_a_block_that_a_transform_made_worse_is_restored_and_rounded_again() -> None:

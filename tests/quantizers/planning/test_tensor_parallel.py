@@ -12,7 +12,7 @@ import torch
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.kernels.cpu import library
-from aiakq.quantizers.model.shapes import LinearShape, pad
+from aiakq.quantizers.model.shapes import LinearShape
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
@@ -220,17 +220,6 @@ def test_any_number_of_ranks_serves_what_was_planned_for_it(tiny_model: Callable
     assert answers[0] == answers[1]
     assert facts[0] == "served with -tp 1, quantized for -tp 3"
     assert facts[1].startswith("3 processes share each layer") and "quantized" not in facts[1]
-
-
-def test_padding_a_tensor() -> None:
-    widths = {"intermediate_size": (3, 4)}
-    rows = torch.arange(6.0).view(3, 2)
-    assert torch.equal(pad(rows, (4, 2), widths), torch.cat([rows, torch.zeros(1, 2)]))
-    assert torch.equal(pad(rows.T, (2, 4), widths), torch.cat([rows.T, torch.zeros(2, 1)], 1))
-    fused = torch.arange(6.0)
-    assert pad(fused, (8,), widths, "mlp.gate_up_proj.weight").tolist() == [0, 1, 2, 0, 3, 4, 5, 0]
-    assert pad(fused, (8,), widths, "mlp.other.weight") is fused  # not ours to explain
-    assert pad(rows, (5, 2), widths) is rows
 
 
 # --- the whole way ----------------------------------------------------------------------------------------------------

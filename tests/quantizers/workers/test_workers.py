@@ -43,7 +43,8 @@ def worker_processes(parent: int) -> list[int]:
 
 
 def digest(folder: Path) -> str:
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    files = [folder / "model.safetensors", *folder.glob("aiakq/*")]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 @pytest.mark.parametrize(
