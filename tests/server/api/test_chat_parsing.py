@@ -348,4 +348,4 @@ def test_a_template_that_leaves_out_tools_is_refused(reciting_model):
 def test_parsers_that_cannot_be_told_are_refused_at_the_start(example_model):
     with pytest.raises(AiakqError) as caught:
         start_in_background({"model": str(example_model), "enable_auto_tool_choice": True}, timeout=240)
-    assert caught.value.id == "bad_option" and "hermes" in str(caught.value.remedy)
+    assert caught.value.id == "no_parser" and "hermes" in str(caught.value.remedy)
