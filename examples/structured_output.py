@@ -1,11 +1,11 @@
 """Structured output measured: which schemas are enforced, whether answers are valid, and what masks cost.
 
-    python examples/structured_output.py schemas FILE.jsonl   which schemas are enforced, their instances, times of masks
+    python examples/structured_output.py schemas FILE.jsonl   which schemas are enforced, their instances, mask times
     python examples/structured_output.py answers FILE.jsonl   answers of a server with random weights, validated
     python examples/structured_output.py speed                time per token of 16 sequences, with and without a grammar
 
-Each takes --model FOLDER. FILE.jsonl has an object with a ``schema`` and, if known, ``valid`` and ``invalid`` instances on
-every line, as JSONSchemaBench has them. Answers are sampled at temperature 1. Needs jsonschema.
+Each takes --model FOLDER. A line of FILE.jsonl is an object with a ``schema`` and, optionally, ``valid`` and
+``invalid`` instances, as in JSONSchemaBench. Answers are sampled at temperature 1. Needs jsonschema and openai.
 """
 
 from __future__ import annotations
