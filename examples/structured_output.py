@@ -1,10 +1,11 @@
 """Structured output measured: which schemas are enforced, whether answers are valid, and what masks cost.
 
-    python examples/structured_output.py schemas FILE.jsonl [--model FOLDER]   valid answers, refusals by keyword
-    python examples/structured_output.py speed [--model FOLDER]                tokens per second with and without
+    python examples/structured_output.py schemas FILE.jsonl   which schemas are enforced, their instances, mask times
+    python examples/structured_output.py answers FILE.jsonl   answers of a server with random weights, validated
+    python examples/structured_output.py speed                time per token of 16 sequences, with and without a grammar
 
-FILE.jsonl has an object with a ``schema`` and, if known, ``valid`` and ``invalid`` instances on every line, as
-JSONSchemaBench has them. Answers are sampled at temperature 1, so the model need not know JSON. Needs jsonschema.
+Each takes --model FOLDER. A line of FILE.jsonl is an object with a ``schema`` and, optionally, ``valid`` and
+``invalid`` instances, as in JSONSchemaBench. Answers are sampled at temperature 1. Needs jsonschema and openai.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ import json
 import statistics
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import jsonschema
+import torch
+from openai import BadRequestError, OpenAI
+from transformers import AutoConfig
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
@@ -22,6 +30,8 @@ from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.grammars import grammar_of
 from aiakq.runtime.structured.matcher import GrammarMatcher
 from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.text.tokenizer import Tokenizer
+from aiakq.server.background import start_in_background
 
 MODEL = Path(__file__).parent / "tinybooks"
 PET = {
@@ -35,18 +45,16 @@ PET = {
 }
 
 
-def schemas(llm: LLM, file: Path) -> None:
-    """An answer for every schema, and the instances that come with them."""
-    import jsonschema
-
-    limits = llm.engine.limits
-    vocabulary = Vocabulary.of(llm.tokenizer).resized(limits.vocab_size, limits.eos_token_ids)
-    compiler = GrammarCompiler(vocabulary)
+def schemas(model: str, file: Path) -> None:
+    """What is enforced, whether the instances that come with the schemas are decided rightly, and times."""
+    limits = AutoConfig.from_pretrained(model)
+    tokenizer = Tokenizer.load(Path(model))
+    compiler = GrammarCompiler(Vocabulary.of(tokenizer).resized(limits.vocab_size, [limits.eos_token_id]))
     refused: Counter[str] = Counter()
-    compile_times, counts = [], Counter()
-    accepted = []
-    for line in file.read_text().splitlines():
-        case = json.loads(line)
+    counts: Counter[str] = Counter()
+    compile_times: list[float] = []
+    mask_times: list[float] = []
+    for case in cases(file):
         began = time.perf_counter()
         try:
             grammar = grammar_of("schema", {"json": case["schema"]})
@@ -56,88 +64,124 @@ def schemas(llm: LLM, file: Path) -> None:
             refused[str(failure.fields.get("reason", failure))[:100]] += 1
             continue
         compile_times.append(time.perf_counter() - began)
-        accepted.append(case)
         for name, wanted in (("valid", True), ("invalid", False)):
             for instance in case.get(name, ()):
+                tokens = tokenizer.encode(json.dumps(instance, ensure_ascii=False), add_special_tokens=False)
                 counts[f"{name} instances"] += 1
-                counts[f"{name} instances decided otherwise"] += follows(llm, compiler, grammar, instance) is not wanted
-    mask_times = measured()
-    params = [
-        SamplingParams(seed=number, max_tokens=400, min_p=1e-3, structured_outputs={"json": case["schema"]})
-        for number, case in enumerate(accepted)
-    ]
-    for result, case in zip(llm.generate(["Once"] * len(accepted), params), accepted, strict=True):
-        output = result.outputs[0]
-        counts[f"answers that end by {output.finish_reason}"] += 1
-        if output.finish_reason == "stop":
-            validator = jsonschema.validators.validator_for(case["schema"])(case["schema"])
-            if not validator.is_valid(json.loads(output.text)):
-                counts["invalid answers"] += 1
-                print("invalid:", case.get("name"), output.text[:300])
-        elif output.finish_reason == "error":
-            print("failed:", case.get("name"), result.error)
-    print(f"{len(accepted)} schemas enforced, {sum(refused.values())} refused")
-    print(f"  invalid answers: {counts.pop('invalid answers', 0)}")
-    for name, count in sorted(counts.items()):
-        print(f"  {name}: {count}")
+                if accepts(compiler.matcher(grammar), tokens, mask_times) is not wanted:
+                    counts[f"{name} instances decided otherwise"] += 1
+                    print(f"{name}, decided otherwise: {case.get('name')}")
+    print(f"{len(compile_times)} schemas enforced, {refused.total()} refused")
+    for count_name, count in sorted(counts.items()):
+        print(f"  {count_name}: {count}")
     for reason, count in refused.most_common():
         print(f"  refused {count}: {reason}")
     report("compilation and first mask", compile_times)
     report("mask", mask_times)
 
 
-def follows(llm: LLM, compiler: GrammarCompiler, grammar: object, instance: object) -> bool:
-    """Whether the grammar allows ``instance``."""
-    matcher = compiler.matcher(grammar)  # type: ignore[arg-type]
-    library = matcher._matcher
-    tokens = llm.tokenizer.encode(json.dumps(instance, ensure_ascii=False), add_special_tokens=False)
-    return library.try_consume_tokens(tokens) == len(tokens) and library.is_accepting()
+def cases(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def measured() -> list[float]:
-    """A list that grows by the time of every mask from now on."""
-    times: list[float] = []
-    fill = GrammarMatcher.fill_mask
-
-    def timed(self: GrammarMatcher, address: int) -> None:
+def accepts(matcher: GrammarMatcher, tokens: list[int], times: list[float]) -> bool:
+    """Whether the grammar allows ``tokens`` as a whole; adds the time of the mask before each to ``times``."""
+    mask = torch.empty(matcher.num_words, dtype=torch.int32)
+    address = mask.data_ptr()
+    for token in tokens:
         began = time.perf_counter()
-        fill(self, address)
+        matcher.fill_mask(address)
         times.append(time.perf_counter() - began)
+        if not mask[token // 32].item() >> (token % 32) & 1:
+            return False
+        matcher.advance(token)
+    return matcher.failure is None and matcher._matcher.is_accepting()
 
-    GrammarMatcher.fill_mask = timed  # type: ignore[method-assign]
-    return times
+
+def answers(model: str, file: Path) -> None:
+    """Two answers for every schema, of a server with random weights: streamed chat and a completion."""
+    end = AutoConfig.from_pretrained(model).vocab_size
+    tokenizer = Tokenizer.load(Path(model))
+    # Closing tokens are preferred, or most texts would be cut off: random weights write long strings.
+    closing = [id for id in range(end) if (text := tokenizer.token_bytes(id)) and not text.strip(b'"]}')]
+    counts: Counter[str] = Counter()
+    server_arguments = {"model": model, "load_format": "dummy", "served_model_name": ["random"]}
+    with start_in_background(server_arguments, timeout=240) as server, ThreadPoolExecutor(16) as pool:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+        asked = enumerate(cases(file))
+        for one in pool.map(lambda pair: answers_of(client, *pair, {str(id): 4 for id in closing}), asked):
+            counts += one
+    for name, count in sorted(counts.items()):
+        print(f"  {name}: {count}")
+
+
+def answers_of(client: OpenAI, number: int, case: dict[str, Any], bias: dict[str, int]) -> Counter[str]:
+    """What became of the answers for one schema."""
+    shared: dict[str, Any] = {
+        "model": "random",
+        "seed": number,
+        "temperature": 1,
+        "max_tokens": 900,
+        "logit_bias": bias,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "schema", "schema": case["schema"], "strict": True}}
+    messages = [{"role": "user", "content": "Once"}]
+    counts: Counter[str] = Counter()
+    try:
+        chunks = client.chat.completions.create(**shared, messages=messages, response_format=wanted, stream=True)
+        deltas = [chunk.choices[0] for chunk in chunks]
+        texts = [("".join(one.delta.content or "" for one in deltas), deltas[-1].finish_reason)]
+        schema = {"guided_json": case["schema"]}
+        whole = client.completions.create(**shared, prompt="Once upon a time", extra_body=schema).choices[0]
+        texts.append((whole.text, whole.finish_reason))
+    except BadRequestError:
+        return Counter({"schemas refused with 400": 1})
+    validator = jsonschema.validators.validator_for(case["schema"])
+    for text, finish_reason in texts:
+        counts[f"answers that end by {finish_reason}"] += 1
+        if finish_reason == "stop" and not validator(case["schema"]).is_valid(json.loads(text)):
+            counts["invalid answers"] += 1
+            print("invalid:", case.get("name"), text[:300])
+    return counts + Counter({"schemas enforced": 1})
 
 
 def report(name: str, times: list[float]) -> None:
     """Percentiles in microseconds."""
     cuts = statistics.quantiles(times, n=1000)
     shown = ", ".join(f"p{share / 10:g} {cuts[share - 1] * 1e6:.0f}" for share in (500, 900, 990, 999))
-    print(f"{name}: {shown}, most {max(times) * 1e6:.0f} us, of {len(times)}")
+    print(f"{name}: {shown}, max {max(times) * 1e6:.0f} us, of {len(times)}")
 
 
-def speed(llm: LLM) -> None:
-    """Tokens per second of 16 sequences, with and without a grammar."""
-    for name, constraint in (("free", None), ("regex", {"regex": "(.|\n)*"}), ("json", {"json": PET})) * 2:
-        params = SamplingParams(max_tokens=128, ignore_eos=True, seed=1, structured_outputs=constraint)
-        llm.generate(["Once"] * 16, SamplingParams(max_tokens=2, structured_outputs=constraint), use_tqdm=False)
-        began = time.perf_counter()
-        results = llm.generate(["Once upon a time"] * 16, params, use_tqdm=False)
-        seconds = time.perf_counter() - began
-        count = sum(len(result.outputs[0].token_ids) for result in results)
-        print(f"{name:>6}: {count / seconds:.0f} tokens/s ({count} tokens)")
+def speed(model: str, rounds: int = 10) -> None:
+    """Time per token of 16 sequences, with and without a grammar, in alternation."""
+    llm = LLM(model=model)
+    constraints: dict[str, dict[str, Any] | None] = {"none": None, "regex": {"regex": "(.|\n)*"}, "json": {"json": PET}}
+    times: dict[str, list[float]] = {name: [] for name in constraints}
+    for number in range(-1, rounds):  # the first round compiles
+        for name in sorted(constraints, reverse=number % 2 == 1):
+            params = SamplingParams(max_tokens=128, ignore_eos=True, seed=number, structured_outputs=constraints[name])
+            began = time.perf_counter()
+            results = llm.generate(["Once upon a time"] * 16, params, use_tqdm=False)
+            seconds = time.perf_counter() - began
+            if number >= 0:
+                times[name].append(seconds / sum(len(result.outputs[0].token_ids) for result in results))
+    for name, found in times.items():
+        ratio = statistics.median(one / free for one, free in zip(found, times["none"], strict=True))
+        print(f"{name:>6}: {statistics.median(found) * 1e6:.1f} us per token (median), {ratio:.3f} of no grammar")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("schemas", "speed"))
+    parser.add_argument("what", choices=("schemas", "answers", "speed"))
     parser.add_argument("file", nargs="?", type=Path)
     parser.add_argument("--model", default=str(MODEL))
     arguments = parser.parse_args()
-    llm = LLM(model=arguments.model)
     if arguments.what == "speed":
-        speed(llm)
+        speed(arguments.model)
+    elif arguments.file is None:
+        parser.error("FILE.jsonl is missing")
     else:
-        schemas(llm, arguments.file)
+        {"schemas": schemas, "answers": answers}[arguments.what](arguments.model, arguments.file)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ COMMAND_ERRORS = {
     "usage": ErrorKind("{reason}", "{hint}", USAGE),
     "option_refused": ErrorKind("{option} is not available: {reason}.", "Leave it out.", USAGE),
     "bad_option": ErrorKind("{option} is {value!r}, which is not {expected}.", "{hint}", USAGE),
+    "no_parser": ErrorKind("No parser matches the model's chat template.", "Set {option} to one of {names}.", USAGE),
     # --- bench -----------------------------------------------------------------------------------------------------
     "bad_gate": ErrorKind(
         "The gate {gate!r} cannot be read: {reason}.",

@@ -3,8 +3,8 @@
 A graph runs a fixed number of rows, each a token of a sequence with its own page table and length. In a verification,
 the draft tokens of a sequence are rows, too: the decode kernel takes each for a sequence of its own over the same pages
 (batch expansion). Steps are padded up to the next of a few sizes, each captured when it is first needed; a graph reads
-persistent tensors, into which a step copies its inputs. Steps with LoRA adapters have
-graphs of their own, so that others compute nothing for adapters.
+persistent tensors, into which a step copies its inputs. Steps with LoRA adapters have graphs of their own, so that
+other steps compute nothing for adapters.
 """
 
 from __future__ import annotations

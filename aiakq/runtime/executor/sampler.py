@@ -34,8 +34,8 @@ from aiakq.runtime.structured.matcher import GrammarMatcher
 class SamplerRow:
     """One row of logits whose token is sampled.
 
-    drafts     draft tokens between the tokens of ``sequence`` and this position.
-    matcher    of the grammar, after ``drafts``; None: there is none.
+    drafts     draft tokens between the tokens of ``sequence`` and this one.
+    matcher    of the grammar, advanced by ``drafts``; None: no grammar.
     position   of the token: the number of tokens before it.
     resamples  whether the whole vocabulary is sorted for it, see ``Chunk``.
     sampling   parameters of the sequence.
@@ -113,7 +113,7 @@ def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow]) -> SamplerO
 
 
 def _masks(rows: list[SamplerRow]) -> TokenMasks | None:
-    """What the grammars of ``rows`` allow; None if none has one."""
+    """The tokens that the grammars of ``rows`` allow; None if no row has a grammar."""
     found = [(at, row.matcher) for at, row in enumerate(rows) if row.matcher is not None]
     if not found:
         return None

@@ -17,16 +17,18 @@ from aiakq.runtime.structured.structural_tags import quoted, tag_grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import is_panic
 
-#: Characters of the grammars whose compiled forms are kept, and how many there are at most.
+#: The longest token that llguidance can hold; longer ones are never generated under a grammar.
+MAX_TOKEN_BYTES = 1000
+#: The cache of compiled grammars: maximum characters of their texts, and maximum number.
 CACHE_CHARS, CACHE_GRAMMARS = 4 << 20, 256
-#: Items of a parser in one step: a grammar that needs more fails, instead of slowing down others.
+#: Maximum items of a parser in one step: a grammar that needs more fails, instead of slowing down others.
 STEP_MAX_ITEMS = 1000
 
 
 class _Tokens:
-    """A vocabulary as llguidance asks for it.
+    """A vocabulary, with the attributes that llguidance reads.
 
-    greedy  splits a text into the longest tokens, from its beginning.
+    greedy  splits a text into the longest tokens, from left to right.
     """
 
     is_tokenizer_wrapper = True
@@ -34,22 +36,24 @@ class _Tokens:
     greedy: Callable[[str], list[int]]
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokens = vocabulary.tokens
+        self.tokens = [token if len(token) <= MAX_TOKEN_BYTES else b"" for token in vocabulary.tokens]
         self.special_token_ids = vocabulary.special_ids
         self.eos_token_id = vocabulary.eos_ids[0]
         self._split = vocabulary.splitter()
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens of a text that is the only one allowed; the model then gets them as it knows them."""
+        """The tokens of a forced text, split as the model's own tokenizer does."""
         ids = self._split(text)
         whole = b"".join(self.tokens[id] for id in ids if id < len(self.tokens))
         return ids if whole == text.encode() else self.greedy(text)
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary; those used last are kept. Safe to use from several threads.
+    """Compiles grammars for one vocabulary and caches them (LRU). Thread-safe.
 
-    num_words  of a mask, 32 tokens each.
+    num_words  32-bit words of a mask.
+
+    Raises ``grammar_not_enforceable`` for a vocabulary that llguidance cannot take.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -60,9 +64,14 @@ class GrammarCompiler:
         self._special_ids = {vocabulary.tokens[id].decode(errors="replace"): id for id in vocabulary.special_ids}
         self._end_ids = vocabulary.eos_ids
         tokens = _Tokens(vocabulary)
-        self._tokenizer = llguidance.LLTokenizer(
-            cast(Any, tokens), n_vocab=len(vocabulary.tokens), eos_token=vocabulary.eos_ids
-        )
+        try:
+            self._tokenizer = llguidance.LLTokenizer(
+                cast(Any, tokens), n_vocab=len(vocabulary.tokens), eos_token=vocabulary.eos_ids
+            )
+        except BaseException as problem:  # Rust can panic
+            if not isinstance(problem, Exception) and not is_panic(problem):
+                raise
+            raise not_enforceable("structured_outputs", f"its tokenizer is refused: {problem}") from problem
         tokens.greedy = self._tokenizer.greedy_tokenize
         self._limits = llguidance.LLParserLimits(step_max_items=STEP_MAX_ITEMS, verbose_errors=False)
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
@@ -72,7 +81,7 @@ class GrammarCompiler:
         self._preparing: dict[Grammar, Future[None]] = {}
 
     def prepare(self, grammar: Grammar) -> Future[None] | None:
-        """Begin to compile ``grammar`` in another thread; None if it is there. ``matcher`` raises its failure."""
+        """Start compiling ``grammar`` in another thread; None if it is cached. ``matcher`` raises its failure."""
         with self._lock:
             if grammar in self._compiled:
                 return None
@@ -116,7 +125,7 @@ class GrammarCompiler:
             return failed
 
     def _compile(self, grammar: Grammar, param: str) -> Any:
-        """A matcher before the first token, whose mask was computed once: some grammars fail only there."""
+        """A matcher in its initial state, whose first mask was computed: some grammars fail only there."""
         try:
             text = self._as_library(grammar)
             matcher = self._library.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
@@ -143,7 +152,7 @@ class GrammarCompiler:
                 self._chars -= len(oldest.text)
 
     def _as_library(self, grammar: Grammar) -> str:
-        """``grammar`` as llguidance takes it."""
+        """``grammar`` in the language of llguidance."""
         text, make = grammar.text, self._library.LLMatcher
         if grammar.kind == "json":
             return make.grammar_from_json_schema(json_schema(grammar, json.loads(text)))

@@ -1,4 +1,4 @@
-"""Parts of structural tags, as ``format`` objects: what a text consists of."""
+"""Builders of ``format`` objects, from which structural tags are composed."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ ANY_TEXT: Format = {"type": "any_text"}
 
 
 def const(text: str) -> Format:
-    """This text and nothing else."""
+    """Exactly this text."""
     return {"type": "const_string", "value": text}
 
 
 def any_text(excludes: Iterable[str] = (), not_beginning: str = "") -> Format:
-    """Text in which none of ``excludes`` occurs, and no beginning of which matches the pattern ``not_beginning``."""
+    """Text without any of ``excludes``, and without a prefix that matches the pattern ``not_beginning``."""
     return ANY_TEXT | {"excludes": list(excludes)} | ({"not_beginning": not_beginning} if not_beginning else {})
 
 
 def regex(pattern: str, excludes: Iterable[str] = ()) -> Format:
-    """Text that matches ``pattern`` as a whole, and in which none of ``excludes`` occurs."""
+    """Text that fully matches ``pattern`` and contains none of ``excludes``."""
     return {"type": "regex", "pattern": pattern, "excludes": list(excludes)}
 
 
 def schema(value: Any) -> Format:
-    """JSON of a schema."""
+    """JSON that matches a schema."""
     return {"type": "json_schema", "json_schema": value}
 
 
 def sequence(*parts: Format) -> Format:
-    """One after the other."""
+    """All parts in order."""
     return {"type": "sequence", "elements": list(parts)}
 
 
 def either(*parts: Format) -> Format:
-    """One of them."""
+    """One of the parts."""
     return parts[0] if len(parts) == 1 else {"type": "or", "elements": list(parts)}
 
 
 def tag(begin: str, content: Format, end: str = "") -> Format:
-    """``content`` between two marks."""
+    """``content`` between two delimiters."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
 def text_up_to(end: str, begin: str = "") -> Format:
-    """Any text between two marks."""
+    """Any text between two delimiters."""
     return tag(begin, ANY_TEXT, end)
 
 
 def some_tags(tags: Sequence[Format], separator: str, *, only_one: bool) -> Format:
-    """At least one of ``tags``, in any order and number unless ``only_one``."""
+    """One or more of ``tags``, in any order; exactly one if ``only_one``."""
     found = {"type": "tags_with_separator", "tags": list(tags), "separator": separator, "at_least_one": True}
     return found | {"stop_after_first": only_one}
 
@@ -65,16 +65,16 @@ def some_tags(tags: Sequence[Format], separator: str, *, only_one: bool) -> Form
 def text_with_tags(
     tags: Sequence[Format], triggers: Sequence[str], *, only_one: bool, text: Format = ANY_TEXT
 ) -> Format:
-    """Text with any number of ``tags``, or at most one: what begins like one of ``triggers`` is one.
+    """Text with any number of ``tags``, at most one if ``only_one``. A tag is required after each of ``triggers``.
 
-    text  what is between them; where it is any text, other special tokens may be in it.
+    text  format of the text between tags; any text may contain other special tokens.
     """
     found = {"type": "triggered_tags", "triggers": list(triggers), "tags": list(tags), "text": text}
     return found | {"any_special_tokens": text == ANY_TEXT, "stop_after_first": only_one}
 
 
 def format_of(grammar: Grammar) -> Format:
-    """``grammar`` as a part of another one. Raises ``grammar_not_enforceable``."""
+    """``grammar`` as a format object. Raises ``grammar_not_enforceable``."""
     if grammar.kind == "json":
         return schema(json.loads(grammar.text))
     if grammar.kind == "regex":
@@ -87,6 +87,6 @@ def format_of(grammar: Grammar) -> Format:
 
 
 def tag_grammar_of(part: Format, like: Grammar | None = None) -> Grammar:
-    """The grammar of ``part``, which writes JSON as ``like`` says."""
+    """The grammar of ``part``, with the JSON options of ``like``."""
     like = like or Grammar("structural_tag", "")
     return msgspec.structs.replace(like, kind="structural_tag", text=json.dumps({"format": part}, ensure_ascii=False))

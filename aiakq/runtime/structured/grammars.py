@@ -1,4 +1,4 @@
-"""Grammars of requests: what an answer has to match, as plain data, and as llguidance takes it."""
+"""Grammar: the format that the output of a request has to match, and the parameters that set it."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from aiakq.errors import AiakqError, error
 
 Kind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
 
-#: Most characters of a schema, a grammar or a pattern, and most levels of a schema.
+#: Maximum characters of a schema, a grammar or a pattern, and maximum nesting depth of a schema.
 MAX_CHARS, MAX_DEPTH = 1 << 20, 64
-#: Most texts of a choice, and most characters of them together.
+#: Maximum strings of a choice, and maximum characters of all together.
 MAX_CHOICES, MAX_CHOICE_CHARS = 8192, 1 << 18
-#: Between the tokens of JSON, unless a request says otherwise. Bounded: some models write nothing but blanks.
+#: Default white space between JSON tokens. Bounded: some models generate white space forever.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
-#: Keywords whose values are no schemas.
+#: Keywords whose values are not schemas.
 NO_SCHEMAS = ("const", "enum", "default", "examples")
-#: Drafts of JSON Schema in which nothing beside a reference counts, but for what is referred to.
+#: Drafts of JSON Schema in which all keywords next to ``$ref`` are ignored, except definitions.
 _OLD_DRAFT = re.compile(r"json-schema\.org/draft-0[3-7]/")
 _BESIDE_REFERENCES = ("$ref", "$schema", "$id", "id", "definitions", "$defs")
-#: vLLM's names of libraries; here one library does it all.
+#: vLLM's names of backends, accepted without effect: the backend is always llguidance.
 BACKENDS = ("auto", "guidance", "lm-format-enforcer", "outlines", "xgrammar")
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What an answer has to match.
+    """The format that an output has to match.
 
-    text        a JSON schema, a regular expression, a JSON list of texts, a grammar (Lark or GBNF), structural tags.
-    whitespace  pattern of the blanks between tokens of JSON; empty: there are none; None: WHITESPACE.
-    closed      objects have no properties but those that the schema names.
+    text        a JSON schema, a regular expression, a JSON list of strings, a grammar (Lark or GBNF), structural tags.
+    whitespace  pattern of white space between JSON tokens; empty: none is allowed; None: WHITESPACE.
+    closed      objects have only the properties that the schema names.
     """
 
     kind: Kind
@@ -45,7 +45,7 @@ class Grammar(msgspec.Struct, frozen=True):
 
 @dataclass
 class StructuredOutputsParams:
-    """What an answer has to match; vLLM's names. Exactly one of the first six is given."""
+    """The format of the output, with vLLM's names. Exactly one of the first six fields is set."""
 
     json: str | dict[str, Any] | bool | None = None
     regex: str | None = None
@@ -75,9 +75,9 @@ class GuidedDecodingParams:
 
 @dataclass(frozen=True)
 class GrammarDefaults:
-    """How answers are written unless a request says otherwise: --structured-outputs-config.
+    """Defaults of requests: --structured-outputs-config.
 
-    compact  JSON without blanks.
+    compact  JSON without white space.
     closed   see ``Grammar``.
     """
 
@@ -98,7 +98,7 @@ class GrammarDefaults:
         return cls(bool(given.get(names[0])), bool(given.get(names[1])))
 
     def apply(self, grammar: Grammar) -> Grammar:
-        """``grammar`` with what its request leaves open."""
+        """``grammar`` with the defaults for what its request does not set."""
         if grammar.kind not in ("json", "structural_tag"):
             return grammar
         whitespace = "" if self.compact and grammar.whitespace is None else grammar.whitespace
@@ -110,9 +110,10 @@ _FLAGS = ("disable_fallback", "disable_any_whitespace", "disable_additional_prop
 
 
 def grammar_of(param: str, given: Any) -> Grammar | None:
-    """The grammar that ``given`` asks for: one of the two classes above, or a mapping with their fields; None if none.
+    """The grammar of ``given``, an object of one of the two classes above or a mapping with their fields; None if none
+    is set.
 
-    param  what the client calls it, for error messages.
+    param  name of the field in the request, for error messages.
 
     Raises invalid_type, value_out_of_range, unknown_field, unsupported_parameter.
     """
@@ -163,7 +164,7 @@ def json_grammar(param: str, schema: Any, whitespace: str | None = None, closed:
     if isinstance(schema, str):
         schema = parse_json(param, schema)
     if not isinstance(schema, (dict, bool)):
-        raise error("invalid_type", param=param, reason="a JSON schema is an object, or the text of one")
+        raise error("invalid_type", param=param, reason="a JSON schema is expected, as an object or a string of JSON")
     _check_depth(param, schema)
     return Grammar("json", _checked_text(param, json.dumps(schema, ensure_ascii=False)), whitespace, closed)
 
@@ -177,8 +178,8 @@ def _choice_grammar(param: str, texts: Any, whitespace: str | None, closed: bool
         raise error("invalid_type", param=param, reason="a list of strings is expected")
     distinct = list(dict.fromkeys(texts))
     if not distinct or len(distinct) > MAX_CHOICES or sum(map(len, distinct)) > MAX_CHOICE_CHARS:
-        allowed = f"1 to {MAX_CHOICES} texts, of {MAX_CHOICE_CHARS} characters together"
-        raise error("value_out_of_range", param=param, value=f"{len(distinct)} texts", allowed=allowed)
+        allowed = f"1 to {MAX_CHOICES} strings with at most {MAX_CHOICE_CHARS} characters in total"
+        raise error("value_out_of_range", param=param, value=f"{len(distinct)} strings", allowed=allowed)
     return Grammar("choice", json.dumps(distinct, ensure_ascii=False))
 
 
@@ -194,7 +195,7 @@ def _json_object_grammar(param: str, value: Any, whitespace: str | None, closed:
 def _tag_grammar(param: str, tags: Any, whitespace: str | None, closed: bool) -> Grammar:
     if isinstance(tags, str):
         tags = parse_json(param, tags)
-    _check_type(param, tags, dict, "an object is expected, or the text of one")
+    _check_type(param, tags, dict, "an object is expected, or a string of JSON")
     _check_depth(param, tags)
     return Grammar("structural_tag", _checked_text(param, json.dumps(tags, ensure_ascii=False)), whitespace, closed)
 
@@ -223,9 +224,9 @@ def _check_type(param: str, value: Any, expected: type, reason: str) -> None:
 
 
 def _checked_text(param: str, text: Any) -> str:
-    _check_type(param, text, str, "a text is expected")
+    _check_type(param, text, str, "a string is expected")
     if not text or len(text) > MAX_CHARS or "\0" in text:
-        allowed = f"a text of 1 to {MAX_CHARS} characters without NUL"
+        allowed = f"a string of 1 to {MAX_CHARS} characters without NUL"
         raise error("value_out_of_range", param=param, value=f"{text[:32]}", allowed=allowed)
     return text
 
@@ -235,8 +236,8 @@ def _check_depth(param: str, schema: Any) -> None:
     while level:
         depth += 1
         if depth > MAX_DEPTH:
-            allowed = f"at most {MAX_DEPTH} levels"
-            raise error("value_out_of_range", param=param, value="a deeper one", allowed=allowed)
+            allowed = f"at most {MAX_DEPTH} levels of nesting"
+            raise error("value_out_of_range", param=param, value="a deeper value", allowed=allowed)
         level = [
             child
             for each in level
@@ -246,7 +247,7 @@ def _check_depth(param: str, schema: Any) -> None:
 
 
 def closed_schema(schema: Any) -> Any:
-    """``schema`` whose objects have no properties but those that it names, unless it says so itself."""
+    """``schema`` with ``additionalProperties: false`` wherever it does not set it."""
     if isinstance(schema, list):
         return [closed_schema(each) for each in schema]
     if not isinstance(schema, dict):
@@ -258,7 +259,7 @@ def closed_schema(schema: Any) -> Any:
 
 
 def references_alone(schema: Any) -> Any:
-    """``schema`` without what its draft makes void: up to draft 7 everything beside a reference."""
+    """``schema`` without the keywords that its draft ignores: up to draft 7, all next to ``$ref``."""
     is_old = isinstance(schema, dict) and _OLD_DRAFT.search(str(schema.get("$schema", "")))
     return _references_alone(schema) if is_old else schema
 
@@ -275,7 +276,7 @@ def _references_alone(schema: Any) -> Any:
 
 
 def object_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """``schema`` for objects alone, in every draft."""
+    """``schema`` restricted to objects, in every draft."""
     schema = references_alone(schema)
     if isinstance(schema.get("$ref"), str):
         parts = [{name: schema[name]} for name in ("$ref", "allOf") if name in schema]
@@ -284,8 +285,8 @@ def object_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def not_enforceable(param: str, reason: str) -> AiakqError:
-    """The error for a grammar that llguidance refuses with ``reason``: its first line, which names the keyword, and
-    what is wrong with a regular expression, which comes last.
+    """The error for a grammar that llguidance refuses with ``reason``. Keeps its first line, which names the keyword,
+    and the last ones, which explain errors of regular expressions.
     """
     lines = reason.strip().splitlines() or ["no reason given"]
     wrong = [line.removeprefix("error: ") for line in lines[1:] if line.startswith("error: ")]

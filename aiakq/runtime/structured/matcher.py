@@ -11,7 +11,7 @@ from aiakq.runtime.text.tokenizer import is_panic
 class GrammarMatcher:
     """The state of a grammar after the tokens of one sequence.
 
-    failure  why it cannot say what is allowed, and the sequence has to fail; None as long as it can.
+    failure  why the grammar can no longer be enforced, so that the sequence has to fail; None while it can.
     """
 
     def __init__(self, matcher: Any, num_words: int) -> None:
@@ -21,7 +21,7 @@ class GrammarMatcher:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the text is complete and nothing can follow."""
+        """Whether the text is complete and cannot continue."""
         return self.failure is None and self._matcher.is_stopped()
 
     def fill_mask(self, address: int) -> None:
@@ -40,8 +40,8 @@ class GrammarMatcher:
             ctypes.memset(address, 0, 4 * self.num_words)
 
     def after(self, draft: int) -> GrammarMatcher:
-        """A copy of this matcher after the draft token ``draft``. It has failed where the grammar forbids the token or
-        ends with it: nothing can be sampled there.
+        """A copy of this matcher, advanced by the draft token ``draft``. It has failed if the grammar forbids the token
+        or ends with it: no token can be sampled after it.
         """
         ahead = GrammarMatcher(None if self.failure is not None else self._matcher.deep_copy(), self.num_words)
         ahead.failure = self.failure
@@ -51,7 +51,9 @@ class GrammarMatcher:
         return ahead
 
     def forced_tokens(self, max_tokens: int) -> list[int]:
-        """At most ``max_tokens`` tokens of the forced text, as the tokenizer splits it; none after a failure."""
+        """Up to ``max_tokens`` tokens of the text that the grammar forces next, split by the tokenizer; none after a
+        failure.
+        """
         if self.failure is not None or self._matcher.is_stopped():
             return []
         try:
@@ -61,7 +63,7 @@ class GrammarMatcher:
             return []
 
     def advance(self, token: int) -> None:
-        """The sequence goes on with ``token``. Nothing happens after the end of the text."""
+        """Advance by ``token``. Does nothing after the end of the text."""
         if self.failure is None and not self._matcher.is_stopped():
             try:
                 self._matcher.consume_token(token)
@@ -71,12 +73,12 @@ class GrammarMatcher:
                 self._check()
 
     def _fail(self, problem: BaseException) -> None:
-        """The library raised ``problem``; raises it again unless it is about the grammar."""
+        """Record ``problem``, which the library raised; re-raises it unless it is about the grammar."""
         if not isinstance(problem, Exception) and not is_panic(problem):
             raise problem
         self.failure = str(problem) or type(problem).__name__
 
     def _check(self) -> None:
-        # In its error state the library allows the end of the text: it would look like a complete answer.
+        # In its error state the library allows end-of-sequence: the text would look complete.
         if self._matcher.is_error():
             self.failure = (self._matcher.get_error().strip().splitlines() or ["unknown"])[0]

@@ -1,4 +1,4 @@
-"""Structural tags: free text in which tags hold text that has to match something, as a grammar of llguidance.
+"""Structural tags: text with tags whose contents are constrained, compiled to a grammar of llguidance.
 
 Both forms of vLLM's ``structural_tag``: ``structures`` with ``triggers``, and a tree of ``format`` objects.
 """
@@ -27,8 +27,8 @@ def tag_grammar(
     """The grammar of ``tags``.
 
     schema_of    adds the request's options to a JSON schema.
-    special_ids  special tokens by their text: in a tag such a text is the token.
-    end_ids      those that end a text.
+    special_ids  special tokens by their text; in a tag, that text stands for the token.
+    end_ids      end-of-sequence tokens.
 
     Raises ``grammar_not_enforceable``.
     """
@@ -52,7 +52,7 @@ def format_of_tags(tags: Mapping[str, Any]) -> Any:
 
 
 class _Rules:
-    """Rules of a Lark grammar, and grammars in other languages that they name."""
+    """Rules of a Lark grammar, and the other grammars that they refer to."""
 
     def __init__(
         self, schema_of: Callable[[Any], Any], special_ids: Mapping[str, int], end_ids: Collection[int]
@@ -97,7 +97,7 @@ class _Rules:
             )
         if kind == "tags_with_separator":
             return self._separated(part)
-        raise not_enforceable(_PARAM, f"the format {str(kind)[:64]!r} is not known")
+        raise not_enforceable(_PARAM, f"the format {str(kind)[:64]!r} is unknown")
 
     def triggered(
         self,
@@ -109,12 +109,12 @@ class _Rules:
         keeps_special: bool = False,
         text: Any,
     ) -> str:
-        """Text with ``tags``, each of which begins with one of ``triggers``: what begins like one is one.
+        """Text with ``tags``, each of which begins with one of ``triggers``; after a trigger, a tag is required.
 
-        at_least_one   there is no text before the first of them, which has to be there.
-        stops          the first of them ends the text.
-        keeps_special  special tokens may be in the text.
-        text           what is between the tags.
+        at_least_one   the text starts with a tag.
+        stops          the text ends after the first tag.
+        keeps_special  special tokens are allowed between tags.
+        text           format of the text between tags.
         """
         text = self._free(text)
         in_text = []
@@ -130,7 +130,7 @@ class _Rules:
                 raise not_enforceable(_PARAM, f"no trigger begins the tag {begin[:64]!r}")
             rest = begin[len(trigger) :]
             in_text.append(self._rule(f"{prefix} {self._until(text, trigger)} {self._rest(tag, rest)}"))
-            if self._parts(trigger) != [quoted(trigger)]:  # a model may spell a special token letter by letter
+            if self._parts(trigger) != [quoted(trigger)]:  # a model may spell out a special token as text
                 special, self._special = self._special, None
                 in_text.append(self._rule(f"{prefix} {self._until(text, trigger)} {self._rest(tag, rest)}"))
                 self._special = special
@@ -149,25 +149,25 @@ class _Rules:
         return self._rule(f"{self._mark(_text(tag, 'begin'))} {self._rest(tag, '')}")
 
     def _rest(self, tag: Mapping[str, Any], begin: str) -> str:
-        """What follows the trigger of a tag: the rest of its beginning, its content and its end."""
+        """The part of a tag after its trigger: ``begin``, its content and its end."""
         content, end = tag.get("content"), _text(tag, "end")
         if isinstance(content, dict) and content.get("type") in ("any_text", "regex") and end:
             return f"{self._mark(begin)} {self._until(self._free(content), end)}"
         return f"{self._mark(begin)} {self.of(content)} {self._mark(end)}"
 
     def _until(self, text: str, mark: str) -> str:
-        """Text up to ``mark``, and that."""
+        """Text up to and including ``mark``."""
         first, *more = self._parts(mark)
-        if first.startswith("<["):  # ends any text
+        if first.startswith("<["):  # a special token is never part of the text
             return f"{text} {self._mark(mark)}"
         return self._rule(" ".join([self._rule(f"{text} {first}", "[lazy]"), *more]))
 
     def _mark(self, text: str) -> str:
-        """``text``, with the special tokens in it."""
+        """A rule of ``text``, in which special tokens are matched as tokens."""
         return " ".join(self._parts(text))
 
     def _parts(self, text: str) -> list[str]:
-        """The special tokens in ``text``, and what is between them, in order."""
+        """The special tokens in ``text`` and the strings between them, in order."""
         ids = {} if self._special is None else self._special_ids
         parts = [text] if self._special is None else self._special.split(text)
         return [f"<[{ids[part]}]>" if part in ids else quoted(part) for part in parts if part]
@@ -178,10 +178,10 @@ class _Rules:
         return name
 
     def _free(self, part: Any) -> str:
-        """The name of a terminal for text without rules: any, or what a regular expression matches."""
+        """The name of a terminal: any text, or a regular expression."""
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("regex", "any_text"):
-            raise not_enforceable(_PARAM, "text between tags is of type 'any_text' or 'regex'")
+            raise not_enforceable(_PARAM, "text between tags has to be of the type 'any_text' or 'regex'")
         body = f"/{_escaped(_text(part, 'pattern'))}/" if kind == "regex" else _TEXT
         if part.get("excludes"):
             marks = "|".join(re.escape(one) for one in _list(part, "excludes", str))
@@ -205,7 +205,7 @@ class _Rules:
 
 
 def quoted(text: str) -> str:
-    """``text`` as a Lark grammar has it, where control characters are escaped."""
+    """``text`` as a string literal of Lark, with control characters escaped."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
@@ -218,12 +218,12 @@ def _escaped(pattern: str) -> str:
 def _text(part: Mapping[str, Any], name: str) -> str:
     value = part.get(name, "" if name == "end" else None)
     if not isinstance(value, str):
-        raise not_enforceable(_PARAM, f"{name} has to be a text")
+        raise not_enforceable(_PARAM, f"{name} has to be a string")
     return value
 
 
 def _list(part: Mapping[str, Any], name: str, kind: type) -> list[Any]:
     value = part.get(name)
     if not isinstance(value, list) or not value or not all(isinstance(one, kind) for one in value):
-        raise not_enforceable(_PARAM, f"{name} has to be a list that is not empty, of {kind.__name__}")
+        raise not_enforceable(_PARAM, f"{name} has to be a non-empty list of {kind.__name__}")
     return value

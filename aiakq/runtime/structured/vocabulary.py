@@ -1,4 +1,4 @@
-"""Vocabulary: the bytes of every token, all that a grammar needs to know of a tokenizer."""
+"""Vocabulary: the bytes of every token, which is all that grammars need of a tokenizer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from aiakq.runtime.text.tokenizer import Tokenizer
 class Vocabulary(msgspec.Struct, frozen=True):
     """Tokens by id.
 
-    tokens       what each adds to a text, in UTF-8; empty for those that are never generated.
-    special_ids  tokens that are no text.
-    eos_ids      tokens that end a text.
-    added_ids    tokens that are found in a text first.
-    model        the merges or scores of a compiled tokenizer, without what splits and changes texts before, as
+    tokens       UTF-8 bytes of each; empty for tokens that are never generated.
+    special_ids  special tokens, which are not text.
+    eos_ids      end-of-sequence tokens.
+    added_ids    added tokens, which are matched before the text is split.
+    model        the model of a fast tokenizer (merges or scores), without normalizer and pre-tokenizer, as
                  tokenizer.json; may be empty.
     """
 
@@ -30,7 +30,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
-        """The tokens of ``tokenizer``, which has text."""
+        """The vocabulary of ``tokenizer``, which has text."""
         size = tokenizer.vocab_size
         return cls(
             [tokenizer.token_bytes(id) for id in range(size)],
@@ -40,7 +40,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
         )
 
     def resized(self, size: int, eos_ids: Sequence[int]) -> Vocabulary:
-        """For logits of ``size`` tokens. Without ``eos_ids`` one token more is made up, which no logits have."""
+        """Resized to logits of ``size`` tokens. Without ``eos_ids``, an end token is added that has no logit."""
         tokens = [*self.tokens[:size], *[b""] * (size - len(self.tokens))]
         special = {id for id in self.special_ids if id < size}
         ends = list(eos_ids)
@@ -51,7 +51,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
         return Vocabulary(tokens, sorted(special | set(ends)), ends, added, self.model)
 
     def splitter(self) -> Callable[[str], list[int]]:
-        """Splits a text into tokens as the tokenizer would, or nearly so; into none if it is not known how."""
+        """A function that approximates the tokenizer: text to token ids, none if ``model`` is empty."""
         if not self.model:
             return lambda text: []
         tokenizer = CompiledModel(self.model)

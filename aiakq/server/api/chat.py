@@ -218,8 +218,11 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
 
     def finish(self, delta: Delta) -> dict[str, Any]:
         fields = super().finish(delta)
-        if delta.finish_reason == "stop" and self.messages is not None and self.messages.has_calls(delta.index):
-            fields["finish_reason"] = "tool_calls"
+        # As OpenAI does it: a call of the function that ``tool_choice`` names ends with "stop".
+        is_named = isinstance(self.request.tool_choice, Mapping)
+        if delta.finish_reason == "stop" and self.messages is not None and not is_named:
+            if self.messages.has_calls(delta.index):
+                fields["finish_reason"] = "tool_calls"
         return fields
 
     @property

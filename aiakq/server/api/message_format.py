@@ -52,7 +52,8 @@ class _Choice:
         self._registry = registry
         self._named = args[name]
         if self._named is not None and self._named not in self._names:
-            raise self._refusal(self._named, "one of the parsers")
+            hint = f"The parsers are {', '.join(self._names)}."
+            raise error("bad_option", option=self._option, value=self._named, expected="a parser", hint=hint)
         if self._named is not None:
             self._load(self._named)
 
@@ -64,17 +65,13 @@ class _Choice:
             parser = self._load(name)
             if parser.template_marks and all(mark in template for mark in parser.template_marks):
                 return parser
-        raise self._refusal("not given", "needed: no parser fits the chat template")
+        raise error("no_parser", option=self._option, names=", ".join(self._names))
 
     def _load(self, name: str) -> Any:
         parser = self._parsers.get(name) or self._registry.load(name)
         if not (isinstance(parser, type) and issubclass(parser, self._base)):
             raise error("plugin", reason=f"{name!r} is not a subclass of {self._base.__name__}")
         return parser
-
-    def _refusal(self, value: str, expected: str) -> Exception:
-        hint = f"The parsers are {', '.join(self._names)}."
-        return error("bad_option", option=self._option, value=value, expected=expected, hint=hint)
 
 
 def _own_parsers(option: str, path: str, plugin: str, base: type[Any]) -> dict[str, Any]:

@@ -245,6 +245,85 @@ def test_what_cannot_be_enforced_is_named(compiler, fields, named):
     assert failed.failure is not None and not allowed(failed) and not failed.is_finished
 
 
+#: Schemas with one keyword each, a value that is valid and one that is not.
+KEYWORDS = [
+    ("type", {"type": "integer"}, 3, "3"),
+    ("enum", {"enum": [1, "a"]}, "a", "b"),
+    ("const", {"const": [1]}, [1], [2]),
+    ("multipleOf", {"type": "integer", "multipleOf": 3}, 6, 7),
+    ("minimum", {"type": "integer", "minimum": 3}, 3, 2),
+    ("exclusiveMinimum", {"type": "integer", "exclusiveMinimum": 3}, 4, 3),
+    ("maximum", {"type": "number", "maximum": 0.5}, 0.25, 0.75),
+    ("exclusiveMaximum", {"type": "integer", "exclusiveMaximum": 3}, 2, 3),
+    ("minLength", {"type": "string", "minLength": 2}, "ab", "a"),
+    ("maxLength", {"type": "string", "maxLength": 2}, "ab", "abc"),
+    ("pattern", {"type": "string", "pattern": "^a+$"}, "aa", "b"),
+    ("format", {"type": "string", "format": "date"}, "2024-02-03", "2024-13-03"),
+    ("items", {"type": "array", "items": {"type": "null"}}, [None], [1]),
+    ("prefixItems", {"type": "array", "prefixItems": [{"type": "null"}]}, [None, 1], [1]),
+    ("additionalItems", {"items": [{"type": "null"}], "additionalItems": False}, [None], [None, 1]),
+    ("minItems", {"type": "array", "minItems": 1}, [1], []),
+    ("maxItems", {"type": "array", "maxItems": 1}, [1], [1, 2]),
+    ("uniqueItems", {"type": "array", "uniqueItems": True}, [1, 2], [1, 1]),
+    ("contains", {"type": "array", "contains": {"const": 1}}, [1], [2]),
+    ("minContains", {"type": "array", "contains": {"const": 1}, "minContains": 2}, [1, 1], [1]),
+    ("unevaluatedItems", {"prefixItems": [{}], "unevaluatedItems": False}, [1], [1, 2]),
+    ("properties", {"type": "object", "properties": {"a": {"type": "null"}}}, {"a": None}, {"a": 1}),
+    ("required", {"type": "object", "required": ["a"]}, {"a": 1}, {"b": 1}),
+    ("additionalProperties", {"type": "object", "additionalProperties": {"type": "null"}}, {"a": None}, {"a": 1}),
+    ("patternProperties", {"type": "object", "patternProperties": {"^x": {"type": "null"}}}, {"x": None}, {"x": 1}),
+    ("propertyNames", {"type": "object", "propertyNames": {"maxLength": 1}}, {"a": 1}, {"ab": 1}),
+    ("minProperties", {"type": "object", "minProperties": 1}, {"a": 1}, {}),
+    ("maxProperties", {"type": "object", "maxProperties": 1}, {"a": 1}, {"a": 1, "b": 2}),
+    ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}, {"a": 1, "b": 1}, {"a": 1}),
+    ("dependentSchemas", {"type": "object", "dependentSchemas": {"a": {"required": ["b"]}}}, {}, {"a": 1}),
+    ("dependencies", {"type": "object", "dependencies": {"a": ["b"]}}, {"a": 1, "b": 1}, {"a": 1}),
+    ("unevaluatedProperties", {"type": "object", "unevaluatedProperties": False}, {}, {"a": 1}),
+    ("allOf", {"allOf": [{"type": "integer"}, {"minimum": 2}]}, 2, 1),
+    ("anyOf", {"anyOf": [{"type": "integer"}, {"type": "null"}]}, None, "a"),
+    ("oneOf", {"oneOf": [{"type": "integer"}, {"type": "null"}]}, None, "a"),
+    ("oneOf", {"oneOf": [{"type": "integer"}, {"type": "number"}]}, 0.5, 1),
+    ("not", {"not": {"type": "integer"}}, "a", 1),
+    ("if", {"if": {"type": "integer"}, "then": {"minimum": 2}}, 2, 1),
+    ("$ref", {"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, None, 1),
+    ("$dynamicRef", {"$dynamicRef": "#a", "$defs": {"a": {"$dynamicAnchor": "a", "type": "null"}}}, None, 1),
+    ("$recursiveRef", {"properties": {"a": {"$recursiveRef": "#"}}, "type": "object"}, {"a": {}}, {"a": 1}),
+]
+
+
+@pytest.mark.parametrize(("keyword", "schema", "valid", "invalid"), KEYWORDS, ids=[name for name, *_ in KEYWORDS])
+def test_a_keyword_is_enforced_or_refused_by_name(compiler, keyword, schema, valid, invalid):
+    grammar = of(json=schema)
+    try:
+        compiler.matcher(grammar)
+    except AiakqError as failure:
+        assert keyword in str(failure)
+    else:
+        assert accepts(compiler, grammar, json.dumps(valid))
+        assert not accepts(compiler, grammar, json.dumps(invalid))
+
+
+def test_tokens_that_are_too_long_are_never_generated():
+    """llguidance panics over them, as in vllm#21204; texts can be spelled without them."""
+    long = len(SINGLE)
+    tokens = [*SINGLE, b"x" * 4096, b"<end>"]
+    compiler = GrammarCompiler(Vocabulary(tokens, [long + 1]).resized(len(tokens), [long + 1]))
+    matcher = compiler.matcher(of(regex="x+"))
+    assert allowed(matcher) == {ord("x")}
+
+
+def test_a_tokenizer_that_the_library_panics_over_is_refused(monkeypatch):
+    class PanicException(BaseException):
+        pass
+
+    def panics(*args, **kwargs):
+        raise PanicException("assertion failed")
+
+    monkeypatch.setattr("llguidance.LLTokenizer", panics)
+    with pytest.raises(AiakqError, match="assertion failed"):
+        GrammarCompiler(Vocabulary(TOKENS, SPECIAL).resized(len(TOKENS), [END]))
+
+
 def test_both_names_at_once_are_refused():
     with pytest.raises(AiakqError, match="given too"):
         SamplingParams(structured_outputs={"regex": "a"}, guided_decoding={"regex": "a"})

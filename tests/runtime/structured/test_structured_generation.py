@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 import sys
@@ -10,10 +11,11 @@ from pathlib import Path
 import jsonschema
 import pydantic
 import pytest
+from lora_adapters import adapted, save_adapter
 
-from aiakq import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
+from aiakq import LLM, GuidedDecodingParams, LoRARequest, SamplingParams, StructuredOutputsParams
 from aiakq.errors import AiakqError
-from aiakq.kernels.ops import sampling
+from aiakq.kernels.ops import sampling as sampling_ops
 
 sys.path.insert(0, str(Path(__file__).parent))
 from schemas import hundred
@@ -29,6 +31,7 @@ PET = {
 }
 TAG = {"type": "tag", "begin": "<i>", "content": {"type": "regex", "pattern": "[0-9]{9}"}, "end": "</i>"}
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 5, "disable_by_batch_size": 1000}
+DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": 3, "disable_by_batch_size": 1000}
 #: One of every kind.
 CONSTRAINTS = [
     {"json": PET},
@@ -47,19 +50,21 @@ def llm(example_model) -> LLM:
 
 def params(number: int, **others) -> SamplingParams:
     """Every constraint in turn, each with another way of sampling, and every seventh request without one."""
-    wishes = [{}, {"top_p": 0.8}, {"top_k": 9, "logprobs": 2}, {"temperature": 0}, {"min_p": 0.01, "logprobs": 1}]
+    sampling = [{}, {"top_p": 0.8}, {"top_k": 9, "logprobs": 2}, {"temperature": 0}, {"min_p": 0.01, "logprobs": 1}]
     constraint = None if number % 7 == 6 else CONSTRAINTS[number % len(CONSTRAINTS)]
     return SamplingParams(
-        **({"max_tokens": 40, "seed": number} | wishes[number % len(wishes)] | others), structured_outputs=constraint
+        **({"max_tokens": 40, "seed": number} | sampling[number % len(sampling)] | others),
+        structured_outputs=constraint,
     )
 
 
-def answers(llm: LLM, count: int = 28) -> list:
+def answers(llm: LLM, count: int = 28, adapters: list[LoRARequest | None] | None = None) -> list:
     words = "once upon a time there was a house in the wood and nobody lived in it but the wind".split()
     prompts = [" ".join(words[: 1 + number % 17]) for number in range(count)]
-    told = llm.generate(prompts, [params(number) for number in range(count)], use_tqdm=False)
+    each = [params(number) for number in range(count)]
+    results = llm.generate(prompts, each, use_tqdm=False, lora_request=adapters)
     llm.engine.check()
-    return [(result.outputs, result.error) for result in told]
+    return [(result.outputs, result.error) for result in results]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +86,13 @@ def expected(llm) -> list:
         {"async_scheduling": True, "num_gpu_blocks_override": 21, "block_size": 4, "max_model_len": 76},
         {"speculative_config": DRAFTS},
         {"speculative_config": DRAFTS, "num_gpu_blocks_override": 21, "block_size": 4, "max_model_len": 76},
+        {"speculative_config": DRAFT_MODEL},
+        {"enforce_eager": True},
         {"tensor_parallel_size": 2},
+        {
+            **{"tensor_parallel_size": 2, "speculative_config": DRAFTS},
+            **{"num_gpu_blocks_override": 21, "block_size": 4, "max_model_len": 76},
+        },
         {"pipeline_parallel_size": 2},
     ],
     ids=[
@@ -93,11 +104,16 @@ def expected(llm) -> list:
         "async_preempted",
         "drafts",
         "drafts_preempted",
+        "draft_model",
+        "eager",
         "tensor",
+        "tensor_drafts_preempted",
         "pipeline",
     ],
 )
 def test_answers_do_not_depend_on_how_they_are_computed(arguments, example_model, expected, behind_bytes):
+    if arguments.get("speculative_config") is DRAFT_MODEL:
+        arguments = {"speculative_config": {**DRAFT_MODEL, "model": str(example_model)}}
     llm = behind_bytes(LLM(model=str(example_model), dtype="float32", **arguments))
     assert answers(llm) == expected
     if "num_gpu_blocks_override" in arguments:
@@ -105,10 +121,56 @@ def test_answers_do_not_depend_on_how_they_are_computed(arguments, example_model
     assert answers(llm) == expected, "with prefixes cached"
 
 
+@pytest.mark.parametrize("arguments", [{}, {"speculative_config": DRAFTS}, {"tensor_parallel_size": 2}], ids=str)
+def test_adapters_and_grammars_go_together(arguments, example_model, llm, expected, tmp_path):
+    """A request with an adapter gets what it gets alone, and one without it what it gets without adapters."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(example_model, dtype="float32")
+    request = LoRARequest("adapter", 1, str(save_adapter(adapted(model, r=4), tmp_path)))
+    adapters = [request if number % 2 else None for number in range(len(expected))]
+    folder = {"model": str(example_model), "dtype": "float32", "enable_lora": True}
+    alone = answers(LLM(**folder, max_num_seqs=1), adapters=adapters)
+    assert answers(LLM(**folder, **arguments), adapters=adapters) == alone
+    assert alone[::2] == expected[::2]
+    assert alone[1::2] != expected[1::2]
+    for number, (outputs, error) in enumerate(alone):
+        assert error is None
+        if number % 7 != 6:
+            _check(CONSTRAINTS[number % len(CONSTRAINTS)], outputs[0])
+
+
+def test_drafts_may_cross_the_end_of_the_reasoning(example_model):
+    """The grammar begins in the middle of a row of draft tokens, which a model like the target's proposes."""
+    reasoning = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "a"}
+    tag = {"type": "sequence", "elements": [reasoning, {"type": "regex", "pattern": "[0-9]{4}"}]}
+    wanted = [
+        SamplingParams(max_tokens=60, seed=seed, structured_outputs={"structural_tag": {"format": tag}})
+        for seed in range(12)
+    ]
+    speculating = {"speculative_config": {**DRAFT_MODEL, "model": str(example_model)}}
+    found = []
+    for arguments in ({}, speculating):
+        llm = LLM(model=str(example_model), dtype="float32", **arguments)
+        found.append([result.outputs[0] for result in llm.generate(["Once"] * 12, wanted, use_tqdm=False)])
+    assert llm.engine.stats.drafts.accepted > 20
+    assert found[0] == found[1]
+    assert all(re.fullmatch("[^a]*a[0-9]{4}", one.text) for one in found[0] if one.finish_reason == "stop")
+    assert sum(one.finish_reason == "stop" for one in found[0]) > 6
+
+
+def test_white_space_ends_also_if_the_model_prefers_it(llm):
+    blanks = dict.fromkeys(llm.get_tokenizer().encode("\n", add_special_tokens=False), 100.0)
+    wanted = SamplingParams(max_tokens=400, seed=1, logit_bias=blanks, structured_outputs={"json": PET})
+    output = llm.generate("Once", wanted, use_tqdm=False)[0].outputs[0]
+    assert output.finish_reason == "stop" and "\n" * 20 in output.text and "\n" * 21 not in output.text
+    jsonschema.validate(json.loads(output.text), PET)
+
+
 def test_the_sampler_of_gpus_gives_the_same(example_model, expected, monkeypatch):
     """The reference, which samples on GPUs, with the order of candidates that both have."""
     llm = LLM(model=str(example_model), dtype="float32")
-    llm.engine.executor._sampler = sampling.TorchSampler(sampling.CANDIDATES)
+    llm.engine.executor._sampler = sampling_ops.TorchSampler(sampling_ops.CANDIDATES)
     found = answers(llm)
     same = sum(one[0][0].token_ids == other[0][0].token_ids for one, other in zip(found, expected, strict=True))
     assert same >= len(expected) - 2  # rounding may decide otherwise
@@ -142,15 +204,15 @@ def test_a_hundred_schemas_at_temperature_one(llm):
     """The weights know nothing of JSON: what is valid is so because of the grammar."""
     schemas = hundred()
     assert len(schemas) >= 100
-    wishes = [
+    params = [
         SamplingParams(seed=number, max_tokens=300, min_p=1e-4, structured_outputs=StructuredOutputsParams(json=one))
         for number, one in enumerate(schemas)
     ]
-    results = llm.generate(["Once"] * len(schemas), wishes, use_tqdm=False)
+    results = llm.generate(["Once"] * len(schemas), params, use_tqdm=False)
     for schema, result in zip(schemas, results, strict=True):
         output = result.outputs[0]
         assert result.error is None, (schema, result.error)
-        if output.finish_reason == "length":  # digits may go on for ever
+        if output.finish_reason == "length":  # digits may go on forever
             assert re.search('"number"|date-time|additionalProperties": {', json.dumps(schema)), (schema, output.text)
         else:
             jsonschema.validate(json.loads(output.text), schema)
@@ -196,8 +258,8 @@ def test_both_python_names_and_pydantic_models(llm):
     ],
 )
 def test_a_complete_text_ends_whatever_else_is_asked_for(llm, others, finish_reason):
-    wish = SamplingParams(**{"max_tokens": 40, "seed": 2} | others, structured_outputs={"regex": "[0-9]{3}-[a-f]{2}"})
-    output = llm.generate("Once", wish, use_tqdm=False)[0].outputs[0]
+    wanted = SamplingParams(**{"max_tokens": 40, "seed": 2} | others, structured_outputs={"regex": "[0-9]{3}-[a-f]{2}"})
+    output = llm.generate("Once", wanted, use_tqdm=False)[0].outputs[0]
     assert output.finish_reason == finish_reason
     if "stop" in others:
         assert re.fullmatch("[0-9]{3}", output.text)
@@ -208,18 +270,18 @@ def test_a_complete_text_ends_whatever_else_is_asked_for(llm, others, finish_rea
 def test_the_end_of_the_text_is_an_end_token_where_more_could_follow(llm):
     end = llm.engine.limits.eos_token_ids
     for others in ({}, {"ignore_eos": True}):
-        wish = SamplingParams(
+        wanted = SamplingParams(
             max_tokens=200, seed=5, logit_bias={end[0]: 30.0}, **others, structured_outputs={"regex": "a{3,}"}
         )
-        output = llm.generate("Once", wish, use_tqdm=False)[0].outputs[0]
+        output = llm.generate("Once", wanted, use_tqdm=False)[0].outputs[0]
         assert output.finish_reason == "stop" and output.token_ids[-1] in end
         assert re.fullmatch("a{3,}", output.text)
 
 
 def test_tokens_that_nothing_is_left_of_fail_by_name(llm):
     letters = llm.get_tokenizer().encode("xyz", add_special_tokens=False)
-    wish = SamplingParams(allowed_token_ids=letters, structured_outputs={"regex": "[0-9]+"})
-    result = llm.generate("Once", wish, use_tqdm=False)[0]
+    wanted = SamplingParams(allowed_token_ids=letters, structured_outputs={"regex": "[0-9]+"})
+    result = llm.generate("Once", wanted, use_tqdm=False)[0]
     assert result.outputs[0].finish_reason == "error" and "no token is left" in result.error
 
 
@@ -247,6 +309,28 @@ def test_a_mask_in_error_never_ends_a_text_as_if_it_were_complete(llm, monkeypat
     monkeypatch.setattr(GrammarMatcher, "fill_mask", late)
     result = llm.generate("Once", params(1), use_tqdm=False)[0]
     assert result.outputs[0].finish_reason == "error" and "grammar" in result.error
+
+
+def test_a_token_that_the_grammar_refuses_fails_its_request_alone(llm, expected, monkeypatch):
+    """A mask that allows everything, in one request of a batch."""
+    from aiakq.runtime.structured.matcher import GrammarMatcher
+
+    fill = GrammarMatcher.fill_mask
+    wrong: list[GrammarMatcher] = []
+
+    def planted(self, address):
+        fill(self, address)
+        wrong.append(self) if not wrong else None
+        if self is wrong[0]:
+            ctypes.memset(address, 0xFF, 4 * self.num_words)
+
+    monkeypatch.setattr(GrammarMatcher, "fill_mask", planted)
+    found = answers(llm)
+    failed = [number for number, (_, error) in enumerate(found) if error is not None]
+    assert len(failed) == 1 and "grammar" in found[failed[0]][1]
+    assert found[failed[0]][0][0].finish_reason == "error"
+    del found[failed[0]]
+    assert found == expected[: failed[0]] + expected[failed[0] + 1 :]
 
 
 def test_a_refused_grammar_stops_nothing(llm):

@@ -37,7 +37,8 @@ SCRIPTS = {
     ],
     "<|note|>": ["The note says", " that all is well."],
 }
-FOLDER = Path(os.environ.get("AIAKQ_FRAMEWORKS", "")) / "programs" / "node_modules" / ".bin"
+#: Absolute: the programs run in another folder.
+FOLDER = Path(os.environ.get("AIAKQ_FRAMEWORKS", "")).resolve() / "programs" / "node_modules" / ".bin"
 CODEX = """
 model = "agent"
 model_provider = "aiakq"

@@ -154,10 +154,12 @@ def test_a_forced_call_is_one(reciter, script, choice):
     [answer] = chat(reciter, script, **fields, parallel_tool_calls=False)["choices"]
     message = answer["message"]
     assert [call["function"] for call in message["tool_calls"]] == [{"name": "get_time", "arguments": "{}"}]
-    assert message["content"] is None and answer["finish_reason"] == "tool_calls"
+    finish_reason = "tool_calls" if choice == "required" else "stop"  # OpenAI's table
+    assert message["content"] is None and answer["finish_reason"] == finish_reason
     assert message["reasoning"] == ("It asks for the weather." if script == "both" else None)
     found = added_up(streamed(reciter, script, **fields, parallel_tool_calls=False))
     assert [call["function"] for call in found["tool_calls"]] == [call["function"] for call in message["tool_calls"]]
+    assert found["finish_reason"] == finish_reason
 
 
 def test_forced_calls_in_plain_json_begin_behind_the_reasoning(reciting_model):
@@ -206,6 +208,22 @@ def test_the_format_of_the_response_begins_behind_the_reasoning(reciter, script)
         [answer] = chat(reciter, script, **fields, max_tokens=80, logit_bias=bias)["choices"]
         assert set(json.loads(answer["message"]["content"])) <= {1, 2}
         assert answer["message"]["reasoning"] == ("It asks for the weather." if script == "both" else None)
+
+
+def test_a_format_begins_behind_reasoning_that_the_prompt_opened(reciter):
+    fields = {"guided_json": NUMBERS, "chat_template_kwargs": {"open_thought": True}, "max_tokens": 80}
+    [answer] = chat(reciter, "both", **fields)["choices"]
+    assert answer["message"]["reasoning"] == "It asks for the weather."
+    assert set(json.loads(answer["message"]["content"])) <= {1, 2}
+
+
+def test_completions_have_no_reasoning(reciter):
+    """Also on a server with a reasoning parser, text is returned as it is, and a grammar begins at once."""
+    with httpx.Client(base_url=reciter.url, trust_env=False, timeout=60) as http:
+        plain = http.post("/v1/completions", json={"prompt": "<|both|>", "temperature": 0}).json()["choices"][0]
+        assert plain["text"].startswith("<think>It asks for the weather.</think>")
+        body = {"prompt": "<|both|>", "guided_json": NUMBERS, "max_tokens": 40, "temperature": 0}
+        assert set(json.loads(http.post("/v1/completions", json=body).json()["choices"][0]["text"])) <= {1, 2}
 
 
 def test_an_answer_in_a_format_may_be_a_call_instead(reciter):
@@ -348,4 +366,4 @@ def test_a_template_that_leaves_out_tools_is_refused(reciting_model):
 def test_parsers_that_cannot_be_told_are_refused_at_the_start(example_model):
     with pytest.raises(AiakqError) as caught:
         start_in_background({"model": str(example_model), "enable_auto_tool_choice": True}, timeout=240)
-    assert caught.value.id == "bad_option" and "hermes" in str(caught.value.remedy)
+    assert caught.value.id == "no_parser" and "hermes" in str(caught.value.remedy)

@@ -90,19 +90,19 @@ def test_parsers_of_the_operators_own_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "option"),
+    ("given", "id", "option"),
     [
-        ({"tool_call_parser": "nothing"}, "--tool-call-parser"),
-        ({"reasoning_parser": "nothing"}, "--reasoning-parser"),
-        ({"enable_auto_tool_choice": True}, "--tool-call-parser"),
-        ({"enable_reasoning": True}, "--reasoning-parser"),
-        ({"tool_call_parser": "hermes", "tool_parser_plugin": "no/such/file.py"}, "--tool-parser-plugin"),
+        ({"tool_call_parser": "nothing"}, "bad_option", "--tool-call-parser"),
+        ({"reasoning_parser": "nothing"}, "bad_option", "--reasoning-parser"),
+        ({"enable_auto_tool_choice": True}, "no_parser", "--tool-call-parser"),
+        ({"enable_reasoning": True}, "no_parser", "--reasoning-parser"),
+        ({"tool_call_parser": "hermes", "tool_parser_plugin": "no/such/file.py"}, "bad_option", "--tool-parser-plugin"),
     ],
 )
-def test_what_cannot_be_used_is_refused(given, option):
+def test_what_cannot_be_used_is_refused(given, id, option):
     with pytest.raises(AiakqError) as caught:
         format_of("{{ messages }}", **given)
-    assert caught.value.id == "bad_option" and caught.value.fields["option"] == option
+    assert caught.value.id == id and caught.value.fields["option"] == option
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):

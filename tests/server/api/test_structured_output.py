@@ -116,7 +116,7 @@ def test_choices_of_one_request_do_not_share_their_state(client):
         ({"guided_json": 3}, "guided_json", "schema"),
         ({"guided_regex": "(?=a)b"}, "guided_regex", "regex"),
         ({"guided_regex": ""}, "guided_regex", "allowed"),
-        ({"guided_choice": []}, "guided_choice", "texts"),
+        ({"guided_choice": []}, "guided_choice", "strings"),
         ({"guided_grammar": "start: nothing"}, "guided_grammar", "nothing"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "given too"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", "known"),

@@ -29,6 +29,7 @@ TOOL_PARSERS = Registry(
         "granite": f"{_HERE}.granite:GraniteParser",
         "llama4_pythonic": f"{_HERE}.llama4_pythonic:Llama4PythonicParser",
         "hermes": f"{_HERE}.hermes:HermesParser",
+        "qwen3_json": f"{_HERE}.hermes:HermesParser",
         "llama3_json": f"{_HERE}.llama3_json:Llama3JsonParser",
         "llama4_json": f"{_HERE}.llama3_json:Llama3JsonParser",
         "pythonic": f"{_HERE}.pythonic:PythonicParser",

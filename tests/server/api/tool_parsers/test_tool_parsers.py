@@ -107,6 +107,7 @@ WRITERS: dict[str, Any] = {
 }
 WRITERS["llama4_json"] = WRITERS["llama3_json"]
 WRITERS["qwen3_xml"] = WRITERS["qwen3_coder"]
+WRITERS["qwen3_json"] = WRITERS["hermes"]
 #: Formats whose calls are the beginning of the message.
 WITHOUT_MARK = {"llama3_json", "llama4_json", "pythonic"}
 
