@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from lora_adapters import adapted, save_adapter
+from safetensors.torch import load_file, save_file
 
 from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.errors import AiakqError
@@ -102,6 +103,45 @@ def test_a_batch_of_adapters_gives_each_what_it_gets_alone(mode, base, chosen, a
     assert mode != "preempted" or llm.engine.stats.preemptions > 0
 
 
+def test_sixteen_adapters_and_base_rows_share_steps(base, tmp_path):
+    """Each of 16 adapters, two rows of every one, and base rows between them: all as alone."""
+    chosen: list[LoRARequest | None] = []
+    for number in range(16):
+        model = tiny_llama_with(base, 100 + number, r=1 + number, target_modules="all-linear")
+        request = LoRARequest(f"a{number}", number + 1, str(save_adapter(model, tmp_path / str(number))))
+        chosen += [request, None, request]
+    given = [[3 + (7 * index + at) % 300 for at in range(1 + index % 20)] for index in range(len(chosen))]
+    llm = engine(base, max_loras=16, max_num_seqs=64, enable_prefix_caching=False)
+    together = answers(llm, given, chosen, 4)
+    assert llm.engine.scheduler.adapters.num_resident == 16
+    for index in (*range(0, 48, 3), 47):
+        assert answers(llm, [given[index]], [chosen[index]], 4) == [together[index]]
+    rows = [index for index, adapter in enumerate(chosen) if adapter is None]
+    plain = answers(engine(base, enable_lora=False), [given[index] for index in rows], [None] * len(rows), 4)
+    assert plain == [together[index] for index in rows]
+
+
+def test_grammars_hold_beside_adapters(base, requests):
+    params = [
+        SamplingParams(temperature=0, max_tokens=6, logprobs=1, structured_outputs={"regex": "[0-9]{6}"}),
+        SamplingParams(temperature=0, max_tokens=6, logprobs=1, ignore_eos=True),
+    ]
+    chosen = [requests[index % 4] for index in range(8)]
+    given = [{"prompt_token_ids": [5 + index] * 20} for index in range(8)]
+
+    def run(llm: LLM, indices: list[int]) -> list[Any]:
+        own = [params[index % 2] for index in indices]
+        results = llm.generate(
+            [given[index] for index in indices], own, False, lora_request=[chosen[index] for index in indices]
+        )
+        return [(result.outputs[0].text, result.outputs[0].cumulative_logprob) for result in results]
+
+    llm = engine(base, max_loras=2)
+    together = run(llm, list(range(8)))
+    assert all(text.isdigit() and len(text) == 6 for text, _ in together[::2])
+    assert together == [run(llm, [index])[0] for index in range(8)]
+
+
 @pytest.mark.parametrize(
     "ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["two ranks", "two stages"]
 )
@@ -153,6 +193,19 @@ def test_files_that_change_after_the_check_fail_their_requests_only(base, reques
     assert lost.error.startswith("its adapter cannot be loaded: There is no adapter at")
     assert not kept.error and not plain.error and len(kept.outputs[0].token_ids) == 3
     llm.engine.check()
+
+
+def test_numbers_that_are_not_finite_fail_their_requests_only(base, requests, tmp_path):
+    path = shutil.copytree(requests[1].lora_path, tmp_path / "adapter")
+    tensors = load_file(path / "adapter_model.safetensors")
+    next(iter(tensors.values()))[0, 0] = float("nan")
+    save_file(tensors, path / "adapter_model.safetensors")
+    llm, params = engine(base, max_loras=2), SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    given = [{"prompt_token_ids": [5] * 40}] * 3
+    chosen = [LoRARequest("planted", 1, str(path)), requests[2], None]
+    lost, *others = llm.generate(given, params, False, lora_request=chosen)
+    assert "not finite" in lost.error and not lost.outputs[0].token_ids
+    assert all(not other.error and len(other.outputs[0].token_ids) == 3 for other in others)
 
 
 def test_unloading_gives_the_memory_back(base, requests):
