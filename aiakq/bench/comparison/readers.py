@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from aiakq.bench.comparison.statistics import Estimate, of_mean, of_quantile, of_runs
-from aiakq.bench.summary import PERCENTILES
+from aiakq.bench.summary import MACHINE, PERCENTILES
 from aiakq.errors import error
 
 #: Durations with statistics, by their names without unit, in the order they are shown.
@@ -26,8 +26,6 @@ HIGHER_IS_BETTER = frozenset(
     }
 )
 _RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
-#: What a timing depends on, of the environment of our records.
-_MACHINE = ("device", "device_name", "cpu_count", "threads")
 #: GuideLLM's names. Its inter-token latency is a request's time after the first token by its further tokens: our tpot.
 _GUIDELLM = {"time_to_first_token_ms": "ttft", "inter_token_latency_ms": "tpot", "request_latency": "e2el"}
 _GUIDELLM_RATES = {
@@ -113,6 +111,10 @@ def _read_file(path: Path) -> Result:
 
 
 def _read_ours(document: dict[str, Any], label: str, number: int | None) -> Result:
+    if document.get("runs"):  # of --repeats
+        single = {key: value for key, value in document.items() if key not in ("runs", "intervals")}
+        runs = [_read_ours({**single, **run}, label, number) for run in document["runs"]]
+        return join_runs(runs[0].label, runs)
     environment, config = document.get("environment") or {}, document.get("config") or {}
     samples = _samples_of(document)
     metrics = _durations(document, samples, document.get("completed") or document.get("num_requests"))
@@ -123,7 +125,7 @@ def _read_ours(document: dict[str, Any], label: str, number: int | None) -> Resu
     for row in document.get("rows") or () if document["kind"] == "kernels" else ():
         name = "_".join(str(row[key]) for key in ("kernel", "of", "rows")).replace(" ", "_")
         metrics[f"{name}_us"] = Estimate(row["us"])
-    machine = {key: environment[key] for key in _MACHINE if environment.get(key) is not None}
+    machine = {key: environment[key] for key in MACHINE if environment.get(key) is not None}
     engine = environment.get("engine") or {}
     if engine.get("device"):
         machine["engine device"] = engine["device"]
