@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from aiakq.terminal import console
 from aiakq.terminal.console import facts, line, number, plain, show, size, table, warning
 
@@ -171,11 +173,9 @@ def comparison(document: Mapping[str, Any]) -> None:
         for row in document["metrics"]:
             low, high = row["low"], row["high"]
             interval = "-" if low is None else f"{100 * (low - 1):+.1f} to {100 * (high - 1):+.1f}"
-            verdict = (row["verdict"], _VERDICTS.get(row["verdict"], "")) if row["gated"] else ("", "")
+            verdict = Text(row["verdict"], _VERDICTS.get(row["verdict"], "")) if row["gated"] else ""
             numbers = (number(row["base"]), number(row["new"]), f"{100 * (row['ratio'] - 1):+.1f}", interval)
-            drawn.add_row(
-                plain(row["metric"]), *numbers, f"[{verdict[1]}]{verdict[0]}[/]" if verdict[1] else verdict[0]
-            )
+            drawn.add_row(plain(row["metric"]), *numbers, verdict)
         show(drawn)
     if changed:
         drawn = table("counter", "base", "new")
