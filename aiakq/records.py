@@ -113,7 +113,44 @@ def environment(device: str | None = None, threads: int | None = None) -> dict[s
         "device_name": _device_name(device),
         "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": threads,
+        **_machine(),
     }
+
+
+def load_average() -> float | None:
+    """Processes that ran or waited to run, on the average of the last minute; None where the system does not say."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
+def _machine() -> dict[str, Any]:
+    """Memory, limits of the container, and what else the speed of a machine depends on; None where it does not say."""
+    from aiakq.system.cgroups import processor_limit
+
+    return {
+        "memory_bytes": _total_memory(),
+        "cpu_limit": processor_limit(),
+        "cpu_governor": _first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "cpu_max_khz": _first_line("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq"),
+        "numa_nodes": _first_line("/sys/devices/system/node/online"),
+        "nvidia_driver": _first_line("/sys/module/nvidia/version"),
+    }
+
+
+def _total_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _first_line(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip() or None
+    except OSError:
+        return None
 
 
 def _version(package: str) -> str | None:

@@ -137,9 +137,19 @@ class ServeArguments(WorkloadArguments):
     cooldown_s: float = argument(
         0.0, "Seconds at its end that are not measured.", flags=("--cooldown-seconds",), low=0.0
     )
-    max_concurrency: int | None = argument(None, "Most concurrent requests.", low=1)
+    max_concurrency: int | None = argument(None, "Maximum number of concurrent requests.", low=1)
+    max_errors: int | None = argument(None, "End the load when so many requests failed.", low=1)
+    stop_on_overload: bool = argument(
+        False, "End the load when the server falls behind the rate: clearly fewer requests end than become due."
+    )
     client_processes: int = argument(
         1, "Processes that send, for more streams than one can keep up with.", low=1, high=64
+    )
+    adapters: tuple[str, ...] = argument(
+        (),
+        "LoRA adapter, or model, of the server; requests go to those given in turn.",
+        flags=("--adapter",),
+        metavar="NAME",
     )
     endpoint: str = argument(
         "/v1/completions",
@@ -180,6 +190,17 @@ class ServeArguments(WorkloadArguments):
     save_detailed: bool = argument(False, "Keep the timings of every request in the JSON.")
     html: Path | None = argument(
         None, "Also write a report with charts to this file; implies --save-detailed.", metavar="FILE"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatArguments:
+    """Runs in a row."""
+
+    repeats: int = argument(
+        1,
+        "Number of runs, for means with 95 % intervals. A server that is started for them starts anew each time.",
+        low=1,
     )
 
 

@@ -15,6 +15,7 @@ from aiakq.arguments.argument import Argument, checked_value, part_of, rows_of, 
 from aiakq.arguments.bench import (
     KernelArguments,
     LatencyArguments,
+    RepeatArguments,
     ServeArguments,
     SweepArguments,
     ThroughputArguments,
@@ -142,7 +143,7 @@ COMMANDS: dict[str, CommandArguments] = {
     "bench latency": CommandArguments((LatencyArguments, ResultArguments), ENGINE_ARGUMENTS, _MODEL),
     "bench throughput": CommandArguments((ThroughputArguments, ResultArguments), ENGINE_ARGUMENTS, _MODEL),
     "bench serve": CommandArguments(
-        (ServeArguments, ResultArguments),
+        (ServeArguments, RepeatArguments, ResultArguments),
         ENGINE_ARGUMENTS,
         "Folder or hub name of a model to start a server for.",
         external=True,

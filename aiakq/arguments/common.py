@@ -24,8 +24,14 @@ class ResultArguments:
     fail_if: tuple[str, ...] = argument(
         (),
         "Exit with code 10 if this condition holds, like 'tpot_ms.p50>50': a key of the JSON result, an operator, "
-        "a number.",
+        "and a number, a share (99%) or a change from --baseline (+5%).",
         metavar="GATE",
+    )
+    baseline: Path | None = argument(
+        None, "JSON of an earlier run of the same command, for --fail-if 'tpot_ms.p50>+5%'.", metavar="FILE"
+    )
+    strict: bool = argument(
+        False, "Exit with code 10 if the result has a warning, such as that the prefix cache was measured."
     )
 
 

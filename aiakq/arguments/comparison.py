@@ -68,15 +68,20 @@ class AlternationArguments:
         metavar="SIDE",
     )
     new: str | None = argument(None, "What is compared; as --base.", metavar="SIDE")
-    base_set: tuple[str, ...] = argument((), "Engine argument of the base only.", metavar="KEY=VALUE", separator=";")
-    new_set: tuple[str, ...] = argument((), "Engine argument of the new side only.", metavar="KEY=VALUE", separator=";")
+    base_set: tuple[str, ...] = argument(
+        (), "Engine argument of the base only; with --serve also a server's.", metavar="KEY=VALUE", separator=";"
+    )
+    new_set: tuple[str, ...] = argument(
+        (), "Engine argument of the new side only; as --base-set.", metavar="KEY=VALUE", separator=";"
+    )
+    serve: bool = argument(False, "Start aiakq serve for each side in every round, and measure it over HTTP.")
     batch_size: int = argument(4, "Requests per batch; each turn is one batch.", low=1)
     input_len: int = argument(128, "Tokens of every random prompt.", low=1)
     output_len: int = argument(33, "Tokens to generate.", low=2)
     metrics: tuple[str, ...] = argument(
         (),
         "Metric that decides: prefill_ms, decode_ms, peak_mb (all three if not given), prefill_wall_ms, "
-        "decode_wall_ms.",
+        "decode_wall_ms; with --serve ttft_ms, tpot_ms, peak_mb (all three if not given), e2el_ms, cpu_ms.",
         flags=("--metric",),
         metavar="KEY",
     )

@@ -17,6 +17,7 @@ from aiakq.errors import error
 
 #: One line of the Prometheus text format: name, labels, value.
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 #: Fields of a piece of a chat answer that hold generated tokens.
 _ANSWER = ("content", "reasoning", "reasoning_content", "tool_calls", "refusal")
@@ -100,7 +101,7 @@ class Endpoint:
     def body(self, request: Request) -> dict[str, Any]:
         """The JSON body of ``request``."""
         body: dict[str, Any] = {
-            "model": self.model,
+            "model": request.model or self.model,
             "max_tokens": request.output_len,
             "temperature": 0,
             "stream": True,
@@ -159,6 +160,16 @@ def _local_vocab_size(root: Any) -> int | None:
         return vocab_size(json.loads(config.read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError):
         return None
+
+
+async def server_facts(client: httpx.AsyncClient) -> dict[str, str] | None:
+    """What ``aiakq:build_info`` says of the server: versions, model, device. None for another server."""
+    try:
+        answer = await client.get("/metrics")
+    except httpx.HTTPError:
+        return None
+    found = re.search(r"^aiakq:build_info\{(.*)\} 1", answer.text, re.MULTILINE)
+    return None if found is None else {key: value for key, value in _LABEL.findall(found[1]) if value}
 
 
 async def prefix_counters(client: httpx.AsyncClient) -> tuple[float | None, float | None]:

@@ -1,15 +1,21 @@
-"""Gates: conditions such as ``tpot_ms.p50>50`` that make a benchmark or an evaluation fail, for CI."""
+"""Gates: conditions such as ``tpot_ms.p50>50`` that make a benchmark or an evaluation fail, for CI.
+
+A limit is a number, a share such as ``99%``, or with a sign a change from a baseline: ``output_throughput<-5%``.
+"""
 
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from aiakq.bench.summary import MACHINE
 from aiakq.errors import AiakqError, error
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -25,24 +31,49 @@ _FORM = re.compile(r"\s*(?P<key>[A-Za-z0-9_.\-/]+)\s*(?P<operator>>=|<=|==|!=|>|
 
 @dataclass(frozen=True)
 class Gate:
-    """Fail if the number under ``key`` (dots lead into nested results) stands in this relation to ``limit``."""
+    """Fail if the number under ``key`` (dots lead into nested results) stands in this relation to ``limit``.
+
+    relative  the number is the change from the baseline: 0.05 is 5 % more.
+    """
 
     text: str
     key: str
     operator: str
     limit: float
+    relative: bool = False
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a gate. ``value`` is None if nothing was measured, which counts as failed."""
+    """The result of a gate. ``value`` is None if nothing was measured, which counts as failed.
+
+    baseline  the number that a relative gate compares with.
+    """
 
     gate: Gate
     value: float | None
     failed: bool
+    baseline: float | None = None
 
     def describe(self) -> str:
-        return f"{self.gate.text} (it is {'not measured' if self.value is None else f'{self.value:.6g}'})"
+        if self.value is None:
+            return f"{self.gate.text} (it is not measured)"
+        change = "" if self.baseline is None else f", {self.value / self.baseline - 1:+.1%} of {self.baseline:.6g}"
+        return f"{self.gate.text} (it is {self.value:.6g}{change})"
+
+    def document(self) -> dict[str, Any]:
+        """The outcome as JSON values."""
+        gate = self.gate
+        return {
+            "gate": gate.text,
+            "key": gate.key,
+            "operator": gate.operator,
+            "limit": gate.limit,
+            "relative": gate.relative,
+            "value": self.value,
+            "baseline": self.baseline,
+            "failed": self.failed,
+        }
 
 
 def parse(texts: Iterable[str]) -> list[Gate]:
@@ -54,13 +85,54 @@ def _parse(text: str) -> Gate:
     match = _FORM.fullmatch(text)
     if match is None:
         raise error("bad_gate", gate=text, reason="it is not a key, an operator (> >= < <= == !=) and a number")
+    number, percent = match["limit"].removesuffix("%"), match["limit"].endswith("%")
     try:
-        limit = float(match["limit"])
+        limit = float(number)
     except ValueError:
         raise error("bad_gate", gate=text, reason=f"{match['limit']!r} is not a number") from None
     if not math.isfinite(limit):
         raise error("bad_gate", gate=text, reason="the limit is not finite")
-    return Gate(text, match["key"], match["operator"], limit)
+    relative = percent and number.startswith(("+", "-"))
+    return Gate(text, match["key"], match["operator"], limit / 100 if percent else limit, relative)
+
+
+def read_baseline(gates: Sequence[Gate], path: Path | None) -> dict[str, Any]:
+    """The record of ``aiakq`` that relative gates compare with; empty if there is none.
+
+    Raises ``bad_gate`` for a relative gate without a number to compare with, ``usage`` and ``model_malformed``.
+    """
+    document: Any = {}
+    if path is not None:
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as problem:
+            reason = f"The baseline {path} cannot be read: {problem.strerror}."
+            raise error("usage", reason=reason, hint="Give the JSON of an earlier run.") from None
+        except ValueError as problem:
+            raise error("model_malformed", file=path, reason=problem) from None
+        if not isinstance(document, dict) or "schema_version" not in document:
+            raise error("model_malformed", file=path, reason="it is not a record of aiakq")
+    for gate in gates:
+        if not gate.relative:
+            continue
+        if path is None:
+            raise error("bad_gate", gate=gate.text, reason="a change needs --baseline FILE to compare with")
+        value = _number(document, gate.key)
+        if not value:
+            reason = f"the baseline {'lacks' if value is None else 'has 0 as'} {gate.key!r}"
+            raise error("bad_gate", gate=gate.text, reason=reason)
+    return document
+
+
+def check_measurable(gates: Sequence[Gate], unmeasured: Mapping[str, str]) -> None:
+    """Raise ``bad_gate`` for a gate on what this run will not measure.
+
+    unmeasured  key, or the name of an object with all its keys -> why.
+    """
+    for gate in gates:
+        for key, reason in unmeasured.items():
+            if gate.key == key or gate.key.startswith(f"{key}."):
+                raise error("bad_gate", gate=gate.text, reason=f"this run does not measure {gate.key}: {reason}")
 
 
 def check_keys(gates: Sequence[Gate], document: Mapping[str, Any]) -> None:
@@ -77,17 +149,33 @@ def check_keys(gates: Sequence[Gate], document: Mapping[str, Any]) -> None:
             raise error("bad_gate", gate=gate.text, reason=f"the result has no number {gate.key!r}; {known}")
 
 
-def evaluate(gates: Sequence[Gate], document: Mapping[str, Any]) -> list[Outcome]:
-    """Evaluate every gate on ``document``. Raises ``bad_gate`` for an unknown key."""
+def evaluate(
+    gates: Sequence[Gate], document: Mapping[str, Any], baseline: Mapping[str, Any] | None = None
+) -> list[Outcome]:
+    """Evaluate every gate, relative ones against ``baseline``. Raises ``bad_gate`` for an unknown key."""
     check_keys(gates, document)
     outcomes = []
     for gate in gates:
-        value: Any = document
-        for part in gate.key.split("."):
-            value = value[part]
-        failed = value is None or _OPERATORS[gate.operator](value, gate.limit)
-        outcomes.append(Outcome(gate, value, failed))
+        value = _number(document, gate.key)
+        before = _number(baseline or {}, gate.key) if gate.relative else None
+        seen = value if value is None or before is None else value / before - 1
+        failed = seen is None or _OPERATORS[gate.operator](seen, gate.limit)
+        outcomes.append(Outcome(gate, value, failed, before))
     return outcomes
+
+
+def check_machines(baseline: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+    """Raise ``other_machine`` if two records are of machines that are known to differ. Quality is the same on all."""
+    if document.get("kind") == "eval":
+        return
+    before, after = (record.get("environment") or {} for record in (baseline, document))
+    differing = [
+        f"{key} {before[key]!r} and {after[key]!r}"
+        for key in MACHINE
+        if before.get(key) is not None and after.get(key) is not None and before[key] != after[key]
+    ]
+    if differing:
+        raise error("other_machine", differences="; ".join(differing), remedy="measure the baseline here")
 
 
 def failure(outcomes: Sequence[Outcome]) -> AiakqError | None:
@@ -97,6 +185,14 @@ def failure(outcomes: Sequence[Outcome]) -> AiakqError | None:
         return None
     listed = ", ".join(outcome.describe() for outcome in failed)
     return error("gate_failed", failed=len(failed), total=len(outcomes), gates=listed)
+
+
+def _number(document: Mapping[str, Any], key: str) -> float | None:
+    """The number under a dotted key; None if there is none."""
+    value: Any = document
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _numeric_keys(document: Mapping[str, Any], prefix: str = "") -> Iterable[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from aiakq.bench.client import Endpoint, Timing, complete
+from aiakq.bench.stopping import StopRule
 from aiakq.bench.summary import Summary, summarize
 from aiakq.bench.traffic import follow
 from aiakq.bench.workload import Request
@@ -78,16 +79,18 @@ async def send_at(
     max_concurrency: int | None,
     progress: Progress,
     start: float | None = None,
+    rule: StopRule | None = None,
 ) -> list[Timing]:
     """Send every request at its offset from ``start`` (now if None) and wait for all.
 
-    The timings are in the order of ``requests``.
+    The timings are in the order of ``requests``. If ``rule`` ends the load, what was not sent has ``sent`` 0.
     """
     free = asyncio.Semaphore(max_concurrency or len(requests))
     start = time.perf_counter() if start is None else start
     timings = [Timing(scheduled=start + offset) for offset in offsets]
     sent = list(requests)  # as they are sent: with the answers before them
     answered = [asyncio.Event() for _ in requests]
+    rule = rule or StopRule()
     done = failed = 0
     progress(0, len(requests), 0)
 
@@ -101,16 +104,26 @@ async def send_at(
             sent[index] = request = follow(request, sent[request.follows], before.text, endpoint.is_chat)
         # Sleeping until an absolute time: the delays of this loop do not add up and lower the rate.
         await asyncio.sleep(max(0.0, timing.scheduled - time.perf_counter()))
+        rule.due(time.perf_counter() - start)
         async with free:
             await complete(client, endpoint, request, timing)
         answered[index].set()
         done += 1
         failed += timing.error is not None
+        rule.ended(timing.ended - start, timing.ended - timing.sent, timing.error is not None)
         progress(done, len(requests), failed)
 
-    async with asyncio.TaskGroup() as tasks:
-        for index in range(len(requests)):
-            tasks.create_task(send(index))
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(send(index)) for index in range(len(requests))]
+
+        def stop() -> None:
+            for task, timing in zip(tasks, timings, strict=True):
+                if not timing.sent:
+                    task.cancel()
+
+        rule.on_stop = stop
+        if rule.reason is not None:
+            stop()
     return timings
 
 
@@ -121,23 +134,33 @@ async def send_for(
     seconds: float,
     concurrency: int,
     progress: Progress,
+    start: float | None = None,
+    rule: StopRule | None = None,
 ) -> list[Timing]:
-    """Keep ``concurrency`` requests in flight for so many ``seconds``, and wait for the last ones."""
-    end = time.perf_counter() + seconds
+    """Keep ``concurrency`` requests in flight for so many ``seconds`` from ``start``, and wait for the last ones.
+
+    Each of them sends at least once, also if the time is over before this process gets to it.
+    """
+    start = time.perf_counter() if start is None else start
+    rule = rule or StopRule()
     timings: list[Timing] = []
     done = failed = 0
 
     async def user() -> None:
         nonlocal done, failed
-        while time.perf_counter() < end:
+        await asyncio.sleep(max(0.0, start - time.perf_counter()))
+        while True:
             timing = Timing(scheduled=time.perf_counter())
             timings.append(timing)
             await complete(client, endpoint, next(requests), timing)
             done += 1
             failed += timing.error is not None
+            rule.ended(timing.ended - start, timing.ended - timing.sent, timing.error is not None)
             progress(done, 0, failed)
+            if time.perf_counter() >= start + seconds or rule.reason is not None:
+                return
 
-    async with asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as group:
         for _ in range(concurrency):
-            tasks.create_task(user())
+            group.create_task(user())
     return timings

@@ -10,7 +10,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,13 +21,16 @@ from aiakq.bench import client as http
 from aiakq.bench import workload
 from aiakq.bench.arrivals import Ramp, arrival_times
 from aiakq.bench.client import Endpoint, ServedModel, Timing
-from aiakq.bench.client_processes import Share, send_in_processes
+from aiakq.bench.client_processes import ClosedLoop, Share, send_in_processes
 from aiakq.bench.load import ClientLoad, Progress, send_at, send_for, watched
 from aiakq.bench.local_tokenizer import LocalTokenizer, open_tokenizer
-from aiakq.bench.summary import milliseconds, rate, summarize
-from aiakq.bench.workload import Request
+from aiakq.bench.request_metrics import LIMITED, detailed, measure
+from aiakq.bench.request_source import RequestSource
+from aiakq.bench.stopping import StopRule
+from aiakq.bench.summary import milliseconds, summarize
+from aiakq.bench.workload import Request, Workload
 from aiakq.errors import error
-from aiakq.records import Record, environment
+from aiakq.records import Record, environment, load_average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,166 +68,112 @@ def limits_of(options: ServeOptions) -> Mapping[str, float]:
 async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, str] | None) -> Record:
     seed = workload.new_seed() if options.seed is None else options.seed
     rng = random.Random(seed)
-    _check(options)
-    source = workload.open_workload(options, rng)
+    check(options)
+    made = workload.open_workload(options, rng)
+    load_before = load_average()
     async with http.open_client(options.base_url, options.api_key, options.timeout_s) as client:
         model = await http.served_model(client, options.model)
-        tokenizer = open_tokenizer(options.tokenizer, model.root)
-        vocab_size = options.vocab_size or model.vocab_size
-        ignore_eos = source.ignore_eos if options.ignore_eos is None else options.ignore_eos
-        endpoint = Endpoint(options.endpoint, model.name, ignore_eos, options.extra_body)
-        first = _as_text(source.requests(vocab_size), endpoint, tokenizer)
-        for number in range(options.num_warmups):
-            warm_up = first[0]
-            if source.fresh_prompts:  # a prompt that leaves no prefix of the others in the cache
-                size = workload.known_size(vocab_size)
-                fresh = workload.random_requests(1, options.input_len, options.output_len, size, rng)
-                warm_up = _as_text(fresh, endpoint, tokenizer)[0]
-            await _warm_up(client, endpoint, warm_up, number, options.num_warmups)
+        server = await http.server_facts(client)
+        source = await _source(client, options, made, model)
+        first = source.batch()
+        await _warm_up(client, source, first[0], options, rng)
         before = await http.prefix_counters(client)
-
-        def endless() -> Iterator[Request]:
-            yield from first
-            while True:
-                yield from _as_text(source.requests(vocab_size), endpoint, tokenizer)
-
+        rule = StopRule(options.max_errors, options.stop_on_overload)
         async with watched() as load:
-            timings = await _send(client, endpoint, endless(), len(first), options, rng, progress, load)
+            every = await _send(client, _Load(options, source, first, rng, seed, model, rule), progress, load)
         after = await http.prefix_counters(client)
+    timings = [timing for timing in every if timing.sent]
     queries, hits = (None if x is None or y is None else y - x for x, y in zip(before, after, strict=True))
     cache = {"queries": queries, "hits": hits, "hit_rate": workload.hit_rate(queries, hits)}
-    warnings = workload.cache_warning(source.fresh_prompts, cache["hit_rate"]) + source.warnings()
-    if len(timings) > len(first) and not source.fresh_prompts:
+    warnings = workload.cache_warning(made.fresh_prompts, cache["hit_rate"]) + made.warnings()
+    if len(timings) > len(first) and not made.fresh_prompts:
         warnings.append(workload.REPEATED)
-    tokens_from = _count_tokens(timings, tokenizer)
+    tokens_from = _count_tokens(timings, source.tokenizer)
     warnings += load.warnings() + _token_warnings(tokens_from)
-    metrics = _metrics(timings, load.started, options)
-    if options.request_rate == math.inf and options.ramp_up_strategy is None and first[0].at is None:
+    if rule.reason is not None:
+        warnings.append(f"The load ended early: {rule.reason}.")
+    metrics = _metrics(timings, load.started, options, stopped=rule.reason is not None)
+    if not is_scheduled(options) and first[0].at is None:
         metrics |= milliseconds("scheduled_e2el", [])  # nothing was scheduled: as fast as answers come
-    metrics |= {"prefix_cache": cache, "tokens_from": tokens_from}
-    metrics |= {"client_lag_ms": load.summary(), "client_cpu_share": load.cpu_share}
-    config = _config(options, len(timings), vocab_size, ignore_eos, model)
-    metrics |= _vllm_settings(config, endpoint, options.tokenizer or model.root)
-    where = {**environment(), "engine": None if facts is None else dict(facts)}
+    metrics |= {"prefix_cache": cache, "tokens_from": tokens_from, "stopped": rule.reason}
+    metrics |= {"not_sent": len(every) - len(timings), "client_cpu_share": load.cpu_share}
+    metrics["client_lag_ms"] = load.summary()
+    config = _config(options, len(every), source, model)
+    metrics |= _vllm_settings(config, source.endpoint, options.tokenizer or model.root)
+    where = {**environment(), "engine": None if facts is None else dict(facts), "server": server}
+    where["load_average"] = [load_before, load_average()]
     return Record("serve", seed, config, metrics, where, tuple(warnings))
 
 
-async def _warm_up(client: httpx.AsyncClient, endpoint: Endpoint, request: Request, number: int, total: int) -> None:
-    """Send a request that is not measured. Raises ``bench_failed`` if it fails."""
-    timing = Timing(scheduled=time.perf_counter())
-    await http.complete(client, endpoint, request, timing)
-    if timing.error:
-        raise error("bench_failed", failed=number + 1, total=total, reason=timing.error.rstrip("."))
+async def _source(
+    client: httpx.AsyncClient, options: ServeOptions, made: Workload, model: ServedModel
+) -> RequestSource:
+    """Where requests come from. Raises ``unknown_model`` for an adapter that the server does not have."""
+    for name in options.adapters:
+        await http.served_model(client, name)
+    ignore_eos = made.ignore_eos if options.ignore_eos is None else options.ignore_eos
+    endpoint = Endpoint(options.endpoint, model.name, ignore_eos, options.extra_body)
+    tokenizer = open_tokenizer(options.tokenizer, model.root)
+    return RequestSource(endpoint, made, options.vocab_size or model.vocab_size, tokenizer, options.adapters)
 
 
-def measure(
-    timings: Sequence[Timing],
-    duration: float,
-    goodput: Mapping[str, float],
-    window: tuple[float, float] | None = None,
-) -> dict[str, Any]:
-    """The metrics of a run of ``duration`` seconds; the same keys for every run, None where nothing was measured.
-
-    ``queue_ms`` is the wait between a request's scheduled time and its sending (--max-concurrency, a slow client).
-
-    window  first and last moment that are measured: requests that were due in it, and tokens that arrived in it.
-    """
-    every = timings
-    if window is not None:
-        timings = [timing for timing in timings if window[0] <= timing.scheduled < window[1]]
-    good = [timing for timing in timings if timing.error is None]
-    inputs = sum(timing.input_tokens for timing in good)
-    outputs: float = sum(timing.output_tokens for timing in good)
-    if window is not None:
-        outputs = sum(_tokens_within(timing, window) for timing in every if timing.error is None)
-    within = sum(_within(timing, goodput) for timing in good) if goodput else None
-    metrics: dict[str, Any] = {
-        "completed": len(good),
-        "failed": len(timings) - len(good),
-        "duration": duration,
-        "total_input_tokens": inputs,
-        "total_output_tokens": outputs,
-        "request_throughput": rate(len(good), duration),
-        "request_goodput": None if within is None else rate(within, duration),
-        "goodput_share": None if within is None or not timings else within / len(timings),
-        "output_throughput": rate(outputs, duration),
-        "total_token_throughput": rate(inputs + outputs, duration),
-        "max_output_tokens_per_s": _peak_output_tokens(good),
-        "max_concurrent_requests": _peak_concurrency(timings),
-    }
-    metrics.update(milliseconds("ttft", [timing.ttft for timing in good]))
-    metrics.update(milliseconds("tpot", [timing.tpot for timing in good if timing.tpot is not None]))
-    metrics.update(milliseconds("itl", [gap for timing in good for gap in timing.itl]))
-    metrics.update(milliseconds("e2el", [timing.e2el for timing in good]))
-    metrics.update(milliseconds("scheduled_e2el", [timing.scheduled_e2el for timing in good]))
-    metrics.update(milliseconds("queue", [timing.sent - timing.scheduled for timing in timings if timing.sent]))
-    metrics["first_error"] = next((timing.error for timing in timings if timing.error), None)
-    return metrics
+async def _warm_up(
+    client: httpx.AsyncClient, source: RequestSource, first: Request, options: ServeOptions, rng: random.Random
+) -> None:
+    """Send requests that are not measured. Raises ``bench_failed`` if one fails."""
+    assert source.workload is not None
+    total = options.num_warmups
+    for number in range(total):
+        request = first
+        if source.workload.fresh_prompts:  # a prompt that leaves no prefix of the others in the cache
+            size = workload.known_size(source.vocab_size)
+            fresh = workload.random_requests(1, options.input_len, options.output_len, size, rng)
+            request = source.prepared(fresh)[0]
+        timing = Timing(scheduled=time.perf_counter())
+        await http.complete(client, source.endpoint, request, timing)
+        if timing.error:
+            raise error("bench_failed", failed=number + 1, total=total, reason=timing.error.rstrip("."))
 
 
 def template() -> dict[str, Any]:
     """The document of a run without requests: every key that a gate may name."""
     metrics = measure([], 0.0, {})
     metrics["prefix_cache"] = {"queries": None, "hits": None, "hit_rate": None}
-    metrics |= {"client_lag_ms": summarize([]), "client_cpu_share": None}
+    metrics |= {"client_lag_ms": summarize([]), "client_cpu_share": None, "not_sent": None}
     return Record("serve", 0, {}, metrics, {}).document()
 
 
-def _within(timing: Timing, goodput: Mapping[str, float]) -> bool:
-    measured = {"ttft": timing.ttft, "tpot": timing.tpot or 0.0, "e2el": timing.e2el}
-    return all(1000 * measured[name] <= limit for name, limit in goodput.items())
+def unmeasured(options: ServeOptions) -> dict[str, str]:
+    """Keys of the template that a run with these options leaves empty, and why."""
+    found = {}
+    limits = limits_of(options)
+    if not limits:
+        reason = "no limits are given (--goodput or --preset)"
+        found = dict.fromkeys(("request_goodput", "goodput_share", "goodput_shares"), reason)
+    found |= {f"goodput_shares.{name}": "it has no limit" for name in LIMITED if limits and name not in limits}
+    if not is_scheduled(options) and workload.workload_name(options) not in ("trace", *_other_workloads(options)):
+        reason = "requests are sent as fast as answers come (give --request-rate)"
+        found |= dict.fromkeys(_keys_of("scheduled_e2el"), reason)
+    if options.output_len == 1 and workload.workload_name(options) in ("random", "prefix", "conversation"):
+        for name in ("tpot", "itl"):
+            found |= dict.fromkeys(_keys_of(name), "answers have one token (--output-len)")
+    return found
 
 
-def _tokens_within(timing: Timing, window: tuple[float, float]) -> float:
-    """The tokens of an answer that arrived in the window; chunks count the same."""
-    inside = sum(window[0] <= moment < window[1] for moment in timing.token_times)
-    return timing.output_tokens * inside / len(timing.token_times)
+def _other_workloads(options: ServeOptions) -> tuple[str, ...]:
+    """The workload, if it is one that a package adds: its requests may have times."""
+    name = workload.workload_name(options)
+    return () if name in ("random", "dataset", "prefix", "conversation", "sharegpt") else (name,)
 
 
-def _peak_output_tokens(timings: Sequence[Timing]) -> float | None:
-    """The most output tokens that arrived within one second of the run."""
-    if not timings:
-        return None
-    start = min(timing.sent for timing in timings)
-    seconds: dict[int, float] = {}
-    for timing in timings:
-        # A chunk may hold several tokens; the tokens of a response are spread evenly over its chunks.
-        share = timing.output_tokens / len(timing.token_times)
-        for moment in timing.token_times:
-            second = int(moment - start)
-            seconds[second] = seconds.get(second, 0.0) + share
-    return max(seconds.values())
-
-
-def _peak_concurrency(timings: Sequence[Timing]) -> int:
-    changes = [(timing.sent, 1) for timing in timings if timing.sent]
-    changes += [(timing.ended, -1) for timing in timings if timing.sent]
-    peak = current = 0
-    for _, change in sorted(changes):
-        current += change
-        peak = max(peak, current)
-    return peak
-
-
-def _detailed(timings: Sequence[Timing], started: float) -> dict[str, list[Any]]:
-    """The timings request by request, in seconds, under the names of vLLM's --save-detailed."""
-    return {
-        "input_lens": [timing.input_tokens for timing in timings],
-        "output_lens": [timing.output_tokens for timing in timings],
-        "start_times": [timing.sent - started for timing in timings],
-        "queue_times": [timing.sent - timing.scheduled for timing in timings],
-        "ttfts": [timing.ttft if timing.token_times else None for timing in timings],
-        "itls": [timing.itl for timing in timings],
-        "latencies": [timing.e2el if timing.token_times else None for timing in timings],
-        "generated_texts": [timing.text for timing in timings],
-        "errors": [timing.error or "" for timing in timings],
-    }
+def _keys_of(duration: str) -> list[str]:
+    return list(milliseconds(duration, []))
 
 
 # --- how requests are sent --------------------------------------------------------------------------------------------
 
 
-def _check(options: ServeOptions) -> None:
+def check(options: ServeOptions) -> None:
     """Raise ``usage`` and ``option_conflict`` for options that do not fit together, before anything is sent."""
     ramp = (options.ramp_up_strategy, options.ramp_up_start_rps, options.ramp_up_end_rps)
     if any(each is not None for each in ramp) and None in ramp:
@@ -236,6 +185,10 @@ def _check(options: ServeOptions) -> None:
     if options.preset is not None and options.goodput:
         reason = "both set limits"
         raise error("option_conflict", option="--preset", other="--goodput", reason=reason, hint="Give one.")
+    if options.stop_on_overload and not is_scheduled(options) and workload.workload_name(options) != "trace":
+        reason = "requests are sent as fast as answers come, so the server cannot fall behind"
+        hint = "Give --request-rate."
+        raise error("option_conflict", option="--stop-on-overload", other="a rate of inf", reason=reason, hint=hint)
     if options.duration_s is None:
         return
     if options.num_prompts is not None:
@@ -247,10 +200,6 @@ def _check(options: ServeOptions) -> None:
             reason="--duration at a rate of inf has no end of requests to send at once.",
             hint="Give --request-rate, or --max-concurrency for a number that is kept in flight.",
         )
-    if options.request_rate == math.inf and None in ramp and options.client_processes > 1:
-        reason = "a number kept in flight for a time is sent by one process"
-        hint = "Give --num-prompts or --request-rate."
-        raise error("option_conflict", option="--client-processes", other="--duration", reason=reason, hint=hint)
     if workload.workload_name(options) in ("conversation", "trace"):
         reason = "conversations and traces have an end of their own"
         raise error(
@@ -260,63 +209,71 @@ def _check(options: ServeOptions) -> None:
         raise error("usage", reason="Nothing of the load is measured.", hint="Raise --duration.")
 
 
-async def _send(
-    client: httpx.AsyncClient,
-    endpoint: Endpoint,
-    requests: Iterator[Request],
-    count: int,
-    options: ServeOptions,
-    rng: random.Random,
-    progress: Progress,
-    load: ClientLoad,
-) -> list[Timing]:
-    """Send ``count`` requests, or for the duration, at the rate of the options or the times of a trace."""
-    seconds, concurrency = options.duration_s, options.max_concurrency
+def is_scheduled(options: ServeOptions) -> bool:
+    """Whether requests are due at times of their own, by a rate or a ramp."""
+    return options.request_rate != math.inf or options.ramp_up_strategy is not None
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What is sent: ``first``, and whatever ``source`` has after it, as the options say."""
+
+    options: ServeOptions
+    source: RequestSource
+    first: Sequence[Request]
+    rng: random.Random
+    seed: int
+    model: ServedModel
+    rule: StopRule
+
+    def share(self, requests: Sequence[Request], offsets: Sequence[float]) -> Share:
+        """All of it, for several processes."""
+        options, source = self.options, self.source
+        server = (options.base_url, options.api_key, options.timeout_s, source.endpoint)
+        indices = list(range(len(requests)))
+        load = (list(requests), list(offsets), indices, options.max_concurrency)
+        return Share(*server, *load, on_overload=options.stop_on_overload)
+
+    def closed_loop(self, seconds: float) -> Share:
+        """A number in flight for so many seconds; every process makes its own prompts if they are to be new."""
+        options, source = self.options, self.source
+        assert source.workload is not None
+        loop = ClosedLoop(seconds, self.seed)
+        if source.workload.fresh_prompts:
+            folders = (options.tokenizer, self.model.root)
+            loop = ClosedLoop(
+                seconds, self.seed + 1, replace(options, html=None), source.vocab_size, folders, options.adapters
+            )
+        return replace(self.share(self.first, []), loop=loop)
+
+
+async def _send(client: httpx.AsyncClient, load: _Load, progress: Progress, watch: ClientLoad) -> list[Timing]:
+    """Send a number of requests, or for the duration, at the rate of the options or the times of a trace."""
+    options, source, rule = load.options, load.source, load.rule
+    seconds, concurrency, processes = options.duration_s, options.max_concurrency, options.client_processes
     ramp, per_second = None, options.request_rate
     if options.ramp_up_strategy is not None and options.ramp_up_start_rps and options.ramp_up_end_rps:
         ramp = Ramp(options.ramp_up_strategy, options.ramp_up_start_rps, options.ramp_up_end_rps)
         per_second = (options.ramp_up_start_rps + options.ramp_up_end_rps) / 2
+    requests = source.endless(load.first)
     if seconds is not None and per_second == math.inf:
         assert concurrency is not None
-        return await send_for(client, endpoint, requests, seconds, concurrency, progress)
-    if seconds is not None:
-        count = max(1, round(per_second * seconds))
+        if processes > 1:
+            return await send_in_processes(load.closed_loop(seconds), processes, watch, progress, rule)
+        return await send_for(client, source.endpoint, requests, seconds, concurrency, progress, rule=rule)
+    count = len(load.first) if seconds is None else max(1, round(per_second * seconds))
     chosen = [next(requests) for _ in range(count)]
     if chosen[0].at is not None and per_second == math.inf:
         offsets = [request.at or 0.0 for request in chosen]
     else:
         starting = [index for index, request in enumerate(chosen) if request.follows is None]
-        times = arrival_times(len(starting), per_second, options.burstiness, rng, ramp)
+        times = arrival_times(len(starting), per_second, options.burstiness, load.rng, ramp)
         offsets = [0.0] * count
         for index, offset in zip(starting, times, strict=True):
             offsets[index] = offset
-    if options.client_processes == 1:
-        return await send_at(client, endpoint, chosen, offsets, concurrency, progress)
-    server = (options.base_url, options.api_key, options.timeout_s, endpoint)
-    whole = Share(*server, chosen, offsets, list(range(count)), concurrency)
-    return await send_in_processes(whole, options.client_processes, load, progress)
-
-
-def _as_text(requests: Sequence[Request], endpoint: Endpoint, tokenizer: LocalTokenizer | None) -> list[Request]:
-    """``requests`` for ``endpoint``: chat takes no token ids.
-
-    Raises ``usage`` if no tokenizer can turn them into text.
-    """
-    if not endpoint.is_chat or all(request.messages or isinstance(request.prompt, str) for request in requests):
-        return list(requests)
-    if tokenizer is None:
-        raise error(
-            "usage",
-            reason="Chat takes no token ids, and the model's tokenizer is not on this machine.",
-            hint="Give --tokenizer DIR, or --dataset FILE.",
-        )
-    return [_with_text(request, tokenizer) for request in requests]
-
-
-def _with_text(request: Request, tokenizer: LocalTokenizer) -> Request:
-    # Of what follows an answer only the new part is sent: the rest are the messages before it.
-    own = request.prompt if request.message is None else request.message
-    return replace(request, prompt=tokenizer.text_of(own)) if isinstance(own, list) else request
+    if processes > 1:
+        return await send_in_processes(load.share(chosen, offsets), processes, watch, progress, rule)
+    return await send_at(client, source.endpoint, chosen, offsets, concurrency, progress, rule=rule)
 
 
 def _count_tokens(timings: Sequence[Timing], tokenizer: LocalTokenizer | None) -> str:
@@ -341,22 +298,24 @@ def _is_cut(options: ServeOptions) -> bool:
     return bool(options.warmup_s or options.cooldown_s)
 
 
-def _window(timings: Sequence[Timing], started: float, options: ServeOptions) -> tuple[float, float]:
+def _window(timings: Sequence[Timing], started: float, options: ServeOptions, stopped: bool) -> tuple[float, float]:
     """The first and the last moment that count. Raises ``usage`` if nothing was due between them."""
     if not _is_cut(options):
         return started, max(timing.ended for timing in timings)
-    last = max(timing.scheduled for timing in timings) if options.duration_s is None else started + options.duration_s
+    last = max(timing.scheduled for timing in timings)
+    if options.duration_s is not None and not stopped:
+        last = started + options.duration_s
     window = started + options.warmup_s, last - options.cooldown_s
     if not any(window[0] <= timing.scheduled < window[1] for timing in timings):
         raise error("usage", reason="Nothing of the load is measured.", hint="Send more, or lower --warmup-seconds.")
     return window
 
 
-def _metrics(timings: Sequence[Timing], started: float, options: ServeOptions) -> dict[str, Any]:
-    window = _window(timings, started, options)
+def _metrics(timings: Sequence[Timing], started: float, options: ServeOptions, stopped: bool) -> dict[str, Any]:
+    window = _window(timings, started, options, stopped)
     metrics = measure(timings, window[1] - window[0], limits_of(options), window if _is_cut(options) else None)
     if options.save_detailed or options.html is not None:
-        metrics["detailed"] = _detailed(timings, started)
+        metrics["detailed"] = detailed(timings, started)
     return metrics
 
 
@@ -373,9 +332,7 @@ def _named(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _config(
-    options: ServeOptions, count: int, vocab_size: int | None, ignore_eos: bool, model: ServedModel
-) -> dict[str, Any]:
+def _config(options: ServeOptions, count: int, source: RequestSource, model: ServedModel) -> dict[str, Any]:
     """The options with the values used."""
     name = workload.workload_name(options)
     return {
@@ -384,7 +341,7 @@ def _config(
         "dataset": name if options.dataset is None else str(options.dataset),
         "model": model.name,
         "num_prompts": count,
-        "vocab_size": vocab_size,
-        "ignore_eos": ignore_eos,
+        "vocab_size": source.vocab_size,
+        "ignore_eos": source.endpoint.ignore_eos,
         "server_version": model.server_version,
     }

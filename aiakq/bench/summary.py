@@ -1,4 +1,4 @@
-"""Statistics of samples (mean, percentiles), for tables, records and gates."""
+"""Statistics of samples (mean, percentiles), for tables, records and gates; and what timings depend on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 #: The percentiles every summary holds.
 PERCENTILES = (50, 90, 95, 99)
+
+#: What a timing depends on, of the environment of a record.
+MACHINE = ("device", "device_name", "cpu_count", "threads")
 
 #: None means that nothing was measured; it is never written as zero.
 Summary = dict[str, float | None]

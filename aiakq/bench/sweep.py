@@ -21,7 +21,7 @@ MOST_LEVELS = 20
 _KEPT = (
     *("completed", "failed", "first_error", "duration", "request_throughput", "output_throughput"),
     *("total_token_throughput", "request_goodput", "goodput_share", "max_concurrent_requests", "ttft_ms", "tpot_ms"),
-    *("itl_ms", "e2el_ms", "scheduled_e2el_ms", "queue_ms", "prefix_cache", "client_lag_ms", "detailed"),
+    *("itl_ms", "e2el_ms", "scheduled_e2el_ms", "queue_ms", "prefix_cache", "client_lag_ms", "stopped", "detailed"),
 )
 
 #: Called with levels done, all levels (or the most there can be), and the name of the next one.
@@ -101,8 +101,8 @@ class Levels:
         return best or None
 
     def good(self, row: Mapping[str, Any]) -> bool:
-        """Whether enough requests of a level kept the limits. A failed one did not."""
-        return (row["goodput_share"] or 0.0) >= self.sweep_options.goodput_share
+        """Whether enough requests of a level kept the limits, and the server kept up. A failed request did not."""
+        return row["stopped"] is None and (row["goodput_share"] or 0.0) >= self.sweep_options.goodput_share
 
     def _closed(self, name: str, concurrency: int, total: int) -> dict[str, Any]:
         options = replace(self.options, duration_s=self.seconds, max_concurrency=concurrency)

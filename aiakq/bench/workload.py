@@ -46,6 +46,7 @@ class Request:
     messages  of a chat, in place of the prompt.
     follows   index of the request whose answer it waits for; it is sent right after it.
     message   what is new in it after the answer that it follows.
+    model     name of the model or adapter on the server; None: the one that all others go to.
     """
 
     prompt: str | list[int]
@@ -54,6 +55,7 @@ class Request:
     messages: list[dict[str, Any]] | None = None
     follows: int | None = None
     message: str | list[int] | None = None
+    model: str | None = None
 
 
 class Workload(ABC):

@@ -28,6 +28,11 @@ COMMAND_ERRORS = {
         USAGE,
     ),
     "gate_failed": ErrorKind("{failed} of {total} gates failed: {gates}.", "", GATE),
+    "result_has_warnings": ErrorKind(
+        "--strict: the result has {count} warning(s); the first: {first}.",
+        "Measure again without what it warns of, or without --strict.",
+        GATE,
+    ),
     "server_unreachable": ErrorKind(
         "No server answers at {url}: {reason}.", "Start one with: aiakq serve --model DIR", ENVIRONMENT
     ),
@@ -46,7 +51,7 @@ COMMAND_ERRORS = {
     ),
     "other_machine": ErrorKind(
         "The results are of different machines: {differences}.",
-        "Timings of one machine say nothing about another; --across-machines compares them all the same.",
+        "Timings of one machine say nothing about another: {remedy}.",
         CONFLICT,
     ),
     "nothing_to_compare": ErrorKind("{base} and {new} have no metric in common.", "Compare results of one benchmark."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -30,23 +30,29 @@ def measure(
     run: Callable[[], Record],
     show: Callable[[dict[str, Any]], None] = tables.bench_result,
     emit: bool = True,
+    unmeasured: Mapping[str, str] | None = None,
 ) -> None:
-    """Check gates and output before the run, run, show and write the result, then hold it against the gates.
+    """Check gates and output before the run, run, show and write the result with its gates, then fail if one failed.
 
-    template  a document with every key the result will have.
-    emit      whether the document goes to stdout.
+    template    a document with every key the result will have.
+    emit        whether the document goes to stdout.
+    unmeasured  keys of the template that this run will leave empty, and why.
 
-    Raises ``bad_gate``, ``output_failed``, ``bench_failed`` when a request failed, ``gate_failed``.
+    Raises ``bad_gate``, ``output_failed``, ``bench_failed`` when a request failed, ``gate_failed``,
+    ``result_has_warnings`` and ``other_machine``.
     """
     from aiakq.bench import gates
     from aiakq.records import write_json
 
     conditions = gates.parse(result.fail_if)
     gates.check_keys(conditions, template)
+    gates.check_measurable(conditions, unmeasured or {})
+    baseline = gates.read_baseline(conditions, result.baseline)
     if result.output is not None and not result.output.parent.is_dir():
         raise error("output_failed", path=result.output, reason="its folder does not exist")
-    record = run()
-    document = record.document()
+    document = run().document()
+    outcomes = gates.evaluate(conditions, document, baseline)
+    document["gates"] = [outcome.document() for outcome in outcomes]
     show(document)
     if result.output is not None:
         write_json(document, result.output)
@@ -55,10 +61,13 @@ def measure(
     if document.get("failed"):
         total = document["completed"] + document["failed"]
         raise error("bench_failed", failed=document["failed"], total=total, reason=document["first_error"])
-    outcomes = gates.evaluate(conditions, document)
+    if baseline:
+        gates.check_machines(baseline, document)
     tables.gate_outcomes(outcomes)
     if (problem := gates.failure(outcomes)) is not None:
         raise problem
+    if result.strict and document["warnings"]:
+        raise error("result_has_warnings", count=len(document["warnings"]), first=document["warnings"][0].rstrip("."))
 
 
 def check_engine(engine: dict[str, Any], command: str) -> None:

@@ -15,7 +15,7 @@ from aiakq.terminal.options import with_arguments
 from aiakq.terminal.usage_errors import check_one_server
 
 if TYPE_CHECKING:
-    from aiakq.arguments.bench import ServeArguments, SweepArguments
+    from aiakq.arguments.bench import RepeatArguments, ServeArguments, SweepArguments
     from aiakq.arguments.common import ResultArguments
     from aiakq.bench.serve import ServeOptions
     from aiakq.records import Record
@@ -23,25 +23,37 @@ if TYPE_CHECKING:
 
 @bench.command(cls=Command)
 @with_arguments("bench serve")
-def serve(arguments: ServeArguments, result: ResultArguments, engine: dict[str, Any]) -> None:
+def serve(
+    arguments: ServeArguments, repeating: RepeatArguments, result: ResultArguments, engine: dict[str, Any]
+) -> None:
     """Put load on a server and time its answers as clients see them.
 
     With MODEL a server is started for it, with the engine options given, and stopped at the end; without, --base-url
     or --host and --port say where one runs.
     """
+    from aiakq.bench import repeats
     from aiakq.bench import serve as measuring
 
     options = measuring.ServeOptions(**vars(arguments) | {"base_url": _running_server(arguments, engine)})
+    measuring.check(options)
+    count = repeating.repeats
 
-    def run() -> Record:
+    def once(number: int) -> Record:
+        seed = None if options.seed is None else options.seed + number
+        stage = "requests" if count == 1 else f"run {number + 1} of {count}"
         with console.ProgressBars("bench serve") as bars, _server(options, engine, bars) as (running, facts):
 
             def progress(done: int, total: int, failed: int) -> None:
-                bars.update("requests", done, total, f"{failed} failed" if failed else "")
+                bars.update(stage, done, total, f"{failed} failed" if failed else "")
 
-            return measuring.run(running, progress, facts)
+            return measuring.run(replace(running, seed=seed), progress, facts)
 
-    measure(measuring.template(), result, lambda: _with_report(options, run))
+    def run() -> Record:
+        return once(0) if count == 1 else repeats.join([once(number) for number in range(count)])
+
+    template = measuring.template() if count == 1 else repeats.template(measuring.template())
+    unmeasured = measuring.unmeasured(options)
+    measure(template, result, lambda: _with_report(options, run), unmeasured=unmeasured)
 
 
 @bench.command(cls=Command)
@@ -63,7 +75,16 @@ def sweep(
         with console.ProgressBars("bench sweep") as bars, _server(options, engine, bars) as (running, _):
             return sweeping.run(running, sweep_arguments, lambda *known: bars.update("levels", *known))
 
-    measure(sweeping.template(), result, lambda: _with_report(options, run), tables.sweep_result)
+    unmeasured = (
+        {} if measuring.limits_of(options) else {"max_goodput_rate": "no limits are given (--goodput or --preset)"}
+    )
+    measure(
+        sweeping.template(),
+        result,
+        lambda: _with_report(options, run),
+        tables.sweep_result,
+        unmeasured=unmeasured,
+    )
 
 
 @contextlib.contextmanager

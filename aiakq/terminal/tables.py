@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from aiakq.terminal import console
 from aiakq.terminal.console import facts, line, number, plain, show, size, table, warning
 
@@ -53,7 +55,7 @@ def bench_result(document: Mapping[str, Any]) -> None:
         rows["duration"] = console.seconds(document["duration"])
     for key, name in _RATES.items():
         if document.get(key) is not None:
-            rows[name] = number(document[key])
+            rows[name] = number(document[key]) + _interval(document, key)
     share = document["prefix_cache"]["hit_rate"]
     rows["prefix-cache hits"] = "not reported" if share is None else f"{share:.1%}"
     rows["seed"] = document["seed"]
@@ -65,9 +67,25 @@ def bench_result(document: Mapping[str, Any]) -> None:
             continue
         columns = ("mean", "p50", "p90", "p95", "p99", "max")
         drawn.add_row(name, *(number(summary[column]) for column in columns))
+        bounds = (document.get("intervals") or {}).get(key)
+        if bounds is not None:
+            drawn.add_row("  95 % interval, +-", *(_half_width(bounds[column]) for column in columns))
     show(drawn)
     for text in document["warnings"]:
         warning(text)
+
+
+def _interval(document: Mapping[str, Any], key: str) -> str:
+    """`` (95 %: 9.1 to 9.7)`` where several runs give an interval."""
+    bounds = (document.get("intervals") or {}).get(key)
+    if bounds is None or bounds["low"] is None:
+        return ""
+    return f" (95 %: {number(bounds['low'])} to {number(bounds['high'])})"
+
+
+def _half_width(bounds: Mapping[str, float | None]) -> str:
+    low, high = bounds["low"], bounds["high"]
+    return "-" if low is None or high is None else number((high - low) / 2)
 
 
 def sweep_result(document: Mapping[str, Any]) -> None:
@@ -155,11 +173,9 @@ def comparison(document: Mapping[str, Any]) -> None:
         for row in document["metrics"]:
             low, high = row["low"], row["high"]
             interval = "-" if low is None else f"{100 * (low - 1):+.1f} to {100 * (high - 1):+.1f}"
-            verdict = (row["verdict"], _VERDICTS.get(row["verdict"], "")) if row["gated"] else ("", "")
+            verdict = Text(row["verdict"], _VERDICTS.get(row["verdict"], "")) if row["gated"] else ""
             numbers = (number(row["base"]), number(row["new"]), f"{100 * (row['ratio'] - 1):+.1f}", interval)
-            drawn.add_row(
-                plain(row["metric"]), *numbers, f"[{verdict[1]}]{verdict[0]}[/]" if verdict[1] else verdict[0]
-            )
+            drawn.add_row(plain(row["metric"]), *numbers, verdict)
         show(drawn)
     if changed:
         drawn = table("counter", "base", "new")
@@ -176,6 +192,8 @@ def _load(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
         return f"{config['iterations']} batches of {config['batch_size']}, {lengths}"
     source = config["dataset"] if config["workload"] == "dataset" else f"{config['workload']} prompts, {lengths}"
     text = f"{config['num_prompts']} requests: {source}"
+    if config.get("repeats"):
+        text = f"{config['repeats']} runs of {text}"
     if document["kind"] == "serve":
         rate = config["request_rate"]
         text += ", all at once" if rate == "inf" else f", {number(rate)} a second"

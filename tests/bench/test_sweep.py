@@ -10,6 +10,7 @@ import pytest
 from aiakq.arguments.bench import PRESETS, SweepArguments
 from aiakq.bench import serve, sweep
 from aiakq.bench.html import page
+from aiakq.bench.request_metrics import measure
 from aiakq.bench.serve import ServeOptions, limits_of
 from aiakq.cli import main
 from aiakq.errors import AiakqError
@@ -35,7 +36,7 @@ class Pretended:
             rate = 2.0 if options.max_concurrency == 1 else 40.0
         else:
             self.rates.append(rate)
-        metrics = serve.measure([], 1.0, {})
+        metrics = measure([], 1.0, {}) | {"stopped": None}
         metrics |= {"completed": 10, "request_throughput": rate, "output_throughput": 10 * rate}
         metrics["goodput_share"] = 1.0 if rate <= self.capacity else 0.5
         return Record("serve", 1, {}, metrics, {})
@@ -86,7 +87,7 @@ def test_presets_are_limits():
     assert limits_of(options_of("x", preset="mlperf-llama3.1-8b")) == {"ttft": 2000, "tpot": 100}
     assert set().union(*PRESETS.values()) <= {"ttft", "tpot", "e2el"}
     with pytest.raises(AiakqError, match="both set limits"):
-        serve._check(options_of("x", preset="chat", goodput={"ttft": 1.0}))
+        serve.check(options_of("x", preset="chat", goodput={"ttft": 1.0}))
 
 
 # --- the command, with a server ------------------------------------------------------------------------------------

@@ -23,13 +23,14 @@ from aiakq.bench import workload
 from aiakq.bench.comparison import statistics
 from aiakq.bench.comparison.compare import metric_row, verdict_of
 from aiakq.bench.comparison.process import SideProcess
+from aiakq.bench.comparison.served_side import ServedSide
 from aiakq.bench.comparison.sides import Side, fresh_libraries, open_side
 from aiakq.bench.comparison.statistics import UNDECIDED, WORSE, Ratio, SequentialPlan
 from aiakq.bench.summary import percentile
 from aiakq.errors import error
 from aiakq.records import Record, environment
 
-#: What each turn measures -> its name there, and what its number is multiplied with.
+#: What each turn measures -> its name there, and what its number is multiplied with: in a process with an engine.
 METRICS = {
     "prefill_ms": ("prefill_s", 1e3),
     "decode_ms": ("decode_s", 1e3),
@@ -37,8 +38,16 @@ METRICS = {
     "prefill_wall_ms": ("prefill_wall_s", 1e3),
     "decode_wall_ms": ("decode_wall_s", 1e3),
 }
+#: The same of a server.
+SERVED_METRICS = {
+    "ttft_ms": ("ttft_s", 1e3),
+    "tpot_ms": ("tpot_s", 1e3),
+    "e2el_ms": ("e2el_s", 1e3),
+    "peak_mb": ("peak_bytes", 1e-6),
+    "cpu_ms": ("cpu_s", 1e3),
+}
 #: Those that decide unless others are chosen.
-GATED = ("prefill_ms", "decode_ms", "peak_mb")
+GATED, SERVED_GATED = ("prefill_ms", "decode_ms", "peak_mb"), ("ttft_ms", "tpot_ms", "peak_mb")
 #: Turns of each side that are not measured, and the fewest that are, in a round.
 WARM_UPS, MIN_TURNS = 2, 4
 #: The percentile of a round's turns that stands for them.
@@ -75,12 +84,13 @@ class Alternation:
         order = (0, 1) if number % 2 == 0 else (1, 0)
         turns: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
         with contextlib.ExitStack() as stack:
-            workers: dict[int, SideProcess] = {}
+            workers: dict[int, SideProcess | ServedSide] = {}
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aiakq-ab-")))
             libraries = fresh_libraries(self.sides, folder)
             for side in order:
-                worker = SideProcess(self.sides[side], load, options.timeout_s, libraries[side])
-                workers[side] = stack.enter_context(worker)
+                given = (self.sides[side], load, options.timeout_s, libraries[side])
+                workers[side] = ServedSide(*given) if options.serve else SideProcess(*given)
+                stack.enter_context(workers[side])
             loaded = {side: workers[side].ready() for side in order}
             self.facts = {self.sides[side].name: facts for side, facts in loaded.items()}
             seeds = iter(range(self.seed + number * 10**6, self.seed + (number + 1) * 10**6))
@@ -97,7 +107,7 @@ class Alternation:
 
     def _add(self, turns: Sequence[Sequence[Mapping[str, Any]]], loaded: Mapping[int, Mapping[str, Any]]) -> None:
         found: Round = {"load_s": (loaded[0]["load_s"], loaded[1]["load_s"])}
-        for name, (key, factor) in METRICS.items():
+        for name, (key, factor) in metrics_of(self.options).items():
             sides = [sorted(factor * turn[key] for turn in each if turn[key] is not None) for each in turns]
             if all(sides) and sides[0][0] > 0 and sides[1][0] > 0:
                 found[name] = (percentile(sides[0], QUARTILE), percentile(sides[1], QUARTILE))
@@ -137,14 +147,21 @@ class Alternation:
         return rows
 
 
+def metrics_of(options: AlternationArguments) -> Mapping[str, tuple[str, float]]:
+    """What is measured: of servers, or of engines in processes of ours."""
+    return SERVED_METRICS if options.serve else METRICS
+
+
 def run(options: AlternationArguments, engine: Mapping[str, Any], progress: Progress) -> Record:
     """Measure until the comparison is decided, or no rounds or no time are left.
 
     Raises ``usage``, ``bad_option`` and ``side_failed``.
     """
     for name in options.metrics:
-        if name not in METRICS:
-            raise error("usage", reason=f"bench ab has no metric {name!r}.", hint=f"It has {', '.join(METRICS)}.")
+        if name not in metrics_of(options):
+            known = ", ".join(metrics_of(options))
+            mode = " --serve" if options.serve else ""
+            raise error("usage", reason=f"bench ab{mode} has no metric {name!r}.", hint=f"It has {known}.")
     if options.min_rounds > options.max_rounds:
         reason = f"--min-rounds {options.min_rounds} is more than --max-rounds {options.max_rounds}."
         raise error("usage", reason=reason, hint="Raise the latter.")
@@ -153,10 +170,10 @@ def run(options: AlternationArguments, engine: Mapping[str, Any], progress: Prog
     with contextlib.ExitStack() as stack:
         engine = _with_pages(options, engine)
         sides = (
-            open_side("base", options.base, options.base_set, engine, stack),
-            open_side("new", options.new, options.new_set, engine, stack),
+            open_side("base", options.base, options.base_set, engine, stack, options.serve),
+            open_side("new", options.new, options.new_set, engine, stack, options.serve),
         )
-        state = Alternation(options, sides, seed, options.metrics or GATED)
+        state = Alternation(options, sides, seed, options.metrics or (SERVED_GATED if options.serve else GATED))
         longest = 0.0
         while len(state.rounds) < options.max_rounds and not (state.bounds and state.decided):
             # The rounds of a time that is over end with a look, too: the last of the plan, only earlier.

@@ -166,11 +166,12 @@ def _check_machines(base: Result, new: Result, across: bool) -> list[str]:
         if key in new.machine and base.machine[key] != new.machine[key]
     ]
     if differing and not across:
-        raise error("other_machine", differences="; ".join(differing))
+        remedy = "--across-machines compares them all the same"
+        raise error("other_machine", differences="; ".join(differing), remedy=remedy)
     if differing:
         return [f"Measured on different machines: {'; '.join(differing)}."]
     unknown = [side.label for side in (base, new) if not side.machine]
-    return [f"{name} does not say on what machine it was measured." for name in unknown]
+    return [f"{name} does not say on what machine it was measured." for name in dict.fromkeys(unknown)]
 
 
 def _differing_settings(base: Result, new: Result) -> list[str]:

@@ -7,13 +7,14 @@ of whose JSON files is a run of the same benchmark.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from aiakq.bench.comparison.statistics import Estimate, of_mean, of_quantile, of_runs
-from aiakq.bench.summary import PERCENTILES
+from aiakq.bench.comparison.statistics import Estimate, of_mean, of_quantile, of_runs, student_t
+from aiakq.bench.summary import MACHINE, PERCENTILES
 from aiakq.errors import error
 
 #: Durations with statistics, by their names without unit, in the order they are shown.
@@ -26,8 +27,6 @@ HIGHER_IS_BETTER = frozenset(
     }
 )
 _RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
-#: What a timing depends on, of the environment of our records.
-_MACHINE = ("device", "device_name", "cpu_count", "threads")
 #: GuideLLM's names. Its inter-token latency is a request's time after the first token by its further tokens: our tpot.
 _GUIDELLM = {"time_to_first_token_ms": "ttft", "inter_token_latency_ms": "tpot", "request_latency": "e2el"}
 _GUIDELLM_RATES = {
@@ -113,6 +112,10 @@ def _read_file(path: Path) -> Result:
 
 
 def _read_ours(document: dict[str, Any], label: str, number: int | None) -> Result:
+    if document.get("runs"):  # of --repeats
+        single = {key: value for key, value in document.items() if key not in ("runs", "intervals")}
+        runs = [_read_ours({**single, **run}, label, number) for run in document["runs"]]
+        return join_runs(runs[0].label, runs)
     environment, config = document.get("environment") or {}, document.get("config") or {}
     samples = _samples_of(document)
     metrics = _durations(document, samples, document.get("completed") or document.get("num_requests"))
@@ -123,7 +126,7 @@ def _read_ours(document: dict[str, Any], label: str, number: int | None) -> Resu
     for row in document.get("rows") or () if document["kind"] == "kernels" else ():
         name = "_".join(str(row[key]) for key in ("kernel", "of", "rows")).replace(" ", "_")
         metrics[f"{name}_us"] = Estimate(row["us"])
-    machine = {key: environment[key] for key in _MACHINE if environment.get(key) is not None}
+    machine = {key: environment[key] for key in MACHINE if environment.get(key) is not None}
     engine = environment.get("engine") or {}
     if engine.get("device"):
         machine["engine device"] = engine["device"]
@@ -209,24 +212,41 @@ def _read_guidellm(document: dict[str, Any], label: str, number: int | None) -> 
             reason=f"{label} holds {len(every)} benchmarks.",
             hint=f"Choose one: {label}#0 to {label}#{len(every) - 1}.",
         )
-    measured = every[number or 0]["metrics"]
+    chosen = every[number or 0]
+    measured, config = chosen["metrics"], chosen.get("config") or {}
+    requests = (measured.get("request_totals") or {}).get("successful")
+    confidence = config.get("confidence") or 0.95
     metrics: dict[str, Estimate] = {}
     for theirs, ours in _GUIDELLM.items():
         found = (measured.get(theirs) or {}).get("successful") or {}
         scale = 1000.0 if theirs == "request_latency" else 1.0
         if not _positive(found.get("mean")):
             continue
+        # Times per token are counted once for each token, but are not independent within a request.
+        count = min(found.get("count") or 0, requests or math.inf)
         deviation = scale * (found.get("std_dev") or 0.0)
-        metrics[f"{ours}_ms.mean"] = of_mean(scale * found["mean"], deviation, found.get("count") or 0)
+        metrics[f"{ours}_ms.mean"] = of_mean(scale * found["mean"], deviation, int(count))
         for rank in PERCENTILES:
             value = (found.get("percentiles") or {}).get(f"p{rank}")
+            bounds = (found.get("percentile_cis") or {}).get(f"p{rank}")
             if _positive(value):
-                metrics[f"{ours}_ms.p{rank}"] = Estimate(scale * value)
+                metrics[f"{ours}_ms.p{rank}"] = _of_interval(scale * value, bounds, confidence, int(count))
     for theirs, ours in _GUIDELLM_RATES.items():
         value = ((measured.get(theirs) or {}).get("successful") or {}).get("mean")
         if _positive(value):
             metrics[ours] = Estimate(value)
-    return Result("guidellm", "serve", label, metrics)
+    strategy = config.get("strategy") or {}
+    settings = {key: strategy[key] for key in ("type_", "streams", "rate") if strategy.get(key) is not None}
+    return Result("guidellm", "serve", label, metrics, settings=settings)
+
+
+def _of_interval(value: float, bounds: Mapping[str, Any] | None, confidence: float, count: int) -> Estimate:
+    """A percentile with the interval that the file gives for it, if it does (GuideLLM 0.8)."""
+    low, high = ((bounds or {}).get(key) for key in ("lower", "upper"))
+    if not _positive(low) or not _positive(high):
+        return Estimate(value)
+    error = math.log(high / low) / 2 / student_t((1 + confidence) / 2, math.inf)
+    return Estimate(value, error, math.inf, count, "requests") if error > 0 else Estimate(value)
 
 
 _Reader = Callable[[dict[str, Any], str, int | None], Result]

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import aiakq
-from aiakq.arguments.argument import checked_value, value_of_text
+from aiakq.arguments.argument import Argument, checked_value, value_of_text
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
+from aiakq.arguments.server import ARGUMENTS
 from aiakq.errors import error
 from aiakq.records import finite
 
@@ -81,14 +82,19 @@ def fresh_libraries(sides: Sequence[Side], folder: Path) -> list[Path | None]:
 
 
 def open_side(
-    name: str, word: str | None, settings: Sequence[str], engine: Mapping[str, Any], stack: contextlib.ExitStack
+    name: str,
+    word: str | None,
+    settings: Sequence[str],
+    engine: Mapping[str, Any],
+    stack: contextlib.ExitStack,
+    serve: bool = False,
 ) -> Side:
     """The side that ``word`` names; None is this installation. What it needs on disk lasts as long as ``stack``.
 
-    settings  engine arguments of this side only, as ``key=value``.
+    settings  engine arguments of this side only, as ``key=value``; with ``serve`` also the server's.
     Raises ``usage`` if there is no such thing, ``bad_option``, ``side_failed`` if its kernels cannot be built.
     """
-    own = {**engine, **_parsed(name, settings)}
+    own = {**engine, **_parsed(name, settings, ARGUMENTS if serve else ENGINE_ARGUMENTS)}
     label = f"{name}: {word or 'this installation'}" + "".join(f", {setting}" for setting in settings)
     interpreter, front = sys.executable, None
     path = None if word is None else Path(word).expanduser()
@@ -121,9 +127,9 @@ def open_side(
     return Side(name, label, interpreter, front, finite(own))
 
 
-def _parsed(name: str, settings: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` as engine arguments. Raises ``usage`` and ``bad_option``."""
-    rows = {row.key: row for row in ENGINE_ARGUMENTS}
+def _parsed(name: str, settings: Sequence[str], known: Sequence[Argument]) -> dict[str, Any]:
+    """``key=value`` as arguments. Raises ``usage`` and ``bad_option``."""
+    rows = {row.key: row for row in known}
     found = {}
     for setting in settings:
         key, equals, text = setting.partition("=")

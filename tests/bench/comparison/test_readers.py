@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -101,6 +102,20 @@ def test_one_of_several_benchmarks_of_guidellm_is_chosen(write):
     with pytest.raises(AiakqError) as caught:
         read_side(path.with_name("a.json#2"))
     assert caught.value.id == "model_malformed"
+
+
+def test_a_record_that_guidellm_wrote():
+    """Of GuideLLM 0.8.1 against ``aiakq serve``: two streams, 12 requests of 8 tokens; single requests are left out."""
+    result = read_side(Path(__file__).with_name("guidellm-0.8.1.json"))
+    assert result.settings == {"type_": "concurrent", "streams": 2}
+    assert {f"{name}_ms.{kind}" for name in ("ttft", "tpot", "e2el") for kind in ("mean", "p50", "p99")} <= set(
+        result.metrics
+    )
+    assert {"request_throughput", "output_throughput", "total_token_throughput"} <= set(result.metrics)
+    # Its distribution of times per token has 7 of each request; only the requests are independent.
+    assert result.metrics["tpot_ms.mean"].count == 12
+    median = result.metrics["ttft_ms.p50"]
+    assert math.exp(2 * 1.96 * median.error) == pytest.approx(116.236 / 31.141, rel=1e-3)
 
 
 def test_our_records_give_metrics_and_machine(write):

@@ -1,0 +1,198 @@
+"""ServedSide: ``aiakq serve`` of one side of ``bench ab --serve``, measured over HTTP. A start of it is the unit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from aiakq.arguments.server import ARGUMENTS
+from aiakq.bench import client as http
+from aiakq.bench.client import Endpoint, Timing
+from aiakq.bench.comparison.sides import Side
+from aiakq.bench.comparison.worker import digest
+from aiakq.bench.workload import Request, known_size, random_requests
+from aiakq.errors import error
+
+#: A comparison measures how requests are served, not how they are refused.
+_NO_LIMITS = {"max_num_queued_reqs": 1 << 30, "max_num_queued_tokens": 1 << 40}
+#: Seconds between two questions whether the server is ready.
+_ASK_EVERY = 0.05
+
+
+class ServedSide:
+    """Starts a server at once; ``ready`` waits. Use as a context manager, which ends it. As ``SideProcess`` otherwise.
+
+    load     batch_size, input_len and output_len.
+    timeout  seconds that the start or an answer may take.
+    library  a native library in place of the side's own.
+    """
+
+    def __init__(self, side: Side, load: Mapping[str, int], timeout: float, library: Path | None) -> None:
+        self._side, self._load, self._timeout = side, load, timeout
+        self._began = time.perf_counter()
+        self._stderr = tempfile.TemporaryFile()
+        self._settings = tempfile.NamedTemporaryFile("w", suffix=".json", prefix="aiakq-ab-")
+        port = _free_port()
+        keys = {row.name: row.key for row in ARGUMENTS}
+        settings = {keys.get(name, name): value for name, value in side.engine.items() if value is not None}
+        json.dump({**_NO_LIMITS, **settings, "host": "127.0.0.1", "port": port}, self._settings)
+        self._settings.flush()
+        self._process = subprocess.Popen(
+            [side.interpreter, "-P", "-m", "aiakq", "serve", "--config", self._settings.name],
+            stdin=subprocess.DEVNULL,
+            stdout=self._stderr,
+            stderr=self._stderr,
+            env=side.environment(library),
+            start_new_session=True,
+        )
+        self._runner = asyncio.Runner()
+        self._client = http.open_client(f"http://127.0.0.1:{port}", None, timeout)
+        self._endpoint = Endpoint("/v1/completions", "", True)
+        self._vocab_size = 0
+
+    def ready(self) -> dict[str, Any]:
+        """Wait until the server answers. Returns what it says of itself. Raises ``side_failed``."""
+        return self._runner.run(self._ready())
+
+    async def _ready(self) -> dict[str, Any]:
+        until = time.monotonic() + self._timeout
+        while not await self._is_ready():
+            if self._process.poll() is not None:
+                raise self._failure()
+            if time.monotonic() > until:
+                reason = f"it was not ready within {self._timeout:g} s"
+                raise error("side_failed", side=self._side.label, reason=reason)
+            await asyncio.sleep(_ASK_EVERY)
+        loaded = time.perf_counter() - self._began
+        model = await http.served_model(self._client, None)
+        self._endpoint = Endpoint("/v1/completions", model.name, True)
+        self._vocab_size = known_size(model.vocab_size)
+        return {"load_s": loaded, "aiakq": model.server_version, "facts": await http.server_facts(self._client)}
+
+    async def _is_ready(self) -> bool:
+        try:
+            return (await self._client.get("/health", timeout=5.0)).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def measure(self, seed: int) -> dict[str, Any]:
+        """Send one batch of random prompts at once: means of their times, and what the server used for them.
+
+        Raises ``side_failed`` if a request fails.
+        """
+        return self._runner.run(self._measure(seed))
+
+    async def _measure(self, seed: int) -> dict[str, Any]:
+        load = self._load
+        requests = random_requests(
+            load["batch_size"], load["input_len"], load["output_len"], self._vocab_size, random.Random(seed)
+        )
+        timings = [Timing(scheduled=time.perf_counter()) for _ in requests]
+        cpu = _cpu_seconds(self._processes())
+        await asyncio.gather(*map(self._complete, requests, timings))
+        cpu = _cpu_seconds(self._processes()) - cpu
+        failed = next((timing.error for timing in timings if timing.error), None)
+        if failed is not None:
+            if self._process.poll() is not None:
+                raise self._failure()
+            raise error("side_failed", side=self._side.label, reason=failed.rstrip("."))
+        later = [timing.tpot for timing in timings if timing.tpot is not None]
+        return {
+            "ttft_s": fmean(timing.ttft for timing in timings),
+            "tpot_s": fmean(later) if later else None,
+            "e2el_s": fmean(timing.e2el for timing in timings),
+            "cpu_s": cpu or None,
+            "peak_bytes": sum(map(_peak_bytes, self._processes())) or None,
+            "digest": digest([[*timing.text.encode()] for timing in timings]),
+        }
+
+    async def _complete(self, request: Request, timing: Timing) -> None:
+        await http.complete(self._client, self._endpoint, request, timing)
+
+    def __enter__(self) -> ServedSide:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runner.run(self._client.aclose())
+        self._runner.close()
+        # Its processes end when it does; one that waits for its model would hear of it too late.
+        for process in (*self._processes(), self._process.pid):
+            _kill(process)
+        self._process.wait()
+        self._stderr.close()
+        self._settings.close()
+
+    def _processes(self) -> list[int]:
+        """The server's process and all that it started."""
+        found = [self._process.pid]
+        for process in found:
+            found += _children(process)
+        return found
+
+    def _failure(self) -> Exception:
+        """Why the server ended: the last line it wrote."""
+        code = self._process.wait()
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
+        return error("side_failed", side=self._side.label, reason=lines[-1][:300] if lines else f"exit code {code}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _kill(process: int) -> None:
+    try:
+        os.kill(process, 9)
+    except OSError:
+        pass  # it has ended
+
+
+def _children(process: int) -> list[int]:
+    """Linux only; elsewhere none."""
+    found: list[int] = []
+    try:
+        for task in Path(f"/proc/{process}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    except OSError:
+        pass
+    return found
+
+
+def _cpu_seconds(processes: list[int]) -> float:
+    """Processor time of ``processes`` so far; 0 where the system does not say."""
+    total = 0
+    for process in processes:
+        try:
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def _peak_bytes(process: int) -> int:
+    """The maximum memory that a process has held; 0 where the system does not say."""
+    try:
+        with open(f"/proc/{process}/status") as status:
+            return next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:")), 0)
+    except OSError:
+        return 0

@@ -1,0 +1,83 @@
+"""Repeats of a benchmark as one record: means over the runs, and intervals from the spread between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from aiakq.bench.comparison.statistics import student_t
+from aiakq.records import Record
+
+#: Confidence of the intervals.
+CONFIDENCE = 0.95
+#: What is added up; everything else that is a number is averaged.
+_TOTALS = ("completed", "failed", "not_sent", "total_input_tokens", "total_output_tokens")
+#: What has no interval: settings, and what is added up.
+_PLAIN = (*_TOTALS, "request_rate", "burstiness", "max_concurrency", "num_prompts")
+#: What is not kept of the single runs, and what of them is put together.
+_LISTS = "detailed"
+
+
+def join(records: Sequence[Record]) -> Record:
+    """The record of several runs of one benchmark.
+
+    Numbers are means over the runs, those that count requests and tokens are totals. ``intervals`` has the bounds of
+    the mean (Student's t over the runs) under the same keys, ``runs`` the metrics of every run.
+    """
+    first = records[0]
+    runs = [record.metrics for record in records]
+    metrics = _joined(runs)
+    metrics["intervals"] = _intervals(runs)
+    metrics["runs"] = [{"seed": record.seed, **record.metrics} for record in records]
+    metrics["first_error"] = next((run["first_error"] for run in runs if run.get("first_error")), None)
+    if _LISTS in first.metrics:
+        metrics[_LISTS] = {key: [x for run in runs for x in run[_LISTS][key]] for key in first.metrics[_LISTS]}
+        for run in metrics["runs"]:
+            del run[_LISTS]
+    warnings = tuple(dict.fromkeys(text for record in records for text in record.warnings))
+    config = {**first.config, "repeats": len(records)}
+    return Record(first.kind, first.seed, config, metrics, first.environment, warnings, first.date)
+
+
+def template(document: Mapping[str, Any]) -> dict[str, Any]:
+    """``document``, the template of one run, as that of several: with every key of the intervals."""
+    found = {key: value for key, value in document.items() if key not in ("schema_version", "seed")}
+    return {**document, "intervals": _intervals([found, found])}
+
+
+def _joined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Key by key: totals or means of numbers, None where a run has none; of all else what the first run has."""
+    found: dict[str, Any] = {}
+    for key, value in runs[0].items():
+        values = [run.get(key) for run in runs]
+        if key == _LISTS:
+            continue
+        if isinstance(value, Mapping):
+            found[key] = _joined([each if isinstance(each, Mapping) else {} for each in values])
+        elif all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in values):
+            numbers = [each for each in values if isinstance(each, (int, float))]
+            found[key] = sum(numbers) if key in _TOTALS else numbers[0] if key in _PLAIN else fmean(numbers)
+        else:
+            found[key] = None if None in values and not isinstance(value, str) else value
+    return found
+
+
+def _intervals(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """``{"ttft_ms": {"p50": {"low": ..., "high": ...}}}``; None where a run has no number."""
+    found: dict[str, Any] = {}
+    for key, value in runs[0].items():
+        values = [run.get(key) for run in runs]
+        if isinstance(value, Mapping) and key != _LISTS:
+            found[key] = _intervals([each if isinstance(each, Mapping) else {} for each in values])
+        elif key not in _PLAIN and (value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))):
+            found[key] = _interval(values)
+    return found
+
+
+def _interval(values: Sequence[Any]) -> dict[str, float | None]:
+    if None in values or len(values) < 2:
+        return {"low": None, "high": None}
+    half = student_t((1 + CONFIDENCE) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return {"low": fmean(values) - half, "high": fmean(values) + half}
