@@ -12,6 +12,12 @@ RUNTIME_ERRORS = {
         "Lower --max-model-len (at most {fits} fits){also} or free memory.",
         RESOURCES,
     ),
+    "weights_too_large": ErrorKind(
+        "The weights of '{path}' need at least {needed} of memory; {available} are free {where}.",
+        "Serve a quantized copy (aiakq quantize loads one block at a time), use more GPUs or machines with -tp or -pp, "
+        "or free memory.",
+        RESOURCES,
+    ),
     "out_of_memory": ErrorKind(
         "There is not enough memory: {reason}.",
         "Use a smaller model or batch, or free memory; --debug shows where it happened.",

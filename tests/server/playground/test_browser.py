@@ -162,6 +162,7 @@ def test_tokens_have_probabilities_and_alternatives_by_mouse_and_keyboard(browse
     page.browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
     assert page.text("#popup code:first-child") != first
     assert "%" in page.text("#live")
+    page.wait(lambda: re.search(r"KV cache .* · \d+ tokens/s · first token after \d+ ms", page.text("#strip")))
     page.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert not page.one("#popup").is_displayed()
     assert page.text(".answer") == page.text(".answer .token")
