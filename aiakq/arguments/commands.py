@@ -133,7 +133,7 @@ def given_values(
         elif variable:
             found[row.name] = value_of_text(row, variable, row.variable)
         elif config.get(row.key) is not None:
-            found[row.name] = checked_value(row, config[row.key], file and f"{row.key}{_in_file(file)}")
+            found[row.name] = checked_value(row, config[row.key], file and f"{row.flag}{_in_file(file)}")
     return found
 
 

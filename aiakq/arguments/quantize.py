@@ -123,7 +123,7 @@ class QuantizeArguments:
     )
     gptaq: bool = argument(
         False,
-        "gptq: also compensate for the error of the inputs (GPTAQ); takes about 1.5 times as long.",
+        "gptq: also compensate for the error of the inputs (GPTAQ); takes longer.",
         group="method",
     )
     awq_scaling: bool = argument(False, "gptq: fold the scales of awq first.", group="method")

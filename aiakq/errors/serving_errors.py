@@ -134,7 +134,11 @@ REQUEST_ERRORS = {
     "invalid_json": ErrorKind("The request body is not valid JSON: {reason}.", "", USAGE),
     "duplicate_key": ErrorKind("The request body names {param} twice in one object.", "Name it once.", USAGE),
     "missing_field": ErrorKind("The request field {param} is missing.", "", USAGE),
-    "unknown_field": ErrorKind("The request field {param} is not known.", "Remove it, or check its spelling.", USAGE),
+    "unknown_field": ErrorKind(
+        "The request field {param} is not known.",
+        "Remove it, or check its spelling; a server with --unknown-fields warn ignores it.",
+        USAGE,
+    ),
     "unsupported_parameter": ErrorKind("{param} is not supported: {reason}.", "", USAGE),
     "grammar_not_enforceable": ErrorKind("{param} cannot be enforced: {reason}.", "", USAGE),
     "grammar_failed": ErrorKind(

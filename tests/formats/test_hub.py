@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from aiakq.formats.hub import resolve_model
+from aiakq.errors import AiakqError
+from aiakq.formats.hub import check_model_name, resolve_model
 
 COMMIT = "0123456789" * 4
 
@@ -61,3 +62,22 @@ def test_other_models_have_no_folders(repository):
     assert _fetched(repository, ["config.json", "model.safetensors", "1_Pooling/config.json"]) == [
         *("config.json", "model.safetensors"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.gguf", b"GGUF\x03", "is a GGUF file"),
+        ("renamed", b"GGUF\x03", "is a GGUF file"),
+        ("model.safetensors", b"", "is a file of safetensors"),
+        ("pytorch_model.bin", b"PK", "is a file of torch"),
+        ("config.json", b"{}", "Give the folder that it is in"),
+        ("notes.txt", b"text", "is a file, not a model's folder"),
+    ],
+)
+def test_a_single_file_is_called_what_it_is(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    for check in (check_model_name, resolve_model):
+        with pytest.raises(AiakqError) as caught:
+            check(str(tmp_path / name))
+        assert caught.value.id == "model_is_file" and said in str(caught.value)
