@@ -10,16 +10,29 @@ PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile
 help:  ## these lines
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
+# An index with other builds of torch, such as the one without CUDA, which is a tenth of the size.
+TORCH_INDEX ?=
+# Twice quiet: warnings of pip are about its own configuration; errors are shown.
+PIP_INSTALL := $(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt $(addprefix --extra-index-url ,$(TORCH_INDEX))
+
 $(BIN)/pip:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+
+# The native kernels compile while pip downloads; the installation waits for them and links (build.py locks).
+define install
+@echo "Installing aiakq, torch and transformers in $(VENV): minutes, most of it downloads."
+@began=$$(date +%s); nice $(PYTHON) -P kernels/cpu/build.py > /dev/null 2>&1 & \
+	$(PIP_INSTALL) $(1); code=$$?; wait; \
+	if [ $$code = 0 ]; then echo "Installed after $$(($$(date +%s) - began)) s."; fi; exit $$code
+endef
 
 $(VENV)/.runtime: pyproject.toml setup.py constraints.txt | $(BIN)/pip
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e . openai
-	touch $@
+	$(call install,-e . openai)
+	@touch $@
 
 $(VENV)/.test: pyproject.toml setup.py constraints.txt | $(BIN)/pip
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
-	touch $@ $(VENV)/.runtime
+	$(call install,-e '.[test]')
+	@touch $@ $(VENV)/.runtime
 
 # The installation compiles the native kernels and pip hides what it says; here they are compiled again if their sources
 # have changed, and one line says what was done. Without a compiler everything still runs, slower.
@@ -27,7 +40,7 @@ $(VENV)/.native: setup.py kernels/cpu/build.py $(wildcard kernels/cpu/src/*) | $
 	@$(BIN)/python -P kernels/cpu/build.py && touch $@ || true
 
 quickstart: $(VENV)/.runtime $(VENV)/.native  ## quantize the example model four ways, serve, ask, measure, compare
-	$(BIN)/python examples/quickstart.py
+	@$(BIN)/python examples/quickstart.py
 
 test: $(VENV)/.test $(VENV)/.native  ## every test, on the CPU, without a network
 	$(PYTEST)

@@ -5,6 +5,7 @@ Everything else is in pyproject.toml; the build itself is kernels/cpu/build.py.
 
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -52,7 +53,15 @@ class AnyPython(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+def readme() -> str:
+    """README.md for a package index, where its links to files of the repository would lead nowhere."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", text)
+
+
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     ext_modules=[
         Extension(
             "aiakq.kernels.cpu._native",

@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,9 @@ def check_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         require(LIBRARY in names, f"{wheel.name} lacks the native library")
+        [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
+        broken = re.findall(r"\]\((?!https?:)[^)]*\)", archive.read(metadata).decode())
+        require(not broken, f"{wheel.name}: links of the README lead nowhere on an index page: {broken[:3]}")
         head = archive.read(LIBRARY)
     require(
         head[:4] == b"\x7fELF" and head[18] == MACHINES[machine][1], f"{wheel.name}: the library is for another machine"

@@ -131,6 +131,8 @@ def _without_unsupported(words: list[str]) -> list[str]:
 def _run(words: list[str], debug: bool) -> int:
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
+    if words == ["version"]:
+        words = ["--version"]
     add_options(words_with_options(words))
     program = typer.main.get_command(app)
     command, name, rest = _find_command(program, words)

@@ -10,12 +10,14 @@ import os
 import shlex
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
 from openai import OpenAI
 from rich.console import Console
 from rich.rule import Rule
+from rich.text import Text
 
 from aiakq.server.background import start_in_background
 from aiakq.terminal import console as terminal
@@ -34,17 +36,18 @@ def main() -> None:
     began = time.monotonic()
     OUT.mkdir(parents=True, exist_ok=True)
     first, *others = METHODS
+    console.print("Four minutes on two idle cores; the model answers within the first.", style="dim")
     console.print(Rule(f"1. Quantize the example model with {first}, and ask it"))
     quantize(first)
     command("aiakq", "serve", "--model", str(OUT / first), "-q", first, "--port", "0")
     with start_in_background(
         {"model": str(OUT / first), "quantization": first, "served_model_name": ["tiny"]}
     ) as server:
-        console.print(f"ready at {server.url}")
+        console.print(f"ready at {server.url}, with a playground for browsers")
         query(server.url, began)
         console.print(Rule("2. Benchmark the server"))
         aiakq(
-            "bench", "serve", "--base-url", server.url, "--num-prompts", "64", "--max-concurrency", "16",
+            "bench", "serve", "--base-url", server.url, "--num-prompts", "48", "--max-concurrency", "8",
             "--input-len", "64", "--output-len", "32", "--output", str(OUT / "bench.json"),
         )  # fmt: skip
     console.print(Rule("3. Quantize it with the other methods"))
@@ -64,8 +67,10 @@ def quantize(method: str) -> None:
 
 
 def command(*words: str) -> None:
-    """Print a command as it is typed in a shell."""
-    console.print(f"\n[bold]$ {shlex.join(words)}[/bold]", soft_wrap=True, highlight=False)
+    """Print a command as it is typed in a shell, broken between words where it is wider than the screen."""
+    rows = textwrap.wrap(shlex.join(words), console.width - 8, break_long_words=False, break_on_hyphens=False)
+    text = " \\\n      ".join(rows)
+    console.print(f"\n$ {text}", style="bold", soft_wrap=True, highlight=False, markup=False)
 
 
 def aiakq(*words: str) -> str:
@@ -112,16 +117,22 @@ def query(url: str, began: float) -> None:
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
     prompt = "It was a dark night , and the old man"
     done = client.completions.create(model="tiny", prompt=prompt, max_tokens=24, temperature=0)
-    console.print(f"completion: {prompt}[bold]{done.choices[0].text}[/bold]")
-    console.print(f"(the first answer, after {time.monotonic() - began:.0f} s)", style="dim")
+    show("completion", prompt, done.choices[0].text)
+    console.print(f"The first answer, {time.monotonic() - began:.0f} s after the installation.", style="dim")
     messages = [{"role": "user", "content": "Tell me about the sea ."}]
     answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=24, temperature=0)
-    console.print(f"chat: [bold]{answer.choices[0].message.content}[/bold]")
-    console.print("stream: ", end="")
-    stream = client.completions.create(model="tiny", prompt="Alice was", max_tokens=24, temperature=0, stream=True)
+    show("chat", "", answer.choices[0].message.content or "")
+    console.print("stream      Alice was", end="", highlight=False)
+    stream = client.completions.create(model="tiny", prompt="Alice was", max_tokens=12, temperature=0, stream=True)
     for chunk in stream:
-        console.print(chunk.choices[0].text, end="", style="bold")
+        console.print(chunk.choices[0].text, end="", style="bold", soft_wrap=True, highlight=False)
     console.print()
+
+
+def show(kind: str, prompt: str, answer: str) -> None:
+    """What was asked and answered, on one or two lines."""
+    text = Text.assemble(f"{kind:12}", prompt, (" ".join(["", *answer.split()]), "bold"))
+    console.print(text)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,8 @@ def test_no_color_without_a_terminal_and_none_with_no_color(aiakq, monkeypatch):
 def test_help_is_a_command_too(aiakq):
     assert aiakq("help", "inspect").out == aiakq("inspect", "--help").out != aiakq("help").out
     assert aiakq("help", "bench", "latency").out.startswith("Usage: aiakq bench latency")
-    assert aiakq("help").out == aiakq().out and aiakq("-V").out == aiakq("--version").out
+    assert aiakq("help").out == aiakq().out
+    assert aiakq("-V").out == aiakq("--version").out == aiakq("version").out
 
 
 def shell(program, example_model, text: str) -> subprocess.CompletedProcess[str]:

@@ -64,7 +64,7 @@ class Argument:
     convert      turns a given value into what the program uses; raises ValueError with the part that is wrong.
     metavar      placeholder of the value on the help page.
     expected     what a value has to be, where bounds and choices do not say it well.
-    hint         second sentence of an error; the help if None.
+    hint         second sentence of an error; the default if None.
     """
 
     name: str
@@ -272,7 +272,8 @@ def part_of(options: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bad(argument: Argument, value: Any, source: str | None, expected: str) -> AiakqError:
-    hint = argument.help if argument.hint is None else argument.hint
+    by_default = "" if argument.default in (None, (), "") else f"The default is {argument.default}."
+    hint = by_default if argument.hint is None else argument.hint
     return error(
         "bad_option",
         option=source or argument.flag,

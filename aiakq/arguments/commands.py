@@ -68,6 +68,7 @@ class CommandArguments:
         environment: Mapping[str, str],
         config: Mapping[str, Any],
         model: str | None = None,
+        file: str | None = None,
     ) -> list[Any]:
         """An instance of each part, then the mapping for the engine if there is one.
 
@@ -75,28 +76,29 @@ class CommandArguments:
         environment  variables of the process.
         config       by ``key``: values of a configuration file.
         model        the word that names the engine's model.
+        file         the name of the configuration file, for messages.
         Raises ``usage`` for unknown keys, ``bad_option``, and MissingArgument.
         """
-        self._check_keys(config)
-        own = given_values(self.own_rows, words, environment, config)
+        self._check_keys(config, file)
+        own = given_values(self.own_rows, words, environment, config, file)
         for row in self.own_rows:
             if row.required and row.name not in own:
                 raise MissingArgument(row)
         found: list[Any] = [part(**part_of(part, own)) for part in self.parts]
         if self.engine:
             ambient = {} if self.external and model is None else environment
-            engine = given_values(self.engine_rows, words, ambient, config)
+            engine = given_values(self.engine_rows, words, ambient, config, file)
             found.append(engine if model is None else engine | {"model": model})
         return found
 
-    def _check_keys(self, config: Mapping[str, Any]) -> None:
+    def _check_keys(self, config: Mapping[str, Any], file: str | None) -> None:
         known = {row.key for row in self.rows}
         for key in config:
             if key not in known:
                 kind = "engine argument" if self.engine else "option"
                 close = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
-                hint = f"Did you mean {close[0]}?" if close else "See docs/arguments.md."
-                raise error("usage", reason=f"There is no {kind} {key!r}.", hint=hint)
+                hint = f"Did you mean {close[0]}?" if close else "Its keys are the options, as --help lists them."
+                raise error("usage", reason=f"There is no {kind} {key!r}{_in_file(file)}.", hint=hint)
 
 
 class MissingArgument(Exception):
@@ -107,8 +109,16 @@ class MissingArgument(Exception):
         self.row = row
 
 
+def _in_file(file: str | None) -> str:
+    return f" in {file}" if file else ""
+
+
 def given_values(
-    rows: tuple[Argument, ...], words: Mapping[str, Any], environment: Mapping[str, str], config: Mapping[str, Any]
+    rows: tuple[Argument, ...],
+    words: Mapping[str, Any],
+    environment: Mapping[str, str],
+    config: Mapping[str, Any],
+    file: str | None = None,
 ) -> dict[str, Any]:
     """The checked values of the rows that were given anywhere, by ``name``. Raises ``bad_option``."""
     found = {}
@@ -124,7 +134,7 @@ def given_values(
         elif variable:
             found[row.name] = value_of_text(row, variable, row.variable)
         elif config.get(row.key) is not None:
-            found[row.name] = checked_value(row, config[row.key])
+            found[row.name] = checked_value(row, config[row.key], file and f"{row.flag}{_in_file(file)}")
     return found
 
 

@@ -43,6 +43,8 @@ def unknown_variables(names: Iterable[str]) -> list[str]:
             continue
         words = [each.removeprefix(PREFIX) for each in known]
         close = difflib.get_close_matches(name.removeprefix(PREFIX), words, n=1, cutoff=0.7)
-        hint = f"Did you mean {PREFIX}{close[0]}?" if close else "docs/arguments.md lists the variables."
+        hint = (
+            f"Did you mean {PREFIX}{close[0]}?" if close else "Variables are named after the options that --help lists."
+        )
         found.append(f"No option or setting reads the environment variable {name}. {hint}")
     return found

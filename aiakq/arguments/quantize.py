@@ -60,7 +60,7 @@ class QuantizeArguments:
         flags=("-t", "--dtype"),
         choices=tuple(DTYPES),
         metavar="fp16|bf16|fp32",
-        expected="fp16 or bf16",
+        expected="fp16, bf16 or fp32",
         hint="",
     )
     smooth_alpha: float | str | None = argument(
@@ -73,20 +73,29 @@ class QuantizeArguments:
         metavar="X|auto",
         expected="between 0 and 1, or auto",
         hint="0.5 and 0.8 are usual.",
+        group="method",
     )
     token_ids: str | Path | None = argument(
         None,
         "Calibration samples as token ids: a line of numbers or a JSON list each. Replaces --calibration.",
         flags=("-token", "--token-ids", "--tokenids_path"),
         metavar="FILE",
+        group="calibration",
     )
-    multi_query_mode: bool = argument(False, "Require that heads share keys and values; detected otherwise.")
-    bits: int | None = argument(None, "Bits per weight; the method's default if not given.")
+    multi_query_mode: bool = argument(
+        False, "Require that heads share keys and values; detected otherwise.", group="model"
+    )
+    bits: int | None = argument(None, "Bits per weight; the method's default if not given.", group="method")
     group_size: int | None = argument(
-        None, "Inputs per scale; -1: one scale per row. 128 for awq and gptq if not given."
+        None,
+        "Inputs per scale; -1: one scale per row. 128 for awq and gptq if not given.",
+        group="method",
     )
     symmetric: bool | None = argument(
-        None, "Whether quantization is symmetric; the method's default if not given.", off="--asymmetric"
+        None,
+        "Whether quantization is symmetric; the method's default if not given.",
+        off="--asymmetric",
+        group="method",
     )
     act_order: str | None = argument(
         None,
@@ -94,12 +103,14 @@ class QuantizeArguments:
         "if not given).",
         choices=("none", "static", "group"),
         hint="",
+        group="method",
     )
     scale_search: str | None = argument(
         None,
-        "Quantization ranges: whole (minmax), or also smaller ones if their error is lower (mse).",
+        "Range of each group: the full one (minmax), or the one with the least error of several (mse).",
         choices=("minmax", "mse"),
         hint="",
+        group="method",
     )
     sweeps: int | None = argument(
         None,
@@ -108,17 +119,21 @@ class QuantizeArguments:
         high=100,
         expected="between 0 and 100",
         hint="",
+        group="method",
     )
     gptaq: bool = argument(
-        False, "gptq: also compensate for the error of the inputs (GPTAQ); takes about 1.5 times as long."
+        False,
+        "gptq: also compensate for the error of the inputs (GPTAQ); takes longer.",
+        group="method",
     )
-    awq_scaling: bool = argument(False, "gptq: fold the scales of awq first.")
-    gptq: bool = argument(False, "smooth_quant: round the weights as gptq does.")
+    awq_scaling: bool = argument(False, "gptq: fold the scales of awq first.", group="method")
+    gptq: bool = argument(False, "smooth_quant: round the weights as gptq does.", group="method")
     activation_scales: str = argument(
         "token",
         "smooth_quant: a scale per token when serving, or one stored per layer.",
         choices=("token", "tensor"),
         hint="",
+        group="method",
     )
     damp: float | None = argument(
         None,
@@ -127,14 +142,16 @@ class QuantizeArguments:
         high=1.0,
         expected="above 0 and at most 1",
         hint="0.01 is usual.",
+        group="method",
     )
     calibration: str | Path | None = argument(
         None,
         "Text, chats or tables in files, or a data set (org/name); bundled prose if not given.",
         metavar="DATA",
+        group="calibration",
     )
-    samples: int = argument(128, "Calibration samples.", low=1, hint="")
-    seqlen: int = argument(512, "Tokens per sample.", low=2, hint="")
+    samples: int = argument(128, "Calibration samples.", low=1, hint="", group="calibration")
+    seqlen: int = argument(512, "Tokens per sample.", low=2, hint="", group="calibration")
     seed: int = argument(
         0,
         "The same seed gives the same bytes.",
@@ -142,11 +159,13 @@ class QuantizeArguments:
         high=2**63 - 1,
         expected="between 0 and 2^63",
         hint="",
+        group="calibration",
     )
     device: str = argument(
         "auto",
         "auto: cuda if available, else cpu. Several, as in cuda:0,cuda:1, share the calibration.",
         metavar="auto|cpu|cuda",
+        group="machine",
     )
     workers: int = argument(
         1,
@@ -155,30 +174,37 @@ class QuantizeArguments:
         high=8,
         expected="a number of processes from 1 to 8",
         hint="One for each NUMA node is usual.",
+        group="machine",
     )
     distributed_executor_backend: str | None = argument(
         None,
         "What starts the processes of --workers. mp (if not given): this process, on this machine; ray: Ray, on one or "
         "several.",
         choices=("mp", "ray"),
+        group="machine",
     )
     lora: str | Path | None = argument(
         None,
         "A LoRA adapter as PEFT saves it, merged into the weights in float32 before anything else.",
         metavar="DIR",
+        group="model",
     )
-    overwrite: bool = argument(False, "Replace the output folder if it exists.")
-    evaluate: bool = argument(True, "Measure perplexity before and after.", flags=("--eval",))
+    overwrite: bool = argument(False, "Replace the output folder if it exists.", group="output")
+    evaluate: bool = argument(True, "Measure perplexity before and after.", flags=("--eval",), group="evaluation")
     eval_text: str | Path | None = argument(
-        None, "Text to measure perplexity on; a bundled book if not given.", metavar="FILE"
+        None,
+        "Text to measure perplexity on; a bundled book if not given.",
+        metavar="FILE",
+        group="evaluation",
     )
     layer: tuple[str, ...] = argument(
         (),
         "Settings of some layers, like 'model.layers.0.*=bits:8,group:64'.",
         metavar="GLOB=HOW",
         separator=";",
+        group="layers",
     )
-    skip: tuple[str, ...] = argument((), "Layers that are not quantized.", metavar="GLOB")
+    skip: tuple[str, ...] = argument((), "Layers that are not quantized.", metavar="GLOB", group="layers")
     lm_head: int | None = argument(
         None,
         "Also quantize the output layer, to this many bits.",
@@ -186,6 +212,7 @@ class QuantizeArguments:
         metavar="4|8",
         expected="4 or 8 bits",
         hint="Without it the head stays.",
+        group="layers",
     )
     target_bpw: float | None = argument(
         None,
@@ -194,19 +221,23 @@ class QuantizeArguments:
         high=8.5,
         expected="above 2 and at most 8.5",
         hint="4.5 is usual.",
+        group="layers",
     )
     max_kl: float | None = argument(
         None,
         "Choose them for a KL divergence from the original of at most X nats per token.",
         above=0.0,
         hint="0.01 nats per token is little, 0.05 can be noticed.",
+        group="layers",
     )
     format: str | None = argument(
         None,
-        "Format on disk; the most widely supported one if not given.",
+        "Format on disk: gptq, gptq_v2, awq, awq_gemv, awq_gemv_fast, compressed-tensors, or one that a package adds; "
+        "the most widely supported one if not given.",
         metavar="NAME",
+        group="output",
     )
-    resume: bool = argument(False, "Continue an interrupted run that had the same options.")
+    resume: bool = argument(False, "Continue an interrupted run that had the same options.", group="output")
     activation_memory: float | None = argument(
         None,
         "Most hidden states in memory; the rest goes to disk. A quarter of the free memory if not given.",
@@ -214,8 +245,9 @@ class QuantizeArguments:
         metavar="GB",
         expected="a number of gigabytes",
         hint="",
+        group="machine",
     )
-    trust_remote_code: bool = argument(False, "Run Python code from the model folder.")
+    trust_remote_code: bool = argument(False, "Run Python code from the model folder.", group="model")
     revision: str | None = revision_argument()
 
 

@@ -268,5 +268,5 @@ def checked(given: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
     refuse(given)
     for name in given:
         if name not in known and name not in UNSUPPORTED:
-            raise error("usage", reason=f"There is no engine argument {name!r}.", hint="See docs/arguments.md.")
+            raise error("usage", reason=f"There is no engine argument {name!r}.", hint="aiakq serve --help lists them.")
     return {name: checked_value(row, given.get(name, row.default)) for name, row in known.items()}

@@ -128,14 +128,24 @@ def open_client(base_url: str, api_key: str | None, timeout_s: float) -> httpx.A
 
 
 async def served_model(client: httpx.AsyncClient, name: str | None) -> ServedModel:
-    """The model ``name``, or the first that is served. Raises ``server_unreachable`` and ``unknown_model``."""
+    """The model ``name``, or the first that is served.
+
+    Raises ``server_unreachable``, ``server_key``, ``no_answer`` and ``unknown_model``.
+    """
+    url = str(client.base_url).rstrip("/")
     try:
         answer = await client.get("/v1/models")
-        answer.raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as problem:
+        raise error("server_unreachable", url=url, reason=_one_line(problem)) from None
+    if answer.status_code in (401, 403):
+        sent = "accepts no requests with the API key that was sent" if "authorization" in client.headers else None
+        raise error("server_key", url=url, problem=sent or "asks for an API key, and none was sent")
+    try:
         models = answer.json()["data"]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as problem:
-        raise error("server_unreachable", url=client.base_url, reason=_one_line(problem)) from None
-    names = [model["id"] for model in models]
+        names = [model["id"] for model in models]
+    except (ValueError, KeyError, TypeError):
+        reason = f"GET /v1/models has status {answer.status_code} and lists no models. Is {url} the address of an API?"
+        raise error("no_answer", server=url, reason=reason) from None
     chosen = next((model for model in models if name is None or model["id"] == name), None)
     if chosen is None:
         raise error("unknown_model", name=name, known=", ".join(names) or "nothing")

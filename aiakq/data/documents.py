@@ -56,6 +56,13 @@ def bad(source: str, reason: str, hint: str = HINT) -> AiakqError:
     return error("calibration", source=source, reason=reason, hint=hint)
 
 
+def sources(given: str | Path | None) -> list[str | None]:
+    """The sources that ``--calibration`` names, several divided by commas; None is the bundled text."""
+    if given is None or Path(given).exists():
+        return [None if given is None else str(given)]
+    return [name.strip() for name in str(given).split(",") if name.strip()]
+
+
 def read_file(path: Path) -> Iterator[Document]:
     """The documents of a file, by its suffix; anything unknown is one text. Raises ``calibration`` with the place."""
     name = path.name

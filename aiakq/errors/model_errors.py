@@ -36,6 +36,9 @@ COMMAND_ERRORS = {
     "server_unreachable": ErrorKind(
         "No server answers at {url}: {reason}.", "Start one with: aiakq serve --model DIR", ENVIRONMENT
     ),
+    "server_key": ErrorKind(
+        "The server at {url} {problem}.", "Give its key with --api-key, or in the variable AIAKQ_API_KEY.", ENVIRONMENT
+    ),
     "no_answer": ErrorKind("There is no answer from {server}: {reason}", "", WORKER),
     "bench_failed": ErrorKind("{failed} of {total} requests failed; the first: {reason}.", "", WORKER),
     "got_worse": ErrorKind("Worse by more than {percent} %: {metrics}.", "", GATE),
@@ -63,6 +66,7 @@ FOLDER_ERRORS = {
         "There is no model at '{path}'.",
         "Give a folder with config.json and *.safetensors, or a hub name (org/name) while online.",
     ),
+    "model_is_file": ErrorKind("'{path}' is {kind}, not a model's folder.", "{hint}"),
     "model_incomplete": ErrorKind(
         "The model folder '{path}' is incomplete: {missing}.",
         "Copy or download it again; aiakq reads config.json and every shard its index names.",
@@ -87,6 +91,11 @@ FOLDER_ERRORS = {
     ),
     "plugin": ErrorKind(
         "A plugin cannot be used: {reason}.", "Repair or uninstall that package; aiakq works without it.", ENVIRONMENT
+    ),
+    "tokenizer_missing": ErrorKind(
+        "The model folder '{path}' has no tokenizer.",
+        "Copy tokenizer.json and its other files there, name a folder that has them with --tokenizer, or use token ids "
+        "only: --skip-tokenizer-init.",
     ),
     "tokenizer_extension": ErrorKind(
         "The tokenizer extension '{path}' cannot be used: {reason}.",

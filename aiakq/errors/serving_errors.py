@@ -12,6 +12,12 @@ RUNTIME_ERRORS = {
         "Lower --max-model-len (at most {fits} fits){also} or free memory.",
         RESOURCES,
     ),
+    "weights_too_large": ErrorKind(
+        "The weights of '{path}' need at least {needed} of memory; {available} are free {where}.",
+        "Serve a quantized copy (aiakq quantize loads one block at a time), use more GPUs or machines with -tp or -pp, "
+        "or free memory.",
+        RESOURCES,
+    ),
     "out_of_memory": ErrorKind(
         "There is not enough memory: {reason}.",
         "Use a smaller model or batch, or free memory; --debug shows where it happened.",
@@ -128,7 +134,11 @@ REQUEST_ERRORS = {
     "invalid_json": ErrorKind("The request body is not valid JSON: {reason}.", "", USAGE),
     "duplicate_key": ErrorKind("The request body names {param} twice in one object.", "Name it once.", USAGE),
     "missing_field": ErrorKind("The request field {param} is missing.", "", USAGE),
-    "unknown_field": ErrorKind("The request field {param} is not known.", "Remove it, or check its spelling.", USAGE),
+    "unknown_field": ErrorKind(
+        "The request field {param} is not known.",
+        "Remove it, or check its spelling; a server with --unknown-fields warn ignores it.",
+        USAGE,
+    ),
     "unsupported_parameter": ErrorKind("{param} is not supported: {reason}.", "", USAGE),
     "grammar_not_enforceable": ErrorKind("{param} cannot be enforced: {reason}.", "", USAGE),
     "grammar_failed": ErrorKind(

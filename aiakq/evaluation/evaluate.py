@@ -63,6 +63,12 @@ def run(options: EvalArguments, progress: OnProgress) -> Record:
     return Record("eval", 0, config, metrics, where)
 
 
+def check_text_file(options: EvalArguments) -> None:
+    """Raise ``evaluation_text`` if there is no such file."""
+    if options.text is not None and not options.text.is_file():
+        raise error("evaluation_text", reason=f"there is no file {options.text}")
+
+
 def _windows(options: EvalArguments, model: ScoringModel) -> tuple[Tensor, str]:
     """The text as windows [W, T] of token ids, and its name."""
     longest = model.config.max_model_len
@@ -74,8 +80,7 @@ def _windows(options: EvalArguments, model: ScoringModel) -> tuple[Tensor, str]:
             expected=f"at most {longest}, the context of the model",
             hint="Leave it out for a length that fits.",
         )
-    if options.text is not None and not options.text.is_file():
-        raise error("evaluation_text", reason=f"there is no file {options.text}")
+    check_text_file(options)
     tokenizer = model.config.tokenizer.load().hf
     length, vocab_size = options.seqlen or min(WINDOW, longest), model.model.vocab_size
     windows, name = load_windows(options.text, tokenizer, length, vocab_size, options.limit)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: Tokens in a window, where the model's context allows as many.
 WINDOW = 512
+#: A text of fewer tokens says nothing of a model.
+MIN_TOKENS = 32
 #: Tokens of text used by default.
 LIMIT = 64 * WINDOW
 
@@ -25,7 +27,7 @@ def load_windows(
 
     At most ``limit`` tokens are used, but at least one window. Documents follow each other without special tokens.
     ``tokenizer`` is one of transformers. Raises ``calibration`` for a file that cannot be read and
-    ``evaluation_text`` for one of less than two tokens, or with ids that a model of ``vocab_size`` does not have.
+    ``evaluation_text`` for one of less than ``MIN_TOKENS``, or with ids that a model of ``vocab_size`` does not have.
     """
     from aiakq.evaluation.metrics import windows
 
@@ -37,4 +39,6 @@ def load_windows(
     if (highest := max(ids, default=0)) >= vocab_size:
         reason = f"the tokenizer made the id {highest}, outside 0..{vocab_size - 1}: it does not belong to this model"
         raise error("evaluation_text", reason=reason)
+    if len(ids) < MIN_TOKENS:
+        raise error("evaluation_text", reason=f"{name} has {len(ids)} tokens, and {MIN_TOKENS} are the least")
     return windows(ids, length, max(1, limit // length)), name

@@ -25,6 +25,41 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
+def check_model_name(name: str) -> None:
+    """Raise ``model_is_file`` or ``model_missing`` for what is neither a folder nor could be a name on the hub."""
+    path = Path(name).expanduser()
+    if name.strip() and os.path.isdir(path):
+        return
+    if os.path.isfile(path):
+        kind, hint = _kind_of_file(path)
+        raise error("model_is_file", path=name, kind=kind, hint=hint)
+    possible = _NAME.fullmatch(name) and not name.endswith((".", "-")) and ".." not in name
+    if os.path.lexists(path) or not possible:
+        raise error("model_missing", path=name)
+
+
+def _kind_of_file(path: Path) -> tuple[str, str]:
+    """What kind of file this is, and what to give instead."""
+    folder = path.parent if (path.parent / "config.json").is_file() else None
+    beside = (
+        f"Give the folder that it is in: {folder}" if folder else "A model is a folder, with config.json beside it."
+    )
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError:
+        start = b""
+    if start == b"GGUF":
+        return "a GGUF file", "aiakq reads folders of safetensors: give the Hugging Face model that it was made from."
+    if path.suffix == ".safetensors":
+        return "a file of safetensors", beside
+    if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
+        return "a file of torch", beside
+    if path.name == "config.json" or path.name.endswith(".index.json"):
+        return "a file of JSON", beside
+    return "a file", "Give a folder with config.json and *.safetensors, or a hub name (org/name)."
+
+
 def resolve_model(
     name_or_path: str | Path,
     revision: str | None = None,
@@ -40,16 +75,13 @@ def resolve_model(
     ignore   patterns of files that are not fetched.
     token    access token; the hub client's own if None. Empty: that too, but there must be one.
 
-    Raises ``model_missing`` for a path that does not exist, ``model_hub`` if the hub does not deliver it.
+    Raises what ``check_model_name`` raises, and ``model_hub`` if the hub does not deliver it.
     """
     name = str(name_or_path)
     path = Path(name_or_path).expanduser()
-    if name.strip() and os.path.isdir(path):  # unlike path.is_dir, it takes names of any length
+    check_model_name(name)
+    if os.path.isdir(path):  # unlike path.is_dir, it takes names of any length
         return path
-    if os.path.lexists(path) or not name.strip():
-        raise error("model_missing", path=name)
-    if not _NAME.fullmatch(name) or name.endswith((".", "-")) or ".." in name:
-        raise error("model_missing", path=name)
     import huggingface_hub
 
     access = True if token == "" else token

@@ -73,9 +73,12 @@ def measure(
 def check_engine(engine: dict[str, Any], command: str) -> None:
     """Refuse wrong engine arguments before anything heavy is imported."""
     from aiakq.arguments.server import checked
+    from aiakq.formats.hub import check_model_name
 
-    if not checked(engine, server=False)["model"]:
+    model = checked(engine, server=False)["model"]
+    if not model:
         raise error("usage", reason="No model is given.", hint=f"Example: aiakq bench {command} MODEL")
+    check_model_name(model)
 
 
 @bench.command(cls=Command)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiakq.errors import error
 from aiakq.terminal import console
 from aiakq.terminal.options import with_arguments
-from aiakq.terminal.usage_errors import check_one_server
+from aiakq.terminal.usage_errors import check_one_server, server_url
 
 if TYPE_CHECKING:
     from aiakq.arguments.chat import ChatArguments
@@ -59,10 +59,11 @@ def _servers(arguments: ChatArguments, engine: dict[str, Any]) -> Iterator[list[
     from aiakq.terminal.chat_client import ChatServer
 
     with contextlib.ExitStack() as stack:
-        urls = [_started(engine, stack) if "model" in engine else arguments.base_url or "http://127.0.0.1:8000"]
+        running = server_url("--url", arguments.base_url or "http://127.0.0.1:8000")
+        urls = [_started(engine, stack) if "model" in engine else running]
         if arguments.compare is not None:
             if arguments.compare.startswith(("http://", "https://")):
-                urls.append(arguments.compare)
+                urls.append(server_url("--compare", arguments.compare))
             else:
                 urls.append(_started(engine | {"model": arguments.compare}, stack))
         names = [arguments.model, None]

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 @with_arguments("eval")
 def evaluate(arguments: EvalArguments, shown: JsonArguments, result: ResultArguments) -> None:
-    """Measure how good a model is: perplexity, and with --original KL divergence and top-1 agreement."""
+    """Measure how good a model is: perplexity, and with --original KL divergence and same top token."""
     from aiakq.arguments.server import checked
     from aiakq.evaluation import evaluate as quality
+    from aiakq.formats.hub import check_model_name
 
+    for model in filter(None, (arguments.model, arguments.original)):
+        check_model_name(model)
+    quality.check_text_file(arguments)
     # The engine's rows know what dtypes and devices there are.
     checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)
 
@@ -36,6 +40,9 @@ def evaluate(arguments: EvalArguments, shown: JsonArguments, result: ResultArgum
 def inspect(arguments: InspectArguments, shown: JsonArguments) -> None:
     """Say what a checkpoint is, layer by layer, and which kernels would run it. Reads headers only."""
     from aiakq.arguments.server import checked
+    from aiakq.formats.hub import check_model_name
+
+    check_model_name(arguments.model)
     from aiakq.runtime.loader.inspection import collapse, inspect_checkpoint
 
     checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)

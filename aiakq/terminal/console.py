@@ -139,13 +139,13 @@ def failure(problem: AiakqError) -> None:
     """The one line that ends a failed command: what went wrong and what to do; details, if any, come before it."""
     for row in problem.details.splitlines():
         line(_visible(row))
+    remedy = plain(" ".join(filter(None, [close_value(problem), problem.remedy])))
     line(
         ("aiakq: ", "bold"),
         (f"error[{problem.id}]", "bold red"),
         ": ",
         plain(problem.message),
-        " ",
-        (plain(" ".join(filter(None, [close_value(problem), problem.remedy]))), "cyan"),
+        *([" ", (remedy, "cyan")] if remedy else []),
     )
 
 

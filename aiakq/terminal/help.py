@@ -14,9 +14,10 @@ from rich.text import Text
 
 from aiakq.terminal.console import out
 
-#: A text column further right than this leaves too little room; longer labels stand on a line of their own.
+#: Longer labels stand on a line of their own.
 _LABEL_WIDTH = 24
-_MOST_WIDTH = 100
+#: Longer lines are hard to read.
+_MAX_WIDTH = 140
 #: Ends the page of every command.
 _SOURCES = (
     "Options can also be set by environment variables (AIAKQ_SEED=1 is --seed 1) and in the file of --config. The "
@@ -47,7 +48,7 @@ class Group(typer.core.TyperGroup):
 
 def _print_help(command: Any, ctx: Any, epilog: str | None) -> None:
     console = out()
-    console.width = min(console.width, _MOST_WIDTH)
+    console.width = min(console.width, _MAX_WIDTH)
     shown = [parameter for parameter in command.get_params(ctx) if not getattr(parameter, "hidden", False)]
     console.print(Text.assemble(("Usage: ", "bold"), _usage(command, ctx, shown)))
     console.print()

@@ -12,7 +12,7 @@ from aiakq.terminal import console, tables
 from aiakq.terminal.bench_commands import bench, measure
 from aiakq.terminal.help import Command
 from aiakq.terminal.options import with_arguments
-from aiakq.terminal.usage_errors import check_one_server
+from aiakq.terminal.usage_errors import check_one_server, server_url
 
 if TYPE_CHECKING:
     from aiakq.arguments.bench import RepeatArguments, ServeArguments, SweepArguments
@@ -141,4 +141,6 @@ def _running_server(arguments: ServeArguments, engine: dict[str, Any]) -> str:
     if "model" in engine:
         return ""
     host = arguments.host
-    return arguments.base_url or f"http://{f'[{host}]' if ':' in host else host}:{arguments.port}"
+    if arguments.base_url is not None:
+        return server_url("--base-url", arguments.base_url)
+    return f"http://{f'[{host}]' if ':' in host else host}:{arguments.port}"

@@ -130,7 +130,7 @@ def _values(name: str, words: dict[str, Any]) -> list[Any]:
     if recipe is not None:
         config = {**_recipe_options(arguments, recipe), **config}
     try:
-        return arguments.values(words, os.environ, config, model)
+        return arguments.values(words, os.environ, config, model, str(file) if file and recipe is None else None)
     except MissingArgument as missing:
         raise missing_option(missing.row, name) from None
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 def quantize(arguments: QuantizeArguments, shown: JsonArguments) -> None:
     """Quantize a model: -i MODEL -o DIR -quant_type METHOD."""
     from aiakq.quantizers.options import QuantizeOptions
+    from aiakq.quantizers.paths import check_paths
 
+    check_paths(arguments)
     options = QuantizeOptions(**vars(arguments))
     # Heavy: only once the options are known to be good.
     from aiakq.quantizers.pipeline import quantize_checkpoint

@@ -18,6 +18,9 @@ def serve(engine: dict[str, Any]) -> int:
     arguments = checked(engine, server=True)
     if not arguments["model"]:
         raise error("usage", reason="No model is given.", hint="Example: aiakq serve MODEL --port 8000")
+    from aiakq.formats.hub import check_model_name
+
+    check_model_name(arguments["model"])
     from aiakq.server.launch import serve as launch
 
     if arguments["log_format"] == "json":

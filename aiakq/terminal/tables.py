@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -262,7 +263,10 @@ def quantize_report(report: QuantizeReport) -> None:
     for text in report.warnings:
         warning(text)
     line("")
-    line("next: ", (f"aiakq serve {shlex.quote(plain(report.output))}", "bold"))
+    from aiakq.runtime.text.tokenizer_files import has_tokenizer
+
+    serve = f"aiakq serve {shlex.quote(plain(report.output))}"
+    line("next: ", (serve if has_tokenizer(Path(report.output)) else f"{serve} --tokenizer DIR", "bold"))
 
 
 def gate_outcomes(outcomes: Sequence[Outcome]) -> None:

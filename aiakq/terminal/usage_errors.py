@@ -70,6 +70,12 @@ def _slip(word: str, options: Mapping[str, bool]) -> AiakqError | None:
     if glued:
         flag = max(glued, key=len)
         return error("usage", reason=f"{word!r} cannot be read.", hint=f"Write: {flag} {word.removeprefix(flag)}")
+    # -quanttype: the parser would read a -q with the value "uanttype".
+    if re.fullmatch(r"-[A-Za-z][\w-]{3,}", name):
+        by_name = {flag.lstrip("-").replace("-", "_"): flag for flag in options if len(flag) > 3}
+        close = difflib.get_close_matches(name[1:].replace("-", "_"), by_name, n=1, cutoff=0.8)
+        if close:
+            return error("usage", reason=f"There is no option {name}.", hint=f"Did you mean {by_name[close[0]]}?")
     return None
 
 
@@ -115,7 +121,8 @@ def usage_error(problem: Any, command: str) -> AiakqError:
 
 def close_names(word: str, known: Iterable[str]) -> str:
     """A sentence that names what ``word`` may have meant; empty when nothing is close."""
-    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.7)
+    # One wrong letter of three is close, one of ten much closer.
+    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6 if len(word) <= 4 else 0.7)
     return f"Did you mean {' or '.join(close)}?" if close else ""
 
 
@@ -132,6 +139,14 @@ def close_value(problem: AiakqError) -> str:
     return close_names(value, re.findall(r"[\w.-]*\w", expected)) if isinstance(value, str) else ""
 
 
+def server_url(option: str, url: str) -> str:
+    """``url`` of a running server without the /v1 that clients' settings end with. Raises ``bad_option``."""
+    if not re.fullmatch(r"https?://[^/\s]+\S*", url):
+        hint = "Write it like http://127.0.0.1:8000."
+        raise error("bad_option", option=option, value=url, expected="a URL with http:// or https://", hint=hint)
+    return url.rstrip("/").removesuffix("/v1")
+
+
 def check_one_server(engine: Mapping[str, Any], url: str | None, *, hint: str, started: str, example: str) -> None:
     """Check that a command has either a model to start a server with or the URL of a running one, before it starts
     anything. Raises ``option_conflict``, ``usage`` and what the engine's arguments raise.
@@ -141,6 +156,7 @@ def check_one_server(engine: Mapping[str, Any], url: str | None, *, hint: str, s
     started  what options of the engine are for; ``example``: how to have it.
     """
     from aiakq.arguments.server import checked
+    from aiakq.formats.hub import check_model_name
 
     if "model" in engine:
         if url is not None:
@@ -152,6 +168,7 @@ def check_one_server(engine: Mapping[str, Any], url: str | None, *, hint: str, s
                 hint=hint,
             )
         checked(engine, server=False)
+        check_model_name(engine["model"])
     elif engine:
         option = f"--{next(iter(engine)).replace('_', '-')}"
         raise error("usage", reason=f"{option} is for a {started} here.", hint=example)

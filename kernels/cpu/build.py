@@ -8,6 +8,7 @@ what changed is compiled again. Standard library only: setup.py loads this file 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import shlex
@@ -15,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,27 @@ def build(
     units = _units(compiler, tuple(flags))
     objects = objects.absolute()
     objects.mkdir(parents=True, exist_ok=True)
+    with _locked(objects):
+        return _build(target, objects, compiler, units, flags, link_openmp)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes from compiling into ``folder`` at the same time: they wait, and find everything done."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        yield
+        return
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(
+    target: Path, objects: Path, compiler: Compiler, units: list[Unit], flags: Sequence[str], link_openmp: bool
+) -> int:
+    """Compile those of ``units`` that have changed and link ``target``; returns how many files were compiled."""
     object_of = {unit: objects / f"{unit.label}-{_fingerprint(unit, compiler)}.o" for unit in units}
     for stale in set(objects.glob("*.o")) - set(object_of.values()):
         stale.unlink()
@@ -220,7 +242,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except (BuildError, OSError) as problem:
         raise SystemExit(f"the native CPU kernels were not built: {problem}") from None
-    sys.stderr.write(f"native CPU kernels: {target} ({count} files compiled)\n")
+    shown = target.relative_to(Path.cwd()) if target.is_relative_to(Path.cwd()) else target
+    sys.stderr.write(f"native CPU kernels: {shown} ({f'{count} files compiled' if count else 'up to date'})\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from aiakq.formats.hub import resolve_model
+from aiakq.errors import AiakqError
+from aiakq.formats.hub import check_model_name, resolve_model
 
 COMMIT = "0123456789" * 4
 
@@ -71,3 +72,22 @@ def test_scales_beside_the_weights_come_with_a_model_that_names_them(repository)
     folder = resolve_model("org/name", weights="safetensors")
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert found == ["aiakq/folded_scales.safetensors", "config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.gguf", b"GGUF\x03", "is a GGUF file"),
+        ("renamed", b"GGUF\x03", "is a GGUF file"),
+        ("model.safetensors", b"", "is a file of safetensors"),
+        ("pytorch_model.bin", b"PK", "is a file of torch"),
+        ("config.json", b"{}", "Give the folder that it is in"),
+        ("notes.txt", b"text", "is a file, not a model's folder"),
+    ],
+)
+def test_a_single_file_is_called_what_it_is(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    for check in (check_model_name, resolve_model):
+        with pytest.raises(AiakqError) as caught:
+            check(str(tmp_path / name))
+        assert caught.value.id == "model_is_file" and said in str(caught.value)

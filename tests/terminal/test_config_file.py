@@ -24,7 +24,7 @@ def serve(process, tmp_path):
 
 def test_the_command_line_comes_before_the_file_and_the_file_before_defaults(serve):
     done = serve("model: ./not-here\nmax-num-seqs: 0\n")
-    assert done.code == 2 and "--max-num-seqs is 0" in done.err
+    assert done.code == 2 and "serve.yaml is 0" in done.err and "--max-num-seqs in" in done.err
     done = serve("model: ./not-here\nmax-num-seqs: 0\n", "--max-num-seqs", "3")
     assert "error[model_missing]" in done.err and "not-here" in done.err
     assert "other-place" in serve("model: ./not-here\n", "./other-place").err
@@ -37,8 +37,8 @@ def test_values_have_their_types(serve):
         "hf-overrides: {rope_theta: 5.0}\ngpu-memory-utilization: 0.5\n"
     )
     assert "error[model_missing]" in done.err
-    assert "--port is 'http'" in serve("model: m\nport: http\n").err
-    assert "--enforce-eager is 1" in serve("model: m\nenforce-eager: 1\n").err
+    assert "serve.yaml is 'http'" in serve("model: m\nport: http\n").err
+    assert "serve.yaml is 1" in serve("model: m\nenforce-eager: 1\n").err
 
 
 def test_unsupported_options_get_a_line_or_are_refused(serve):

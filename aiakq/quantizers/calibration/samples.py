@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.data.documents import HINT, Document, bad, read_dataset, read_file, read_text
+from aiakq.data.documents import HINT, Document, bad, read_dataset, read_file, read_text, sources
 from aiakq.data.tokens import render_documents, tokenize
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import check_files
 from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.paths import TOKENS_HINT, is_path
 from aiakq.runtime.text.tokenizer import Tokenizer, is_panic
 
-_HINT_IDS = "One sample per line: token ids separated by commas or spaces; or a JSON list of lists of ids."
 _SPLIT = re.compile(r"[,\s]+")
 #: Characters taken per token asked for; a token is about four, so that there is something to choose from.
 _CHARACTERS = 16
@@ -84,7 +84,7 @@ def load_samples(options: QuantizeOptions, tokenizer: Any, vocab_size: int) -> S
                 chosen += _from_texts(name, replace(options, samples=share), tokenizer, vocab_size)
         source = " and ".join("the bundled text" if name is None else title_of(name) for name in names)
     if not chosen:
-        raise bad(source, "it holds no token", _HINT_IDS if options.token_ids is not None else HINT)
+        raise bad(source, "it holds no token", TOKENS_HINT if options.token_ids is not None else HINT)
     samples = Samples([torch.tensor(sample, dtype=torch.int64) for sample in chosen], source)
     wanted = options.samples * options.seqlen
     if samples.tokens < wanted // 2:
@@ -130,7 +130,7 @@ def read_token_ids(path: Path, vocab_size: int) -> list[list[int]]:
     Lines of integers separated by commas or white space, each optionally in brackets, ``#`` starting a comment; or a
     JSON list of lists; or JSON lines, each a list or an object with ``input_ids``. Raises ``calibration``.
     """
-    text = read_text(path, _HINT_IDS)
+    text = read_text(path, TOKENS_HINT)
     whole = _as_json(text) if text.lstrip().startswith("[") else None
     samples: list[list[int]] = []
     if whole is not None and isinstance(whole, list) and any(isinstance(item, list) for item in whole):
@@ -145,7 +145,7 @@ def read_token_ids(path: Path, vocab_size: int) -> list[list[int]]:
                 samples.append(_ids(_line(content, number, path), f"line {number}", path, vocab_size))
     samples = [sample for sample in samples if sample]
     if not samples:
-        raise bad(path.name, "it holds no sample", _HINT_IDS)
+        raise bad(path.name, "it holds no sample", TOKENS_HINT)
     return samples
 
 
@@ -153,23 +153,23 @@ def _line(content: str, number: int, path: Path) -> Any:
     if content.startswith("{"):
         value = _as_json(content)
         if not isinstance(value, dict) or not isinstance(value.get("input_ids"), list):
-            raise bad(path.name, f"line {number} is no JSON object with a list 'input_ids'", _HINT_IDS)
+            raise bad(path.name, f"line {number} is no JSON object with a list 'input_ids'", TOKENS_HINT)
         return value["input_ids"]
     if content.startswith("["):
         content = content[1:].rstrip(", ").removesuffix("]")
     words = [word for word in _SPLIT.split(content) if word]
     for word in words:
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", word):
-            raise bad(path.name, f"line {number} holds {word[:40]!r}, which is no integer", _HINT_IDS)
+            raise bad(path.name, f"line {number} holds {word[:40]!r}, which is no integer", TOKENS_HINT)
     return [int(word) for word in words]
 
 
 def _ids(value: Any, where: str, path: Path, vocab_size: int) -> list[int]:
     if not isinstance(value, list):
-        raise bad(path.name, f"{where} is no list of ids", _HINT_IDS)
+        raise bad(path.name, f"{where} is no list of ids", TOKENS_HINT)
     for item in value:
         if type(item) is not int:
-            raise bad(path.name, f"{where} holds {str(item)[:40]!r}, which is no integer", _HINT_IDS)
+            raise bad(path.name, f"{where} holds {str(item)[:40]!r}, which is no integer", TOKENS_HINT)
         if not 0 <= item < vocab_size:
             raise bad(
                 path.name,
@@ -187,13 +187,6 @@ def _as_json(text: str) -> Any:
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
-
-
-def sources(given: str | Path | None) -> list[str | None]:
-    """The sources that ``--calibration`` names, several divided by commas; None is the bundled text."""
-    if given is None or Path(given).exists():
-        return [None if given is None else str(given)]
-    return [name.strip() for name in str(given).split(",") if name.strip()]
 
 
 def title_of(name: str) -> str:
@@ -239,7 +232,7 @@ def _documents(name: str | None, characters: int, seed: int) -> list[Document]:
     path = Path(name)
     if path.is_file():
         return list(read_file(path))
-    if not path.is_dir() and path.suffix in (".txt", ".json", ".jsonl", ".csv", ".parquet"):
+    if not path.is_dir() and is_path(name):
         raise bad(name, "there is no such file")
     return list(read_dataset(name, characters, seed))
 

@@ -20,6 +20,11 @@ from aiakq.runtime.loader.binding import LinearBuilder, Part, joined_rows
 from aiakq.spec import LayerSpec, QuantSpec
 
 
+def stored_dtype(config: EngineConfig) -> torch.dtype:
+    """The dtype of a checkpoint of ``config``, as config.json says; else that of activations."""
+    return DTYPES.get(str(config.model.raw.get("dtype") or config.model.raw.get("torch_dtype")), config.device.dtype)
+
+
 class DummyWeights(LinearBuilder):
     """Random ``Weights`` of the right shapes, quantized where the config says so; for benchmarks of shapes.
 
@@ -30,9 +35,7 @@ class DummyWeights(LinearBuilder):
         super().__init__(ops)
         self.remarks: list[str] = []
         self.spec = config.spec
-        self.stored = DTYPES.get(
-            str(config.model.raw.get("dtype") or config.model.raw.get("torch_dtype")), config.device.dtype
-        )
+        self.stored = stored_dtype(config)
         # Drawn on the device: the CPU would take half a minute for a model of 8 B.
         self._seed = config.load.seed
         self.generator = torch.Generator(config.device.device)

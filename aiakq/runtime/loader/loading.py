@@ -64,7 +64,8 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
 def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group: RankGroup | None) -> Engine:
     started = time.monotonic()
     with gc_frozen():
-        model, operations, draft = load_models(config, None if group is None else group.share)
+        host_ranks, share = (1, None) if group is None else (group.host_ranks, group.share)
+        model, operations, draft = load_models(config, share, host_ranks)
     release_memory()
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
     on_phase(Phase("weights", time.monotonic() - started, f"{config.architecture}, {method}"))

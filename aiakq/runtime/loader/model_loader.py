@@ -11,6 +11,7 @@ from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.distributed.model_share import ModelShare, stage_of
 from aiakq.runtime.loader.description import describe_operations
+from aiakq.runtime.loader.memory_check import check_weights_fit
 from aiakq.runtime.loader.weights import CheckpointWeights, weights_for
 from aiakq.runtime.lora.layers import AdaptableLayers
 from aiakq.runtime.lora.quantized_base import QuantizedBase
@@ -73,8 +74,15 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     return model, facts
 
 
-def load_within_memory(config: EngineConfig, share: ModelShare | None = None) -> tuple[Model, dict[str, str]]:
-    """The same as load_model. Raises ``out_of_memory`` where an allocation fails."""
+def load_within_memory(
+    config: EngineConfig, share: ModelShare | None = None, host_ranks: int = 1
+) -> tuple[Model, dict[str, str]]:
+    """The same as load_model. Raises ``weights_too_large`` before it reads any, and ``out_of_memory`` where an
+    allocation fails.
+
+    host_ranks  ranks that share the memory of this machine.
+    """
+    check_weights_fit(config, host_ranks)
     try:
         return load_model(config, share)
     except Exception as failure:

@@ -27,11 +27,15 @@ def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: in
     return runner
 
 
-def load_models(config: EngineConfig, share: ModelShare | None) -> tuple[Model, dict[str, str], Model | None]:
+def load_models(
+    config: EngineConfig, share: ModelShare | None, host_ranks: int
+) -> tuple[Model, dict[str, str], Model | None]:
     """The model of ``config``, rows of the start-up table about it, and the model that proposes draft tokens for it, if
     there is one. Raises what ``load_within_memory`` and the method of speculative decoding raise.
+
+    host_ranks  ranks that share the memory of this machine.
     """
-    target, operations = load_within_memory(config, share)
+    target, operations = load_within_memory(config, share, host_ranks)
     speculation = config.scheduler.speculation
     draft: Model | None = None
     if config.draft is not None and speculation is not None:

@@ -16,6 +16,7 @@ from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files, read_json
 from aiakq.runtime.text.message_forms import message_forms
 from aiakq.runtime.text.spelling import TokenSpelling
+from aiakq.runtime.text.tokenizer_files import why_unreadable
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Tokenizer:
 
     @staticmethod
     def load(path: str | Path, trust_remote_code: bool = False, mode: str = "auto") -> Tokenizer:
-        """Load from a model folder. Raises ``model_malformed`` and ``path_outside_model`` for its files."""
+        """Load from a model folder. Raises ``tokenizer_missing``, ``model_malformed`` and ``path_outside_model``."""
         check_files(path)
         from transformers import AutoTokenizer
 
@@ -96,8 +97,7 @@ class Tokenizer:
             # transformers and the Rust tokenizer raise whatever they meet; the first line says what it was.
             if not isinstance(failure, Exception) and not is_panic(failure):
                 raise
-            reason = str(failure).strip().splitlines()[0] if str(failure).strip() else type(failure).__name__
-            raise error("model_malformed", file=f"the tokenizer in '{path}'", reason=reason.rstrip(".")) from failure
+            raise why_unreadable(Path(path), failure) from failure
         return Tokenizer(hf, compiled=mode != "slow")
 
     def check_growth(self) -> None:

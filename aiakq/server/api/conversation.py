@@ -164,7 +164,7 @@ class ConversationFields(RequestModel):
         if self.reasoning_effort is not None:
             arguments = reasoning_arguments(template, self.reasoning_effort)
             if not arguments and self.reasoning_effort != "none":
-                reason = "the chat template has no switch for it"
+                reason = "the chat template has no switch for it; a server with --unknown-fields warn ignores it"
                 refusal = error("unsupported_parameter", param="reasoning_effort", reason=reason)
                 if on_unknown is None:
                     raise refusal

@@ -47,7 +47,7 @@ class RequestModel(BaseModel):
         """
         for name, value in (self.model_extra or {}).items():
             param = f"{path}.{name:.64}" if path else f"{name:.64}"
-            if name in self.ignored_fields:
+            if name in self.ignored_fields or value is None:  # null is how clients write that a field is not set
                 continue
             unsupported = self.unsupported_fields.get(name)
             if unsupported is None:
@@ -57,7 +57,8 @@ class RequestModel(BaseModel):
             elif unsupported.accepts(value):
                 continue
             else:
-                failure = error("unsupported_parameter", param=param, reason=unsupported.reason)
+                switch = "; a server with --unknown-fields warn ignores it" if unsupported.hint else ""
+                failure = error("unsupported_parameter", param=param, reason=unsupported.reason + switch)
             if on_unknown is None or (unsupported is not None and not unsupported.hint):
                 raise failure
             on_unknown(failure)

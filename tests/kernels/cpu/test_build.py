@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,10 @@ def test_an_unknown_instruction_set_is_refused(native):
 def test_the_installed_library_was_built_from_these_sources(native):
     assert native.cdll.aiakq_abi().decode() == build.abi(), f"run '{build.COMMAND}'"
     assert library.unavailable() is None
+
+
+def test_two_builds_at_once_compile_every_file_once(small, tmp_path, compiler):
+    objects, sets = tmp_path / "objects", len(build.X86 if compiler.x86 else build.ELSEWHERE)
+    with ThreadPoolExecutor(2) as pool:
+        counts = pool.map(lambda number: build.build(tmp_path / f"lib{number}.so", objects), range(2))
+        assert sorted(counts) == [0, sets + 1]

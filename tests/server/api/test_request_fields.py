@@ -118,6 +118,7 @@ def test_unknown_fields_of_messages_are_ignored(http):
         {"media_io_kwargs": None},
         {"kv_transfer_params": None},
         {"include_reasoning": True},
+        {"extra_foo": None},
         {"reasoning_effort": None},
         {"reasoning_effort": "none"},
         {"vllm_xargs": {"anything": 1}},

@@ -101,8 +101,12 @@ class Page:
 
 
 @contextmanager
-def proxy(target: str, prefix: str) -> Iterator[str]:
-    """A proxy that offers ``target`` under ``prefix`` and takes it away from the paths; gives its address."""
+def proxy(target: str, prefix: str, hold_after: int | None = None) -> Iterator[str]:
+    """A proxy that offers ``target`` under ``prefix`` and takes it away from the paths; gives its address.
+
+    With ``hold_after``, the rest of a stream is held back after that many bytes, so that it cannot end by itself.
+    """
+    closing = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def forward(self) -> None:
@@ -118,9 +122,13 @@ def proxy(target: str, prefix: str) -> Iterator[str]:
                 if name.lower() not in ("transfer-encoding", "content-length", "connection", "date"):
                     self.send_header(name, value)
             self.end_headers()
-            while data := answer.read1(1 << 16):
+            left = hold_after if "event-stream" in answer.getheader("content-type", "") else None
+            while data := answer.read1(1 << 16 if left is None else max(1, min(left, 1 << 16))):
                 self.wfile.write(data)
                 self.wfile.flush()
+                if left is not None and (left := left - len(data)) <= 0:
+                    closing.wait()
+                    return
 
         do_GET = do_POST = forward
 
@@ -129,5 +137,7 @@ def proxy(target: str, prefix: str) -> Iterator[str]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
+        server.daemon_threads = True
         yield f"http://127.0.0.1:{server.server_port}"
+        closing.set()
         server.shutdown()

@@ -162,6 +162,7 @@ def test_tokens_have_probabilities_and_alternatives_by_mouse_and_keyboard(browse
     page.browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
     assert page.text("#popup code:first-child") != first
     assert "%" in page.text("#live")
+    page.wait(lambda: re.search(r"KV cache .* · \d+ tokens/s · first token after \d+ ms", page.text("#strip")))
     page.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert not page.one("#popup").is_displayed()
     assert page.text(".answer") == page.text(".answer .token")
@@ -196,28 +197,48 @@ def test_tokens_are_found_in_the_text(browser, server, chunks, shown):
 def test_the_keyboard_alone_is_enough(browser, server):
     from selenium.webdriver.common.keys import Keys
 
-    page = Page(browser, server.url)
-    page.set("#field-max_tokens", "900")
-    page.set("#field-ignore_eos", "true")
-    body = page.one("body")
-    page.run("document.activeElement.blur()")
-    body.send_keys("/")
-    page.browser.switch_to.active_element.send_keys("A long story", Keys.ENTER)
-    page.wait(lambda: len(page.text(".answer")) > 20)
-    page.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
-    page.finish()
-    assert "stopped" in page.text(".figures") and not page.find(".error")
-    page.run("document.activeElement.blur()")
-    body.send_keys("?")
-    assert page.one("#help").is_displayed()
-    body.send_keys(Keys.ESCAPE)
-    names = page.run(
-        "return [...document.querySelectorAll('input, select, textarea, button, a')].filter((one) => "
-        "!(one.labels?.length || one.getAttribute('aria-label') || one.textContent.trim())).map((one) => one.outerHTML)"
-    )
-    assert names == [], "controls without a name"
-    page.run("localStorage.clear()")
-    page.check()
+    with proxy(server.url, "/held", hold_after=20_000) as url:
+        page = Page(browser, f"{url}/held/")
+        page.set("#field-max_tokens", "900")
+        page.set("#field-ignore_eos", "true")
+        body = page.one("body")
+        page.run("document.activeElement.blur()")
+        body.send_keys("/")
+        page.browser.switch_to.active_element.send_keys("A long story", Keys.ENTER)
+        page.wait(lambda: len(page.text(".answer")) > 20)
+        page.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+        page.finish()
+        assert "stopped" in page.text(".figures") and not page.find(".error")
+        page.run("document.activeElement.blur()")
+        body.send_keys("?")
+        assert page.one("#help").is_displayed()
+        body.send_keys(Keys.ESCAPE)
+        names = page.run(
+            "return [...document.querySelectorAll('input, select, textarea, button, a')].filter((one) => !(one.labels"
+            "?.length || one.getAttribute('aria-label') || one.textContent.trim())).map((one) => one.outerHTML)"
+        )
+        assert names == [], "controls without a name"
+        page.run("localStorage.clear()")
+        page.check()
+
+
+def test_escape_stops_although_the_mouse_lies_over_a_token(browser, server):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    with proxy(server.url, "/held", hold_after=20_000) as url:
+        page = Page(browser, f"{url}/held/")
+        page.set("#field-max_tokens", "900")
+        page.set("#field-ignore_eos", "true")
+        page.send("A long story", finish=False)
+        page.wait(lambda: len(page.find(".answer .token")) > 5)
+        ActionChains(browser).move_to_element(page.find(".answer .token")[2]).perform()
+        page.wait(lambda: page.one("#popup").is_displayed())
+        page.one("#prompt").send_keys(Keys.ESCAPE)
+        page.finish()
+        assert "stopped" in page.text(".figures") and not page.one("#popup").is_displayed()
+        page.run("localStorage.clear()")
+        page.check()
 
 
 def test_two_servers_side_by_side(browser, start_server):

@@ -1,0 +1,32 @@
+"""Checks that the files of ``aiakq quantize`` exist, before anything heavy is imported or loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aiakq.arguments.quantize import QuantizeArguments
+from aiakq.data.documents import bad, sources
+from aiakq.errors import error
+from aiakq.formats.hub import check_model_name
+
+#: What a file of token ids looks like.
+TOKENS_HINT = "One sample per line: token ids separated by commas or spaces; or a JSON list of lists of ids."
+_MISSING = "there is no such file"
+_SUFFIXES = (".txt", ".md", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+
+
+def check_paths(options: QuantizeArguments) -> None:
+    """Raise ``model_missing``, ``model_is_file``, ``calibration`` or ``evaluation_text`` for a path that is wrong."""
+    check_model_name(options.input)
+    if options.token_ids is not None and not Path(options.token_ids).is_file():
+        raise bad(str(options.token_ids), _MISSING, TOKENS_HINT)
+    for name in sources(options.calibration):
+        if name is not None and not Path(name).exists() and is_path(name):
+            raise bad(name, _MISSING)
+    if options.evaluate and options.eval_text is not None and not Path(options.eval_text).is_file():
+        raise error("evaluation_text", reason=f"{options.eval_text}: {_MISSING}")
+
+
+def is_path(name: str) -> bool:
+    """Whether a source of calibration data can only be a path: the hub has no such names."""
+    return Path(name).suffix.lower() in _SUFFIXES or name.startswith(("/", "./", "../", "~"))
