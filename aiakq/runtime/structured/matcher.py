@@ -11,18 +11,15 @@ from aiakq.runtime.text.tokenizer import is_panic
 class GrammarMatcher:
     """The state of a grammar after the tokens of one sequence.
 
-    failure  why the grammar can no longer be enforced, so that the sequence has to fail; None while it can.
+    failure      why the grammar can no longer be enforced, so that the sequence has to fail; None while it can.
+    is_finished  whether the text is complete and cannot continue.
     """
 
     def __init__(self, matcher: Any, num_words: int) -> None:
         self.failure: str | None = None
         self.num_words = num_words
+        self.is_finished = matcher is not None and matcher.is_stopped()
         self._matcher = matcher
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the text is complete and cannot continue."""
-        return self.failure is None and self._matcher.is_stopped()
 
     def fill_mask(self, address: int) -> None:
         """Write the bits of the tokens allowed next to ``num_words`` int32 at ``address``; all are 0 after a failure.
@@ -35,7 +32,8 @@ class GrammarMatcher:
             except BaseException as problem:
                 self._fail(problem)
             else:
-                self._check()
+                if self._matcher.is_error():
+                    self._fail_in_library()
         if self.failure is not None:
             ctypes.memset(address, 0, 4 * self.num_words)
 
@@ -54,7 +52,7 @@ class GrammarMatcher:
         """Up to ``max_tokens`` tokens of the text that the grammar forces next, split by the tokenizer; none after a
         failure.
         """
-        if self.failure is not None or self._matcher.is_stopped():
+        if self.failure is not None or self.is_finished:
             return []
         try:
             return list(self._matcher.compute_ff_tokens()[:max_tokens])
@@ -64,13 +62,18 @@ class GrammarMatcher:
 
     def advance(self, token: int) -> None:
         """Advance by ``token``. Does nothing after the end of the text."""
-        if self.failure is None and not self._matcher.is_stopped():
+        if self.failure is None and not self.is_finished:
+            matcher = self._matcher
             try:
-                self._matcher.consume_token(token)
+                matcher.consume_token(token)
             except BaseException as problem:
                 self._fail(problem)
             else:
-                self._check()
+                # In its error state the library allows end-of-sequence: the text would look complete.
+                if matcher.is_error():
+                    self._fail_in_library()
+                else:
+                    self.is_finished = matcher.is_stopped()
 
     def _fail(self, problem: BaseException) -> None:
         """Record ``problem``, which the library raised; re-raises it unless it is about the grammar."""
@@ -78,7 +81,5 @@ class GrammarMatcher:
             raise problem
         self.failure = str(problem) or type(problem).__name__
 
-    def _check(self) -> None:
-        # In its error state the library allows end-of-sequence: the text would look complete.
-        if self._matcher.is_error():
-            self.failure = (self._matcher.get_error().strip().splitlines() or ["unknown"])[0]
+    def _fail_in_library(self) -> None:
+        self.failure = (self._matcher.get_error().strip().splitlines() or ["unknown"])[0]

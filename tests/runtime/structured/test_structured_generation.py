@@ -121,17 +121,31 @@ def test_answers_do_not_depend_on_how_they_are_computed(arguments, example_model
     assert answers(llm) == expected, "with prefixes cached"
 
 
-@pytest.mark.parametrize("arguments", [{}, {"speculative_config": DRAFTS}, {"tensor_parallel_size": 2}], ids=str)
-def test_adapters_and_grammars_go_together(arguments, example_model, llm, expected, tmp_path):
-    """A request with an adapter gets what it gets alone, and one without it what it gets without adapters."""
+@pytest.fixture(scope="module")
+def adapters(example_model, expected, tmp_path_factory) -> list[LoRARequest | None]:
+    """An adapter for every second request."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(example_model, dtype="float32")
-    request = LoRARequest("adapter", 1, str(save_adapter(adapted(model, r=4), tmp_path)))
-    adapters = [request if number % 2 else None for number in range(len(expected))]
-    folder = {"model": str(example_model), "dtype": "float32", "enable_lora": True}
-    alone = answers(LLM(**folder, max_num_seqs=1), adapters=adapters)
-    assert answers(LLM(**folder, **arguments), adapters=adapters) == alone
+    folder = save_adapter(adapted(model, r=4), tmp_path_factory.mktemp("adapter"))
+    return [LoRARequest("adapter", 1, str(folder)) if number % 2 else None for number in range(len(expected))]
+
+
+@pytest.fixture(scope="module")
+def alone(example_model, adapters) -> list:
+    """The answers with ``adapters``, one request at a time."""
+    return answers(LLM(str(example_model), dtype="float32", enable_lora=True, max_num_seqs=1), adapters=adapters)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"speculative_config": DRAFTS}, {"tensor_parallel_size": 2}],
+    ids=["plain", "drafts", "tensor"],
+)
+def test_adapters_and_grammars_go_together(arguments, example_model, expected, adapters, alone):
+    """A request with an adapter gets what it gets alone, and one without it what it gets without adapters."""
+    llm = LLM(str(example_model), dtype="float32", enable_lora=True, **arguments)
+    assert answers(llm, adapters=adapters) == alone
     assert alone[::2] == expected[::2]
     assert alone[1::2] != expected[1::2]
     for number, (outputs, error) in enumerate(alone):
