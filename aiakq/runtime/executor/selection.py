@@ -1,4 +1,4 @@
-"""Which executor runs the model of this process."""
+"""Selection of the executor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from aiakq.runtime.executor.runner import Runner
 def new_executor(
     runner: Runner, group: RankGroup | None, num_slots: int, max_pages: int, draft: DraftModel | None = None
 ) -> Executor:
-    """The executor of this process, which leads the ranks of ``group`` if there are any, and alone has ``draft``."""
+    """Create the executor of this process, which drives the ranks of ``group`` if there are any.
+
+    draft  draft model; not supported with several ranks.
+    """
     if group is None:
         return LocalExecutor(runner, num_slots, max_pages, draft)
     if group.num_stages > 1:
