@@ -1,4 +1,4 @@
-"""new_runner: the runner of a loaded model, the same on every rank."""
+"""new_runner: creates the runner of a loaded model on any rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiakq.runtime.models.decoder import Decoder, Model
 
 
 def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: int) -> Runner:
-    """A runner of ``model`` with a cache of ``num_pages``. Raises what ``Projection.load`` raises."""
+    """Create a runner of ``model`` with a KV cache of ``num_pages``. Raises what ``Projection.load`` raises."""
     states = state_rows(config, model, num_pages, num_slots)
     projection = None if config.pooling is None else Projection.load(config.load.path, config.pooling.dense)
     runner = Runner(model, num_pages, config.cache.block_size, config.device.device, states, projection)
@@ -27,7 +27,7 @@ def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: in
 def new_draft(
     config: EngineConfig, model: Model, num_pages: int, num_slots: int, bounds: Bounds
 ) -> tuple[DraftModel, str]:
-    """What guesses tokens with ``model``, and a line about it for the start-up table."""
+    """Create the proposer of draft tokens that runs ``model``; return it and a line for the start-up table."""
     runner = new_runner(config, model, num_pages, num_slots)
     length = min(bounds.length, config.model.num_positions)
     how = runner.capture(replace(bounds, length=length), config.compilation)
