@@ -74,7 +74,9 @@ class TorchCollective:
     @property
     def place(self) -> str:
         """Where this rank is, in words."""
-        return f"operation {self.num_meetings} of torch.distributed" if self._backend else "the start of a group"
+        return (
+            f"operation {self.num_meetings} of torch.distributed" if self._backend else "initializing the process group"
+        )
 
     def connect(self, limit: float) -> None:
         """Meet the others, each of which calls this. After ``limit`` seconds the group is given up."""

@@ -216,7 +216,7 @@ QUANTIZE_ERRORS = {
         WORKER,
     ),
     "worker_late": ErrorKind(
-        "Worker {worker} has given no sign of life for {limit:g} s.",
+        "Worker {worker} sent no heartbeat for {limit:g} s.",
         "It hangs, or the machine is overloaded: use fewer --workers. With --resume, finished blocks are kept.",
         WORKER,
     ),

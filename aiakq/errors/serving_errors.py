@@ -60,7 +60,7 @@ RANK_ERRORS = {
         "Rank {rank} failed: {reason}.", "Its own last lines are above; often it is too little memory.", WORKER, 503
     ),
     "rank_late": ErrorKind(
-        "Rank {rank} did not come to {place} within {limit:g} s.",
+        "Rank {rank} timed out after {limit:g} s: {place}.",
         "It hangs, or its processors are busy with something else; --distributed-timeout-seconds allows more time.",
         WORKER,
         503,
@@ -81,8 +81,8 @@ RANK_ERRORS = {
         ENVIRONMENT,
     ),
     "ray_resources": ErrorKind(
-        "Ray has not placed {count} processes within {limit:g} s: needed are {needed}; free are {free}.",
-        "Add nodes, end what uses them, or lower -tp, -pp, --workers or AIAKQ_RAY_CPUS_PER_RANK.",
+        "Ray did not place {count} processes within {limit:g} s: they need {needed}; free: {free}.",
+        "Add nodes, stop other jobs, or lower -tp, -pp, --workers or AIAKQ_RAY_CPUS_PER_RANK.",
         RESOURCES,
     ),
     "rank_unreachable": ErrorKind(

@@ -1,1 +1,1 @@
-"""Ranks: processes that compute one model together."""
+"""Tensor and pipeline parallelism: ranks are processes that compute one model together."""

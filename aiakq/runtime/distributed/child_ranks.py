@@ -1,4 +1,4 @@
-"""Ranks as child processes of rank 0's: they share memory and sockets without names."""
+"""Ranks as child processes of rank 0, which inherit shared memory and sockets from it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ _CODE = "from aiakq.runtime.loader.rank_process import main; main()"
 
 
 def start_child_ranks(parallel: ParallelConfig, transport: str, gpus: Sequence[int] = ()) -> RankGroup:
-    """Ranks 1 and up, loading. Until the group is closed, this process has a rank's share of the threads, and on a CPU
-    the thread that calls this a rank's processors.
+    """Start ranks 1 and up, which then load the model; this process is rank 0.
 
-    transport  how the ranks of a stage meet; see collectives.py.
-    gpus       the device of each rank; none: they compute on the CPU.
+    Until the group is closed, this process uses a rank's share of the threads. On a CPU, the calling thread is also
+    pinned to a rank's share of the processors.
+
+    transport  transport of the collectives of a stage; see collectives.py.
+    gpus       index of each rank's GPU; empty if the ranks compute on the CPU.
 
     Raises ``ranks_unavailable``, ``rank_failed`` and ``rank_late``.
     """
     device = torch.device("cuda" if gpus else "cpu")
     reason = unavailable(transport, device.type)
     if reason is not None or not hasattr(os, "memfd_create"):
-        raise error("ranks_unavailable", reason=reason or "they share memory in a way that only Linux has")
+        raise error(
+            "ranks_unavailable", reason=reason or "they share memory through memfd_create, which only Linux has"
+        )
     size, count = parallel.tensor_parallel_size, parallel.world_size
     cpus, threads = [[]] * count if gpus else cpu_shares(count), max(1, torch.get_num_threads() // count)
     restore = RestoreThreads(torch.get_num_threads(), torch.set_num_threads)
@@ -43,10 +47,22 @@ def start_child_ranks(parallel: ParallelConfig, transport: str, gpus: Sequence[i
         try:
             for rank in range(1, count):
                 link_in, link_out = connections.links(rank)
-                gpu = gpus[rank] if gpus else None
-                means = (transport, connections.memory(rank), gpu, link_in, link_out)
-                place = (rank, size, count // size, 1 if gpus else count, *means)
-                ranks.append(ChildRank(Load(dict(parallel.arguments), *place, threads, cpus[rank], parallel.timeout)))
+                load = Load(
+                    arguments=dict(parallel.arguments),
+                    rank=rank,
+                    size=size,
+                    num_stages=count // size,
+                    host_ranks=1 if gpus else count,
+                    transport=transport,
+                    memory=connections.memory(rank),
+                    gpu=gpus[rank] if gpus else None,
+                    link_in=link_in,
+                    link_out=link_out,
+                    threads=threads,
+                    cpus=cpus[rank],
+                    time_limit=parallel.timeout,
+                )
+                ranks.append(ChildRank(load))
         except BaseException:
             for started in ranks:
                 started.kill()
@@ -64,8 +80,9 @@ def start_child_ranks(parallel: ParallelConfig, transport: str, gpus: Sequence[i
 
 
 class _Connections:
-    """What ranks share: memory within each stage, and sockets between a rank and the one in its place in the next
-    stage. Descriptors are closed at the end of the with-block, when the processes have them.
+    """Shared memory of the ranks of each stage, and sockets from each rank to its counterpart in the next stage.
+
+    The descriptors are closed at the end of the with-block, after the child processes have inherited them.
     """
 
     def __init__(self, size: int, num_stages: int, time_limit: float, transport: str, device: torch.device) -> None:
@@ -82,17 +99,17 @@ class _Connections:
             self._pairs.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
 
     def memory(self, rank: int) -> int | None:
-        """The descriptor of the memory that ``rank`` shares with others."""
+        """Return the descriptor of the memory that ``rank`` shares with its stage, or None."""
         return self._memories[rank // self._size] if self._memories else None
 
     def links(self, rank: int) -> tuple[int | None, int | None]:
-        """The descriptors of the sockets from the stage before that of ``rank``, and to the one after."""
-        before, after = rank - self._size, rank
-        link_in = self._pairs[before][1].fileno() if before >= 0 else None
-        return link_in, self._pairs[after][0].fileno() if after < len(self._pairs) else None
+        """Return the descriptors of ``rank``'s sockets from the previous stage and to the next one, or None."""
+        previous, following = rank - self._size, rank
+        link_in = self._pairs[previous][1].fileno() if previous >= 0 else None
+        return link_in, self._pairs[following][0].fileno() if following < len(self._pairs) else None
 
     def own_link(self) -> socket.socket | None:
-        """Rank 0's socket to the stage after."""
+        """Return rank 0's socket to the next stage, or None."""
         return self._pairs[0][0].dup() if self._pairs else None
 
     def __enter__(self) -> _Connections:
@@ -107,7 +124,7 @@ class _Connections:
 
 
 class ChildRank:
-    """One child process; see Rank."""
+    """A rank in a child process; implements ``Rank``."""
 
     def __init__(self, load: Load) -> None:
         """Start the process. Raises ``rank_failed``."""

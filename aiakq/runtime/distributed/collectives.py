@@ -1,4 +1,4 @@
-"""Collectives: what the ranks of a stage meet through, in each of these processes."""
+"""Collectives of the ranks of a stage: the interface that RankGroup relies on, and the transports behind it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from aiakq.kernels.torch_collective import TorchCollective
 
 
 class RankCollective(Collective, Protocol):
-    """A Collective of processes that may be lost.
+    """A Collective over processes that may die or hang.
 
-    can_start_over  whether an operation that was begun can be given up without giving up the group.
-    can_broadcast   whether it has ``broadcast``, for what rank 0 knows only on its device.
-    failure         of an operation, in words, for which the group was given up; empty if there is none.
+    can_start_over  whether a running operation can be interrupted without giving up the group.
+    can_broadcast   whether ``broadcast`` is available, for tensors that rank 0 has only on its device.
+    failure         description of the failed operation for which the group was given up; empty if there is none.
     """
 
     can_start_over: bool
@@ -28,56 +28,57 @@ class RankCollective(Collective, Protocol):
 
     @property
     def late_rank(self) -> int | None:
-        """The rank that did not come in time, if the group was given up for that."""
+        """The rank that missed the time limit, if the group was given up for that; else None."""
 
     @property
     def lost_rank(self) -> int | None:
-        """The rank to which the connection ended, if the group was given up for that."""
+        """The rank whose connection was lost, if the group was given up for that; else None."""
 
     @property
     def place(self) -> str:
-        """Where this rank is, in words."""
+        """Description of the operation that this rank is in, for error messages."""
 
     @property
     def is_given_up(self) -> bool:
-        """Whether what operations return is of no use any more."""
+        """Whether the group was given up; results of its operations are then invalid."""
 
     def connect(self, limit: float) -> None:
-        """Meet the others, each of which calls this. After ``limit`` seconds the group is given up."""
+        """Rendezvous with the other ranks, which all call this. Give up the group after ``limit`` seconds."""
 
     def watch_step(self) -> None:
-        """Watch whether what was launched before ends within the time limit."""
+        """Start a watchdog for the operations launched so far: they must end within the time limit."""
 
     def give_up(self) -> None:
-        """End all waiting, for good."""
+        """Give up the group: end all waiting operations for good."""
 
     def interrupt(self) -> None:
-        """End all waiting, of all ranks, until they start over."""
+        """End all waiting operations of all ranks, until they call ``start_over``."""
 
     def start_over(self) -> None:
-        """Forget what was interrupted. Every rank does this while none waits, rank 0 as the last one."""
+        """Reset after ``interrupt``. Every rank calls this while no operation is running, rank 0 last."""
 
     def broadcast(self, x: torch.Tensor) -> None:
-        """Overwrite x [...], which is contiguous, with that of rank 0."""
+        """Broadcast x [...] from rank 0, in place; x must be contiguous."""
 
 
 def unavailable(transport: str, device_type: str) -> str | None:
-    """Why ranks on such devices cannot meet in this way, or None."""
+    """Return why ranks on devices of this type cannot use ``transport``, or None if they can."""
     return torch_collective.unavailable(device_type) if transport == "torch" else library.unavailable()
 
 
 def descriptor_bytes(transport: str, size: int) -> int:
-    """Bytes of the file that ``size`` ranks inherit."""
+    """Return the size in bytes of the memory file that ``size`` ranks inherit."""
     return 0 if transport == "torch" else memory_bytes(size)
 
 
 def open_collective(
     transport: str, descriptor: int, rank: int, size: int, time_limit: float, device: torch.device
 ) -> RankCollective:
-    """A rank's part in what ``size`` ranks compute together.
+    """Open the collective of ``size`` ranks in the process of ``rank``.
 
-    transport   memory: they share that of ``descriptor``; torch: torch.distributed, which begins with it.
-    descriptor  of an inherited file of ``descriptor_bytes``; it may be closed afterwards.
+    transport   ``memory``: shared memory; ``torch``: torch.distributed.
+    descriptor  inherited file of ``descriptor_bytes`` bytes: the shared memory, or the rendezvous file of
+                torch.distributed. It may be closed afterwards.
     """
     if transport == "torch":
         return TorchCollective(descriptor, rank, size, time_limit, device)

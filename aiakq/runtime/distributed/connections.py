@@ -1,9 +1,9 @@
-"""Connections between ranks of several machines: both ends prove that they know a secret before anything else is read.
+"""Connections between ranks on several machines, with a handshake in which both ends prove that they know a secret.
 
-The end that listens sends 32 random bytes. The other answers with 32 of its own, who it is, and their HMAC-SHA256; it
-gets an HMAC back. Nothing that arrives before is longer than that or waited for longer than a few seconds, and many
-who know no secret keep out nobody who does. What follows is authenticated by this beginning only, and not encrypted:
-for private networks.
+The listener sends a nonce of 32 random bytes. The connecting end replies with a nonce of its own, its identity, and an
+HMAC-SHA256 of all of these; the listener returns an HMAC in turn. Before the handshake completes, the listener reads no
+more than those bytes and waits no longer than a few seconds, and any number of unauthenticated connections cannot keep
+out an authenticated one. Only the handshake is authenticated and nothing is encrypted, so this is for private networks.
 """
 
 from __future__ import annotations
@@ -21,37 +21,40 @@ from typing import NamedTuple
 
 from aiakq.errors import error
 
-#: Host and port, or the name of a local socket that has no file (its first character is NUL).
+#: Host and port, or the name of a Unix socket in the abstract namespace (its first character is NUL).
 Address = tuple[str, int] | str
 
-#: What a connection is for: messages of rank 0; columns and alarms within a stage; hidden states; shared memory.
+#: Purposes of connections: control messages of rank 0; collectives and their interrupts within a stage; hidden states
+#: between stages; descriptors of shared memory.
 CONTROL, DATA, ALARM, LINK, MEMORY = range(5)
 
 SECRET_BYTES = 32
 _NONCE_BYTES = _PROOF_BYTES = 32
 _PEER = struct.Struct(">II")
 _ANSWER_BYTES = _NONCE_BYTES + _PEER.size + _PROOF_BYTES
-#: Seconds for proving to know the secret, and how many may be about to at a time; more take the place of the oldest.
+#: Time limit of the handshake in seconds, and the maximum number of concurrent handshakes; beyond that the oldest is
+#: dropped.
 PROOF_SECONDS = 5.0
 MAX_UNPROVEN = 64
-#: An idle connection is looked after from so many seconds on, this often, and ends when so many times nobody answers.
+#: TCP keepalive: idle seconds before the first probe, seconds between probes, unanswered probes until the connection
+#: ends; and the timeout of sent data in milliseconds.
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 25_000))
 
 
 class Peer(NamedTuple):
-    """Who connects, and what for."""
+    """The peer of a connection: its rank, and the purpose of the connection."""
 
     rank: int
     purpose: int
 
 
 def new_secret() -> bytes:
-    """For one group of ranks."""
+    """Return a new shared secret for one group of ranks."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
 def shown(address: Address) -> str:
-    """An address as users write it."""
+    """Return an address as it is written in messages."""
     if isinstance(address, str):
         return address.replace("\0", "@", 1)
     host, port = address
@@ -60,7 +63,7 @@ def shown(address: Address) -> str:
 
 @dataclass
 class _Unproven:
-    """A connection of which it is not known who is at the other end."""
+    """An accepted connection whose handshake is not complete."""
 
     socket: socket.socket
     deadline: float
@@ -69,13 +72,16 @@ class _Unproven:
 
 
 class Listener:
-    """Accepts connections of those who know the secret.
+    """Accepts connections from peers that know the secret.
 
-    address  where: with the port that the system has chosen.
+    address  address that it listens at, with the port that the system has chosen.
     """
 
     def __init__(self, host: str, secret: bytes) -> None:
-        """host: one address of this machine, never all of them; empty: a local socket without a file."""
+        """Start listening.
+
+        host  one address of this machine, never a wildcard address; empty for a Unix socket in the abstract namespace.
+        """
         self._secret = secret
         if not host:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -98,7 +104,7 @@ class Listener:
         self._unproven: list[_Unproven] = []  # the oldest first
 
     def accept(self, time_limit: float) -> tuple[Peer, socket.socket]:
-        """The next peer that has proven to know the secret, and a blocking socket to it. Raises TimeoutError."""
+        """Return the next authenticated peer, and a blocking socket to it. Raises TimeoutError."""
         deadline = time.monotonic() + time_limit
         while True:
             self._drop_old(time.monotonic())
@@ -108,11 +114,11 @@ class Listener:
             for key, _ in self._selector.select(min(left, 0.5)):
                 if key.data is None:
                     self._accept_one()
-                elif (found := self._read(key.data)) is not None:
-                    return found
+                elif (accepted := self._read(key.data)) is not None:
+                    return accepted
 
     def close(self) -> None:
-        """Stop listening. Connections that were accepted stay."""
+        """Stop listening. Accepted connections stay open."""
         while self._unproven:
             self._drop(self._unproven[0])
         self._selector.close()
@@ -122,61 +128,61 @@ class Listener:
         while self._unproven and (len(self._unproven) > MAX_UNPROVEN or self._unproven[0].deadline < now):
             self._drop(self._unproven[0])
 
-    def _drop(self, one: _Unproven) -> None:
-        self._forget(one)
-        one.socket.close()
+    def _drop(self, connection: _Unproven) -> None:
+        self._forget(connection)
+        connection.socket.close()
 
-    def _forget(self, one: _Unproven) -> None:
-        self._unproven.remove(one)
-        self._selector.unregister(one.socket)
+    def _forget(self, connection: _Unproven) -> None:
+        self._unproven.remove(connection)
+        self._selector.unregister(connection.socket)
 
     def _accept_one(self) -> None:
         try:
             accepted, _ = self._socket.accept()
-        except OSError:  # it has gone again, or this process has no descriptor left for it
+        except OSError:  # the peer has disconnected, or this process is out of descriptors
             return
         accepted.setblocking(False)
-        one = _Unproven(accepted, time.monotonic() + PROOF_SECONDS)
-        self._unproven.append(one)
-        self._selector.register(accepted, selectors.EVENT_READ, one)
+        connection = _Unproven(accepted, time.monotonic() + PROOF_SECONDS)
+        self._unproven.append(connection)
+        self._selector.register(accepted, selectors.EVENT_READ, connection)
         try:
-            accepted.sendall(one.nonce)  # there is room: nothing was sent before
+            accepted.sendall(connection.nonce)  # fits into the empty send buffer
         except OSError:
-            self._drop(one)
+            self._drop(connection)
 
-    def _read(self, one: _Unproven) -> tuple[Peer, socket.socket] | None:
-        if one not in self._unproven:  # dropped in this turn
+    def _read(self, connection: _Unproven) -> tuple[Peer, socket.socket] | None:
+        if connection not in self._unproven:  # dropped since the select call
             return None
         try:
-            data = one.socket.recv(_ANSWER_BYTES - len(one.answer))
+            data = connection.socket.recv(_ANSWER_BYTES - len(connection.answer))
         except BlockingIOError:
             return None
         except OSError:
             data = b""
-        one.answer += data
-        if data and len(one.answer) < _ANSWER_BYTES:
+        connection.answer += data
+        if data and len(connection.answer) < _ANSWER_BYTES:
             return None
-        nonce, peer, proof = (bytes(part) for part in _parts(one.answer))
-        if not hmac.compare_digest(proof, _proof(self._secret, b"connects", one.nonce, nonce, peer)):
-            self._drop(one)
+        nonce, peer, proof = (bytes(part) for part in _parts(connection.answer))
+        if not hmac.compare_digest(proof, _proof(self._secret, b"connects", connection.nonce, nonce, peer)):
+            self._drop(connection)
             return None
-        self._forget(one)
+        self._forget(connection)
         try:
-            one.socket.sendall(_proof(self._secret, b"listens", one.nonce, nonce, peer))
-            _settle(one.socket)
+            connection.socket.sendall(_proof(self._secret, b"listens", connection.nonce, nonce, peer))
+            _settle(connection.socket)
         except OSError:
-            one.socket.close()
+            connection.socket.close()
             return None
-        return Peer(*_PEER.unpack(peer)), one.socket
+        return Peer(*_PEER.unpack(peer)), connection.socket
 
 
 def connect(address: Address, secret: bytes, own: Peer, other: int, time_limit: float) -> socket.socket:
-    """A blocking socket to the listener at ``address``, of the rank ``other``, which knows ``secret``.
+    """Connect to the listener of rank ``other`` at ``address`` and return a blocking socket.
 
-    Tries again until the time is over. Raises ``rank_unreachable``.
+    Retries until ``time_limit`` seconds have passed. Raises ``rank_unreachable``.
     """
     deadline = time.monotonic() + time_limit
-    reason = "there was no time"
+    reason = "the time limit left no time to connect"
     while (left := deadline - time.monotonic()) > 0:
         try:
             return connect_once(address, secret, own, min(left, 2 * PROOF_SECONDS))
@@ -197,7 +203,7 @@ def connect(address: Address, secret: bytes, own: Peer, other: int, time_limit: 
 
 
 def connect_once(address: Address, secret: bytes, own: Peer, limit: float) -> socket.socket:
-    """As ``connect``, but with one attempt. Raises OSError."""
+    """Like ``connect``, but with a single attempt of at most ``limit`` seconds. Raises OSError."""
     if isinstance(address, str):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     else:
@@ -240,7 +246,7 @@ def _proof(secret: bytes, side: bytes, challenge: bytes, nonce: bytes, peer: byt
 
 
 def _settle(sock: socket.socket) -> None:
-    """Blocking, without delay, and not open for ever where nobody answers."""
+    """Make a socket blocking, without Nagle's delay, and with keepalive so that a dead peer is detected."""
     sock.settimeout(None)
     if sock.family == socket.AF_UNIX:
         return
@@ -251,12 +257,12 @@ def _settle(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _own_address(there: Address) -> str:
-    """From where packets to ``there`` would go."""
-    if isinstance(there, str):
+def _own_address(destination: Address) -> str:
+    """Return the address of this machine from which packets to ``destination`` are sent."""
+    if isinstance(destination, str):
         return "this machine"
-    with contextlib.suppress(OSError), socket.socket(_family(there), socket.SOCK_DGRAM) as probe:
-        probe.connect(there)
+    with contextlib.suppress(OSError), socket.socket(_family(destination), socket.SOCK_DGRAM) as probe:
+        probe.connect(destination)
         return str(probe.getsockname()[0])
     return "an unknown address"
 

@@ -1,7 +1,7 @@
-"""Links: hidden states on their way from one stage of a pipeline to the next, over a connected stream socket.
+"""Links: connected stream sockets that carry hidden states from one pipeline stage to the next.
 
-A message is a header and the bytes of one or two tensors. Its epoch says which steps it belongs to: after a step was
-abandoned, what was sent before is skipped.
+A message is a header and the bytes of one or two tensors. The epoch in the header increases when steps are abandoned,
+so that the receiver can skip messages of abandoned steps.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _HEADER = struct.Struct("<QQIIII")
 
 
 class LinkSender:
-    """Sends hidden states to the next stage, from a thread of its own: the next step need not wait for the receiver.
+    """Sends hidden states to the next stage from a background thread, so that steps do not wait for the receiver.
 
-    epoch  of the steps that are sent.
+    epoch  epoch of the steps being sent.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -36,21 +36,21 @@ class LinkSender:
         threading.Thread(target=self._run, name="link", daemon=True).start()
 
     def send(self, step: int, hidden: StageOutput) -> None:
-        """Send the states [T, hidden] of a step; they are copied at once."""
+        """Enqueue the hidden states [T, hidden] of a step; they are copied before this returns."""
         tensors = [hidden.x] if hidden.residual is None else [hidden.x, hidden.residual]
         rows, columns = hidden.x.shape
         header = _HEADER.pack(self.epoch, step, rows, columns, hidden.x.element_size(), len(tensors))
         self._queue.put([header, *(_as_bytes(tensor) for tensor in tensors)])
 
     def close(self) -> None:
-        """End the thread, and the connection."""
+        """Stop the thread and close the connection."""
         self._queue.put(None)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _run(self) -> None:
-        # A receiver that is gone is noticed by rank 0, on another socket.
+        # Rank 0 detects a lost receiver through its control connection.
         with contextlib.suppress(OSError):
             while (parts := self._queue.get()) is not None:
                 for part in parts:
@@ -58,9 +58,9 @@ class LinkSender:
 
 
 class LinkReceiver:
-    """Receives the hidden states of the stage before.
+    """Receives hidden states from the previous stage.
 
-    epoch  of the steps that are expected; what belongs to earlier ones is skipped.
+    epoch  epoch of the expected steps; messages of earlier epochs are skipped.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -68,10 +68,11 @@ class LinkReceiver:
         self.epoch = 0
 
     def receive(self, step: int, like: Tensor, wait: Callable[[], bool]) -> StageOutput | None:
-        """The states of ``step``, shaped and typed as ``like`` [T, hidden]; None if ``wait`` returns False.
+        """Return the hidden states of ``step``, with the shape and dtype of ``like`` [T, hidden].
 
-        wait  returns True when the socket can be read.
-        Raises ConnectionError if the sender is gone, ValueError for what is not expected.
+        wait  blocks until the socket is readable and returns True; if it returns False, this returns None.
+
+        Raises ConnectionError if the sender is gone, ValueError for an unexpected message.
         """
         while wait():
             epoch, number, rows, columns, size, count = _HEADER.unpack(self._read(_HEADER.size))
@@ -90,13 +91,13 @@ class LinkReceiver:
         return None
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self.socket.close()
 
     def _read(self, count: int) -> bytes:
         received = receive_exactly(self.socket, count)
         if received is None:
-            raise ConnectionError("the stage before is gone")
+            raise ConnectionError("the previous stage closed its connection")
         return received
 
     def _skip(self, count: int) -> None:
@@ -107,12 +108,12 @@ class LinkReceiver:
         while view:
             received = self.socket.recv_into(view)
             if not received:
-                raise ConnectionError("the stage before is gone")
+                raise ConnectionError("the previous stage closed its connection")
             view = view[received:]
 
 
 def _as_bytes_view(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the host."""
+    """Return the memory of a contiguous CPU tensor."""
     return memoryview(tensor.view(torch.uint8).numpy().reshape(-1))  # type: ignore[arg-type]
 
 

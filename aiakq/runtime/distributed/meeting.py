@@ -1,6 +1,6 @@
-"""How ranks that were started apart from each other meet: each connects to those with lower numbers that it works with.
+"""Rendezvous of ranks that were started independently: each connects to the peers it needs that have lower ranks.
 
-The ranks of a stage share memory if all of them are on one machine, and gather over sockets if not.
+The ranks of a stage share memory if all of them are on one machine; otherwise their collectives use sockets.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from aiakq.runtime.distributed.collectives import RankCollective
 from aiakq.runtime.distributed.connections import ALARM, DATA, LINK, MEMORY, Listener, Peer, connect, connect_once
 from aiakq.system.frames import receive_exactly
 
-#: Seconds for all ranks to meet, once each has said where it listens.
+#: Time limit of the rendezvous in seconds, once the addresses of all ranks are known.
 MEETING_SECONDS = 30.0
-#: Of the name of the socket over which memory is passed on.
+#: Length of the name of the socket over which the descriptor of shared memory is passed.
 _NAME_BYTES = 39
 
 
 @dataclass(frozen=True)
 class Connections:
-    """A rank's connections to the others besides rank 0's messages.
+    """A rank's connections to other ranks, besides the control connection to rank 0.
 
-    collective  of its stage; None: it is alone in it.
-    link_in     from the stage before; None in the first one.
-    link_out    to the stage after; None in the last one.
+    collective  collective of its stage; None if the stage has one rank.
+    link_in     socket from the previous stage; None in the first stage.
+    link_out    socket to the next stage; None in the last stage.
     """
 
     collective: RankCollective | None
@@ -41,18 +41,20 @@ class Connections:
 
 
 class Meeting:
-    """One rank's part in it.
+    """The rendezvous as one rank takes part in it.
 
-    addresses  of the listeners of all ranks; ``listener`` is its own.
+    addresses  addresses of the listeners of all ranks; ``listener`` is this rank's.
     """
 
     def __init__(self, rank: int, size: int, addresses: Sequence[tuple[str, int]], listener: Listener, secret: bytes):
         self._rank, self._size, self._secret = rank, size, secret
         self._addresses, self._listener = addresses, listener
-        self._found: dict[Peer, socket.socket] = {}
+        self._sockets: dict[Peer, socket.socket] = {}
 
     def hold_meeting(self, time_limit: float) -> Connections:
-        """Connect to the others; they must do the same now. ``time_limit`` is that of steps.
+        """Connect to the peers of this rank; all ranks call this at the same time.
+
+        time_limit  time limit of a step in seconds, for the collective.
 
         Raises ``rank_unreachable``, ``rank_late`` and ``rank_failed``.
         """
@@ -60,11 +62,11 @@ class Meeting:
             self._meet()
             collective = self._collective(time_limit) if self._size > 1 else None
         except BaseException:
-            for sock in self._found.values():
+            for sock in self._sockets.values():
                 sock.close()
             raise
-        before, after = Peer(self._rank - self._size, LINK), Peer(self._rank + self._size, LINK)
-        return Connections(collective, self._found.get(before), self._found.get(after))
+        previous, following = Peer(self._rank - self._size, LINK), Peer(self._rank + self._size, LINK)
+        return Connections(collective, self._sockets.get(previous), self._sockets.get(following))
 
     def _meet(self) -> None:
         first = self._rank // self._size * self._size
@@ -75,59 +77,61 @@ class Meeting:
             if 0 <= rank < self._rank:
                 own = Peer(self._rank, purpose)
                 sock = connect(self._addresses[rank], self._secret, own, rank, MEETING_SECONDS)
-                self._found[Peer(rank, purpose)] = sock
+                self._sockets[Peer(rank, purpose)] = sock
         missing = {peer for peer in wanted if self._rank < peer.rank < len(self._addresses)}
         while missing:
             try:
                 peer, sock = self._listener.accept(MEETING_SECONDS)
             except TimeoutError:
-                place = f"the meeting with rank {self._rank}"
+                place = f"connecting to rank {self._rank}"
                 raise error("rank_late", rank=min(missing).rank, limit=MEETING_SECONDS, place=place) from None
             if peer.rank <= self._rank or peer not in wanted:
                 sock.close()
                 continue
-            if peer in self._found:  # it did not get the answer, and has come again
-                self._found[peer].close()
-            self._found[peer] = sock
+            if peer in self._sockets:  # it did not receive the reply, and has reconnected
+                self._sockets[peer].close()
+            self._sockets[peer] = sock
             missing.discard(peer)
 
     def _collective(self, time_limit: float) -> NativeCollective:
-        place, first = self._rank % self._size, self._rank // self._size * self._size
+        stage_rank, first = self._rank % self._size, self._rank // self._size * self._size
         streams = {
-            rank - first: Stream(self._found[rank, DATA], self._found[rank, ALARM])  # type: ignore[index]
+            rank - first: Stream(self._sockets[rank, DATA], self._sockets[rank, ALARM])  # type: ignore[index]
             for rank in range(first, first + self._size)
             if rank != self._rank
         }
         try:
             for stream in streams.values():
                 stream.data.settimeout(MEETING_SECONDS)
-            if place:
+            if stage_rank:
                 memory = take_memory(streams[0].data, self._size, self._secret, self._rank)
             else:
                 memory = offer_memory([stream.data for stream in streams.values()], self._size, self._secret)
             for stream in streams.values():
                 stream.data.settimeout(None)
         except OSError as failure:
-            reason = f"the ranks of its stage did not agree on how to gather: {failure}"
+            reason = f"the ranks of its stage did not agree on a transport for collectives: {failure}"
             raise error("rank_failed", rank=self._rank, reason=reason) from failure
         if memory is None:
-            return SocketCollective(streams, place, self._size, time_limit)
+            return SocketCollective(streams, stage_rank, self._size, time_limit)
         for stream in streams.values():
             stream.data.close()
             stream.alarm.close()
-        return NativeCollective(memory, place, self._size, time_limit)
+        return NativeCollective(memory, stage_rank, self._size, time_limit)
 
 
 def offer_memory(others: Sequence[socket.socket], size: int, secret: bytes) -> mmap.mmap | None:
-    """Share new memory with the other ranks of a stage, to which ``others`` lead; None if one is on another machine.
+    """Allocate memory and share it with the other ranks of a stage; return None if one of them is on another machine.
 
-    Over each connection pass the name of a local socket, a byte that says whether the rank has got the memory through
-    it, and one that says whether all have. Raises OSError.
+    others  sockets to the other ranks of the stage.
+
+    Each connection carries the name of a local socket, then a byte from the rank that says whether it received the
+    descriptor through that socket, then a byte back that says whether all ranks did. Raises OSError.
     """
     if not hasattr(os, "memfd_create"):
         for other in others:
             other.sendall(bytes(_NAME_BYTES))
-        _ask_all(others)
+        _agree(others)
         return None
     memory, listener = os.memfd_create("aiakq-ranks"), Listener("", secret)
     done = threading.Event()
@@ -138,7 +142,7 @@ def offer_memory(others: Sequence[socket.socket], size: int, secret: bytes) -> m
         helper.start()
         for other in others:
             other.sendall(listener.address.encode().ljust(_NAME_BYTES, b"\0"))
-        shared = _ask_all(others)
+        shared = _agree(others)
         return mmap.mmap(memory, memory_bytes(size)) if shared else None
     finally:
         done.set()
@@ -149,19 +153,19 @@ def offer_memory(others: Sequence[socket.socket], size: int, secret: bytes) -> m
 
 
 def take_memory(first: socket.socket, size: int, secret: bytes, rank: int) -> mmap.mmap | None:
-    """The other side of ``offer_memory``. Raises OSError."""
+    """Receive the memory that ``offer_memory`` shares; return None if a rank is on another machine. Raises OSError."""
     name = _receive(first, _NAME_BYTES).rstrip(b"\0")
     memory = None
     if name:
-        with contextlib.suppress(OSError, ValueError):  # it is on another machine
+        with contextlib.suppress(OSError, ValueError):  # rank 0 of the stage is on another machine
             memory = _receive_memory("\0" + name.lstrip(b"\0").decode(), size, secret, rank)
     first.sendall(bytes([memory is not None]))
     return memory if _receive(first, 1) == b"\1" else None
 
 
-def _ask_all(others: Sequence[socket.socket]) -> bool:
-    answers = [_receive(other, 1) for other in others]
-    shared = all(answer == b"\1" for answer in answers)
+def _agree(others: Sequence[socket.socket]) -> bool:
+    replies = [_receive(other, 1) for other in others]
+    shared = all(reply == b"\1" for reply in replies)
     for other in others:
         other.sendall(bytes([shared]))
     return shared
@@ -169,7 +173,7 @@ def _ask_all(others: Sequence[socket.socket]) -> bool:
 
 def _hand_out(listener: Listener, memory: int, done: threading.Event) -> None:
     while not done.is_set():
-        with contextlib.suppress(OSError):  # TimeoutError is one
+        with contextlib.suppress(OSError):  # including TimeoutError
             _, sock = listener.accept(0.1)
             with sock:
                 socket.send_fds(sock, [b"\1"], [memory])
@@ -180,7 +184,7 @@ def _receive_memory(name: str, size: int, secret: bytes, rank: int) -> mmap.mmap
         sock.settimeout(MEETING_SECONDS)
         _, files, _, _ = socket.recv_fds(sock, 1, 1)
     if not files:
-        raise OSError("nothing was passed on")
+        raise OSError("no descriptor was received")
     try:
         return mmap.mmap(files[0], memory_bytes(size))
     finally:
@@ -190,5 +194,5 @@ def _receive_memory(name: str, size: int, secret: bytes, rank: int) -> mmap.mmap
 def _receive(sock: socket.socket, count: int) -> bytes:
     data = receive_exactly(sock, count)
     if data is None:
-        raise ConnectionError("a rank has closed its connection")
+        raise ConnectionError("a rank closed its connection")
     return data

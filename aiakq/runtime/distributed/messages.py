@@ -1,8 +1,7 @@
-"""Messages between rank 0 and the other ranks, and the channel they pass through.
+"""Control messages between rank 0 and the other ranks, and the channel that carries them.
 
-Rank 0 holds the engine and decides everything; the others carry out what it sends. Nothing is pickled: decoding can
-only produce one of the records below, whatever bytes arrive. A frame is a 4-byte big-endian length and one record in
-MessagePack.
+Rank 0 runs the engine; the other ranks execute the steps that it sends. Nothing is pickled: decoding can only produce
+the records below, whatever bytes arrive. A frame is a 4-byte big-endian length and one record in MessagePack.
 """
 
 from __future__ import annotations
@@ -20,21 +19,22 @@ from aiakq.system.frames import framed, receive_frame
 
 
 class Load(msgspec.Struct, tag="load"):
-    """The first message: what to load, and with whom.
+    """The first message to a rank: what to load, and its position among the ranks.
 
-    arguments   the engine's, as they were given.
-    rank        its number among all ranks: those of the first stage come first.
-    size        ranks of a stage.
-    num_stages  groups of such ranks.
-    host_ranks  ranks that share the memory of this machine.
-    transport   how the ranks of the stage meet; see collectives.py.
-    memory      number of the inherited descriptor of what they share for that; None: it has one.
-    gpu         the device's number in this process; None: it computes on the CPU.
-    link_in     the same of the socket from the stage before; None in the first stage.
-    link_out    the same of the socket to the stage after; None in the last stage.
-    threads     of this rank.
-    cpus        that this rank may use; empty: all.
-    addresses   where the ranks listen for each other, if they were not given descriptors.
+    arguments   engine arguments as the user gave them.
+    rank        global rank; ranks are numbered stage by stage.
+    size        number of ranks per stage (tensor parallel size).
+    num_stages  number of stages (pipeline parallel size).
+    host_ranks  number of ranks on this machine.
+    transport   transport of the collectives of the stage; see collectives.py.
+    memory      inherited descriptor of the memory that the stage shares; None if the stage has one rank.
+    gpu         GPU index in this process; None if the rank computes on the CPU.
+    link_in     inherited descriptor of the socket from the previous stage; None in the first stage.
+    link_out    inherited descriptor of the socket to the next stage; None in the last stage.
+    threads     number of threads of this rank.
+    cpus        processors that this rank may use; empty for all.
+    time_limit  time limit of a step in seconds.
+    addresses   addresses of the listeners of all ranks, if descriptors cannot be inherited.
     """
 
     arguments: dict[str, Any]
@@ -54,26 +54,28 @@ class Load(msgspec.Struct, tag="load"):
 
     @property
     def stage(self) -> int:
-        """The number of its stage."""
+        """Index of the rank's stage."""
         return self.rank // self.size
 
     @property
     def place(self) -> int:
-        """Its number within the stage."""
+        """Rank within the stage (tensor parallel rank)."""
         return self.rank % self.size
 
 
 class Listening(msgspec.Struct, tag="listening"):
-    """The process runs, and others may connect to it: the first message of a rank that was given no descriptors."""
+    """First message of a rank that inherits no descriptors: other ranks can connect to it at this address."""
 
     host: str
     port: int
 
 
 class RankLoaded(msgspec.Struct, tag="loaded"):
-    """The model is loaded. ``checkpoint`` and ``version`` must be those of rank 0.
+    """The rank has loaded the model.
 
-    sharing  how the ranks of its stage share layers, in words, which must be the same for all of them.
+    version     version of aiakq, which must equal rank 0's.
+    checkpoint  ``checkpoint_digest`` of the loaded files, which must equal rank 0's.
+    sharing     description of how layers are sharded, which must be equal for all ranks of a stage.
     """
 
     version: str
@@ -82,17 +84,24 @@ class RankLoaded(msgspec.Struct, tag="loaded"):
 
 
 class CountPages(msgspec.Struct, tag="count"):
-    """How many pages would fit into the memory that is left?"""
+    """Request for the number of KV cache pages that fit into the rank's free memory; answered with ``PagesCounted``."""
 
 
 class PagesCounted(msgspec.Struct, tag="counted"):
-    """So many."""
+    """The number of KV cache pages that fit into the rank's free memory."""
 
     pages: int
 
 
 class Configure(msgspec.Struct, tag="configure"):
-    """The sizes that rank 0 has settled on: of the cache, and of the largest step."""
+    """The sizes that rank 0 has chosen for all ranks; answered with ``RankReady``.
+
+    num_pages  pages of the KV cache.
+    num_slots  slots of recurrent states.
+    tokens     maximum number of tokens in a step.
+    rows       maximum number of rows with logits in a step.
+    length     maximum length of a sequence in tokens.
+    """
 
     num_pages: int
     num_slots: int
@@ -102,24 +111,27 @@ class Configure(msgspec.Struct, tag="configure"):
 
 
 class RankReady(msgspec.Struct, tag="ready"):
-    """The rank takes steps. ``captures`` must be the same in all ranks of its stage: whether it has captured them."""
+    """The rank is ready to execute steps.
+
+    captures  whether it has captured its steps, which must be equal for all ranks of a stage.
+    """
 
     captures: bool
 
 
 class Batch(msgspec.Struct, tag="batch"):
-    """The next step; ``Launch`` or ``Abandon`` follows."""
+    """The batch of the next step; ``Launch`` or ``Abandon`` follows."""
 
     batch: StepBatch
 
 
 class Launch(msgspec.Struct, tag="launch"):
-    """Compute the step.
+    """Request to run the step whose batch was sent.
 
-    number          of the step, counted from 0.
-    unknown_tokens  those that the step before sampled, in the order in which this one needs them; none if the
-                    collective broadcasts them.
-    digest          of the step's input on rank 0.
+    number          number of the step, counted from 0.
+    unknown_tokens  input tokens that were sampled by the previous step, in the order of the rows that need them; empty
+                    if the collective broadcasts them.
+    digest          digest of the step's inputs on rank 0.
     """
 
     number: int
@@ -128,64 +140,64 @@ class Launch(msgspec.Struct, tag="launch"):
 
 
 class Abandon(msgspec.Struct, tag="abandon"):
-    """Do not compute the steps from ``number`` on, or forget that they were begun; answered with ``Abandoned``."""
+    """Request to drop the steps from ``number`` on, even if they are running; answered with ``Abandoned``."""
 
     number: int
 
 
 class Abandoned(msgspec.Struct, tag="abandoned"):
-    """The rank waits for the next step."""
+    """The rank has dropped the abandoned steps and waits for the next one."""
 
 
 class Resume(msgspec.Struct, tag="resume"):
-    """All ranks have abandoned their steps; answered with ``Resumed``."""
+    """All ranks have abandoned their steps, so that collectives can be reset; answered with ``Resumed``."""
 
 
 class Resumed(msgspec.Struct, tag="resumed"):
-    """The ranks of this one's stage may meet again."""
+    """The rank's stage can run collectives again."""
 
 
 class UseVocabulary(msgspec.Struct, tag="vocabulary"):
-    """What grammars of sequences are made of, for the rank that samples."""
+    """The vocabulary that grammars are compiled for, for the rank that samples."""
 
     vocabulary: Vocabulary
 
 
 class PrepareGrammar(msgspec.Struct, tag="grammar"):
-    """Sequences with this grammar will follow."""
+    """A grammar that sequences of later steps use."""
 
     grammar: Grammar
 
 
 class Sampled(msgspec.Struct, tag="sampled"):
-    """What the oldest step sampled: for each of its chunks the tokens that continue its sequence."""
+    """The tokens sampled in the oldest pending step, as one list per chunk."""
 
     tokens: list[list[int]]
 
 
 class ResetSequences(msgspec.Struct, tag="reset"):
-    """Drop all sequences."""
+    """Request to drop all sequences."""
 
 
 class Results(msgspec.Struct, tag="results"):
-    """What the last stage sampled in a step."""
+    """The result of a step, from the rank of the last stage that samples."""
 
     number: int
     result: StepResult
 
 
 class OutOfMemory(msgspec.Struct, tag="out_of_memory"):
-    """The step does not fit into this rank's memory; rank 0 abandons it."""
+    """The rank ran out of memory in a step, which rank 0 will abandon."""
 
     number: int
 
 
 class Alive(msgspec.Struct, tag="alive"):
-    """Sent now and then during a step: the process runs."""
+    """A heartbeat, sent periodically during a step."""
 
 
 class RankFailed(msgspec.Struct, tag="failed"):
-    """The error this rank ends with: an entry of the error registry and its fields."""
+    """The error that ends this rank: the id of an entry of the error registry, and its fields."""
 
     id: str
     fields: dict[str, Any]
@@ -214,12 +226,12 @@ _decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
 
 
 def frame(record: ToRank | FromRank) -> bytes:
-    """One record as bytes, length first."""
+    """Return a record as a frame."""
     return framed(_encoder.encode(record))
 
 
 class Channel:
-    """One end of a connection. Sends and receives block; several threads may send."""
+    """One end of a control connection. Sending and receiving block; several threads may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -231,12 +243,12 @@ class Channel:
             self.socket.sendall(frame)
 
     def receive_at_rank(self) -> ToRank | None:
-        """The next message from rank 0; None if it is gone."""
+        """Return the next message from rank 0; None if the connection ended."""
         body = self._receive()
         return None if body is None else _decode_to_rank(body)
 
     def receive_from_rank(self) -> FromRank | None:
-        """The next message of a rank; None if it is gone."""
+        """Return the next message from a rank; None if the connection ended."""
         body = self._receive()
         return None if body is None else _decode_from_rank(body)
 

@@ -1,4 +1,4 @@
-"""ModelShare: what of a model one rank loads."""
+"""ModelShare: the part of a model that one rank loads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 
 @dataclass(frozen=True)
 class ModelShare:
-    """What of a model one rank loads.
+    """The part of a model that one rank loads.
 
-    collective  of the ranks that share each of its layers; None: it has them to itself.
-    stage       the number of its part of the layers, of ``num_stages``.
+    collective  collective of the ranks that its layers are sharded over; None if they are not sharded.
+    stage       index of its pipeline stage.
+    num_stages  number of pipeline stages.
     """
 
     collective: Collective | None = None
@@ -28,8 +29,10 @@ class ModelShare:
 
 
 def stage_of(config: EngineConfig, share: ModelShare, checkpoint: Checkpoint | None) -> Stage | None:
-    """The layers of ``share``; None: all. Every rank finds the same ones, from the headers of the ``checkpoint``;
-    without one, layers are taken to be equal.
+    """Return the layers of ``share``'s stage; None if there is one stage.
+
+    Every rank computes the same partition from the tensor sizes in the ``checkpoint``; without one, all layers are
+    assumed to have the same size.
 
     Raises ``ranks_unavailable`` where there are not enough layers, and ``bad_option``.
     """
@@ -52,7 +55,10 @@ def stage_of(config: EngineConfig, share: ModelShare, checkpoint: Checkpoint | N
 
 
 def _sizes(config: EngineConfig, checkpoint: Checkpoint | None) -> tuple[list[int], int]:
-    """Bytes of every layer's weights, and of the head's. The embedding takes no time: a step reads a few rows of it."""
+    """Return the bytes of each layer's weights, and of the output layer's.
+
+    The embedding does not count, because a step reads only a few rows of it.
+    """
     model = config.model
     head = model.vocab_size * model.hidden_size * config.device.dtype.itemsize
     if checkpoint is None:
@@ -61,7 +67,7 @@ def _sizes(config: EngineConfig, checkpoint: Checkpoint | None) -> tuple[list[in
         return [values * bits // 8] * model.num_layers, head
     layers = [0] * model.num_layers
     for name, info in checkpoint.inventory.items():
-        found = None if name in checkpoint.beside_text else _LAYER.search(name)
-        if found is not None and int(found[1]) < len(layers):
-            layers[int(found[1])] += info.nbytes
+        match = None if name in checkpoint.beside_text else _LAYER.search(name)
+        if match is not None and int(match[1]) < len(layers):
+            layers[int(match[1])] += info.nbytes
     return layers, head

@@ -1,6 +1,6 @@
-"""RankGroup: the other ranks, seen from rank 0, which sends them what it decides and notices their end.
+"""RankGroup: the other ranks as rank 0 sees them. It sends them messages and detects when one has failed.
 
-Rank r belongs to stage r // size, the ranks of a stage share its layers, and the first one of the last stage samples.
+Rank r belongs to stage r // size. The ranks of a stage share its layers, and the first rank of the last stage samples.
 """
 
 from __future__ import annotations
@@ -42,36 +42,36 @@ from aiakq.runtime.distributed.messages import (
 from aiakq.runtime.distributed.model_share import ModelShare
 from aiakq.runtime.engine.records import StepResult
 
-#: Seconds that a rank may take to load the model, or to set up its cache.
+#: Time limit in seconds for a rank to load the model, or to set up its cache.
 LOAD_SECONDS = 1800.0
-#: Seconds that a rank may take to start.
+#: Time limit in seconds for a rank to start.
 START_SECONDS = 300.0
-#: Seconds without a sign of life after which a rank that loads is given up, if the time limit of steps is less.
+#: Seconds without a heartbeat after which a rank that is loading is given up, if the time limit of steps is shorter.
 SILENT_SECONDS = 60.0
 
 
 class Rank(Protocol):
-    """A rank other than 0, as whoever started it sees it.
+    """The process of a rank other than 0, as rank 0 sees it.
 
-    number   counted over all ranks.
-    channel  to it; the time limit of sending is set.
+    number   global rank.
+    channel  control connection to the rank, whose socket has a time limit for sending.
     """
 
     number: int
     channel: Channel
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
+        """Kill the process immediately."""
 
     def end(self) -> None:
-        """Wait for its end, its channel being shut down, and kill it if it does not come."""
+        """Wait for the process to exit after its channel was shut down, and kill it if it does not."""
 
     def exit_reason(self) -> str:
-        """Why it ended, in words."""
+        """Return a description of why the process exited."""
 
 
 def checkpoint_digest(config: EngineConfig) -> str:
-    """Equal for ranks that load the same files."""
+    """Return a digest of the checkpoint's file sizes and config, to check that all ranks load the same files."""
     facts = (file_sizes(config.load.path), sorted(config.model.raw.items(), key=str))
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
@@ -79,11 +79,12 @@ def checkpoint_digest(config: EngineConfig) -> str:
 class RankGroup:
     """Ranks 1 and up.
 
-    size        ranks of a stage, of which there are ``num_stages``.
-    threads     of each rank.
-    host_ranks  ranks that share the memory of rank 0's machine.
-    collective  rank 0's part in what the ranks of the first stage compute together; None: it is alone in it.
-    link        to the next stage; None: there is one stage.
+    size        number of ranks per stage.
+    num_stages  number of stages.
+    threads     number of threads of each rank.
+    host_ranks  number of ranks on rank 0's machine.
+    collective  collective of the first stage; None if the stage has one rank.
+    link        sender of hidden states to the next stage; None if there is one stage.
     """
 
     def __init__(
@@ -97,9 +98,11 @@ class RankGroup:
         on_close: Callable[[], None],
         host_ranks: int | None = None,
     ) -> None:
-        """collectives: those of stages that this process can end the waiting of, the first stage's first.
+        """Start a reader thread per rank.
 
-        host_ranks: None: all.
+        collectives  collectives that this process can interrupt, the first stage's first.
+        on_close     called at the end of ``close``.
+        host_ranks   number of ranks on rank 0's machine; None if all ranks are.
         """
         self.size, self.num_stages = size, (len(ranks) + 1) // size
         self.threads, self.host_ranks = threads, host_ranks or len(ranks) + 1
@@ -113,7 +116,9 @@ class RankGroup:
         self._closing = False
         self._ranks = list(ranks)
         self._heard = [0.0] * (len(ranks) + 1)
-        self._short: set[int] = set()  # steps that a rank had not enough memory for, while an earlier one was awaited
+        self._short: set[int] = (
+            set()
+        )  # steps in which a rank ran out of memory, reported while an earlier result was awaited
         self._readers = [
             threading.Thread(target=self._read, args=(rank,), name=f"rank-{rank.number}", daemon=True) for rank in ranks
         ]
@@ -122,20 +127,23 @@ class RankGroup:
 
     @property
     def share(self) -> ModelShare:
-        """What rank 0 loads."""
+        """The part of the model that rank 0 loads."""
         return ModelShare(self.collective, 0, self.num_stages)
 
     def describe(self) -> str:
-        """The ranks in words, for the start-up table."""
-        words = [f"{self.num_stages} stages"] if self.num_stages > 1 else []
+        """Return a description of the ranks for the start-up table."""
+        parts = [f"{self.num_stages} stages"] if self.num_stages > 1 else []
         if self.size > 1:
-            words.append(f"{self.size} processes share each layer")
-        return "; ".join([*words, f"threads of each: {self.threads}"])
+            parts.append(f"{self.size} processes share each layer")
+        return "; ".join([*parts, f"threads of each: {self.threads}"])
 
     # --- starting ---
 
     def connect(self) -> None:
-        """Meet the ranks of this one's stage. Raises ``rank_failed`` and ``rank_late``; the group is then closed."""
+        """Connect the collective of rank 0's stage.
+
+        Raises ``rank_failed`` and ``rank_late``; the group is closed then.
+        """
         if self.collective is None:
             return
         try:
@@ -149,31 +157,37 @@ class RankGroup:
             raise
 
     def wait_loaded(self, config: EngineConfig, sharing: str) -> None:
-        """Wait until every rank has loaded the checkpoint of ``config``; see RankLoaded. Raises the error that kept one
-        from it.
+        """Wait until every rank has loaded the checkpoint of ``config``, and compare with rank 0; see RankLoaded.
+
+        Raises the error of a rank that failed to load.
         """
         checkpoint = checkpoint_digest(config)
-        for rank, message in self._answers(RankLoaded, "load the model"):
+        for rank, message in self._collect(RankLoaded, "loading the model"):
             assert isinstance(message, RankLoaded)
             if (message.version, message.checkpoint) != (version("aiakq"), checkpoint):
-                raise error("rank_failed", rank=rank, reason="it has loaded other files, or is another version")
+                raise error(
+                    "rank_failed", rank=rank, reason="it loaded different files, or runs a different version of aiakq"
+                )
             if rank < self.size and message.sharing != sharing:
-                reason = f"it does not share layers as rank 0 does ({sharing}), but otherwise ({message.sharing})"
+                reason = f"it shards layers differently ({message.sharing}) from rank 0 ({sharing})"
                 raise error("rank_failed", rank=rank, reason=reason)
 
     def count_pages(self, own: int) -> int:
-        """Pages that fit into the memory of every rank; of rank 0 they are ``own``. Raises ``no_memory``."""
+        """Return the number of KV cache pages that fit into the memory of every rank. Raises ``no_memory``.
+
+        own  number of pages that fit into rank 0's memory.
+        """
         self.send(CountPages())
-        found = self._answers(PagesCounted, "count its pages")
-        return min([own, *(message.pages for _, message in found if isinstance(message, PagesCounted))])
+        messages = self._collect(PagesCounted, "counting its pages")
+        return min([own, *(message.pages for _, message in messages if isinstance(message, PagesCounted))])
 
     def configure(self, sizes: Configure, captures: bool) -> None:
-        """Have the ranks set up their caches, and wait until they have; see RankReady. Raises ``rank_failed``."""
+        """Have all ranks set up their caches, and wait until they have; see RankReady. Raises ``rank_failed``."""
         self.send(sizes)
-        for rank, message in self._answers(RankReady, "set up its cache"):
+        for rank, message in self._collect(RankReady, "setting up its cache"):
             assert isinstance(message, RankReady)
             if rank < self.size and message.captures != captures:
-                reason = f"it has {'' if message.captures else 'not '}captured its steps, other than rank 0"
+                reason = f"it has {'' if message.captures else 'not '}captured its steps, unlike rank 0"
                 raise error("rank_failed", rank=rank, reason=reason)
 
     # --- steps ---
@@ -184,16 +198,16 @@ class RankGroup:
         for rank in self._ranks:
             try:
                 rank.channel.send(data)
-            except BlockingIOError:  # it has not read for so long
-                self._failure = self._failure or self._late(rank.number, "the next step")
+            except BlockingIOError:  # the rank did not read within the time limit
+                self._failure = self._failure or self._late(rank.number, "receiving the next step")
                 self.check()
             except OSError:
                 self.check(gone=rank.number)
 
     def next_result(self, number: int) -> StepResult | None:
-        """What the last stage sampled in step ``number``; None if a rank had not enough memory for the step.
+        """Wait for the result of step ``number``; return None if a rank ran out of memory in the step.
 
-        Raises ``rank_failed`` and ``rank_late``: for a rank that shows no sign of life.
+        Raises ``rank_failed``, and ``rank_late`` for a rank that sends no heartbeat.
         """
         began = time.monotonic()
         while number not in self._short:
@@ -211,27 +225,27 @@ class RankGroup:
         return None
 
     def abandon_steps(self, number: int) -> None:
-        """Have every rank forget the steps from ``number`` on, even if they have begun."""
+        """Have every rank drop the steps from ``number`` on, even if they are running."""
         if self.collective is not None:
             self.collective.interrupt()
         self.send(Abandon(number))
-        self._answers(Abandoned)
+        self._collect(Abandoned)
         self._short.clear()
         if self.num_stages > 1:
             self.send(Resume())
-            self._answers(Resumed)
+            self._collect(Resumed)
         if self.collective is not None:
             self.collective.start_over()
         if self.link is not None:
             self.link.epoch += 1
 
     def check(self, gone: int | None = None) -> None:
-        """End the ranks and raise ``rank_failed`` or ``rank_late`` if they cannot go on.
+        """Raise ``rank_failed`` or ``rank_late``, and kill all ranks, if one of them has failed.
 
-        gone  a rank that cannot be reached.
+        gone  rank whose connection ended.
         """
         if gone is not None and self._failure is None:
-            self._readers[gone - 1].join(5.0)  # it knows why
+            self._readers[gone - 1].join(5.0)  # the reader thread records the cause
         if self._failure is None and gone is not None:
             self._failure = error("rank_failed", rank=gone, reason="it closed its socket")
         late = None if self.collective is None else self.collective.late_rank
@@ -242,18 +256,20 @@ class RankGroup:
             self._readers[lost - 1].join(5.0)
             self._failure = self._failure or error("rank_failed", rank=lost, reason="its connection to rank 0 ended")
         if self._failure is not None:
-            for rank in self._ranks:  # they are of no use any more, and one that hangs ends in no other way
+            for rank in self._ranks:  # the group cannot continue, and a rank that hangs does not exit by itself
                 rank.kill()
             raise self._failure
 
     def lose(self) -> NoReturn:
-        """Raise why the ranks do not meet any more: ``rank_failed`` or ``rank_late``."""
+        """Raise the cause of a failed collective: ``rank_failed`` or ``rank_late``."""
         deadline = time.monotonic() + 5.0
         while self._failure is None and time.monotonic() < deadline:
             self.check()
-            time.sleep(0.01)  # the thread that notices the end of a rank is behind
+            time.sleep(0.01)  # the reader thread may not have noticed the exit yet
         reason = self.collective.failure if self.collective is not None else ""
-        self._failure = self._failure or error("rank_failed", rank=0, reason=reason or "it has lost the others")
+        self._failure = self._failure or error(
+            "rank_failed", rank=0, reason=reason or "it lost its connections to the other ranks"
+        )
         self.check()
         raise self._failure
 
@@ -274,45 +290,44 @@ class RankGroup:
             rank.channel.socket.close()
         self._on_close()
 
-    # --- what arrives ---
+    # --- messages from the ranks ---
 
     def _late(self, rank: int, place: str) -> AiakqError:
         return error("rank_late", rank=rank, limit=self._time_limit, place=place)
 
     def _check_alive(self, since: float, limit: float) -> None:
-        """Raise if a rank has failed, or nothing of it was heard for ``limit`` seconds, at least from ``since`` on."""
+        """Raise if a rank has failed, or has sent nothing for ``limit`` seconds since its last message or ``since``."""
         self.check()
         now = time.monotonic()
         for rank in self._ranks:
             if now - max(self._heard[rank.number], since) > limit:
-                self._failure = error("rank_late", rank=rank.number, limit=limit, place="a sign of life")
+                self._failure = error("rank_late", rank=rank.number, limit=limit, place="no heartbeat")
                 self.check()
 
-    def _answers(self, kind: type[FromRank], work: str | None = None) -> list[tuple[int, FromRank]]:
-        """One message of ``kind`` from every rank; others are dropped.
+    def _collect(self, kind: type[FromRank], work: str | None = None) -> list[tuple[int, FromRank]]:
+        """Wait for one message of type ``kind`` from every rank; drop other messages.
 
-        work  what they do for it, for which they have LOAD_SECONDS; None: they need only show signs of life.
+        work  what the ranks do meanwhile, within LOAD_SECONDS; None for a time limit on heartbeats only.
         """
-        missing, found = {rank.number for rank in self._ranks}, []
+        missing, received = {rank.number for rank in self._ranks}, []
         began = time.monotonic()
         while missing:
             try:
                 rank, message = self._arrived.get(timeout=min(self._time_limit / 4, 1.0))
             except queue.Empty:
                 if work and time.monotonic() - began > LOAD_SECONDS:
-                    place = f"the end of its work to {work}"
-                    self._failure = error("rank_late", rank=min(missing), limit=LOAD_SECONDS, place=place)
+                    self._failure = error("rank_late", rank=min(missing), limit=LOAD_SECONDS, place=work)
                 self._check_alive(began, max(self._time_limit, SILENT_SECONDS) if work else self._time_limit)
                 continue
             if message is None:
                 self.check(gone=rank)
             if isinstance(message, kind):
                 missing.discard(rank)
-                found.append((rank, message))
-        return found
+                received.append((rank, message))
+        return received
 
     def _read(self, rank: Rank) -> None:
-        """In a thread for each rank: its messages, and its end."""
+        """Receive the messages of a rank until its connection ends; runs in a thread per rank."""
         failure: AiakqError | None = None
         while (message := rank.channel.receive_from_rank()) is not None:
             self._heard[rank.number] = time.monotonic()

@@ -1,7 +1,6 @@
-"""ProcessActor: the Ray actor that starts a rank or a worker on its node, and says how it ended.
+"""ProcessActor: the Ray actor that starts a rank or a worker on its node, and reports how it exited.
 
-That is a child of the actor's process: it ends with it, and what it does to memory, signals or threads is its own
-matter.
+The rank runs in a child process, which ends with the actor but has memory, signal handlers and threads of its own.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from aiakq.system.processes import describe_exit, start_child
 
 
 class ProcessActor:
-    """Made into an actor by ``ray_processes``. The process runs ``code`` with two arguments: the number of the socket
-    that it inherits, which leads to the first process, and an address of its node where it can listen. It can read the
-    secret of the group from its standard input.
+    """The class that ``ray_processes`` turns into an actor.
+
+    The child process runs ``code`` with two arguments: the descriptor of an inherited socket that is connected to the
+    first process, and an address of its node to listen at. It reads the secret of the group from standard input.
     """
 
     def __init__(self, number: int, code: str) -> None:
@@ -36,11 +36,11 @@ class ProcessActor:
         environment: Mapping[str, str],
         threads: int,
     ) -> tuple[str, dict[str, Any]] | None:
-        """Connect to ``address`` and start the process; the error that kept it from that, as a record.
+        """Connect to ``address`` and start the child process; return the id and fields of the error if that failed.
 
         time_limit   seconds for connecting.
-        host         where the process can listen; empty: at the address of its node.
-        environment  variables of the first process, for those that are not set here.
+        host         address for the child process to listen at; empty for the address of its node.
+        environment  environment variables of the first process, used where they are not set on this node.
         """
         try:
             sock = connect(address, secret, Peer(self._number, CONTROL), 0, time_limit)
@@ -64,12 +64,12 @@ class ProcessActor:
             raise error("rank_failed", rank=self._number, reason=reason) from None
 
     def pids(self) -> tuple[int, int]:
-        """Of this process, and of the one it has started."""
+        """Return the process ids of the actor and of its child process."""
         assert self._process is not None
         return os.getpid(), self._process.pid
 
     def wait(self) -> str:
-        """Wait for the end of the process; why it ended, in words."""
+        """Wait until the child process exits, and return a description of why it did."""
         assert self._process is not None
         return describe_exit(self._process.wait())
 

@@ -1,4 +1,4 @@
-"""The Ray cluster: finding or starting one, and reserving a place for every rank."""
+"""The Ray cluster: connects to one or starts one, and reserves a slot for every rank."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from aiakq.errors import error
 
 logger = logging.getLogger("aiakq.runtime")
 
-#: Seconds for a cluster to have room for all ranks, which may have to start nodes first, and after how many to say so.
+#: Time limit in seconds until the cluster has room for all ranks (it may have to start nodes), and seconds until the
+#: first warning.
 PLACEMENT_SECONDS, PATIENCE_SECONDS = 300.0, 10.0
-#: Processors that each rank reserves and computes with.
+#: Number of processors that each rank reserves and uses.
 CPUS_VARIABLE = "AIAKQ_RAY_CPUS_PER_RANK"
-#: The id, in hexadecimal digits, of a placement group to use, where the engine is not in it itself.
+#: Hexadecimal id of the placement group to use, where the engine's process is not in it itself.
 GROUP_VARIABLE = "AIAKQ_RAY_PLACEMENT_GROUP"
-#: Ray tells nobody how it is used, and nothing about GPUs that are hidden from processes without any.
+#: Disables Ray's usage statistics, and its override of CUDA_VISIBLE_DEVICES in processes without GPUs.
 _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-#: Bytes for Ray's own objects; ranks have none.
+#: Size in bytes of Ray's object store, which ranks do not use.
 _OBJECT_STORE_BYTES = 80 << 20
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one rank.
+    """The resources reserved for one rank.
 
-    bundle   of the placement group; None: outside of it.
-    host     the address of its node.
-    threads  that it may compute with.
+    bundle   index of its bundle in the placement group; None if it is outside the group.
+    host     address of its node.
+    threads  number of threads it may use.
     """
 
     bundle: int | None
@@ -41,7 +42,7 @@ class Slot:
 
 
 def import_ray() -> Any:
-    """Ray. Raises ``ray_missing``."""
+    """Import and return the ray module. Raises ``ray_missing``."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
@@ -54,25 +55,25 @@ def import_ray() -> Any:
 
 
 class Session:
-    """This process's connection to a cluster, which lasts as long as the process.
+    """This process's connection to a Ray cluster, which stays open until the process exits.
 
-    ray  the module.
+    ray  the ray module.
     """
 
     def __init__(self) -> None:
-        """Use the connection that there is, or connect. Raises ``ray_missing`` and ``ray_unavailable``."""
+        """Use the existing connection, or connect. Raises ``ray_missing`` and ``ray_unavailable``."""
         self.ray = import_ray()
         _join(self.ray)
         self._job = self.ray.get_runtime_context().get_job_id()
 
     @property
     def is_current(self) -> bool:
-        """Whether the connection has not ended, nor been replaced; else Ray's functions would start another cluster."""
+        """Whether this is still the process's connection; if it is not, calling Ray could start another cluster."""
         return self.ray.is_initialized() and self.ray.get_runtime_context().get_job_id() == self._job
 
 
 def _join(ray: Any) -> None:
-    """Connect to the cluster of RAY_ADDRESS or of this machine, or else start one of this machine alone."""
+    """Connect to the cluster at RAY_ADDRESS or the one running on this machine, or start a local one."""
     if ray.is_initialized():
         if ray.util.client.ray.is_connected():
             reason = "this process uses it through Ray Client, and rank 0 has to run on a node of the cluster"
@@ -98,14 +99,17 @@ def _join(ray: Any) -> None:
 
 
 class Placement:
-    """Places for ``count`` ranks, ``size`` of which share each layer; rank 0 is this process.
+    """Slots for ``count`` ranks in stages of ``size`` ranks; rank 0 is this process.
 
-    slots  [count].
-    group  the placement group.
+    slots  slot of each rank, [count].
+    group  Ray's placement group.
     """
 
     def __init__(self, session: Session, count: int, size: int) -> None:
-        """Reserve them, or find those that this process was given. Raises ``ray_resources``, ``ray_unavailable``."""
+        """Reserve a placement group, or use the one that this process was given.
+
+        Raises ``ray_resources`` and ``ray_unavailable``.
+        """
         self._session, self._ray = session, session.ray
         given = _given_group(self._ray)
         self._is_own = given is None
@@ -117,14 +121,14 @@ class Placement:
             raise
 
     def strategy(self, slot: Slot) -> Any:
-        """How Ray schedules what belongs into ``slot``."""
+        """Return Ray's scheduling strategy for an actor in ``slot``."""
         scheduling = self._ray.util.scheduling_strategies
         return scheduling.PlacementGroupSchedulingStrategy(self.group, slot.bundle)
 
     def close(self) -> None:
-        """Give the places back, unless they were given to this process."""
+        """Remove the placement group if this object has reserved it."""
         if self._is_own and self._session.is_current:
-            with contextlib.suppress(Exception):  # the cluster is gone
+            with contextlib.suppress(Exception):  # the cluster may be gone
                 self._ray.util.remove_placement_group(self.group)
 
     def _reserve(self, count: int, size: int) -> Any:
@@ -133,7 +137,7 @@ class Placement:
         own = nodes.get(here, {})
         cpus = cpus_per_rank([int(node.get("CPU", 0)) for node in nodes.values()], int(own.get("CPU", 0)), count, size)
         bundles: list[dict[str, float]] = [{"CPU": cpus}] * count
-        if own.get("CPU", 0) >= cpus:  # else rank 0 takes nothing that Ray distributes
+        if own.get("CPU", 0) >= cpus:  # otherwise rank 0 runs outside the placement group
             pin = next((name for name in own if name.startswith("node:") and "__" not in name), None)
             bundles[0] = {"CPU": cpus} | ({} if pin is None else {pin: 0.001})
         else:
@@ -143,7 +147,7 @@ class Placement:
             return group
         needed = f"{len(bundles)} x {cpus} CPU"
         if PLACEMENT_SECONDS > PATIENCE_SECONDS:
-            logger.warning("Ray has not placed the processes yet: needed are %s; free are %s", needed, self._free())
+            logger.warning("Ray has not placed the processes yet: they need %s; %s are free", needed, self._free())
             if group.wait(PLACEMENT_SECONDS - PATIENCE_SECONDS):
                 return group
         free = self._free()
@@ -157,7 +161,7 @@ class Placement:
         return f"{free} of {total} CPU on {len(nodes)} node{'s' if len(nodes) != 1 else ''}"
 
     def _order(self, count: int) -> list[Slot]:
-        """Bundles of one node, and so the ranks of one stage as far as possible, next to each other; rank 0's first."""
+        """Return the slots in rank order: rank 0's first, the others grouped by node to keep stages on one node."""
         specs = self.group.bundle_specs
         here = self._ray.get_runtime_context().get_node_id()
         addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in self._ray.nodes()}
@@ -166,28 +170,31 @@ class Placement:
         has_own = not self._is_own or len(specs) == count
         needed = count if has_own else count - 1
         if len(specs) < needed:
-            found = f"{len(specs)} bundles of the placement group that this process is in"
-            raise error("ray_resources", count=count, limit=0, needed=f"{needed} bundles", free=found)
+            free = f"{len(specs)} bundles in the placement group of this process"
+            raise error("ray_resources", count=count, limit=0, needed=f"{needed} bundles", free=free)
         others = sorted(range(1 if has_own else 0, needed), key=lambda bundle: (nodes[bundle] != here, nodes[bundle]))
         threads = [max(1, int(spec.get("CPU", 1))) for spec in specs]
         slots = [Slot(bundle, addresses[nodes[bundle]], threads[bundle]) for bundle in others]
         return [Slot(0 if has_own else None, own.host, threads[0]), *slots]
 
     def ranks_on(self, host: str) -> int:
-        """How many ranks are on the machine with an address."""
+        """Return the number of ranks on the node with address ``host``."""
         return Counter(slot.host for slot in self.slots)[host]
 
 
 def cpus_per_rank(nodes: Sequence[int], own: int, count: int, size: int) -> int:
-    """Processors that each of ``count`` ranks reserves: so many that a stage, of ``size`` ranks, fills one node, or as
-    many as all ranks find room with; AIAKQ_RAY_CPUS_PER_RANK if that is set.
+    """Return the number of processors that each of ``count`` ranks reserves.
 
-    nodes  processors of each node; own: those of rank 0's.
+    It is AIAKQ_RAY_CPUS_PER_RANK if that is set. Otherwise it is the number with which a stage of ``size`` ranks fills
+    a node, reduced until all ranks fit into the cluster.
+
+    nodes  number of processors of each node.
+    own    number of processors of rank 0's node.
     """
     given = os.environ.get(CPUS_VARIABLE, "")
     if given:
         if not given.isdecimal() or int(given) < 1:
-            hint = "It is how many processors each rank has."
+            hint = "It is the number of processors of each rank."
             raise error("bad_option", option=CPUS_VARIABLE, value=given, expected="a whole number above 0", hint=hint)
         return int(given)
     wanted = max(1, (own or max(nodes, default=1)) // size)
@@ -197,12 +204,12 @@ def cpus_per_rank(nodes: Sequence[int], own: int, count: int, size: int) -> int:
 
 
 def _nodes(ray: Any) -> dict[str, dict[str, float]]:
-    """Resources of every node that is there."""
+    """Return the resources of every node that is alive, by node id."""
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
 def _given_group(ray: Any) -> Any:
-    """The placement group that this process, or the one that started it, is in; None if there is none."""
+    """Return the placement group that this process is in or that GROUP_VARIABLE names; None if there is none."""
     group = ray.util.get_current_placement_group()
     name = os.environ.get(GROUP_VARIABLE)
     if group is not None or not name:
@@ -210,9 +217,9 @@ def _given_group(ray: Any) -> Any:
     from ray.util.placement_group import PlacementGroup
 
     try:
-        found = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(name)))
-        if not found.wait(PATIENCE_SECONDS):
+        group = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(name)))
+        if not group.wait(PATIENCE_SECONDS):
             raise ValueError("it is not ready")
     except Exception as failure:
         raise error("ray_unavailable", reason=f"{GROUP_VARIABLE}={name} names no placement group: {failure}") from None
-    return found
+    return group

@@ -1,4 +1,4 @@
-"""Processes that Ray starts, on one or several nodes, each with a connection to this one. Ray notices lost nodes."""
+"""Processes that Ray starts on one or several nodes, each connected to this process. Ray detects lost nodes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from aiakq.runtime.distributed.ray_cluster import Placement, Session
 
 logger = logging.getLogger("aiakq.runtime")
 
-#: Seconds for Ray to start all processes.
+#: Time limit in seconds for Ray to start all processes.
 START_SECONDS = 180.0
-#: And for each, once it runs, to reach this one.
+#: Time limit in seconds for each process, once it runs, to connect to this one.
 CONNECT_SECONDS = 20.0
-#: Seconds for Ray to say why a process has ended; its connection has told that it has.
+#: Seconds to wait for Ray to report why a process exited, after its connection ended.
 _REASON_SECONDS = 1.5
 _LOOPBACK = "127.0.0.1"
-#: Variables of this process that others get where they are not set: what computes, and where models come from.
-#: Addresses, interfaces, paths and secrets are those of each node.
+#: Environment variables that are passed on to the other processes unless set on their nodes: those that choose kernels
+#: and the model hub. Addresses, interfaces, paths and secrets are left to each node.
 SHARED_VARIABLES = (
     *sorted(SETTINGS.keys() & {"AIAKQ_KERNELS", "AIAKQ_CPU_ISA", "AIAKQ_DEBUG"}),
     "HF_ENDPOINT",
@@ -36,12 +36,12 @@ SHARED_VARIABLES = (
 
 
 class RayProcess:
-    """One process that Ray has started.
+    """A process that Ray has started.
 
-    number  of its slot.
-    socket  connected to it.
-    host    the address of its node.
-    pids    process ids of the actor that started it and of itself, on its node.
+    number  index of its slot.
+    socket  socket connected to it.
+    host    address of its node.
+    pids    process ids of its actor and of the process itself, on its node.
     """
 
     def __init__(self, session: Session, number: int, actor: Any, sock: socket.socket, host: str) -> None:
@@ -55,40 +55,40 @@ class RayProcess:
         self._watch.start()
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
+        """Kill the process immediately."""
         if self._session.is_current:
             with contextlib.suppress(Exception):
                 self._ray.kill(self._actor)
 
     def end(self) -> None:
-        """Wait for its end, its connection being shut down, and kill it if it does not come."""
+        """Wait for the process to exit after its connection was shut down, and kill it if it does not."""
         self._watch.join(2.0)
         self.kill()
 
     def exit_reason(self) -> str:
-        """Why it ended, in words."""
+        """Return a description of why the process exited."""
         self._watch.join(_REASON_SECONDS)
         return self._reason or f"its connection from node {self.host} ended"
 
     def _wait(self) -> None:
-        """Ray may notice the end of a node before its silence is noticed."""
+        """Wait until Ray reports that the process exited; for a lost node that may precede the connection's timeout."""
         try:
             self._reason = f"{self._ray.get(self._ended)} on node {self.host}"
         except Exception as failure:
-            self._reason = f"Ray has lost it on node {self.host}: {_first_line(failure)}"
+            self._reason = f"Ray lost it on node {self.host}: {_first_line(failure)}"
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
 
 class RayProcesses:
-    """One process in every slot of a placement but the first, which is this process's.
+    """The processes in all slots of a placement except the first, which belongs to this process.
 
-    listener  where they connect to; later, who else knows ``secret`` can. The owner closes it.
-    sockets   number of the slot -> the connection to its process.
+    listener  listener that the processes connect to, open to later peers that know ``secret``; the owner closes it.
+    sockets   index of the slot -> socket connected to its process.
     """
 
     def __init__(self, session: Session, placement: Placement, code: str) -> None:
-        """code: what the processes run; see ProcessActor."""
+        """code: Python code that the processes run; see ProcessActor."""
         self._session, self._ray, self._placement = session, session.ray, placement
         self.secret = new_secret()
         slots = placement.slots
@@ -99,7 +99,10 @@ class RayProcesses:
         self._actors: list[Any] = []
 
     def start(self) -> None:
-        """Start all, and wait for their connections. Raises ``rank_failed``, ``rank_late``, ``rank_unreachable``."""
+        """Start all processes and wait until they have connected.
+
+        Raises ``rank_failed``, ``rank_late`` and ``rank_unreachable``.
+        """
         refs, count = self._start(), len(self._placement.slots)
         deadline = time.monotonic() + START_SECONDS
         while len(self.sockets) < count - 1:
@@ -109,23 +112,23 @@ class RayProcesses:
                 self._check_start(refs)
                 if time.monotonic() > deadline:
                     rank = min(set(range(1, count)) - self.sockets.keys())
-                    place = "its connection to rank 0"
+                    place = "connecting to rank 0"
                     raise error("rank_late", rank=rank, limit=START_SECONDS, place=place) from None
                 continue
             if peer.purpose != CONTROL or not 0 < peer.rank < count:
                 sock.close()
                 continue
-            if peer.rank in self.sockets:  # it did not get the answer, and has come again
+            if peer.rank in self.sockets:  # it did not receive the reply, and has reconnected
                 self.sockets[peer.rank].close()
             self.sockets[peer.rank] = sock
 
     def process(self, number: int) -> RayProcess:
-        """The process of a slot, which is watched from now on: its connection is shut down when it ends."""
+        """Return the process of a slot, and start watching it: its connection is shut down when it exits."""
         host = self._placement.slots[number].host
         return RayProcess(self._session, number, self._actors[number - 1], self.sockets[number], host)
 
     def close(self) -> None:
-        """End all, and close their connections."""
+        """Kill all processes and close their connections."""
         self.listener.close()
         for sock in self.sockets.values():
             sock.close()
@@ -136,7 +139,7 @@ class RayProcesses:
                 self._ray.kill(actor)
 
     def _start(self) -> dict[int, Any]:
-        """Have Ray start the processes, which connect to this one; number -> what the start returns."""
+        """Have Ray start the processes; return the object refs of the ``ProcessActor.start`` calls, by slot index."""
         environment = {name: os.environ[name] for name in SHARED_VARIABLES if name in os.environ}
         remote, refs, address = self._ray.remote(ProcessActor), {}, self.listener.address
         for number, slot in list(enumerate(self._placement.slots))[1:]:
@@ -144,8 +147,8 @@ class RayProcesses:
             options = {"num_cpus": slot.threads, "max_restarts": 0, "scheduling_strategy": strategy}
             actor = remote.options(**options).remote(number, self._code)
             self._actors.append(actor)
-            own = (self._host, environment, slot.threads)
-            refs[number] = actor.start.remote(address, CONNECT_SECONDS, self.secret, *own)
+            settings = (self._host, environment, slot.threads)
+            refs[number] = actor.start.remote(address, CONNECT_SECONDS, self.secret, *settings)
         return refs
 
     def _check_start(self, refs: dict[int, Any]) -> None:

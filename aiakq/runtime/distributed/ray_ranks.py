@@ -1,5 +1,6 @@
-"""Ranks that Ray places, possibly on several nodes. Ray starts their processes and notices lost nodes; what ranks send
-each other goes over connections of their own.
+"""Ranks that Ray places, possibly on several nodes.
+
+Ray starts their processes and detects lost nodes; the ranks communicate over their own connections.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ _CODE = "from aiakq.runtime.loader.remote_rank import main; main()"
 
 
 def start_ray_ranks(config: EngineConfig) -> RankGroup:
-    """Ranks 1 and up, loading; this process is rank 0. Until the group is closed, it has a rank's threads.
+    """Start ranks 1 and up, which then load the model; this process is rank 0.
 
-    Raises ``ray_missing``, ``ray_unavailable``, ``ray_resources``, ``ranks_unavailable`` and what ranks raise.
+    Until the group is closed, this process uses a rank's share of the threads.
+
+    Raises ``ray_missing``, ``ray_unavailable``, ``ray_resources``, ``ranks_unavailable`` and the errors of ranks.
     """
     reason = library.unavailable()
     if reason is not None:
@@ -41,7 +44,7 @@ def start_ray_ranks(config: EngineConfig) -> RankGroup:
 
 
 class _Started:
-    """What has been started so far, and what ends it."""
+    """The resources of a group that is being started, released by ``close``."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -51,7 +54,7 @@ class _Started:
         self._channels: dict[int, Channel] = {}
 
     def group(self, config: EngineConfig) -> RankGroup:
-        """The ranks, having met."""
+        """Start the ranks, connect them to each other, and return them as a group."""
         parallel = config.parallel
         count, size = parallel.world_size, parallel.tensor_parallel_size
         self._placement = placement = Placement(self._session, count, size)
@@ -59,9 +62,9 @@ class _Started:
         self._processes = processes = RayProcesses(self._session, placement, _CODE)
         processes.start()
         self._channels = {rank: Channel(sock) for rank, sock in sorted(processes.sockets.items())}
-        own = processes.listener.address
-        assert isinstance(own, tuple)
-        addresses = [own, *(self._address(rank) for rank in range(1, count))]
+        own_address = processes.listener.address
+        assert isinstance(own_address, tuple)
+        addresses = [own_address, *(self._address(rank) for rank in range(1, count))]
         self._load(config, placement, addresses)
         meeting = Meeting(0, size, addresses, processes.listener, processes.secret)
         connections = self._meet(meeting, parallel.timeout)
@@ -77,7 +80,7 @@ class _Started:
         return RankGroup(ranks, size, threads, parallel.timeout, collectives, link, self.close, host_ranks)
 
     def close(self) -> None:
-        """End everything that Ray has started, and give back what was reserved."""
+        """End all processes that Ray has started, and release the placement group."""
         self._restore()
         if self._processes is not None:
             self._processes.close()
@@ -85,7 +88,7 @@ class _Started:
             self._placement.close()
 
     def _load(self, config: EngineConfig, placement: Placement, addresses: list[tuple[str, int]]) -> None:
-        """Have the other ranks load. What rank 0 has found out about its device holds for all."""
+        """Have the other ranks load the model, with rank 0's device and dtype."""
         parallel = config.parallel
         dtype = str(config.device.dtype).removeprefix("torch.")
         for rank, channel in self._channels.items():
@@ -109,23 +112,23 @@ class _Started:
             channel.send(frame(load))
 
     def _address(self, rank: int) -> tuple[str, int]:
-        """Where a rank listens for others."""
+        """Receive the address that a rank listens at."""
         channel = self._channels[rank]
         readable, _, _ = select.select([channel.socket], [], [], START_SECONDS)
         if not readable:
-            raise error("rank_late", rank=rank, limit=START_SECONDS, place="the end of its start")
+            raise error("rank_late", rank=rank, limit=START_SECONDS, place="starting its process")
         message = channel.receive_from_rank()
         if isinstance(message, RankFailed):
             raise error(message.id, **message.fields)
         if not isinstance(message, Listening):
-            raise error("rank_failed", rank=rank, reason="it ended before it had begun to load")
+            raise error("rank_failed", rank=rank, reason="it exited before it began to load")
         return message.host, message.port
 
     def _meet(self, meeting: Meeting, time_limit: float) -> Connections:
         try:
             return meeting.hold_meeting(time_limit)
         except AiakqError:
-            for channel in self._channels.values():  # one of them may know more
+            for channel in self._channels.values():  # a rank may have reported a more specific error
                 if select.select([channel.socket], [], [], 0)[0]:
                     message = channel.receive_from_rank()
                     if isinstance(message, RankFailed):
@@ -134,7 +137,7 @@ class _Started:
 
 
 class RayRank:
-    """One rank that Ray has started; see Rank."""
+    """A rank whose process Ray has started; implements ``Rank``."""
 
     def __init__(self, process: RayProcess, channel: Channel, time_limit: float) -> None:
         self.number, self.channel, self.process = process.number, channel, process

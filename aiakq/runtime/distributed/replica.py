@@ -1,4 +1,4 @@
-"""Replicas: what each of several engines of one server has to itself."""
+"""Data parallel replicas: the devices of each of several engines of one server."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def take_devices(arguments: Mapping[str, Any], replica: int, num_replicas: int) -> None:
-    """Have this process see only its GPUs: one for each of its ranks, after those of the replicas before it. Called
-    before CUDA starts.
+    """Restrict CUDA_VISIBLE_DEVICES of this process to the GPUs of its replica, one per rank.
 
-    arguments  of the engine.
-    replica    its number among ``num_replicas``.
+    Must be called before CUDA is initialized.
 
-    Raises ``ranks_unavailable`` where there are not enough, or all replicas would be placed in one group.
+    arguments  engine arguments.
+    replica    index of this replica, below ``num_replicas``.
+
+    Raises ``ranks_unavailable`` if there are too few GPUs, or if all replicas would share one placement group.
     """
     if num_replicas == 1:
         return
@@ -35,7 +36,7 @@ def take_devices(arguments: Mapping[str, Any], replica: int, num_replicas: int) 
         return
     size = arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"]
     if count < size * num_replicas:
-        reason = f"{num_replicas} replicas need {size * num_replicas} GPUs, and {count} can be seen"
+        reason = f"{num_replicas} replicas need {size * num_replicas} GPUs, but {count} are visible"
         raise error("ranks_unavailable", reason=reason)
     visible = os.environ.get(_VISIBLE)
     names = visible.split(",") if visible else [str(gpu) for gpu in range(count)]

@@ -1,4 +1,4 @@
-"""Starts the ranks that a configuration asks for."""
+"""Starts the ranks that a configuration requires."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from aiakq.system.threads import threads_in_limit
 
 
 def limit_torch_threads() -> None:
-    """Keep torch's threads within the limit of processor time, for programs that have imported torch themselves."""
+    """Reduce torch's threads to the cgroup's CPU limit, for programs that import torch before aiakq."""
     limit = threads_in_limit()
     if limit is not None and limit < torch.get_num_threads() and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(limit)
 
 
 def start_ranks(config: EngineConfig) -> RankGroup | None:
-    """The other ranks of ``config``, loading; None if there are none.
+    """Start the other ranks of ``config``, which then load the model; return None if the world size is 1.
 
-    Raises ``ranks_unavailable``, ``rank_failed``, and what ``start_ray_ranks`` raises.
+    Raises ``ranks_unavailable``, ``rank_failed``, and the errors of ``start_ray_ranks``.
     """
     if config.parallel.world_size == 1:
         return None
     if config.parallel.by_ray:
         if config.device.device.type != "cpu":
-            raise error("ranks_unavailable", reason="those that Ray places compute on CPUs, and the device is a GPU")
+            raise error("ranks_unavailable", reason="ranks that Ray places compute on CPUs, but the device is a GPU")
         from aiakq.runtime.distributed.ray_ranks import start_ray_ranks
 
         return start_ray_ranks(config)
@@ -38,20 +38,20 @@ def start_ranks(config: EngineConfig) -> RankGroup | None:
 
 
 def transport_of(config: EngineConfig) -> str:
-    """How the ranks of a stage meet; see collectives.py."""
+    """Return the transport of the collectives of a stage; see collectives.py."""
     return "torch" if config.device.device.type == "cuda" else "memory"
 
 
 def gpus_of_ranks(config: EngineConfig) -> list[int]:
-    """The GPU of each rank, as this process counts them: one for each, the current one for rank 0.
+    """Return the GPU index of each rank in this process's numbering; rank 0 has the current GPU.
 
     Raises ``ranks_unavailable``.
     """
     size, count = config.parallel.tensor_parallel_size, torch.cuda.device_count()
     if config.parallel.pipeline_parallel_size > 1:
-        raise error("ranks_unavailable", reason="the stages of a pipeline are on CPUs, and the device is a GPU")
+        raise error("ranks_unavailable", reason="pipeline stages are supported on CPUs only, and the device is a GPU")
     if count < size:
-        reason = f"{size} ranks need a GPU each, and {count} can be seen (CUDA_VISIBLE_DEVICES hides others)"
+        reason = f"{size} ranks need a GPU each, but {count} are visible (see CUDA_VISIBLE_DEVICES)"
         raise error("ranks_unavailable", reason=reason)
-    own = torch.cuda.current_device()
-    return [own, *(gpu for gpu in range(count) if gpu != own)][:size]
+    current = torch.cuda.current_device()
+    return [current, *(gpu for gpu in range(count) if gpu != current)][:size]

@@ -1,20 +1,20 @@
-"""FairScheduler: shares the steps between clients, where the requests name several (``RequestSpec.client``).
+"""FairScheduler: shares steps fairly between clients, if requests name several (``RequestSpec.client``).
 
 After Sheng et al., "Fairness in Serving Large Language Models" (arXiv:2401.00588): every client has a counter of the
-tokens it was served, and the one with the least goes first. Differences to the paper's VTC:
+tokens it was served, and the client with the lowest counter is served first. Differences from the paper's VTC:
 
-- Not only waiting requests are chosen like this but every piece of a step: an answer's token, or some tokens of a
-  prompt. So a long prompt that was begun does not hold up another client's.
-- A client whose whole demand a step meets, or who waits for pages only, saves nothing up: its counter is lifted to the
-  least of those that want more.
-- While answers run, a step has no more tokens than let it take as long as one with a token for every client and
-  ``STRETCH - 1`` times as long as one of a single token, as far as earlier steps tell. Without this, one client's
-  prompts would slow another's answer however small their part of the tokens were, because a step takes as long as all
-  of its tokens.
-- A client of whom nothing runs may take the place of the last sequence of another of whom several run.
+- Clients compete not only for the admission of waiting requests, but for every piece of a step: one decode token, or a
+  few prompt tokens. A long prompt in progress therefore does not hold up another client's request.
+- A client whose whole demand is met by a step, or which only waits for pages, does not accumulate credit: its counter
+  is raised to the lowest counter of the clients that want more.
+- While sequences decode, a step's number of tokens is limited such that its estimated time does not exceed that of a
+  step with one token per client plus ``STRETCH - 1`` times that of a single token. Otherwise the prompts of one client
+  would slow down the decoding of others, however small their share of tokens, because a step lasts as long as all of
+  its tokens take.
+- A client without running sequences may preempt the last sequence of a client with several running sequences.
 
-Among the sequences of one client the order is that of ``Scheduler``. A smaller ``priority`` goes first, whosever it is;
-clients share what has the same one. With sequences of a single client everything is as in ``Scheduler``.
+The sequences of one client are ordered as in ``Scheduler``. A smaller ``priority`` is served first, regardless of the
+client; clients share steps at equal priority. With a single client this behaves exactly as ``Scheduler``.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.engine.step_times import StepTimes
 
-#: What a generated token counts; one of a prompt counts 1.
+#: Weight of a generated token in a client's counter; a prompt token has weight 1.
 OUTPUT_WEIGHT = 2
-#: Tokens of a prompt that a client gets in one turn.
+#: Maximum number of prompt tokens that a client gets per turn.
 QUANTUM = 16
-#: How much longer steps may take while several clients share them, and the tokens of the first ones.
+#: Factor by which steps may be slower while clients share them, and the token limit until step times are known.
 STRETCH = 3.0
 FIRST_LIMIT = 64
 
 
 @dataclass
 class _Turn:
-    """What a client wants from a step, each list in order; the first of ``answers`` comes first.
+    """The demand of a client in a step, in order: ``decodes`` are served first, then prompts, then waiting sequences.
 
-    charged  what it got so far, weighted.
-    partial  prompts that are begun and not complete; ``long`` ones among them.
-    is_blocked  whether slots or pages are short for what waits.
+    charged     weighted tokens that the client got in this step.
+    partial     number of prompts that have begun and are incomplete.
+    long        number of long prompts among them.
+    is_blocked  whether its waiting sequences lack slots or pages.
     """
 
     client: str
-    answers: deque[Sequence] = field(default_factory=deque)
+    decodes: deque[Sequence] = field(default_factory=deque)
     prompts: deque[Sequence] = field(default_factory=deque)
     waiting: deque[Sequence] = field(default_factory=deque)
     num_running: int = 0
@@ -60,7 +61,7 @@ class _Turn:
 
     @property
     def next(self) -> Sequence | None:
-        for queue in (self.answers, self.prompts, self.waiting):
+        for queue in (self.decodes, self.prompts, self.waiting):
             if queue:
                 return queue[0]
         return None
@@ -68,9 +69,16 @@ class _Turn:
 
 @dataclass
 class _Step:
-    """A step that is being filled: tokens by sequence, those that it starts, and room for more answers and tokens."""
+    """A step that is being filled.
 
-    answers: int
+    decodes  number of decode tokens that may be added.
+    room     number of tokens that may be added.
+    counts   number of tokens by sequence.
+    started  sequences that start in this step.
+    admits   whether waiting sequences may still start in this step.
+    """
+
+    decodes: int
     room: int
     counts: dict[Sequence, int] = field(default_factory=dict)
     started: set[Sequence] = field(default_factory=set)
@@ -78,9 +86,9 @@ class _Step:
 
 
 class FairScheduler(Scheduler):
-    """``Scheduler``, fair between clients.
+    """A ``Scheduler`` that is fair between clients.
 
-    counters  of what clients were served since several of them have sequences.
+    counters  weighted tokens served to each client, since several clients have had sequences.
     """
 
     def __init__(self, pool: PagePool, config: SchedulerConfig) -> None:
@@ -88,19 +96,19 @@ class FairScheduler(Scheduler):
         self.counters: dict[str, int] = {}
         self._step_times = StepTimes()
         self._live: Counter[str] = Counter()
-        self._least = 0  # the least counter of a client that wants more
-        # Tokens of the steps whose time is not known yet: asynchronously, a step ends when the next one is submitted.
+        self._min_counter = 0  # lowest counter of the clients that want more
+        # Tokens of the steps whose time is not known yet: with async scheduling a step ends when the next is submitted.
         self._steps: deque[int] = deque([0] * config.async_scheduling, maxlen=1 + config.async_scheduling)
 
     @property
     def num_clients(self) -> int:
-        """Clients with waiting or running sequences."""
+        """Number of clients with waiting or running sequences."""
         return len(self._live)
 
     def add(self, sequence: Sequence) -> None:
         client = sequence.spec.client
         if client not in self._live:
-            self.counters[client] = max(self.counters.get(client, 0), self._least)
+            self.counters[client] = max(self.counters.get(client, 0), self._min_counter)
         self._live[client] += 1
         super().add(sequence)
 
@@ -117,7 +125,7 @@ class FairScheduler(Scheduler):
         return super().may_preempt() or self._may_take_over()
 
     def schedule(self, now: float = 0.0) -> list[ScheduledChunk]:
-        # If nothing runs any more, the time since the last step is not how long that step took.
+        # If nothing is running, the time since the last step includes idle time.
         if self.running and self._steps and self._steps[0] and now > self._last_step:
             self._step_times.observe(self._steps[0], now - self._last_step)
         chunks = super().schedule(now)
@@ -128,12 +136,12 @@ class FairScheduler(Scheduler):
         if len(self._live) < 2:
             return super()._choose(waited)
         turns = self._turns(waited)
-        answers, budget = self._step_limits()
-        step = _Step(answers, min(budget, self._room(turns)))
-        # Answers first, as far as they surely are within their client's part of the step.
+        decodes, budget = self._step_limits()
+        step = _Step(decodes, min(budget, self._room(turns)))
+        # Decodes first, up to a number that is certainly within each client's share of the step.
         quota = step.room // (2 * len(turns))
         for turn in sorted(turns.values(), key=self._rank):
-            for _ in range(min(quota, len(turn.answers))):
+            for _ in range(min(quota, len(turn.decodes))):
                 self._serve(turn, step)
         heap = [(self._rank(turn), turn) for turn in turns.values() if turn.next]
         heapq.heapify(heap)
@@ -149,7 +157,7 @@ class FairScheduler(Scheduler):
         return chosen
 
     def _turns(self, waited: bool) -> dict[str, _Turn]:
-        """What every client wants."""
+        """Return the demand of every client."""
         turns = {client: _Turn(client) for client in self._live}
         for sequence in self.running:
             turn, uncomputed = turns[sequence.spec.client], self._wanted(sequence)
@@ -159,31 +167,34 @@ class FairScheduler(Scheduler):
                 turn.partial += 1
                 turn.long += self._is_long(uncomputed)
             elif uncomputed:
-                turn.answers.append(sequence)
+                turn.decodes.append(sequence)
         if waited:
             for sequence in self.waiting:
                 turns[sequence.spec.client].waiting.append(sequence)
         return turns
 
     def _room(self, turns: dict[str, _Turn]) -> int:
-        """Tokens of this step."""
-        if not self.config.enable_chunked_prefill or not any(turn.answers for turn in turns.values()):
+        """Return the maximum number of tokens of this step."""
+        if not self.config.enable_chunked_prefill or not any(turn.decodes for turn in turns.values()):
             return self.budget
-        most = self._step_times.most_tokens(len(turns), STRETCH)
-        return min(self.budget, max(FIRST_LIMIT if most is None else most, 4 * len(turns)))
+        limit = self._step_times.max_tokens(len(turns), STRETCH)
+        return min(self.budget, max(FIRST_LIMIT if limit is None else limit, 4 * len(turns)))
 
     def _rank(self, turn: _Turn) -> tuple[Any, ...]:
-        """The least goes first; of equal ones that of whom less runs, then who came first."""
+        """Return the sort key of a client; the smallest is served first.
+
+        Ties are broken by the number of running sequences, then by order of arrival.
+        """
         first = turn.next
         priority, number = first.order if first else (0, 0)
         return priority, self.counters[turn.client] + turn.charged, turn.num_running, number, turn.client
 
     def _serve(self, turn: _Turn, step: _Step) -> None:
-        """Give ``turn`` one piece of the step, or take off it what cannot get any."""
-        if turn.answers:
-            sequence = turn.answers.popleft()
-            if step.answers > 0:
-                step.answers -= 1
+        """Add one piece of the client's demand to the step, or drop demand that cannot be served in it."""
+        if turn.decodes:
+            sequence = turn.decodes.popleft()
+            if step.decodes > 0:
+                step.decodes -= 1
                 self._extend(sequence, 1, turn, step)
         elif turn.waiting and (not turn.prompts or turn.partial < self.config.max_num_partial_prefills):
             self._begin(turn, step)
@@ -195,20 +206,23 @@ class FairScheduler(Scheduler):
                 self._after(sequence, turn, step)
 
     def _piece(self, uncomputed: int, done: int, room: int) -> int:
-        """Tokens of a prompt in one turn, ``done`` of its uncomputed ones being in this step already."""
+        """Return the number of prompt tokens for one turn; ``done`` of the uncomputed ones are already in this step."""
         count = self._allowance(uncomputed - done, room, QUANTUM)
-        most = self.config.long_prefill_token_threshold if self.config.enable_chunked_prefill else 0
-        return min(count, max(0, most - done)) if most and self._is_long(uncomputed) else count
+        limit = self.config.long_prefill_token_threshold if self.config.enable_chunked_prefill else 0
+        return min(count, max(0, limit - done)) if limit and self._is_long(uncomputed) else count
 
     def _after(self, sequence: Sequence, turn: _Turn, step: _Step) -> None:
-        """Whether the prompt goes on in this step: in turn with others that are begun."""
+        """Requeue an incomplete prompt, so that it alternates with the client's other prompts in this step."""
         if step.counts[sequence] == sequence.num_uncomputed_tokens:
             turn.partial -= 1
         else:
             turn.prompts.append(sequence)
 
     def _extend(self, sequence: Sequence, count: int, turn: _Turn, step: _Step) -> bool:
-        """Add ``count`` tokens of ``sequence`` to the step, preempting others if pages run out."""
+        """Add ``count`` tokens of ``sequence`` to the step, preempting other sequences if pages run out.
+
+        Returns False if ``sequence`` was preempted itself.
+        """
         if sequence.slot is None:  # preempted in this step
             return False
         total = step.counts.get(sequence, 0) + count
@@ -224,13 +238,16 @@ class FairScheduler(Scheduler):
         return True
 
     def _last(self, candidates: list[Sequence]) -> Sequence:
-        """Who gives up its pages: the last of the client that holds most. The first of all is no candidate, so that
-        somebody gets to the end whatever the others do.
+        """Return the sequence to preempt: the last one of the client that holds the most pages.
+
+        Callers exclude the first running sequence, which guarantees progress.
         """
         held: Counter[str] = Counter()
-        for one in self.running:
-            held[one.spec.client] += len(one.pages)
-        return max(candidates, key=lambda one: (one.spec.priority, held[one.spec.client], one.order))
+        for sequence in self.running:
+            held[sequence.spec.client] += len(sequence.pages)
+        return max(
+            candidates, key=lambda sequence: (sequence.spec.priority, held[sequence.spec.client], sequence.order)
+        )
 
     def _take_out(self, victim: Sequence, step: _Step) -> None:
         step.room += step.counts.pop(victim, 0)
@@ -238,7 +255,7 @@ class FairScheduler(Scheduler):
         self._preempt(victim)
 
     def _begin(self, turn: _Turn, step: _Step) -> None:
-        """Start the next waiting sequence of ``turn``. If it does not fit, nobody starts before it."""
+        """Start the next waiting sequence of the client. If it does not fit, no other sequence starts in this step."""
         sequence = turn.waiting.popleft()
         if self.adapters is not None and not self.adapters.admits(sequence.spec.adapter):
             return
@@ -268,7 +285,10 @@ class FairScheduler(Scheduler):
         self._after(sequence, turn, step)
 
     def _make_room(self, sequence: Sequence, shared: list[int], turn: _Turn, step: _Step) -> bool:
-        """Whether ``sequence`` has a slot and pages for all of it. If nothing of its client runs, others make room."""
+        """Return whether there are a slot and pages for all of ``sequence``.
+
+        If its client has no running sequence, sequences of other clients are preempted to make room.
+        """
         if self._fits(sequence, shared):
             return True
         if turn.num_running:
@@ -283,23 +303,26 @@ class FairScheduler(Scheduler):
         return self._fits(sequence, shared)
 
     def _fits(self, sequence: Sequence, shared: list[int]) -> bool:
-        """Whether there are a slot and pages for all of ``sequence``, beside what those that run still need."""
+        """Whether there are a slot and pages for all of ``sequence``, besides what running sequences still need."""
         if len(self.running) >= self.max_num_seqs:
             return False
         needed = self._pages_for(len(sequence.token_ids)) - len(shared) + self.pool.num_idle(shared)
-        for one in self.running:
-            needed += max(0, self._pages_for(one.num_computed_tokens + one.num_uncomputed_tokens) - len(one.pages))
+        for other in self.running:
+            total = other.num_computed_tokens + other.num_uncomputed_tokens
+            needed += max(0, self._pages_for(total) - len(other.pages))
         return needed <= self.pool.num_free
 
     def _others(self, sequence: Sequence, step: _Step) -> list[Sequence]:
-        """Who may have to make room for ``sequence``: sequences of clients of whom several run, and none is new; not
-        the first of all.
+        """Return the sequences that may be preempted for ``sequence``.
+
+        They belong to clients with several running sequences of which none started in this step. The first running
+        sequence is never among them.
         """
-        running = Counter(one.spec.client for one in self.running)
-        for one in step.started:
-            del running[one.spec.client]
-        others = [one for one in self.running[1:] if running[one.spec.client] > 1]
-        return [one for one in others if one.spec.priority >= sequence.spec.priority]
+        running = Counter(other.spec.client for other in self.running)
+        for started in step.started:
+            del running[started.spec.client]
+        others = [other for other in self.running[1:] if running[other.spec.client] > 1]
+        return [other for other in others if other.spec.priority >= sequence.spec.priority]
 
     def _may_take_over(self) -> bool:
         if len(self._live) < 2 or not self.waiting:
@@ -308,23 +331,25 @@ class FairScheduler(Scheduler):
         return any(sequence.spec.client not in running for sequence in self.waiting)
 
     def _settle(self, chosen: list[ScheduledChunk], blocked: set[str]) -> None:
-        """Charge every client, and lift the counters of those that want no more, or only what does not fit yet."""
-        left = {sequence.spec.client for sequence in self.waiting} - blocked
+        """Charge every client for the step, and raise the counters of clients with no further demand to serve."""
+        unserved = {sequence.spec.client for sequence in self.waiting} - blocked
         served = {chunk.sequence: chunk.count for chunk in chosen}
-        left |= {one.spec.client for one in self.running if self._wanted(one) > served.get(one, 0)}
-        if not left:
+        unserved |= {
+            sequence.spec.client for sequence in self.running if self._wanted(sequence) > served.get(sequence, 0)
+        }
+        if not unserved:
             self._reset_counters()
             return
         for chunk in chosen:
-            one = chunk.sequence
-            self.counters[one.spec.client] += OUTPUT_WEIGHT if one.num_uncomputed_tokens == 1 else chunk.count
-        self._least = min(self.counters[client] for client in left)
+            sequence = chunk.sequence
+            self.counters[sequence.spec.client] += OUTPUT_WEIGHT if sequence.num_uncomputed_tokens == 1 else chunk.count
+        self._min_counter = min(self.counters[client] for client in unserved)
         for client, counter in list(self.counters.items()):
             if client in self._live:
-                self.counters[client] = max(counter, self._least if client not in left else counter)
-            elif counter <= self._least:
+                self.counters[client] = max(counter, self._min_counter if client not in unserved else counter)
+            elif counter <= self._min_counter:
                 del self.counters[client]
 
     def _reset_counters(self) -> None:
         self.counters = dict.fromkeys(self._live, 0)
-        self._least = 0
+        self._min_counter = 0

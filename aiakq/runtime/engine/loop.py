@@ -10,7 +10,7 @@ from aiakq.runtime.engine.messages import Inbox, StepOutput
 
 
 def timed_step(engine: Engine, inbox: Inbox) -> StepOutput:
-    """One step on the monotonic clock; its tokens are dated to its end."""
+    """Run one step by the monotonic clock; its tokens get the time at which the step ended."""
     began = time.monotonic()
     output = engine.step(began, inbox)
     output.date(began, time.monotonic())
@@ -18,15 +18,16 @@ def timed_step(engine: Engine, inbox: Inbox) -> StepOutput:
 
 
 def run(engine: Engine, receive: Callable[[bool], Inbox | None], deliver: Callable[[StepOutput], None]) -> None:
-    """Step ``engine`` while there is work, until ``receive`` returns None.
+    """Run steps of ``engine`` while there is work, until ``receive`` returns None.
 
-    receive  returns what arrived since the last call. If its argument is true the engine is idle, and it may wait.
-    deliver  takes the output of every step, also of one without a token, so that gauges stay exact.
+    receive  returns the messages that arrived since the last call; its argument is true if the engine is idle, and then
+             it may block.
+    deliver  called with the output of every step, including those without tokens, so that gauges stay up to date.
     """
     while True:
         busy = engine.has_work()
-        # Cheap enough for every step: an idle engine that has lost a page ends instead of running out of pages later.
-        assert busy or engine.stats.num_free_pages == engine.stats.num_pages, "a page is lost"
+        # A leak is detected as soon as the engine is idle, before it runs out of pages.
+        assert busy or engine.stats.num_free_pages == engine.stats.num_pages, "a page has leaked"
         inbox = receive(not busy)
         if inbox is None:
             return

@@ -1,7 +1,7 @@
-"""Messages into and out of the engine: plain records that are encoded without pickle.
+"""Messages to and from the engine: plain records that are encoded without pickle.
 
-``RequestSpec`` is the engine's only way in. ``admit`` is the only place that makes one: it checks every field
-against the limits of the loaded model, so that nothing inside the engine can fail because of a request's values.
+Requests enter the engine as ``RequestSpec``, which only ``admit`` creates: it validates every field against the limits
+of the loaded model, so that the values of a request cannot make the engine fail.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from aiakq.runtime.structured.grammars import Grammar, GrammarDefaults
 
 #: The ``error`` of a sequence whose logits are not finite.
 NOT_FINITE = "the model's output is not finite (overflow)"
-#: The ``error`` of a sequence whose own masks forbid every token.
+#: The ``error`` of a sequence whose masks forbid every token.
 NOTHING_LEFT = "no token is left that the request allows"
-#: The ``error`` of a sequence whose grammar can no longer say what may follow.
+#: The ``error`` of a sequence whose grammar matcher has failed.
 GRAMMAR_FAILED = "its grammar cannot be followed any further"
-#: What the ``error`` of a sequence begins with whose adapter is not what it was when it was checked.
+#: Prefix of the ``error`` of a sequence whose LoRA adapter could not be loaded.
 ADAPTER_FAILED = "its adapter cannot be loaded"
-#: The ``error`` of a sequence whose chunk does not fit into memory, even alone.
+#: The ``error`` of a sequence whose chunk exceeds the memory even in a step of its own.
 OUT_OF_MEMORY = "its part of a step does not fit into memory"
 
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """The bounds every request is checked against.
+    """The limits that every request is validated against.
 
-    vocab_size    width of the logits: every token id is in 0 .. vocab_size - 1.
-    max_model_len tokens of prompt plus output.
-    max_kv_tokens tokens the whole page pool holds; a request that needs more could never run.
-    max_logprobs  most log-probabilities per position a client may ask for.
-    max_new_tokens  what longer answers are cut to; None: nothing.
-    by_priority   whether requests may have a priority.
-    grammars      how structured output is written unless a request says otherwise.
-    pooling       what prompts become where nothing is generated; None: prompts are continued.
-    adapters      limits on LoRA adapters; None: requests have none.
+    vocab_size      width of the logits: every token id is in 0 .. vocab_size - 1.
+    max_model_len   maximum number of tokens of prompt plus output.
+    max_kv_tokens   number of tokens that the whole page pool holds; a longer request could never run.
+    max_logprobs    maximum number of log-probabilities per position.
+    eos_token_ids   token ids that end a sequence.
+    max_new_tokens  limit on the number of generated tokens of every request; None for no limit.
+    by_priority     whether requests may have a priority.
+    grammars        defaults of structured output.
+    pooling         how prompts are pooled; None for a model that generates text.
+    adapters        limits on LoRA adapters; None if LoRA is disabled.
     """
 
     vocab_size: int
@@ -59,16 +60,16 @@ class ModelLimits:
 
     @property
     def task(self) -> str:
-        """What the model is there for: generate, embed, classify, score or reward."""
+        """The model's task: generate, embed, classify, score or reward."""
         return "generate" if self.pooling is None else self.pooling.task
 
     def check_generates(self) -> None:
-        """Raise ``task_mismatch`` if nothing is generated."""
+        """Raise ``task_mismatch`` if the model pools prompts instead of generating text."""
         if self.pooling is not None:
             raise error("task_mismatch", task=self.task, wanted="continue texts", needed="generate")
 
     def pools(self) -> PoolingLimits:
-        """How prompts are pooled. Raises ``task_mismatch`` if they are continued."""
+        """Return how prompts are pooled. Raises ``task_mismatch`` for a model that generates text."""
         if self.pooling is None:
             raise error(
                 "task_mismatch", task="generate", wanted="return embeddings or scores", needed="embed or classify"
@@ -77,21 +78,21 @@ class ModelLimits:
 
 
 class RequestSpec(msgspec.Struct, frozen=True):
-    """One sequence to generate, every field checked. Made by ``admit`` only.
+    """One sequence to generate or pool, with validated fields. Created by ``admit`` only.
 
-    sampling         the request's parameters; without ``logits_processors``, which no record can carry, and without
-                     structured outputs, of which ``grammar`` is what remains.
-    max_tokens       tokens to generate at most; 0 scores the prompt and stops.
-    seed             the sequence's own: that of the request plus its index, or a random one, so that a preempted
-                     sequence repeats itself.
-    eos_token_ids    end the sequence, ``stop_reason`` None; empty with ignore_eos.
-    bad_word_ids     ``sampling.bad_words`` as token ids that may not follow each other in the output.
-    priority         lower ones are scheduled first.
-    cache_salt       pages are shared only between requests with the same one.
-    client           whose it is: steps are shared between clients (``FairScheduler``).
-    grammar          what the text has to match.
-    pooling          what the prompt becomes, of requests that generate nothing.
-    adapter          that changes the model for this sequence; checked by ``runtime.lora.requests``.
+    sampling         sampling parameters of the request, without ``logits_processors``, which cannot be encoded, and
+                     without structured outputs, which ``grammar`` replaces.
+    max_tokens       maximum number of tokens to generate; 0 only scores the prompt.
+    seed             seed of the sequence: the request's plus the index of the sequence, or a random one. It is fixed,
+                     so that a preempted sequence is regenerated identically.
+    eos_token_ids    token ids that end the sequence with ``stop_reason`` None; empty with ignore_eos.
+    bad_word_ids     ``sampling.bad_words`` as sequences of token ids that must not occur in the output.
+    priority         scheduling priority; smaller values are scheduled first.
+    cache_salt       prefix cache pages are shared only between requests with the same salt.
+    client           client that the request belongs to; steps are shared between clients (``FairScheduler``).
+    grammar          grammar that the generated text has to match.
+    pooling          how the prompt is pooled, for requests that generate nothing.
+    adapter          LoRA adapter of the sequence; validated by ``runtime.lora.requests``.
     """
 
     request_id: str
@@ -122,12 +123,12 @@ def admit(
     client: str = "",
     pooling: Pooling | None = None,
 ) -> RequestSpec:
-    """Check one request against ``limits`` and freeze it.
+    """Validate a request against ``limits`` and create its ``RequestSpec``.
 
-    index           counts the sequences of an n > 1 request.
+    index           index of the sequence in a request with n > 1.
     bad_word_ids    token ids of ``params.bad_words``.
-    within_context  stop at the end of the context instead of refusing a larger ``max_tokens``.
-    pooling         what the prompt becomes; nothing is generated then.
+    within_context  reduce a ``max_tokens`` that exceeds the context length, instead of refusing it.
+    pooling         how to pool the prompt, for requests that generate nothing.
 
     Raises AiakqError: empty_prompt, invalid_token_id, context_length_exceeded, value_out_of_range, invalid_type,
     unsupported_parameter, task_mismatch.
@@ -171,7 +172,7 @@ def admit(
 
 
 def repeat(spec: RequestSpec, request_id: str, index: int) -> RequestSpec:
-    """Sequence ``index`` of a request whose first one is ``spec``: the same, with another seed. Copies no list."""
+    """Return sequence ``index`` of a request whose first sequence is ``spec``, with its own seed. Lists are shared."""
     seed = secrets.randbits(63) if spec.sampling.seed is None else spec.seed + index
     return msgspec.structs.replace(spec, request_id=request_id, seed=seed)
 
@@ -179,7 +180,7 @@ def repeat(spec: RequestSpec, request_id: str, index: int) -> RequestSpec:
 def _check_logprobs(params: SamplingParams, limits: ModelLimits) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(params, name)
-        # -1 stands for the whole vocabulary.
+        # -1 means the whole vocabulary.
         if count is not None and (limits.vocab_size if count == -1 else count) > limits.max_logprobs:
             raise error("value_out_of_range", param=name, value=count, allowed=f"at most {limits.max_logprobs}")
 
@@ -206,7 +207,7 @@ def _check_priority(priority: int, limits: ModelLimits) -> None:
 
 def _check_ids_of_parameters(params: SamplingParams, bad_word_ids: Sequence[list[int]], vocab_size: int) -> None:
     _check_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)
-    ascending = params.allowed_token_ids or []  # perhaps the whole vocabulary
+    ascending = params.allowed_token_ids or []  # may be the whole vocabulary, so only the extremes are checked
     _check_ids("allowed_token_ids", ascending[:1] + ascending[-1:], vocab_size)
     _check_ids("logit_bias", params.logit_bias or (), vocab_size)
     for word in bad_word_ids:
@@ -225,24 +226,24 @@ def _check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:
 
 @dataclass(frozen=True)
 class Abort:
-    """Stop a request and give its pages back; unknown or finished ids are ignored."""
+    """Abort a request and free its pages; unknown and finished ids are ignored."""
 
     request_id: str
 
 
 @dataclass(frozen=True)
 class ResetPrefixCache:
-    """Let no later request find a page that was filled before."""
+    """Clear the prefix cache: later requests reuse no pages filled before."""
 
 
 @dataclass(frozen=True)
 class UnloadAdapter:
-    """Drop an adapter from memory, by its key, once no request uses it any more."""
+    """Unload the adapter with this key as soon as no request uses it."""
 
     key: str
 
 
-#: What ``Engine.step`` takes, in order.
+#: The messages that ``Engine.step`` processes, in order.
 Inbox = list[RequestSpec | Abort | ResetPrefixCache | UnloadAdapter]
 
 
@@ -266,16 +267,20 @@ class RequestTimes:
 
 @dataclass
 class TokenOutput:
-    """What a step brought one request.
+    """The output of a step for one request.
 
-    token_ids         generated in this step.
-    token_logprobs    of the generated tokens, raw (before temperature and penalties); same length.
-    logprobs          per generated token, only if the request asked.
-    prompt_logprobs   for the whole prompt, once, with the first output; the first entry is None.
-    finish_reason     "stop", "length", "abort" or "error" with the last output, else None.
-    stop_reason       the stop token id that ended it; None for end of sequence.
-    num_cached_tokens prompt tokens taken from the prefix cache.
-    pooled            what the prompt has become, with the last output.
+    token_ids          tokens generated in this step.
+    token_logprobs     raw log-probabilities of these tokens (before temperature and penalties).
+    logprobs           log-probabilities per generated token, if requested.
+    prompt_logprobs    log-probabilities of the whole prompt, with the first output if requested; its first entry is
+                       None.
+    finish_reason      "stop", "length", "abort" or "error" with the last output, else None.
+    stop_reason        the stop token id that ended the sequence; None for an EOS token.
+    num_cached_tokens  number of prompt tokens taken from the prefix cache.
+    num_preemptions    number of times the sequence was preempted.
+    times              timestamps of the request.
+    error              why the sequence failed, with finish_reason "error".
+    pooled             the pooled prompt, with the last output.
     """
 
     request_id: str
@@ -294,7 +299,7 @@ class TokenOutput:
 
 @dataclass
 class EngineStats:
-    """The engine after a step: gauges now, and counters since the start."""
+    """Statistics of the engine after a step: current gauges, and counters since the start."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -312,23 +317,23 @@ class EngineStats:
 
     @property
     def kv_usage(self) -> float:
-        """The part of the KV pages in use."""
+        """The fraction of KV cache pages in use, between 0 and 1."""
         return 1 - self.num_free_pages / self.num_pages if self.num_pages else 0.0
 
     def __add__(self, other: EngineStats) -> EngineStats:
-        """Those of two engines together."""
+        """Return the sum of the statistics of two engines."""
         return EngineStats(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
 
 @dataclass
 class StepOutput:
-    """What one ``Engine.step`` returns."""
+    """The result of one ``Engine.step``."""
 
     outputs: list[TokenOutput] = field(default_factory=list)
     stats: EngineStats = field(default_factory=EngineStats)
 
     def date(self, began: float, ended: float) -> None:
-        """Replace the time at which the step began by the time at which its tokens exist: the engine has no clock."""
+        """Set the times of new tokens to the end of the step; the engine has no clock and recorded its start."""
         for output in self.outputs:
             if output.times is not None and (output.token_ids or output.pooled is not None):
                 output.times.last_token = ended

@@ -1,9 +1,8 @@
 """PagePool: fixed-size pages of KV memory with prefix caching.
 
-A page holds P positions of keys and values for every layer. Page 0 is scratch for padding and never handed out. Full
-pages are known by the hash of everything up to their end, so a new prompt can share the pages of an equal beginning. A
-page without references keeps its contents and its hash until it is needed for something else, least recently used
-first.
+A page holds P positions of keys and values for every layer. Page 0 is scratch for padding and is never allocated. A
+full page is identified by the hash of all tokens up to its end, so that a new prompt can share pages of a common
+prefix. A page without references keeps its contents and hash until it is reallocated, least recently used first.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ ROOT = b""
 
 
 def root_hash(salt: str, adapter: str = "") -> bytes:
-    """Hash of the empty prefix among requests with ``salt`` and the ``adapter`` of this key: they share no pages with
-    others.
+    """Return the hash of the empty prefix for requests with a cache salt or a LoRA adapter (by its key).
+
+    Pages are shared only between requests with the same salt and adapter.
     """
     root = hashlib.blake2b(salt.encode(), digest_size=16, person=b"aiakq cache salt").digest() if salt else ROOT
     if not adapter:
@@ -27,7 +27,7 @@ def root_hash(salt: str, adapter: str = "") -> bytes:
 
 
 def page_hash(parent: bytes, token_ids: SequenceType[int]) -> bytes:
-    """16 bytes that identify ``token_ids`` after the prefix that ``parent`` identifies."""
+    """Return the hash (16 bytes) of a page with ``token_ids`` that follows the page with hash ``parent``."""
     digest = hashlib.blake2b(parent, digest_size=16)
     for token in token_ids:
         digest.update(token.to_bytes(4, "little"))
@@ -35,7 +35,7 @@ def page_hash(parent: bytes, token_ids: SequenceType[int]) -> bytes:
 
 
 class PagePool:
-    """Allocates pages, counts their references and finds pages of known prefixes. Knows nothing of requests."""
+    """Allocates pages, counts their references, and looks up the pages of cached prefixes."""
 
     def __init__(self, num_pages: int, page_size: int, caching: bool = True) -> None:
         assert num_pages >= 2, "page 0 is scratch, so a pool needs at least two"
@@ -57,7 +57,10 @@ class PagePool:
         return self.num_pages - 1
 
     def allocate(self, count: int) -> list[int] | None:
-        """``count`` pages with one reference each, contents undefined; None (and no change) if there are not enough."""
+        """Allocate ``count`` pages with one reference each and undefined contents.
+
+        Returns None, without any change, if there are not enough free pages.
+        """
         if count > len(self._free):
             return None
         pages = []
@@ -69,7 +72,7 @@ class PagePool:
         return pages
 
     def match(self, hashes: SequenceType[bytes]) -> list[int]:
-        """The pages of the longest known beginning of ``hashes``; their reference counts do not change."""
+        """Return the pages of the longest cached prefix of ``hashes``, without changing reference counts."""
         pages = []
         for value in hashes if self.caching else ():
             page = self._by_hash.get(value)
@@ -79,18 +82,18 @@ class PagePool:
         return pages
 
     def incref(self, pages: SequenceType[int]) -> None:
-        """Add a reference to each of ``pages``, as found by ``match``."""
+        """Add a reference to each of ``pages``, which ``match`` returned."""
         for page in pages:
             if self._refcounts[page] == 0:
                 del self._free[page]
             self._refcounts[page] += 1
 
     def num_idle(self, pages: SequenceType[int]) -> int:
-        """How many of ``pages`` have no reference, so that ``incref`` takes them from the free ones."""
+        """Return how many of ``pages`` have no reference; ``incref`` would remove these from the free list."""
         return sum(self._refcounts[page] == 0 for page in pages)
 
     def decref(self, pages: SequenceType[int]) -> None:
-        """Drop one reference of each page. The last pages of a sequence are reused first, its beginning last."""
+        """Drop one reference of each page. Pages at the end of a sequence are reused before those at its start."""
         for page in reversed(pages):
             self._refcounts[page] -= 1
             assert self._refcounts[page] >= 0, f"page {page} has fewer references than were dropped"
@@ -100,19 +103,19 @@ class PagePool:
                     self._free.move_to_end(page, last=False)
 
     def insert(self, page: int, value: bytes) -> None:
-        """Put a full page in use into the prefix cache; an equal page that is already there stays the one found."""
+        """Insert a full page into the prefix cache, unless a page with the same hash is already cached."""
         if self.caching and value not in self._by_hash and self._hashes[page] is None:
             self._by_hash[value] = page
             self._hashes[page] = value
 
     def evict(self, pages: SequenceType[int]) -> list[int]:
-        """Take ``pages`` out of the prefix cache; returns those with one reference, the others are shared."""
+        """Remove ``pages`` from the prefix cache; return those with a single reference, which are not shared."""
         for page in pages:
             self._evict(page)
         return [page for page in pages if self._refcounts[page] == 1]
 
     def evict_all(self) -> None:
-        """Empty the prefix cache; references stay as they are."""
+        """Clear the prefix cache, without changing reference counts."""
         self._by_hash.clear()
         self._hashes = [None] * self.num_pages
 
@@ -123,15 +126,15 @@ class PagePool:
             self._hashes[page] = None
 
     def check(self, held: SequenceType[SequenceType[int]]) -> None:
-        """Assert that the pool agrees with ``held``, the page lists of all live sequences."""
+        """Assert that the pool is consistent with ``held``, the page lists of all live sequences."""
         counts = [0] * self.num_pages
         for pages in held:
             for page in pages:
                 counts[page] += 1
         assert counts == self._refcounts, "reference counts and sequences disagree"
-        assert counts[0] == 0, "the scratch page was handed out"
+        assert counts[0] == 0, "the scratch page was allocated"
         free = {page for page in range(1, self.num_pages) if counts[page] == 0}
         assert free == set(self._free), "free list and reference counts disagree"
         for value, page in self._by_hash.items():
-            assert self._hashes[page] == value, "hash tables disagree"
+            assert self._hashes[page] == value, "the hash tables disagree"
         assert sum(value is not None for value in self._hashes) == len(self._by_hash), "a hash is lost"

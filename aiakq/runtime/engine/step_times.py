@@ -1,20 +1,22 @@
-"""StepTimes: how long a step of so many tokens takes, learned from the steps that ran."""
+"""StepTimes: estimates the time of a step from its number of tokens, learned from past steps."""
 
 from __future__ import annotations
 
-#: The weight of a new step among those of its size. A slower one counts less: something else may have had the
-#: processor, and then it says nothing about its size.
+#: Weight of a new measurement in the moving average of its size. Slower measurements count less, because they may be
+#: caused by other load on the processor.
 _FASTER, _SLOWER = 0.2, 0.04
 
 
 class StepTimes:
-    """The average time of steps, by their number of tokens in powers of two. Times between are interpolated."""
+    """Moving averages of step times, by number of tokens in powers of two, with linear interpolation between them."""
 
     def __init__(self) -> None:
-        self._sizes: dict[int, tuple[float, float]] = {}  # power of two: average of tokens, and of seconds
+        self._sizes: dict[
+            int, tuple[float, float]
+        ] = {}  # bit length of the number of tokens -> (average tokens, average seconds)
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A step of ``tokens``, at least one, took ``seconds``."""
+        """Record that a step of ``tokens`` (at least one) took ``seconds``."""
         old_tokens, old_seconds = self._sizes.get(tokens.bit_length(), (tokens, seconds))
         seconds = min(seconds, 4 * old_seconds)
         weight = _SLOWER if seconds > old_seconds else _FASTER
@@ -23,11 +25,12 @@ class StepTimes:
             old_seconds + weight * (seconds - old_seconds),
         )
 
-    def most_tokens(self, base: int, stretch: float) -> int | None:
-        """The most tokens of a step that takes as long as one of ``base`` tokens and ``stretch - 1`` of a single one;
-        None if nothing is known.
+    def max_tokens(self, base: int, stretch: float) -> int | None:
+        """Return the maximum number of tokens of a step whose time stays within a limit; None without measurements.
 
-        At most twice as many tokens as any step had. Fewer than any step had, if none was nearly as small as ``base``.
+        The limit is the time of a step of ``base`` tokens plus ``stretch - 1`` times that of a single token. The result
+        is at most twice the largest size measured so far. If only sizes far above ``base`` were measured, the result is
+        smaller than those.
         """
         known = [self._sizes[size] for size in sorted(self._sizes)]
         if not known:
@@ -44,13 +47,13 @@ class StepTimes:
 
 
 def _interpolated(known: list[tuple[float, float]], tokens: float) -> float:
-    """Seconds of a step of ``tokens``, on the line through its neighbours in ``known``."""
+    """Return the seconds of a step of ``tokens``, interpolated between the neighboring sizes in ``known``."""
     if len(known) == 1:
         return known[0][1]
     after = next((index for index, (size, _) in enumerate(known) if size >= tokens), len(known) - 1)
     (fewer, short), (more, long) = known[max(after, 1) - 1], known[max(after, 1)]
-    found = short + (long - short) * (tokens - fewer) / (more - fewer)
-    # The larger step may have been one of the first, which are slow; the smaller one repeated is never faster.
-    found = min(found, short * max(1.0, tokens / fewer))
-    # A line through two sizes that are both larger can say anything.
-    return min(max(found, known[0][1] * min(1.0, tokens / known[0][0])), known[-1][1])
+    seconds = short + (long - short) * (tokens - fewer) / (more - fewer)
+    # The larger size may have been measured in one of the slow first steps: never exceed repeated steps of the smaller.
+    seconds = min(seconds, short * max(1.0, tokens / fewer))
+    # Below the smallest size this is an extrapolation, which needs bounds.
+    return min(max(seconds, known[0][1] * min(1.0, tokens / known[0][0])), known[-1][1])

@@ -1,4 +1,4 @@
-"""Captured steps: a model's step prepared once and run again with other inputs, without Python in between."""
+"""Captured steps: a step of the model recorded once and replayed with new inputs, without Python in between."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.decoder import Decoder, Model, ModelInput, StageOutput
 
-#: Operations that can be recorded on a CPU where they are native, and not at all on a GPU: those of recurrent layers.
+#: Operations that can be recorded only as native CPU operations, and not on a GPU: those of recurrent layers.
 NATIVE_ONLY = ("convolution", "recurrence", "gated_norm")
-#: Products of LoRA adapters, whose rows are others in every step, can be recorded where a table says which.
+#: Implementations of LoRA products that can be recorded: their rows, which differ in every step, come from a table.
 WITH_TABLES = {"cpu": {"cpu"}, "cuda": {"triton"}}
 
 
 class CapturedStep(Protocol):
-    """A step that can be run again."""
+    """A step that can be replayed."""
 
     def accepts(self, step: ModelInput) -> bool:
-        """Whether ``step`` has a shape that was captured."""
+        """Whether ``step`` can be replayed, given the captured sizes."""
 
     def __call__(self, step: ModelInput) -> Tensor | StageOutput:
-        """Logits [R, V] float32 of ``step.logit_rows`` or hidden states, as Model.forward; the next call writes over
-        them.
+        """Return the logits [R, V] float32 of ``step.logit_rows`` or hidden states, as Model.forward does.
+
+        The next call overwrites the result.
         """
 
     def describe(self) -> str:
-        """What was captured, for the start-up table."""
+        """Return a description of the captured step for the start-up table."""
 
 
 def capture_step(
     model: Model, caches: list[LayerCache], bounds: Bounds, page_size: int, options: CompilationConfig
 ) -> tuple[CapturedStep | None, str]:
-    """The captured step of ``model``, all of it on a CPU, decoding on a GPU, and how steps run, in words; None where it
-    cannot be captured or must not be.
+    """Capture the step of ``model``: any step on a CPU, decoding steps on a GPU.
+
+    Returns the captured step, or None if it cannot or must not be captured, and a description of how steps run.
     """
     if options.enforce_eager:
         return None, "operation by operation"
@@ -52,35 +54,35 @@ def capture_step(
 def _captured(
     model: Model, caches: list[LayerCache], bounds: Bounds, page_size: int, options: CompilationConfig
 ) -> tuple[CapturedStep | None, str]:
-    """The captured step, or None and why it cannot be captured."""
+    """Return the captured step, or None and the reason why it cannot be captured."""
     if not isinstance(model, Decoder):
-        return None, "the model is transformers'"
+        return None, "the model runs through transformers"
     device = caches[0][0].device
     native = {"cpu"} if device.type == "cpu" else set()
     for operation in NATIVE_ONLY:
-        if others := model.ops.selected(operation) - native:
-            return None, f"{operation} is of {', '.join(sorted(others))}"
-    if others := model.ops.selected("lora") - WITH_TABLES.get(device.type, set()):
-        return None, f"lora is of {', '.join(sorted(others))}"
+        if unsupported := model.ops.selected(operation) - native:
+            return None, f"{operation} is implemented by {', '.join(sorted(unsupported))}"
+    if unsupported := model.ops.selected("lora") - WITH_TABLES.get(device.type, set()):
+        return None, f"lora is implemented by {', '.join(sorted(unsupported))}"
     if device.type == "cuda":
         if model.config.head is not None:
-            return None, "nothing is decoded"
+            return None, "the model does not decode"
         if not (model.stage.is_first and model.stage.is_last):
-            return None, "it is one of several stages"
+            return None, "the model is split into stages"
         if model.takes_hidden:
             return None, "it reads the hidden states of another model"
         if any(isinstance(block.mlp, SparseMLP) for block in model.blocks):
-            return None, "experts are chosen on the host"
-        if model.ops.selected("attention") - {"triton"}:  # a rank without heads has none
-            return None, "attention is torch's"
+            return None, "experts are selected on the host"
+        if model.ops.selected("attention") - {"triton"}:  # empty on a rank without heads
+            return None, "attention is implemented by torch"
         length = min(bounds.length, options.max_seq_len_to_capture or bounds.length)
         return DecodeGraphs(model, caches, sizes(bounds.rows, options), length, page_size, device), ""
     if library.unavailable() is not None:
         return None, "no native library"
-    others = model.ops.of_packages()
-    if others:
-        # What they compute outside torch would be missing from the recording without a sign.
-        return None, f"{', '.join(sorted(others))} of another package is not native"
+    external = model.ops.of_packages()
+    if external:
+        # Their computations outside torch would silently be missing from the recording.
+        return None, f"{', '.join(sorted(external))} of another package is not native"
     try:
         with torch.inference_mode():
             return Program(model, caches, bounds), ""

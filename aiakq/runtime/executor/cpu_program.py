@@ -1,7 +1,7 @@
-"""A model's step as one list of native operations, recorded when the engine is loaded.
+"""A step of the model as one list of native operations, recorded when the engine is loaded.
 
-Between two operations there is then no Python, no allocation and no wake-up of threads: a thread that the system
-suspends for a moment delays the step once, not at every operation.
+Replay runs no Python, allocates nothing and does not wake up threads between two operations, so that a thread that is
+preempted by the system delays the step once, not at every operation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from aiakq.runtime.models.decoder import Decoder, ModelInput, StageOutput
 
 @dataclass(frozen=True)
 class Bounds:
-    """The largest step that is recorded: tokens, rows of logits, and tokens of one sequence in the cache."""
+    """Size of the largest recorded step.
+
+    tokens  maximum number of tokens.
+    rows    maximum number of rows of logits.
+    length  maximum number of tokens of one sequence in the KV cache.
+    """
 
     tokens: int
     rows: int
@@ -32,17 +37,17 @@ class Program:
     """The recorded step of one model over one cache."""
 
     def __init__(self, model: Decoder, caches: list[LayerCache], bounds: Bounds) -> None:
-        """Raises RecordingError where torch has to compute something."""
-        # An operation runs over tokens or over rows of logits; which of the two follows from its size m.
-        most_rows = bounds.rows + (bounds.rows == bounds.tokens)
+        """Record the step. Raises RecordingError if part of it is computed by torch."""
+        # An operation runs over tokens or over rows of logits. Its size m tells which, so the two maxima must differ.
+        max_rows = bounds.rows + (bounds.rows == bounds.tokens)
         self.bounds = bounds
         # Kept alive: the recorded operations point to the caches and weights.
         self._model, self._caches = model, caches
         self._tables = StepTables(bounds.length, keep_memory=True)
         token_ids, positions = torch.empty(2, bounds.tokens, dtype=torch.int64)
-        logit_rows = torch.empty(most_rows, dtype=torch.int64)
-        nothing = torch.empty(0, dtype=torch.int32)
-        context = AttentionContext(nothing, nothing, nothing, nothing, 0, [], [], {"native": self._tables})
+        logit_rows = torch.empty(max_rows, dtype=torch.int64)
+        empty = torch.empty(0, dtype=torch.int32)
+        context = AttentionContext(empty, empty, empty, empty, 0, [], [], {"native": self._tables})
         self._hidden: StageOutput | None = None
         if model.takes_hidden:
             both = torch.empty(2, bounds.tokens, model.config.hidden_size, dtype=model.ops.dtype)
@@ -53,10 +58,10 @@ class Program:
         self._aux_hidden_states = recorded.aux_hidden_states  # kept: the recording would reuse their memory
         self._op_list = recording.op_list()
         self._token_ops: list[Any] = recording.with_rows(bounds.tokens)
-        self._row_ops: list[Any] = recording.with_rows(most_rows)
+        self._row_ops: list[Any] = recording.with_rows(max_rows)
         assert len(self._token_ops) + len(self._row_ops) == len(recording.ops)
         self._input_pointers = [recording.pointers_to(numbers) for numbers in (token_ids, positions, logit_rows)]
-        self._tokens, self._rows = bounds.tokens, most_rows
+        self._tokens, self._rows = bounds.tokens, max_rows
 
     def __len__(self) -> int:
         """The number of operations."""
@@ -77,7 +82,7 @@ class Program:
         )
 
     def __call__(self, step: ModelInput) -> Tensor | StageOutput:
-        """Logits [R, V] float32 or hidden states, as Model.forward; the next step writes over them, and over
+        """Return logits [R, V] float32 or hidden states, as Model.forward does. The next step overwrites them, and
         ``step.aux_hidden_states``.
         """
         tokens, rows = len(step.token_ids), len(step.logit_rows)
@@ -104,7 +109,7 @@ class Program:
 
 
 def _first(hidden: StageOutput, tokens: int) -> StageOutput:
-    """The states of the first ``tokens`` tokens, as a view."""
+    """Return a view of the hidden states of the first ``tokens`` tokens."""
     return StageOutput(hidden.x[:tokens], None if hidden.residual is None else hidden.residual[:tokens])
 
 

@@ -1,4 +1,4 @@
-"""Follower: carries out, on a rank other than 0, the steps of rank 0. It decides nothing."""
+"""Follower: executes the messages of rank 0 on another rank."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.decoder import StageOutput
 from aiakq.runtime.structured.compiler import GrammarCompiler
 
-#: Seconds in which rank 0 notices the end of another rank, which is what this one then suffers from.
+#: Seconds to leave to rank 0 for finding out which rank failed, before this rank reports a failed collective.
 _SECONDS_FOR_CAUSE = 1.0
-#: Why ranks end that cannot abandon a step.
-NO_MEMORY = "it has not enough memory for a step that others have begun"
+#: Reason of ``rank_failed`` where a running step cannot be abandoned.
+NO_MEMORY = "it ran out of memory in a step that other ranks have begun"
 
 
 class Stages:
-    """A follower's place among the stages.
+    """A rank's links to the neighboring pipeline stages.
 
-    link_in   from the stage before; None in the first one.
-    link_out  to the stage after; None in the last one.
-    samples   whether it samples: the first rank of the last of several stages does.
-    wait      returns True when ``link_in`` can be read, False if the step is abandoned first.
+    link_in   link from the previous stage; None in the first stage.
+    link_out  link to the next stage; None in the last stage.
+    samples   whether this rank samples, as the first rank of the last of several stages does.
+    wait      blocks until ``link_in`` is readable and returns True, or returns False if the step is abandoned.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class Stages:
         self.link_in, self.link_out, self.samples, self.wait = link_in, link_out, samples, wait
 
     def start_over(self) -> None:
-        """Send and expect nothing any more of the steps so far."""
+        """Start a new epoch on the links: messages of abandoned steps are skipped from now on."""
         for link in (self.link_in, self.link_out):
             if link is not None:
                 link.epoch += 1
 
 
-Answer = Abandoned | Resumed | OutOfMemory | Results
+Reply = Abandoned | Resumed | OutOfMemory | Results
 
 
 class Follower:
-    """A runner that does what messages of rank 0 say. Its sequences are those of rank 0's executor.
+    """A runner controlled by the messages of rank 0, with a copy of the sequences of rank 0's executor.
 
-    collective  of the ranks of its stage; None: it is alone in it.
-    rank        its number among all ranks.
+    rank        global rank.
+    collective  collective of its stage; None if the stage has one rank.
     """
 
     def __init__(
@@ -88,35 +88,36 @@ class Follower:
         self._runner, self._rank, self._collective, self._stages = runner, rank, collective, stages
         self._sequences = RunningSequences(num_slots, max_pages, runner.projection)
         self._batch: StepBatch | None = None
-        self._own: list[SequenceState] = []  # of the last batch
-        self._computed: deque[tuple[int, list[SequenceState]]] = deque()  # steps that were not collected
-        self._is_blocked = False  # since a step that did not fit
+        self._batch_sequences: list[SequenceState] = []  # sequences of the last batch
+        self._computed: deque[tuple[int, list[SequenceState]]] = deque()  # steps whose tokens have not arrived
+        self._is_blocked = False  # since a step ran out of memory, until it is abandoned
 
     @property
     def has_pending_steps(self) -> bool:
-        """Whether rank 0 waits for a step."""
+        """Whether a launched step is unfinished."""
         return bool(self._computed)
 
     @torch.inference_mode()
-    def apply(self, message: ToRank) -> Answer | None:
-        """Do what ``message`` says; the answer, if there is one. Raises ``rank_failed`` for a step that is not that of
-        rank 0.
+    def apply(self, message: ToRank) -> Reply | None:
+        """Execute a message; return the reply, or None.
+
+        Raises ``rank_failed`` if a step differs from that of rank 0.
         """
         if isinstance(message, Batch):
             self._batch = message.batch
             if message.batch.freed_adapters or message.batch.new_adapters:
                 self._change_adapters(message.batch)
-            self._own = self._sequences.update(message.batch, {}, self._runner.adapters)
+            self._batch_sequences = self._sequences.update(message.batch, {}, self._runner.adapters)
             if message.batch.cleared_pages:
                 self._runner.clear(message.batch.cleared_pages)
         elif isinstance(message, Launch):
-            self._computed.append((message.number, self._own))
+            self._computed.append((message.number, self._batch_sequences))
             return None if self._is_blocked else self._compute(message)
         elif isinstance(message, Abandon):
             return self._abandon(message.number)
         elif isinstance(message, Resume):
             if self._collective is not None and self._collective.rank == 0:
-                self._collective.start_over()  # the others of its stage have
+                self._collective.start_over()  # after the other ranks of the stage
             return Resumed()
         elif isinstance(message, Sampled):
             _, sequences = self._computed.popleft()
@@ -135,78 +136,82 @@ class Follower:
         return None
 
     def _change_adapters(self, batch: StepBatch) -> None:
-        """Raise ``rank_failed`` for an adapter that rank 0 has loaded and this rank cannot."""
+        """Load and free adapters. Raises ``rank_failed`` if this rank fails to load one that rank 0 has loaded."""
         changed = self._runner.change_adapters(batch)
         for before, after in zip(batch.new_adapters, changed.new_adapters, strict=True):
             if after.error != before.error:
                 raise error("rank_failed", rank=self._rank, reason=f"adapter {after.adapter.name}: {after.error}")
 
     def _abandon(self, number: int) -> Abandoned:
-        """Forget the steps from ``number`` on."""
+        """Drop the steps from ``number`` on."""
         while self._computed and self._computed[-1][0] >= number:
             self._computed.pop()
         self._is_blocked = False
         self._stages.start_over()
         if self._collective is not None:
-            self._collective.interrupt()  # a rank of the same stage may wait for this one
+            self._collective.interrupt()  # a rank of the stage may be waiting in a collective
             if self._collective.rank != 0:
                 self._collective.start_over()
         return Abandoned()
 
-    def _compute(self, message: Launch) -> Answer | None:
+    def _compute(self, message: Launch) -> Reply | None:
         assert self._batch is not None
         try:
             return self._run(message, self._batch)
         except Exception as failure:
             if not is_out_of_memory(failure):
                 raise
-        # Outside the except clause: the traceback held tensors.
+        # Outside the except clause, because the traceback keeps tensors alive.
         if self._collective is not None and not self._collective.can_start_over:
             raise error("rank_failed", rank=self._rank, reason=NO_MEMORY)
         self._is_blocked = True
         if self._collective is not None:
-            self._collective.interrupt()  # first: others wait for this rank
+            self._collective.interrupt()  # first, because other ranks wait for this one
         release_memory()
         return OutOfMemory(message.number)
 
     def _run(self, message: Launch, batch: StepBatch) -> Results | None:
-        """Compute the step; in the last stage, the results."""
-        step = self._runner.prepare(batch.chunks, self._own, self._sequences)
+        """Run the step; return its results on the rank that samples."""
+        step = self._runner.prepare(batch.chunks, self._batch_sequences, self._sequences)
         model_input = step.model_input
         if step.digest() != message.digest:
-            raise error("rank_failed", rank=self._rank, reason="its step is not that of rank 0, which is a bug")
+            raise error("rank_failed", rank=self._rank, reason="its inputs differ from rank 0's, which is a bug")
         if step.unknown and self._collective is not None and self._collective.can_broadcast:
             self._collective.broadcast(model_input.token_ids)
         else:
-            for (place, _), token in zip(step.unknown, message.unknown_tokens, strict=True):
-                model_input.token_ids[place] = token
+            for (index, _), token in zip(step.unknown, message.unknown_tokens, strict=True):
+                model_input.token_ids[index] = token
         stages = self._stages
         if stages.link_in is not None:
             like = self._runner.hidden_like(model_input)
             model_input.hidden = stages.link_in.receive(message.number, like, stages.wait)
             if model_input.hidden is None:
                 return None
-        found = self._runner.forward(model_input)
+        output = self._runner.forward(model_input)
         if self._collective is not None:
             self._collective.watch_step()
             if self._collective.is_given_up:
                 self._check_lost(self._collective)
-                return None  # not to be used; rank 0 says what comes next
-        if isinstance(found, StageOutput):
+                return None  # the output is invalid; rank 0 decides what follows
+        if isinstance(output, StageOutput):
             assert stages.link_out is not None
-            stages.link_out.send(message.number, found)
+            stages.link_out.send(message.number, output)
         elif stages.samples:
-            return Results(message.number, self._sample(batch, found, step.logit_rows))
+            return Results(message.number, self._sample(batch, output, step.logit_rows))
         return None
 
     def _check_lost(self, collective: RankCollective) -> None:
-        """Raise ``rank_failed`` if the ranks cannot meet again, for a reason that is not that one is late."""
+        """Raise ``rank_failed`` if the group cannot continue, unless the cause is a rank that timed out."""
         if not collective.can_start_over and collective.late_rank is None:
             time.sleep(_SECONDS_FOR_CAUSE)
-            raise error("rank_failed", rank=self._rank, reason=collective.failure or "it has lost the others")
+            raise error(
+                "rank_failed",
+                rank=self._rank,
+                reason=collective.failure or "it lost its connections to the other ranks",
+            )
 
     def _sample(self, batch: StepBatch, logits: Tensor, rows: list[range]) -> StepResult:
-        sampled = SampledStep(batch.chunks, self._own)
+        sampled = SampledStep(batch.chunks, self._batch_sequences)
         sampled.take_logits(logits, rows)
         sampled.launch_sampler(self._runner.model.sampler)
         return sampled.results()

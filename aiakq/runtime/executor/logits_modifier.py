@@ -1,4 +1,4 @@
-"""What one request changes in its logits before sampling: penalties, biases, masks and processors, in vLLM's order."""
+"""Modification of logits before sampling: processors, masks, biases and penalties of one request, in vLLM's order."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from aiakq.runtime.sampling_params import LogitsProcessor, SamplingParams
 
 
 class LogitsModifier:
-    """Modifies logits of one sequence.
+    """Modifies the logits of one sequence.
 
-    Everything that is the same in every step is brought to the device once. Tokens are counted on the host, which
-    knows them: for a count on a GPU the host would have to wait.
+    Tensors that are the same in every step are copied to the device once. Tokens are counted on the host, which knows
+    them, so that counting does not synchronize with the device.
     """
 
     def __init__(self, spec: RequestSpec, processors: Sequence[LogitsProcessor]) -> None:
@@ -44,7 +44,7 @@ class LogitsModifier:
 
     @property
     def calls_functions(self) -> bool:
-        """Whether the request has functions that may count how often they are called."""
+        """Whether the request has logits processors, which may have state and must be called once per token."""
         return bool(self._processors)
 
     def modifies(self, position: int) -> bool:
@@ -52,7 +52,7 @@ class LogitsModifier:
         return self._always or self._masks_stops(position)
 
     def apply(self, logits: Tensor, token_ids: list[int], drafts: list[int]) -> None:
-        """Modify ``logits`` [V] float32 of the token after ``token_ids`` and draft tokens ``drafts``."""
+        """Modify ``logits`` [V] float32 of the token after ``token_ids`` and the draft tokens ``drafts``, in place."""
         params, spec, device = self._params, self._spec, logits.device
         position = len(token_ids) + len(drafts)
         outputs = [*token_ids[self._num_prompt :], *drafts]
@@ -60,17 +60,17 @@ class LogitsModifier:
             logits.copy_(process(spec.prompt_token_ids, outputs, logits) if takes_prompt else process(outputs, logits))
         if params.allowed_token_ids is not None:
             allowed = params.allowed_token_ids
-            hidden = self._kept("hidden", lambda: _all_but(allowed, len(logits), device))
-            logits.masked_fill_(hidden, float("-inf"))
+            forbidden = self._cached("forbidden", lambda: _all_but(allowed, len(logits), device))
+            logits.masked_fill_(forbidden, float("-inf"))
         if params.logit_bias:
             biases = params.logit_bias
-            ids = self._kept("bias_ids", lambda: on_device(list(biases), device))
-            logits[ids] += self._kept("biases", lambda: on_device(list(biases.values()), device))
+            ids = self._cached("bias_ids", lambda: on_device(list(biases), device))
+            logits[ids] += self._cached("biases", lambda: on_device(list(biases.values()), device))
         banned = _completing(spec.bad_word_ids, outputs)
         if banned:
             logits.index_fill_(0, on_device(banned, device, torch.long), float("-inf"))
         if self._masks_stops(position):
-            ends = self._kept("end_ids", lambda: on_device(self._end_ids, device, torch.long))
+            ends = self._cached("end_ids", lambda: on_device(self._end_ids, device, torch.long))
             logits.index_fill_(0, ends, float("-inf"))
         if params.repetition_penalty != 1:
             self._penalize_repetition(logits, self._output_counts(outputs, len(drafts)))
@@ -81,40 +81,41 @@ class LogitsModifier:
                 logits[ids] -= params.frequency_penalty * times + params.presence_penalty
 
     def _masks_stops(self, position: int) -> bool:
-        """Whether the sequence must not end with the token at ``position``."""
+        """Whether ``min_tokens`` forbids ending the sequence with the token at ``position``."""
         return position - self._num_prompt < self._params.min_tokens
 
     def _penalize_repetition(self, logits: Tensor, counts: Counter[int]) -> None:
-        prompt = self._kept("prompt_ids", lambda: on_device(sorted(self._prompt_set), logits.device))
+        prompt = self._cached("prompt_ids", lambda: on_device(sorted(self._prompt_set), logits.device))
         new = sorted(set(counts) - self._prompt_set)
         seen = torch.cat([prompt, on_device(new, logits.device, torch.long)]) if new else prompt
-        of_seen = logits[seen]
+        seen_logits = logits[seen]
         factor = self._params.repetition_penalty
-        logits[seen] = torch.where(of_seen > 0, of_seen / factor, of_seen * factor)
+        logits[seen] = torch.where(seen_logits > 0, seen_logits / factor, seen_logits * factor)
 
     def _output_counts(self, outputs: list[int], num_drafts: int) -> Counter[int]:
-        """How often each of ``outputs`` is there, the last ``num_drafts`` of which are draft tokens; those of earlier
-        steps are not counted again.
+        """Return the number of occurrences of each output token.
+
+        The last ``num_drafts`` of ``outputs`` are draft tokens. The others are counted incrementally.
         """
         known = len(outputs) - num_drafts
         self._counts.update(outputs[self._num_counted : known])
         self._num_counted = known
         return self._counts + Counter(outputs[known:]) if num_drafts else self._counts
 
-    def _kept(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """The tensor ``name``, made when it is first asked for."""
-        found = self._tensors.get(name)
-        if found is None:
-            found = self._tensors[name] = make()
-        return found
+    def _cached(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """Return the cached tensor ``name``, which ``make`` creates on first use."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            tensor = self._tensors[name] = make()
+        return tensor
 
 
 def _all_but(allowed: Sequence[int], vocab: int, device: torch.device) -> Tensor:
-    """[V] bool, True for tokens that are not ``allowed``."""
+    """Return a mask [V] bool that is True for tokens that are not ``allowed``."""
     mask = torch.ones(vocab, dtype=torch.bool, device=device)
     return mask.index_fill_(0, on_device(list(allowed), device, torch.long), False)
 
 
 def _completing(words: list[list[int]], outputs: list[int]) -> list[int]:
-    """Tokens that would complete one of ``words``."""
+    """Return the tokens that would complete one of ``words`` after ``outputs``."""
     return [word[-1] for word in words if len(word) == 1 or outputs[-(len(word) - 1) :] == word[:-1]]

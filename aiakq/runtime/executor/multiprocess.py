@@ -1,4 +1,4 @@
-"""MultiprocessExecutor: rank 0 of a tensor-parallel group, which the other ranks follow."""
+"""MultiprocessExecutor: the executor of rank 0 of a tensor-parallel group, which drives the other ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from aiakq.runtime.executor.runner import Runner, StepInput
 
 
 class MultiprocessExecutor(LocalExecutor):
-    """A LocalExecutor whose batches, and what it samples, also go to the other ranks of ``group``.
+    """A LocalExecutor that also sends its batches and sampled tokens to the other ranks of ``group``.
 
-    Raises ``rank_failed`` and ``rank_late`` where a rank is lost; the group is then of no use any more.
+    Its methods raise ``rank_failed`` or ``rank_late`` if a rank is lost; the group cannot be used after that.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class MultiprocessExecutor(LocalExecutor):
         assert group.collective is not None
         self._group, self._collective = group, group.collective
         self._numbers = itertools.count()
-        self._number = 0  # of the step that was launched last
+        self._number = 0  # number of the latest step
         weakref.finalize(self, group.close)
 
     def submit(self, batch: StepBatch) -> LocalPendingStep:
@@ -63,7 +63,7 @@ class MultiprocessExecutor(LocalExecutor):
     def _launch_model(self, step: LocalPendingStep, step_input: StepInput) -> None:
         token_ids, collective = step_input.model_input.token_ids, self._collective
         known = () if collective.can_broadcast else step_input.unknown
-        tokens = [int(token_ids[place]) for place, _ in known]
+        tokens = [int(token_ids[index]) for index, _ in known]
         self._group.send(Launch(self._number, tokens, step_input.digest()))
         try:
             if step_input.unknown and collective.can_broadcast:
@@ -78,5 +78,5 @@ class MultiprocessExecutor(LocalExecutor):
             self._group.check()
             if not collective.can_start_over:
                 self._group.lose()
-            # The thread that notices the end of a rank may be behind; else a rank had not enough memory.
-            raise MemoryError("a rank has not enough memory for the step")
+            # Either a rank ran out of memory, or it exited and the reader thread has not noticed yet.
+            raise MemoryError("a rank ran out of memory in the step")

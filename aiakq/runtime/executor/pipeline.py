@@ -1,7 +1,7 @@
-"""PipelineExecutor: rank 0 of several stages. It computes the first layers of every step; the last stage samples.
+"""PipelineExecutor: the executor of rank 0 with pipeline parallelism. It runs the first stage; the last stage samples.
 
-As many steps as there are stages are pending, of different sequences: each stage computes another one. Steps pass every
-stage in the order in which they were submitted, so that each reads what those before it wrote.
+Up to one step per stage is in flight, each with different sequences. Steps pass through every stage in the order of
+submission, so that each reads the KV cache as earlier steps wrote it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from aiakq.runtime.structured.vocabulary import Vocabulary
 
 
 class PipelinedStep:
-    """A step that the first stage has computed.
+    """A step that was submitted to the first stage.
 
-    result  None while later stages compute it.
+    result  result of the step; None while later stages compute it.
     """
 
     def __init__(self, executor: PipelineExecutor, number: int, sequences: list[SequenceState]) -> None:
@@ -38,7 +38,7 @@ class PipelinedStep:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether it did not run, or not to its end."""
+        """Whether the step was abandoned because a rank ran out of memory."""
         return self.result is not None and self.result.out_of_memory
 
     def collect(self) -> StepResult:
@@ -49,10 +49,10 @@ class PipelinedStep:
 class PipelineExecutor:
     """An ``Executor`` over the ``Runner`` of the first stage and the ranks of ``group``.
 
-    num_slots  slots are numbered below this.
-    max_pages  most pages of one sequence.
+    num_slots  number of sequence slots.
+    max_pages  maximum number of pages of a sequence.
 
-    Raises ``rank_failed`` and ``rank_late`` where a rank is lost; the group is then of no use any more.
+    Its methods raise ``rank_failed`` or ``rank_late`` if a rank is lost; the group cannot be used after that.
     """
 
     def __init__(self, runner: Runner, group: RankGroup, num_slots: int, max_pages: int) -> None:
@@ -67,7 +67,7 @@ class PipelineExecutor:
 
     @torch.inference_mode()
     def submit(self, batch: StepBatch) -> PipelinedStep:
-        """See ``Executor``. A chunk does not end with a token that is not known yet."""
+        """See ``Executor``. No chunk may end with a token that is still being sampled."""
         if batch.freed_adapters or batch.new_adapters:
             batch = self.runner.change_adapters(batch)
         self._group.send(Batch(batch))
@@ -75,9 +75,9 @@ class PipelineExecutor:
         if batch.cleared_pages:
             self.runner.clear(batch.cleared_pages)
         step = PipelinedStep(self, next(self._numbers), sequences)
-        behind_lost = bool(self._pending) and self._pending[-1].out_of_memory
+        follows_abandoned = bool(self._pending) and self._pending[-1].out_of_memory
         self._pending.append(step)
-        if behind_lost:
+        if follows_abandoned:
             step.result = StepResult(out_of_memory=True)
         elif not fits(lambda: self._compute(step, batch)):
             for earlier in self._pending:
@@ -88,7 +88,7 @@ class PipelineExecutor:
         return step
 
     def collect(self, step: PipelinedStep) -> StepResult:
-        """The results of the oldest pending step."""
+        """Return the results of ``step``, which must be the oldest pending step."""
         oldest = self._pending.popleft()
         assert oldest is step, "steps are collected in order"
         if step.result is None:
@@ -104,12 +104,12 @@ class PipelineExecutor:
         self._group.send(ResetSequences())
 
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """See ``Executor``. The last stage samples."""
+        """See ``Executor``. The vocabulary also goes to the last stage, which samples."""
         self._group.send(UseVocabulary(vocabulary))
         self._compiler = GrammarCompiler(vocabulary)
 
     def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
-        """See ``Executor``. The last stage compiles it; so does this one, which then knows how long that takes."""
+        """See ``Executor``. The last stage compiles the grammar, and so does this one, to know how long that takes."""
         if self._compiler is None:
             return None
         preparing = self._compiler.prepare(grammar)
@@ -126,11 +126,11 @@ class PipelineExecutor:
         collective = self._group.collective
         if collective is not None and collective.is_given_up:
             self._group.check()
-            raise MemoryError("a rank has not enough memory for the step")
+            raise MemoryError("a rank ran out of memory in the step")
         self._link.send(step.number, hidden)
 
     def _receive(self, step: PipelinedStep) -> StepResult:
-        """Wait until the last stage has sampled, and tell everybody what."""
+        """Wait until the last stage has sampled, and send the sampled tokens to all ranks."""
         result = self._group.next_result(step.number)
         if result is None:
             self._abandon(step)
@@ -143,7 +143,7 @@ class PipelineExecutor:
         return result
 
     def _abandon(self, step: PipelinedStep) -> None:
-        """Forget ``step``, for which a rank has not enough memory, and those behind it."""
+        """Abandon ``step``, in which a rank ran out of memory, and all later steps."""
         if step.result is None:
             self._group.abandon_steps(step.number)
         for pending in [step, *self._pending]:

@@ -1,7 +1,7 @@
-"""PromptPooler: the result of one prompt from the model's outputs for its tokens, whatever chunks they come in.
+"""PromptPooler: pools the hidden states of one prompt, which arrive chunk by chunk.
 
-It works on the host, on one prompt at a time and in the order of its tokens, so that a result does not depend on how
-prompts are batched, cut or preempted.
+Pooling runs on the host, per prompt and in token order, so that the result does not depend on batching, chunking or
+preemption.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiakq.runtime.pooling_params import Pooled, Pooling
 
 
 class PromptPooler:
-    """The outputs of one prompt so far. ``projection`` changes what was pooled, before it is normalised."""
+    """Pools one prompt; ``projection`` is applied to the pooled rows before normalization."""
 
     def __init__(self, pooling: Pooling, projection: Projection | None) -> None:
         self._pooling, self._projection = pooling, projection
@@ -26,8 +26,9 @@ class PromptPooler:
         self._end: int | None = None
 
     def add(self, rows: Tensor, first: int, count: int) -> None:
-        """The outputs that are needed of the next chunk, ``count`` tokens from number ``first`` on: [R, D] float32 on
-        the host; they must not change any more.
+        """Add the next chunk of the prompt, ``count`` tokens from position ``first`` on.
+
+        rows  the outputs of the chunk that pooling needs, [R, D] float32 on the host; kept without a copy.
         """
         assert self._end in (None, first), f"a chunk from {first} on follows one up to {self._end}"
         self._end = first + count
@@ -39,13 +40,16 @@ class PromptPooler:
         numbers = rows.numpy()
         if self._sum is None:
             self._sum = np.zeros(numbers.shape[1])
-        # One row after the other, which rounds alike wherever the chunks end.
+        # Row by row, so that rounding does not depend on chunk boundaries.
         for row in numbers:
             self._sum += row
         self._count += len(numbers)
 
     def result(self, width: int) -> tuple[Pooled | None, str | None]:
-        """The result after all of the prompt, or None and why there is none. ``width``: D, if there were no rows."""
+        """Return the pooled result after the whole prompt, or None and the reason of failure.
+
+        width  D, for a prompt without rows.
+        """
         rows = self._pooled() if self._rows or self._sum is not None else torch.zeros(0, width)
         if self._projection is not None:
             rows = self._projection(rows)

@@ -1,4 +1,4 @@
-"""Projection: the Dense modules of a sentence-transformers model, which change what was pooled."""
+"""Projection: the Dense modules of a sentence-transformers model, applied to pooled rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass
 class _Dense:
-    """weight [N, K], bias [N] or None, both float32."""
+    """A linear layer: weight [N, K] float32, bias [N] float32 or None, and its activation."""
 
     weight: Tensor
     bias: Tensor | None
@@ -35,18 +35,21 @@ class _Dense:
 
 
 class Projection:
-    """Linear layers with activations, one after the other, in float32."""
+    """A sequence of linear layers with activations, in float32."""
 
     def __init__(self, layers: Sequence[_Dense]) -> None:
         self._layers = layers
 
     @staticmethod
     def load(folder: Path, modules: Sequence[DenseModule]) -> Projection | None:
-        """The ``modules`` of the model in ``folder``, or None. Raises ``model_*`` and ``tensor_mismatch``."""
+        """Load the ``modules`` of the model in ``folder``; return None if there are none.
+
+        Raises ``model_*`` and ``tensor_mismatch``.
+        """
         return Projection([_load(folder, module) for module in modules]) if modules else None
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[R, K] -> [R, N], of the rows of one prompt."""
+        """Project the pooled rows of one prompt, [R, K] -> [R, N]."""
         for layer in self._layers:
             rows = layer.activation(torch.nn.functional.linear(rows, layer.weight, layer.bias))
         return rows
@@ -58,16 +61,16 @@ def _load(folder: Path, module: DenseModule) -> _Dense:
     if module.bias:
         shapes["linear.bias"] = (module.outputs,)
     for name, shape in shapes.items():
-        found = list(tensors[name].shape) if name in tensors else None
-        if found != list(shape):
-            reason = f"{name} of {module.path} has the shape {found}, its config.json says {list(shape)}"
+        actual = list(tensors[name].shape) if name in tensors else None
+        if actual != list(shape):
+            reason = f"{name} of {module.path} has the shape {actual}, its config.json says {list(shape)}"
             raise error("tensor_mismatch", path=folder, reason=reason)
     bias = tensors["linear.bias"].float() if module.bias else None
     return _Dense(tensors["linear.weight"].float(), bias, _ACTIVATIONS[module.activation])
 
 
 def _tensors(folder: Path, module: str) -> dict[str, Tensor]:
-    """The tensors of a module, in the one file that it has."""
+    """Return the tensors of a module by name, from model.safetensors or pytorch_model.bin."""
     file = f"{module}/model.safetensors"
     if not (folder / file).exists():
         file = f"{module}/pytorch_model.bin"

@@ -1,4 +1,4 @@
-"""The runner: a model, its KV cache, and the tensors of one step. It decides nothing and keeps no sequences."""
+"""Runner: owns a model and its KV cache, and builds the input tensors of a step. It keeps no sequences."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from aiakq.runtime.models.decoder import Decoder, Model, ModelInput, StageOutput
 
 @dataclass
 class StepInput:
-    """A step's input to the model.
+    """The model input of a step.
 
-    logit_rows  per chunk, its rows of the logits.
-    unknown     (place in token_ids, sequence) of tokens that the host does not know yet; 0 stands in their place.
-    columns     the numbers that ``model_input`` was made of, on the host.
-    page_table  the same of the pages; a view, which changes with the next batch.
+    logit_rows  rows of the logits that belong to each chunk.
+    unknown     (index in token_ids, sequence) of tokens that the host does not know yet, for which 0 is a placeholder.
+    columns     host copies of the integers in ``model_input``.
+    page_table  host copy of the page table; a view that is valid until the next batch.
     """
 
     model_input: ModelInput
@@ -42,8 +42,9 @@ class StepInput:
     page_table: Tensor
 
     def digest(self) -> int:
-        """Equal for ranks that compute the same step over the same pages. Tokens that the host does not know are left
-        out.
+        """Return a checksum of the inputs and page table, equal on ranks that run the same step.
+
+        Tokens that the host does not know yet are not covered.
         """
         value = zlib.crc32(self.page_table.contiguous().numpy().tobytes())
         for column in self.columns:
@@ -52,12 +53,13 @@ class StepInput:
 
 
 class Runner:
-    """A model and its KV cache; ``captured`` runs the steps that it accepts.
+    """A model and its KV cache.
 
-    states      rows of the states, if the model has recurrent layers.
-    projection  of what is pooled of the model's outputs, if there is one.
-    adapters    in memory; None: sequences have none.
-    shift       tokens that are read at a position before their own: 1 by EAGLE-3 heads.
+    captured    captured step that replaces ``model.forward`` where it accepts the input; None without one.
+    states      allocation of state rows, if the model has recurrent layers.
+    projection  projection applied to pooled rows, if there is one.
+    adapters    LoRA adapters in memory; None without LoRA.
+    shift       offset between a token and the position at which the model reads it: 1 for EAGLE-3 heads.
     """
 
     adapters: AdapterStore | None = None
@@ -81,35 +83,42 @@ class Runner:
         self.captured: CapturedStep | None = None
 
     def capture(self, bounds: Bounds, options: CompilationConfig) -> str:
-        """Capture the model's steps up to ``bounds``, if that is possible. Returns how steps run, for the start-up
-        table.
+        """Capture the steps of the model up to ``bounds``, if possible.
+
+        Returns a description of how steps run, for the start-up table.
         """
         self.captured, how = capture_step(self.model, self.caches, bounds, self.page_size, options)
         return how
 
     def forward(self, step: ModelInput) -> Tensor | StageOutput:
-        """Logits [R, V] float32 of ``step.logit_rows``, or what the next stage needs; writes keys and values into the
-        cache. The next call may write over the result.
+        """Run a step: write keys and values into the KV cache, and return logits or hidden states.
+
+        Returns logits [R, V] float32 of ``step.logit_rows``, or the input of the next stage. The next call may
+        overwrite the result.
         """
         if self.captured is not None and self.captured.accepts(step):
             return self.captured(step)
         return self.model.forward(step, self.caches)
 
     def hidden_like(self, step: ModelInput) -> Tensor:
-        """A tensor [T, hidden] without contents, shaped and typed as the hidden states of ``step`` are."""
+        """Return an uninitialized tensor [T, hidden] with the shape and dtype of the hidden states of ``step``."""
         model = self.model
         assert isinstance(model, Decoder), "only native models have stages"
         width = model.config.hidden_size
         return torch.empty(len(step.token_ids), width, dtype=model.ops.dtype, device=self.device)
 
     def change_adapters(self, batch: StepBatch) -> StepBatch:
-        """Drop and load the adapters that ``batch`` names; returns it with what failed. Comes before its sequences."""
+        """Free and load the adapters that ``batch`` names; return the batch with the errors of adapters that failed.
+
+        Must be called before the sequences of the batch are updated.
+        """
         assert self.adapters is not None, "the scheduler has no adapters either"
         return replace(batch, new_adapters=self.adapters.apply(batch.freed_adapters, batch.new_adapters))
 
     def clear(self, pages: list[int]) -> None:
-        """Fill ``pages`` of every layer's keys and values with zeros. States are written as a whole before they are
-        read, so that what is left in them does not matter.
+        """Zero the keys and values in ``pages`` in every layer.
+
+        Recurrent states need no clearing, because they are written completely before they are read.
         """
         for cache in self.caches:
             if isinstance(cache, States):
@@ -118,7 +127,7 @@ class Runner:
                 as_bytes(tensor)[pages] = 0
 
     def prepare(self, chunks: list[Chunk], sequences: list[SequenceState], running: RunningSequences) -> StepInput:
-        """The model's input for ``chunks`` of ``sequences``, whose page tables are in ``running``."""
+        """Build the model input for ``chunks`` of ``sequences``, whose page tables are in ``running``."""
         token_ids: list[int] = []
         unknown: list[tuple[int, SequenceState]] = []
         positions: list[int] = []
@@ -138,10 +147,10 @@ class Runner:
                 token_ids.append(0)
             positions += range(first, end)
             pages = sequence.pages
-            slots += [pages[at // P] * P + at % P for at in range(first, end)]
+            slots += [pages[position // P] * P + position % P for position in range(first, end)]
             needed = _positions_of_logits(chunk, sequence)
             rows_of.append(range(len(logit_rows), len(logit_rows) + len(needed)))
-            logit_rows += [starts[-1] + at - first for at in needed]
+            logit_rows += [starts[-1] + position - first for position in needed]
             starts.append(starts[-1] + chunk.count)
             lengths.append(end)
         if self.adapters is not None:
@@ -172,8 +181,8 @@ class Runner:
         return StepInput(model_input, rows_of, unknown, columns, page_table)
 
     def _columns(self, *columns: list[int], dtype: torch.dtype = torch.int64) -> list[Tensor]:
-        """A tensor of each list, all of them in one copy to the device."""
-        # Triton compiles other code for pointers that are not multiples of 16 bytes.
+        """Convert each list to a tensor, with one copy to the device for all of them."""
+        # Aligned to 16 bytes: Triton recompiles kernels for pointers with a different alignment.
         multiple = 16 // dtype.itemsize
         numbers: list[int] = []
         starts = []
@@ -181,13 +190,15 @@ class Runner:
             starts.append(len(numbers))
             numbers += column
             numbers += [0] * (-len(column) % multiple)
-        made = on_device(numbers, self.device, dtype)
-        return [made[start : start + len(column)] for start, column in zip(starts, columns, strict=True)]
+        packed = on_device(numbers, self.device, dtype)
+        return [packed[start : start + len(column)] for start, column in zip(starts, columns, strict=True)]
 
 
 def _positions_of_logits(chunk: Chunk, sequence: SequenceState) -> Sequence[int]:
-    """Positions whose logits are needed: those that are pooled, all for prompt log-probabilities, else the last if a
-    token is sampled, and those of drafts.
+    """Return the positions of a chunk whose logits (or hidden states to pool) are needed.
+
+    These are the positions to pool; or all, for prompt log-probabilities; or the last position and those of draft
+    tokens, if the chunk is sampled.
     """
     end = chunk.first + chunk.count
     pooling = sequence.spec.pooling

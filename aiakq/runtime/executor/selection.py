@@ -1,4 +1,4 @@
-"""Which executor runs the model of this process."""
+"""Selection of the executor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from aiakq.runtime.executor.runner import Runner
 def new_executor(
     runner: Runner, group: RankGroup | None, num_slots: int, max_pages: int, proposer: ModelProposer | None = None
 ) -> Executor:
-    """The executor of this process, which leads the ranks of ``group`` if there are any, and alone has ``proposer``."""
+    """Create the executor of this process, which drives the ranks of ``group`` if there are any.
+
+    proposer  proposes draft tokens with a model; not supported with pipeline stages.
+    """
     if group is None:
         return LocalExecutor(runner, num_slots, max_pages, proposer)
     if group.num_stages > 1:

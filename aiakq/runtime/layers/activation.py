@@ -1,4 +1,4 @@
-"""Activation functions by their names in config.json."""
+"""Activation functions, by the names used in config.json."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _FUNCTIONS = {
 
 
 def activation(name: str, ops: Ops) -> Activation:
-    """The function that a config calls ``name``. Raises ``unsupported``."""
+    """Return the activation function for the name used in config.json. Raises ``unsupported``."""
     if name not in _FUNCTIONS:
         what = f"The activation function {name!r} (in config.json)"
-        hint = f"Supported are {', '.join(_FUNCTIONS)}; or use --model-impl transformers."
+        hint = f"Supported: {', '.join(_FUNCTIONS)}; or use --model-impl transformers."
         raise error("unsupported", what=what, hint=hint)
     return ops.activation(_FUNCTIONS[name])

@@ -16,16 +16,16 @@ from aiakq.kernels.types import LayerCache as LayerCache
 
 
 class ProjectionStep(Protocol):
-    """What some models do between the projections and attention, before heads are normalized and rotated."""
+    """A step between the QKV projection and attention, before the heads' norms and rotary embedding."""
 
     def __call__(self, qkv: Tensor, positions: Tensor) -> None:
-        """Changes qkv [T, (H + 2 Hkv) D] in place. positions [T] int64."""
+        """Modify qkv [T, (H + 2 Hkv) D] in place; positions [T] int64."""
 
 
 class ProjectionNorms:
-    """Norms over all queries and all keys of a token, not head by head (OLMo 2).
+    """Norms over all query heads and over all key heads of a token together (OLMo 2).
 
-    widths  columns of queries and of keys.
+    widths  number of columns of the queries and of the keys.
     """
 
     def __init__(self, q_norm: Norm, k_norm: Norm, widths: tuple[int, int], ops: Ops) -> None:
@@ -43,10 +43,10 @@ class ProjectionNorms:
 
 
 class QueryScales:
-    """Queries times a factor of their position (Llama 4).
+    """Scales queries by a factor that depends on the position (Llama 4).
 
-    factors  [positions] float32.
-    width    columns of queries.
+    factors  factor of each position, [positions] float32.
+    width    number of columns of the queries.
     """
 
     def __init__(self, factors: Tensor, width: int, ops: Ops) -> None:
@@ -59,12 +59,12 @@ class QueryScales:
 
 
 class Attention:
-    """Grouped-query self-attention over the paged cache.
+    """Grouped-query self-attention over the paged KV cache.
 
-    qkv     queries, keys and values side by side, of ``spec.widths`` outputs.
-    output  from H * value_dim.
-    before  what happens between ``qkv`` and attention, in this order.
-    inputs  see Ops.attention, where it is not ``qkv``.
+    qkv     fused QKV projection; its outputs are the concatenated queries, keys and values (``spec.widths``).
+    output  output projection, from H * value_dim.
+    before  steps between the QKV projection and attention, in order.
+    inputs  layers that compute the inputs of attention if it is not ``qkv`` alone; see Ops.attention.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Attention:
         self._attention = ops.attention(spec) if before else ops.attention(spec, inputs or [(qkv, "qkv")], output)
 
     def input_layout(self, m: int) -> ActivationLayout | None:
-        """The layout in which M rows of the input are best; see LinearLayer."""
+        """Return the preferred layout for M input rows; see LinearLayer."""
         return self.qkv.input_layout(m)
 
     def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
@@ -92,23 +92,23 @@ class Attention:
         return self.output(self._attention(qkv, positions, cache, context))
 
     def cache_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of one token's keys and values in a cache of ``dtype``."""
+        """Return the bytes of one token's keys and values in a cache of ``dtype``."""
         return self._ops.cache_bytes(self.spec, dtype)
 
     def state_bytes(self) -> int:
-        """0: it has no state."""
+        """Return 0, since attention has no recurrent state."""
         return 0
 
     def new_cache(self, pages: int, page_size: int, state_rows: int) -> LayerCache:
-        """A cache for this layer, all zeros."""
+        """Allocate this layer's KV cache, filled with zeros."""
         return self._ops.new_cache(self.spec, pages, page_size)
 
 
 class GatedAttention(Attention):
     """Attention whose output is multiplied by the sigmoid of a gate (Qwen3-Next).
 
-    query_gate  queries and gate side by side, of H * D outputs each.
-    key_value   keys and values side by side.
+    query_gate  fused projection to queries and gate, H * D outputs each.
+    key_value   fused projection to keys and values.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class GatedAttention(Attention):
         self.key_value, self._sigmoid = key_value, ops.activation("sigmoid")
 
     def input_layout(self, m: int) -> ActivationLayout | None:
-        """None: two layers read M rows of the input."""
+        """Return None, since two layers read the input."""
         return None
 
     def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:

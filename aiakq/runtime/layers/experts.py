@@ -17,24 +17,24 @@ from aiakq.kernels.types import ActivationLayout, LinearInput
 
 
 class Routing(Protocol):
-    """How the router's scores choose experts."""
+    """Selection of experts from the router's scores."""
 
     @property
     def top_k(self) -> int:
-        """Experts of a token."""
+        """Number of experts per token."""
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """scores [T, E] float32 -> weights [T, top_k] float32 of a token's experts, and which they are [T, top_k]."""
+        """Map scores [T, E] float32 to the weights [T, top_k] float32 and expert indices [T, top_k] int64."""
 
 
 @dataclass(frozen=True)
 class SoftmaxRouting:
-    """The largest of the softmax over all experts.
+    """Top-k of the softmax over all experts.
 
-    normalize  whether the weights of a token's experts are scaled to add up to one.
-    scale      factor of the weights.
-    groups     (groups of experts, how many of them a token's experts may be in): those with the largest share
-               (DeepSeek-V2, arXiv:2405.04434).
+    normalize  whether the weights of a token's experts are normalized to sum to one.
+    scale      factor on the weights.
+    groups     (number of expert groups, number of groups that a token's experts may be in): the groups with the largest
+               maximum (DeepSeek-V2, arXiv:2405.04434).
     """
 
     top_k: int
@@ -44,18 +44,19 @@ class SoftmaxRouting:
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """scores [T, E]; see Routing."""
-        shares = _within_groups(torch.softmax(scores, dim=-1), self.groups, together=1, left_out=0.0)
-        shares, chosen = shares.topk(self.top_k, dim=-1)
-        return _scaled(shares, self.normalize, self.scale), chosen
+        weights = _mask_groups(torch.softmax(scores, dim=-1), self.groups, top=1, fill=0.0)
+        weights, selected = weights.topk(self.top_k, dim=-1)
+        return _scaled(weights, self.normalize, self.scale), selected
 
 
 @dataclass(frozen=True)
 class SigmoidRouting:
-    """The largest of sigmoid(score) + correction, weighted by the sigmoid alone (DeepSeek-V3, arXiv:2412.19437).
+    """Top-k of sigmoid(score) + correction, weighted by the sigmoid alone (DeepSeek-V3, arXiv:2412.19437).
 
-    sigmoid     the function.
-    correction  [E] float32, or None.
-    groups      (groups of experts, how many of them a token's experts may be in): those with the largest sum of two.
+    sigmoid     the sigmoid function.
+    correction  bias [E] float32 on the selection, or None.
+    groups      (number of expert groups, number of groups that a token's experts may be in): the groups with the
+                largest sum of their top two.
     normalize, scale  as in SoftmaxRouting.
     """
 
@@ -68,39 +69,41 @@ class SigmoidRouting:
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """scores [T, E]; see Routing."""
-        shares = self.sigmoid(scores)
-        assert isinstance(shares, Tensor)
-        choice = shares if self.correction is None else shares + self.correction
-        choice = _within_groups(choice, self.groups, together=2, left_out=float("-inf"))
-        chosen = choice.topk(self.top_k, dim=-1).indices
-        return _scaled(shares.gather(-1, chosen), self.normalize, self.scale), chosen
+        weights = self.sigmoid(scores)
+        assert isinstance(weights, Tensor)
+        biased = weights if self.correction is None else weights + self.correction
+        biased = _mask_groups(biased, self.groups, top=2, fill=float("-inf"))
+        selected = biased.topk(self.top_k, dim=-1).indices
+        return _scaled(weights.gather(-1, selected), self.normalize, self.scale), selected
 
 
-def _within_groups(shares: Tensor, groups: tuple[int, int], together: int, left_out: float) -> Tensor:
-    """shares [T, E], with ``left_out`` outside the groups whose ``together`` largest add up to most."""
+def _mask_groups(weights: Tensor, groups: tuple[int, int], top: int, fill: float) -> Tensor:
+    """Return weights [T, E], with ``fill`` outside the groups whose ``top`` largest weights have the largest sums."""
     count, kept = groups
     if kept >= count:
-        return shares
-    grouped = shares.unflatten(-1, (count, -1))
-    best = grouped.topk(together, dim=-1).values.sum(-1).topk(kept, dim=-1).indices
-    others = torch.ones(best.shape[:-1] + (count,), dtype=torch.bool, device=best.device).scatter_(-1, best, False)
-    return grouped.masked_fill(others.unsqueeze(-1), left_out).flatten(-2)
+        return weights
+    grouped = weights.unflatten(-1, (count, -1))
+    best = grouped.topk(top, dim=-1).values.sum(-1).topk(kept, dim=-1).indices
+    mask = torch.ones(best.shape[:-1] + (count,), dtype=torch.bool, device=best.device).scatter_(-1, best, False)
+    return grouped.masked_fill(mask.unsqueeze(-1), fill).flatten(-2)
 
 
-def _scaled(shares: Tensor, normalize: bool, scale: float) -> Tensor:
+def _scaled(weights: Tensor, normalize: bool, scale: float) -> Tensor:
     if normalize:
-        shares = shares / shares.sum(-1, keepdim=True)
-    return shares if scale == 1 else shares * scale
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights if scale == 1 else weights * scale
 
 
 @dataclass
 class SparseMLP:
-    """The sum of the experts that each token is routed to, weighted by its router.
+    """Weighted sum of the experts that each token is routed to.
 
-    A token's result does not depend on the others: its experts are added up in their own order, in float32.
+    The result of a token does not depend on other tokens: its experts are summed in a fixed order, in float32.
 
-    shared         an expert for every token, or None; weighted by ``sigmoid(shared_gate(x))`` where there is a gate.
-    weigh_inputs   whether a token is multiplied by its weight before the expert, not after it (Llama 4).
+    count         number of experts.
+    shared        shared expert, which every token uses, or None.
+    shared_gate   gate of the shared expert, which is weighted by ``sigmoid(shared_gate(x))``; None for no weight.
+    weigh_inputs  whether the weight is applied to the input of an expert instead of its output (Llama 4).
     """
 
     router: Callable[[Tensor], Tensor]
@@ -112,20 +115,20 @@ class SparseMLP:
     weigh_inputs: bool = False
 
     def input_layout(self, m: int) -> ActivationLayout | None:
-        """None: rows are sorted by expert first."""
+        """Return None, since rows are sorted by expert first."""
         return None
 
     def __call__(self, x: LinearInput) -> Tensor:
         """x [T, hidden], a Tensor -> [T, hidden]."""
         assert isinstance(x, Tensor)
-        shares, chosen = self.routing(self.router(x).float())
-        # Tokens sorted by expert, so that one look at the counts says where each expert's begin.
-        order = torch.argsort(chosen.flatten(), stable=True)
-        own, weights = x[order // self.routing.top_k], shares.flatten()[order].unsqueeze(1)
+        weights, selected = self.routing(self.router(x).float())
+        # Rows are sorted by expert, so that the counts alone tell which rows belong to which expert.
+        order = torch.argsort(selected.flatten(), stable=True)
+        rows, weights = x[order // self.routing.top_k], weights.flatten()[order].unsqueeze(1)
         if self.weigh_inputs:
-            own = (own * weights).to(x.dtype)
-        found = self.experts(own, torch.bincount(chosen.flatten(), minlength=self.count).tolist()).float()
-        out = self.experts.total(_sums(found if self.weigh_inputs else found * weights, order, len(x)))
+            rows = (rows * weights).to(x.dtype)
+        outputs = self.experts(rows, torch.bincount(selected.flatten(), minlength=self.count).tolist()).float()
+        out = self.experts.total(_sums(outputs if self.weigh_inputs else outputs * weights, order, len(x)))
         if self.shared is not None:
             shared = self.shared(x)
             if self.shared_gate is not None:
@@ -134,22 +137,24 @@ class SparseMLP:
         return out.to(x.dtype)
 
 
-def _sums(found: Tensor, order: Tensor, tokens: int) -> Tensor:
-    """found [T * top_k, hidden] float32, of which row i is the result for ``order[i]`` of all chosen experts -> the sum
-    of every token's [T, hidden], added up in the order of rows.
+def _sums(outputs: Tensor, order: Tensor, tokens: int) -> Tensor:
+    """Sum the expert outputs of every token, [T * top_k, hidden] float32 -> [T, hidden] float32.
+
+    order  [T * top_k] int64: row i of ``outputs`` belongs to element ``order[i]`` of the flattened expert indices. Rows
+           are summed in ascending order.
     """
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order), device=order.device)
-    out = torch.zeros(tokens, found.shape[1], device=found.device)
-    for rows in places.view(tokens, -1).sort(dim=1).values.T if tokens else ():
-        out += found[rows]
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order), device=order.device)
+    out = torch.zeros(tokens, outputs.shape[1], device=outputs.device)
+    for rows in inverse.view(tokens, -1).sort(dim=1).values.T if tokens else ():
+        out += outputs[rows]
     return out
 
 
 def _sigmoid_by_row(x: Tensor) -> Tensor:
-    """The sigmoid of x [T, 1], as a softmax over (x, 0).
+    """Return the sigmoid of x [T, 1], computed as a softmax over (x, 0).
 
-    On a CPU torch computes the last elements of a tensor that do not fill a vector register in another way, so that
-    ``torch.sigmoid`` of one number depends on how many others there are. Softmax goes row by row.
+    On a CPU, ``torch.sigmoid`` computes the last elements that do not fill a vector register with different code, so
+    that its result for one element depends on the number of elements. Softmax is computed row by row.
     """
     return torch.softmax(F.pad(x, (0, 1)), dim=-1)[:, :1]

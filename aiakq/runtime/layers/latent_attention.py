@@ -1,10 +1,10 @@
-"""Multi-head latent attention (MLA; DeepSeek-V2 2024, arXiv:2405.04434) over a cache of latents, without expanding it.
+"""Multi-head latent attention (MLA; DeepSeek-V2 2024, arXiv:2405.04434) with weight absorption.
 
-Keys and values of a token are products of one latent, which is what the cache holds, beside one rotated key for all
-heads. The product with keys is absorbed: it is done to the queries instead, once per step, so that attention compares
-them with latents; what it returns are sums of latents, which only then become values.
+The keys and values of a token are projections of one latent vector. The KV cache holds this latent and one rotated key
+that all heads share. The key projection is absorbed into the queries, so that attention runs on the cached latents
+directly; its output, weighted sums of latents, is then projected to values.
 
-The two layers here stand before and after attention, in the places of the projections of ``Attention``.
+The two layers in this module take the places of the input and output projections of ``Attention``.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from aiakq.kernels.types import ActivationLayout, LinearInput
 class LatentSizes:
     """Sizes of latent attention.
 
-    latent   of the latent of a token, which is kept for all heads.
-    rotated  elements of queries and keys that are rotated; keys have the same ones in all heads.
-    plain    elements of a head's queries and keys that are not.
-    value    of a value head.
+    heads    number of heads.
+    latent   size of a token's latent (kv_lora_rank).
+    rotated  rotated elements of a head's queries, and of the key shared by all heads (qk_rope_head_dim).
+    plain    elements of a head's queries and keys without rotary embedding (qk_nope_head_dim).
+    value    size of a value head (v_head_dim).
     """
 
     heads: int
@@ -38,23 +39,23 @@ class LatentSizes:
 
     @property
     def cached(self) -> int:
-        """Elements of a token in the cache: the rotated ones first, then the latent."""
+        """Elements per token in the KV cache: the rotated key, then the latent."""
         return self.rotated + self.latent
 
     @property
     def query(self) -> int:
-        """Elements of a head's queries before absorption."""
+        """Size of a query head before absorption."""
         return self.plain + self.rotated
 
     @property
     def expanded(self) -> int:
-        """Outputs of the layer that makes a head's keys and values of a latent."""
+        """Outputs per head of the projection from latents to keys and values."""
         return self.plain + self.value
 
 
 @dataclass
 class LowRankQueries:
-    """second(norm(first(x))), of which ``LatentProjection`` does the first product."""
+    """Low-rank query projection second(norm(first(x))), without ``first``, which ``LatentProjection`` computes."""
 
     norm: Norm
     second: LinearLayer
@@ -66,12 +67,12 @@ class LowRankQueries:
 
 @dataclass
 class LatentProjection(LinearLayer):
-    """Absorbed queries of all heads and the latent key of a token, side by side as attention takes them.
+    """Input projection of latent attention, to the absorbed queries of all heads and the cached key of a token.
 
-    first     to the queries, or to what ``queries`` makes them of, then to latent and shared key.
-    norm      of the latent.
-    absorbed  queries of a head times the product that makes its keys of latents: [H, latent, plain].
-    queries   None where ``first`` gives the queries themselves.
+    first     fused projection to the queries (or the input of ``queries``), the latent and the shared key.
+    norm      norm of the latent.
+    absorbed  per-head key projection, applied to the queries: [H, latent, plain].
+    queries   second part of a low-rank query projection; None if ``first`` computes the queries.
     """
 
     first: LinearLayer
@@ -85,7 +86,7 @@ class LatentProjection(LinearLayer):
         return self.first.input_layout(m)
 
     def __call__(self, x: LinearInput) -> Tensor:
-        """x [T, hidden] -> [T, (H + 1) * cached]: each head's rotated elements first."""
+        """x [T, hidden] -> [T, (H + 1) * cached], with the rotated elements of each head first."""
         sizes, first = self.sizes, self.first(x)
         queries, latents, shared = first.split([first.shape[1] - sizes.cached, sizes.latent, sizes.rotated], dim=1)
         if self.queries is not None:
@@ -101,9 +102,9 @@ class LatentProjection(LinearLayer):
 
 @dataclass
 class LatentOutput(LinearLayer):
-    """The values of what attention found in latents, and the output layer.
+    """Output projection of latent attention: from weighted sums of latents to values, then to the hidden size.
 
-    expand  [H, value, latent].
+    expand  per-head value projection [H, value, latent].
     """
 
     expand: BatchedLinear

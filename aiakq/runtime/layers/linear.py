@@ -1,6 +1,4 @@
-"""ConcatLinear: linear layers with the same input, their outputs concatenated. Single ones are bound by the device's
-Ops.
-"""
+"""ConcatLinear: linear layers with the same input, whose outputs are concatenated."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from aiakq.kernels.types import LinearInput
 
 
 class ConcatLinear(LinearLayer):
-    """Linear layers with the same input, their outputs one after the other: those whose weights cannot be one."""
+    """Linear layers with the same input and concatenated outputs, for weights that cannot be fused into one."""
 
     def __init__(self, parts: Sequence[LinearLayer]) -> None:
         self.parts = parts

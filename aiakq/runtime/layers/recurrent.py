@@ -1,4 +1,4 @@
-"""Recurrent layers: what takes the place of attention in layers whose memory of a sequence is a state of fixed size."""
+"""Recurrent layers, which replace attention in layers that keep a state of fixed size per sequence."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from aiakq.kernels.types import ActivationLayout, AttentionContext, LayerCache, 
 
 
 class RecurrentLayer:
-    """What all recurrent layers share: a projection, and states instead of keys and values.
+    """Base class of recurrent layers: an input projection, and states instead of a KV cache.
 
-    project  of the layer's input.
-    shapes   of its states.
+    project  input projection.
+    shapes   shapes of the states of one sequence.
     """
 
     def __init__(self, project: LinearLayer, shapes: Sequence[Sequence[int]], ops: Ops) -> None:
         self.project, self._shapes, self._ops = project, shapes, ops
 
     def input_layout(self, m: int) -> ActivationLayout | None:
-        """The layout in which M rows of the input are best; see LinearLayer."""
+        """Return the preferred layout for M input rows; see LinearLayer."""
         return self.project.input_layout(m)
 
     def cache_bytes(self, dtype: torch.dtype) -> int:
-        """0, whatever ``dtype`` keys and values have: its tokens leave nothing behind."""
+        """Return 0 for any ``dtype``, since the layer stores nothing per token."""
         return 0
 
     def state_bytes(self) -> int:
-        """Bytes of a sequence's state, which is in float32."""
+        """Return the bytes of the states of one sequence, which are float32."""
         return sum(4 * math.prod(shape) for shape in self._shapes)
 
     def new_cache(self, pages: int, page_size: int, state_rows: int) -> LayerCache:
-        """``state_rows`` states, all zeros; pages hold none of them."""
+        """Allocate ``state_rows`` rows of states, filled with zeros; the number of pages does not matter."""
         return States.zeros(state_rows, self._shapes, self._ops.device)
 
 
 class GatedConvolution(RecurrentLayer):
-    """output(c * convolution(b * x)) with b, c and x projected from the input (LFM2).
+    """Gated short convolution (LFM2): output(c * convolution(b * x)), with b, c and x projected from the input.
 
-    project  to b, c and x side by side.
+    project  fused projection to b, c and x.
     """
 
     def __init__(self, project: LinearLayer, spec: ConvolutionSpec, output: LinearLayer, ops: Ops) -> None:
@@ -53,7 +53,7 @@ class GatedConvolution(RecurrentLayer):
         self.output, self._convolution = output, ops.convolution(spec)
 
     def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """x [T, hidden] -> [T, hidden], whatever its positions [T]; updates the states in ``cache``."""
+        """x [T, hidden] -> [T, hidden]; updates the states in ``cache``. The positions [T] are not used."""
         b, c, values = self.project(x).chunk(3, dim=-1)
         return self.output(self._convolution(values, cache[0], context, before=b, after=c))
 
@@ -61,8 +61,9 @@ class GatedConvolution(RecurrentLayer):
 class GatedRecurrence(RecurrentLayer):
     """A convolution, a linear recurrence and a gated norm (Mamba 2, Qwen3-Next).
 
-    project  to the recurrence's inputs and the norm's gate side by side, then its gates.
-    gates    projects to the recurrence's gates; None: ``project`` does.
+    project  fused projection to the inputs of the recurrence and the gate of the norm, followed by the gates of the
+             recurrence if ``gates`` is None.
+    gates    separate projection to the gates of the recurrence, or None.
     """
 
     def __init__(
@@ -81,13 +82,13 @@ class GatedRecurrence(RecurrentLayer):
         self._widths = [recurrence.width, recurrence.num_heads * recurrence.value_dim]
 
     def input_layout(self, m: int) -> ActivationLayout | None:
-        """None where two layers read M rows of the input."""
+        """Return the preferred layout for M input rows; None if two layers read the input."""
         return super().input_layout(m) if self.gates is None else None
 
     def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """x [T, hidden] -> [T, hidden], whatever its positions [T]; updates the states in ``cache``."""
+        """x [T, hidden] -> [T, hidden]; updates the states in ``cache``. The positions [T] are not used."""
         projected = self.project(x)
-        mixed, gate, own = projected.tensor_split([self._widths[0], sum(self._widths)], dim=-1)
-        gates = own if self.gates is None else self.gates(x)
+        mixed, gate, remaining = projected.tensor_split([self._widths[0], sum(self._widths)], dim=-1)
+        gates = remaining if self.gates is None else self.gates(x)
         mixed = self._convolution(mixed, cache[0], context)
         return self.output(self.norm(self._recurrence(mixed, gates, cache[1], context), gate))

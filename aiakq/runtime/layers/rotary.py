@@ -1,4 +1,4 @@
-"""Cos/sin tables of rotary position embeddings (Su et al. 2021, arXiv:2104.09864), with the scalings in use."""
+"""Cos/sin tables of rotary position embeddings (Su et al. 2021, arXiv:2104.09864), with the common scaling methods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from aiakq.errors import AiakqError, error
 from aiakq.kernels.types import RotaryTables
 
-#: Elements of a head whose frequencies are computed when only the settings are checked: a config may claim any number.
+#: Maximum head size for which frequencies are computed when only validating a config, which may claim any number.
 _MAX_CHECKED = 4096
 
 
@@ -25,13 +25,14 @@ def rotary_tables(
     context: int | None = None,
     rows: int | None = None,
 ) -> RotaryTables:
-    """Cosines and sines [rows, R / 2] float32 for the first R elements of heads of ``head_dim``.
+    """Return cosines and sines [rows, R / 2] float32 for the first R elements of heads of size ``head_dim``.
 
-    rope          rope_type default, linear, dynamic, llama3, yarn or longrope, with that type's parameters.
-    max_position  positions that the config states.
-    context       positions of the longest sequence, on which scalings depend; None: max_position.
-    rows          positions of the tables; None: context.
-    Raises ``unsupported`` for other types, ``model_malformed`` for absent or impossible parameters.
+    rope          rope_type default, linear, dynamic, llama3, yarn or longrope, with the parameters of that type.
+    max_position  max_position_embeddings of the config.
+    context       length of the longest sequence, on which scaling depends; None for max_position.
+    rows          number of positions in the tables; None for context.
+
+    Raises ``unsupported`` for other types, ``model_malformed`` for missing or invalid parameters.
     """
     context = max_position if context is None else context
     rows = context if rows is None else rows
@@ -39,7 +40,7 @@ def rotary_tables(
     lengths = _Lengths(max_position, context)
     try:
         if device.type == "meta":
-            # Only the settings are checked; a range on this device would make torch import its compiler.
+            # Only validates the settings: torch.arange on the meta device would make torch import its compiler.
             _inverse_frequencies(rope, min(rotated, _MAX_CHECKED), lengths)
             empty = torch.empty(rows, rotated // 2, device=device)
             return RotaryTables(empty, empty)
@@ -51,20 +52,20 @@ def rotary_tables(
         reason = f"{missing} in the parameters of rope_type {rope.get('rope_type')}"
         raise error("model_malformed", file="config.json", reason=reason) from problem
     freqs = torch.outer(torch.arange(rows, dtype=torch.float32), inv_freq)
-    # In place: contexts of millions of positions have tables of gigabytes.
+    # In place, because the tables of very long contexts take gigabytes.
     return RotaryTables(freqs.cos().mul_(magnitude).to(device), freqs.sin_().mul_(magnitude).to(device))
 
 
 @dataclass(frozen=True)
 class _Lengths:
-    """Positions that the config states, and those of the longest sequence."""
+    """Maximum positions: ``stated`` by the config, and ``context``, the length of the longest sequence."""
 
     stated: int
     context: int
 
 
 def _inverse_frequencies(rope: Mapping[str, Any], dim: int, lengths: _Lengths) -> tuple[Tensor, float]:
-    """Inverse frequencies [dim / 2] float32, and the factor on cosines and sines."""
+    """Return the inverse frequencies [dim / 2] float32, and the factor on cosines and sines."""
     kind = rope.get("rope_type", "default")
     base = float(rope.get("rope_theta", 10000.0))
     inv_freq = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
@@ -83,15 +84,15 @@ def _inverse_frequencies(rope: Mapping[str, Any], dim: int, lengths: _Lengths) -
     raise error(
         "unsupported",
         what=f"The rotary scaling {kind!r} (rope_type in config.json)",
-        hint="Supported are default, linear, dynamic, llama3, yarn and longrope.",
+        hint="Supported: default, linear, dynamic, llama3, yarn and longrope.",
     )
 
 
 def _dynamic(rope: Mapping[str, Any], base: float, dim: int, lengths: _Lengths) -> Tensor:
-    """NTK-aware scaling: the base grows with the longest sequence, so that slow dimensions turn no further.
+    """Dynamic NTK-aware scaling: the base grows with the longest sequence, so that low frequencies stay in their range.
 
-    transformers lets the base grow with the text beyond what the config states. Where --rope-scaling asks for more
-    (``grows_from``), pages outlive steps, so it is that of the longest text from the start, as in vLLM.
+    transformers recomputes the base for each text beyond the length in the config. Cached keys outlive a step here, so
+    with --rope-scaling (``grows_from``) the base is that of the longest possible sequence from the start, as in vLLM.
     """
     trained = float(rope.get("grows_from") or lengths.stated)
     if lengths.context > trained:
@@ -100,17 +101,17 @@ def _dynamic(rope: Mapping[str, Any], base: float, dim: int, lengths: _Lengths) 
 
 
 def _longrope(rope: Mapping[str, Any], base: float, dim: int, lengths: _Lengths) -> tuple[Tensor, float]:
-    """LongRoPE (Ding et al. 2024, arXiv:2402.13753): factors of each dimension, one set for short texts, one for long.
+    """LongRoPE (Ding et al. 2024, arXiv:2402.13753): one factor per dimension, in a short and a long set.
 
-    The longest sequence that is served chooses, as in vLLM, so that a text is computed alike beside any other. In
-    transformers each step chooses by its own longest sequence.
+    The length of the longest sequence that may be served selects the set, as in vLLM, so that results do not depend on
+    the batch. transformers selects it in each step by the longest sequence in the batch.
     """
     original = float(rope.get("original_max_position_embeddings") or lengths.stated)
     length = "long" if lengths.context > original else "short"
     factors = torch.tensor(rope[f"{length}_factor"], dtype=torch.float32)
     if factors.shape != (dim // 2,) and dim < _MAX_CHECKED:
         raise ValueError(f"{len(factors)} factors for {dim // 2} frequencies")
-    magnitude = rope.get(f"{length}_mscale", rope.get("attention_factor"))  # Phi-3.5-MoE has one for each
+    magnitude = rope.get(f"{length}_mscale", rope.get("attention_factor"))  # Phi-3.5-MoE has one per set
     factor = float(rope.get("factor") or lengths.stated / original)
     if magnitude is None:
         magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
@@ -119,7 +120,7 @@ def _longrope(rope: Mapping[str, Any], base: float, dim: int, lengths: _Lengths)
 
 
 def _llama3(inv_freq: Tensor, rope: Mapping[str, Any]) -> Tensor:
-    """Llama 3.1: long waves are stretched by ``factor``, short ones kept, those between blended."""
+    """Llama 3.1 scaling: long wavelengths are stretched by ``factor``, short ones kept, and those between blended."""
     factor, original = float(rope["factor"]), float(rope["original_max_position_embeddings"])
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     wavelength = 2 * math.pi / inv_freq
@@ -128,7 +129,7 @@ def _llama3(inv_freq: Tensor, rope: Mapping[str, Any]) -> Tensor:
 
 
 def _yarn(inv_freq: Tensor, rope: Mapping[str, Any], base: float, dim: int, max_position: int) -> tuple[Tensor, float]:
-    """YaRN (Peng et al. 2023, arXiv:2309.00071): interpolate slow dimensions, keep fast ones."""
+    """YaRN (Peng et al. 2023, arXiv:2309.00071): interpolate low frequencies, keep high ones."""
     original = float(rope.get("original_max_position_embeddings") or max_position)
     factor = float(rope.get("factor") or max_position / original)
 
@@ -147,12 +148,12 @@ def _yarn(inv_freq: Tensor, rope: Mapping[str, Any], base: float, dim: int, max_
 
 
 def _yarn_ratio(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
-    """The factor on cosines and sines; the two scales are DeepSeek's."""
+    """Return the factor on cosines and sines; the two scales are DeepSeek's."""
     if mscale and mscale_all_dim:
         return yarn_magnitude(factor, float(mscale)) / yarn_magnitude(factor, float(mscale_all_dim))
     return yarn_magnitude(factor)
 
 
 def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
-    """YaRN's factor on queries and on keys of a context that is ``factor`` times longer."""
+    """Return YaRN's factor on queries and keys for a context that is ``factor`` times longer."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -1,8 +1,8 @@
-"""Whether a model that runs through transformers computes with paged attention what its authors meant.
+"""Checks that a model that runs through transformers gives the same results with paged attention.
 
-Paged attention knows causal attention, windows, chunks, soft caps and sinks. What else a model asks of it would be left
-out without a word: arguments, masks, states of other layers. So every such model is compared with transformers' own
-attention when it is loaded: two sequences side by side, one of them in two chunks.
+Paged attention supports causal attention, sliding windows, chunks, softcaps and sinks. Anything else that a model
+relies on (other arguments, masks, states of other layers) would silently be ignored. Every such model is therefore
+compared with transformers' own attention when it is loaded, on two sequences in a batch, one of them in two chunks.
 """
 
 from __future__ import annotations
@@ -23,37 +23,39 @@ from aiakq.runtime.executor.sequences import RunningSequences
 from aiakq.runtime.models.decoder import Model, whole_logits
 from aiakq.runtime.sampling_params import SamplingParams
 
-#: Tokens of both sequences, and how many of the first come in the first step.
+#: Lengths of both sequences, and the number of tokens of the first one in the first step.
 LENGTHS, FIRST_CHUNK = (40, 23), 17
 PAGE_SIZE = 16
-#: Nats that any log-probability may differ by in float32: sums are taken in another order.
+#: Maximum difference of any log-probability in float32, in nats: only the order of summation differs.
 FLOAT32_MAX = 0.02
-#: Nats that log-probabilities of 16-bit models may differ by on average: so many, and so many times what transformers'
-#: own two attentions differ by, which is how far rounding carries in this model; but at most so many (docs/log.md).
+#: Maximum mean difference of log-probabilities of 16-bit models, in nats: a constant plus a multiple of the difference
+#: between two attention implementations of transformers (the effect of rounding in this model), and an upper limit of
+#: the sum (docs/log.md).
 NOISE_OFFSET, NOISE_FACTOR, NOISE_CAP = 0.03, 4.0, 0.5
-#: The same for models that have only one attention in transformers.
+#: The same for models that have only one attention implementation in transformers.
 WITHOUT_NOISE = 0.1
-#: True if query q may look at key k; transformers' interface of masks.
+#: Whether query q attends to key k, in transformers' mask interface.
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class AttentionComparison:
-    """How far log-probabilities are from those of transformers' own attention, and how far they may be, in nats."""
+    """Difference of log-probabilities from transformers' own attention, and its allowed maximum, in nats."""
 
     found: float
     allowed: float
 
     @property
     def is_same(self) -> bool:
-        return self.found <= self.allowed  # not if NaN
+        return self.found <= self.allowed  # false for NaN
 
 
 def compare(model: Model, hf: Any, device: torch.device, rounds: bool) -> AttentionComparison:
-    """Compare ``model``, which is ``hf`` with paged attention, with ``hf`` and its own.
+    """Compare ``model``, which is ``hf`` with paged attention, to ``hf`` with transformers' attention.
 
-    In float32 the largest difference counts. In 16 bits, or if the model ``rounds`` activations to 8 bits, that is a
-    matter of chance, most of all where a token goes to another expert, so the mean over positions and words counts.
+    In float32 the maximum difference counts. With 16-bit dtypes, or if the model ``rounds`` activations to 8 bits, the
+    maximum is dominated by chance, for example if a token is routed to another expert, so the mean over positions and
+    tokens counts.
     """
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(0, model.vocab_size, (length,), generator=generator).tolist() for length in LENGTHS]
@@ -64,14 +66,17 @@ def compare(model: Model, hf: Any, device: torch.device, rounds: bool) -> Attent
         if hf.dtype == torch.float32 and not rounds:
             return AttentionComparison(differences.max().item(), FLOAT32_MAX)
         allowed = WITHOUT_NOISE
-        with suppress(ValueError):  # transformers: the model has no such attention
+        with suppress(ValueError):  # the model does not support this implementation
             noise = (_own_logprobs(hf, "sdpa", prompts, device) - eager).abs().mean().item()
             allowed = min(NOISE_OFFSET + NOISE_FACTOR * noise, NOISE_CAP)
         return AttentionComparison(differences.mean().item(), allowed)
 
 
 def _own_logprobs(hf: Any, name: str, prompts: list[list[int]], device: torch.device) -> Tensor:
-    """[T, V] float32 over all prompts with transformers' attention ``name``. Raises ValueError if ``hf`` lacks it."""
+    """Return log-probabilities [T, V] float32 of all prompts with transformers' attention ``name``.
+
+    Raises ValueError if ``hf`` does not support it.
+    """
     with own_attention(hf, name):
         logits = [hf(input_ids=torch.tensor([each], device=device), use_cache=False).logits[0] for each in prompts]
     return torch.cat(logits).float().log_softmax(-1)
@@ -79,7 +84,7 @@ def _own_logprobs(hf: Any, name: str, prompts: list[list[int]], device: torch.de
 
 @contextmanager
 def own_attention(hf: Any, name: str) -> Iterator[None]:
-    """Let ``hf`` use transformers' attention ``name``."""
+    """Switch ``hf`` to transformers' attention ``name`` temporarily."""
     before = hf.config._attn_implementation
     hf.set_attn_implementation(name)
     try:
@@ -89,7 +94,7 @@ def own_attention(hf: Any, name: str) -> Iterator[None]:
 
 
 def _paged_logits(model: Model, prompts: list[list[int]], device: torch.device) -> list[Tensor]:
-    """Logits [T, V] float32 of every position of each prompt."""
+    """Return the logits [T, V] float32 of every position of each prompt."""
     pages = [-(-length // PAGE_SIZE) for length in LENGTHS]
     runner = Runner(model, sum(pages) + 1, PAGE_SIZE, device)
     running = RunningSequences(len(prompts), max(pages))
@@ -117,10 +122,9 @@ def _paged_logits(model: Model, prompts: list[list[int]], device: torch.device) 
 
 
 def is_mask_of(mask: MaskFunction, specs: Iterable[AttentionSpec], chunk: int) -> bool:
-    """Whether ``mask`` is causal attention, or the window or the chunks of one of ``specs``, as far as positions can
-    be tried.
+    """Whether ``mask`` is a causal mask, or the sliding window or chunks of one of ``specs``, at the positions tested.
 
-    chunk  a number of positions at whose multiples something else could happen; 0: none.
+    chunk  a number of positions at whose multiples the mask may change; 0 for none.
     """
     limits = {(None, None), *((spec.sliding_window, spec.chunk_size) for spec in specs)}
     windows = {window for window, _ in limits}
@@ -140,7 +144,7 @@ def is_mask_of(mask: MaskFunction, specs: Iterable[AttentionSpec], chunk: int) -
 
 
 def _positions(longest: int, windows: set[int | None], chunk: int) -> tuple[Tensor, Tensor]:
-    """Pairs of a query and a key: everywhere up to several times ``longest``, and at the borders."""
+    """Return query and key positions to test: spread over several times ``longest``, and at the boundaries."""
     end = 4 * max(longest, 64)
     generator = torch.Generator().manual_seed(0)
     queries = torch.randint(0, end, (4096,), generator=generator)

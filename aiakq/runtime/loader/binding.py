@@ -1,4 +1,4 @@
-"""LinearBuilder: makes the linear layers of a model from loaded or random weights."""
+"""LinearBuilder: builds the linear layers of a model from loaded or random weights."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from aiakq.runtime.layers.linear import ConcatLinear
 from aiakq.runtime.lora.layers import AdaptableLayers
 from aiakq.runtime.models.stage import Stage
 
-#: A layer's name, and how many outputs it has.
+#: Name of a layer, and its number of outputs.
 Part = tuple[str, int]
 
 
 class LinearBuilder:
-    """The part of ``Weights`` that does not depend on where tensors come from: layers bound to ``ops``.
+    """The part of ``Weights`` that does not depend on the source of the tensors: layers built with ``ops``.
 
-    stage     the layers to build; None: all.
-    adapters  of the layers; None: they have none.
+    stage     the layers to build; None for all.
+    adapters  layers that support LoRA adapters; None if LoRA is disabled.
     """
 
     stage: Stage | None = None
@@ -54,7 +54,7 @@ class LinearBuilder:
     def _adapted(
         self, layer: LinearLayer, parts: Sequence[Part], k: int, has_bias: bool, rows: Tensor | None = None
     ) -> LinearLayer:
-        """``layer``, the linear layers ``parts`` side by side, with adapters if there may be any."""
+        """Return ``layer``, into which the linear layers ``parts`` are fused, with support for LoRA adapters."""
         if self.adapters is None:
             return layer
         bias = joined_rows([self._bias(name, n) for name, n in parts]) if has_bias else None
@@ -66,27 +66,27 @@ class LinearBuilder:
         raise NotImplementedError
 
     def _bias(self, name: str, n: int) -> Tensor:
-        """The bias [N] of a linear layer."""
+        """Return the bias [N] of a linear layer."""
         raise NotImplementedError
 
     def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1) -> LinearLayer:
-        """A layer of a weight [N, K] in floats, which stands for ``count`` of the checkpoint's."""
+        """Return a layer with a float weight [N, K], into which ``count`` layers of the checkpoint are fused."""
         return self._ops.dense(weight, bias, count)
 
     def quantized(self, weights: Sequence[QWeight]) -> LinearLayer:
-        """One layer of quantized weights with the same K inputs, outputs in the order given."""
+        """Return one layer of quantized weights with the same K inputs, with outputs in the given order."""
         whole = concatenate(weights)
         if whole is not None:
             return self._ops.linear(whole, len(weights))
         return ConcatLinear([self._ops.linear(weight) for weight in weights])
 
     def embedding_of(self, table: Tensor, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
-        """The embedding of a table [V, D], and the head if it is tied to it: then there is one copy of the weight."""
+        """Return the embedding with a table [V, D], and the output layer if it is tied; both then share the weight."""
         return self._ops.tied_embedding(table) if tied else (self._ops.embedding(table), None)
 
 
 def same_scheme(weight: QWeight, other: QWeight) -> bool:
-    """Whether the rows of two weights can stand in one: all but codes, scales, zero points and biases are equal."""
+    """Whether two weights can be concatenated: all but codes, scales, zero points and biases are equal."""
     pairs = [(weight.perm, other.perm), (weight.input_scale, other.input_scale)]
     return (
         (weight.scheme, weight.k, weight.group_size) == (other.scheme, other.k, other.group_size)
@@ -99,7 +99,7 @@ def same_scheme(weight: QWeight, other: QWeight) -> bool:
 
 
 def concatenate(weights: Sequence[QWeight]) -> QWeight | None:
-    """Weights [N_i, K] as one [sum of N_i, K], in their order; None if they are not of the same scheme."""
+    """Concatenate weights [N_i, K] to one [sum of N_i, K]; return None if their schemes differ."""
     first = weights[0]
     if len(weights) == 1:
         return first
@@ -122,5 +122,5 @@ def concatenate(weights: Sequence[QWeight]) -> QWeight | None:
 
 
 def joined_rows(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors [N_i, ...] one after the other: [sum of N_i, ...]."""
+    """Concatenate tensors [N_i, ...] to [sum of N_i, ...]."""
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

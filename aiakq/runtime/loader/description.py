@@ -1,4 +1,4 @@
-"""Describes which implementation every operation of a model uses, for the start-up table and ``aiakq inspect``."""
+"""Describes the implementation of every operation of a model, for the start-up table and ``aiakq inspect``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiakq.runtime.models import ARCHITECTURES
 
 
 def describe_operations(ops: Ops) -> dict[str, str]:
-    """Rows of the start-up table about everything that was bound to ``ops``."""
+    """Return rows of the start-up table about all operations of ``ops``."""
     return {
         "linear layers": describe_linear_layers(ops),
         "attention": _names(ops, "attention"),
@@ -28,13 +28,13 @@ def describe_operations(ops: Ops) -> dict[str, str]:
 
 
 def describe_linear_layers(ops: Ops) -> str:
-    """One line like ``42 x w4a16: cpu; 1 x w16: torch (cpu: ...)``, with the reasons why nothing better was taken."""
+    """Return a line like ``42 x w4a16: cpu; 1 x w16: torch (cpu: ...)``, with the reasons against better ones."""
     counts = Counter({each: count for each, count in ops.bound.items() if each.operation in ("linear", "dense")})
     return "; ".join(f"{count} x {each.kind}: {_described(each.selection)}" for each, count in counts.most_common())
 
 
 def selections(ops: Ops) -> dict[str, list[Selection]]:
-    """Operation -> the different selections for it, the most frequent first; linear layers left out."""
+    """Return the selections by operation, without linear layers, the most frequent first."""
     found: dict[str, list[Selection]] = {}
     for each, _ in ops.bound.most_common():
         if each.operation not in ("linear", "dense"):
@@ -47,7 +47,7 @@ def _names(ops: Ops, operation: str) -> str:
 
 
 def _other_operations(ops: Ops) -> dict[str, list[str]]:
-    """The implementation in words -> the operations that run in it."""
+    """Return the operations by the description of their implementation."""
     found: dict[str, list[str]] = {}
     for operation in selections(ops):
         if operation != "attention":
@@ -61,12 +61,13 @@ def _described(selection: Selection) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What loading a checkpoint would find and select.
+    """The result of planning to load a checkpoint.
 
-    differences           tensors that are not as the config implies; None if the family is not one of ours.
-    selected              operations besides linear layers with what was selected for them; none if the config is not
-                          understood.
-    kv_bytes_per_token    of the cache, over all layers; None if the family is not one of ours.
+    differences           tensors that differ from what the config implies; None for an architecture without a native
+                          model.
+    selected              selections of operations other than linear layers; empty if the config is not supported.
+    kv_bytes_per_token    bytes per token in the KV cache over all layers; None for an architecture without a native
+                          model.
     """
 
     differences: tuple[Difference, ...] | None = None
@@ -75,7 +76,7 @@ class Plan:
 
 
 def plan(checkpoint: Checkpoint, ops: PlannedOps, config: ModelConfig | None = None) -> Plan:
-    """What loading a checkpoint would find and select, from its headers alone; ``config``: that of its config.json."""
+    """Plan the loading of a checkpoint from its headers alone; ``config`` is made from its config.json."""
     differences = kv_bytes = None
     try:
         config = config or ModelConfig.from_hf(checkpoint.config)

@@ -1,4 +1,4 @@
-"""Random weights (``--load-format dummy``), for benchmarks of shapes."""
+"""Random weights (``--load-format dummy``), for benchmarks without a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def stored_dtype(config: EngineConfig) -> torch.dtype:
 
 
 class DummyWeights(LinearBuilder):
-    """Random ``Weights`` of the right shapes, quantized where the config says so; for benchmarks of shapes.
+    """Random ``Weights`` with the shapes of the config, quantized if the config says so.
 
-    The same for the same seed, name and device, whatever else a rank has.
+    They depend on the seed, the name and the device only, so that ranks agree.
     """
 
     def __init__(self, config: EngineConfig, ops: Ops) -> None:
@@ -36,20 +36,20 @@ class DummyWeights(LinearBuilder):
         self.remarks: list[str] = []
         self.spec = config.spec
         self.stored = stored_dtype(config)
-        # Drawn on the device: the CPU would take half a minute for a model of 8 B.
+        # Generated on the device: on a CPU, it would take half a minute for a model of 8 B.
         self._seed = config.load.seed
         self.generator = torch.Generator(config.device.device)
         self._codes = torch.Generator(config.device.device)
 
     def has(self, name: str) -> bool:
-        return False  # families then ask for the usual names
+        return False  # families then use their default names
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """[*shape] in ``dtype`` or the activation dtype, on the device: ones for norms, else N(0, 1 / shape[-1])."""
+        """Return [*shape] in ``dtype`` or the activation dtype: ones for norms, otherwise N(0, 1 / shape[-1])."""
         return self._random(name, *shape).to(device=self.ops.device, dtype=dtype or self.ops.dtype)
 
     def weight(self, name: str, n: int, k: int) -> Tensor:
-        """[N, K] in the dtype that config.json says, or in the activation dtype where the layer is quantized."""
+        """Return [N, K] in the dtype of config.json, or in the activation dtype if the layer is quantized."""
         spec = None if self.spec is None else self.spec.for_layer(name)
         if spec is None:
             return self._random(f"{name}.weight", n, k)
@@ -70,7 +70,7 @@ class DummyWeights(LinearBuilder):
         generator.manual_seed(self._seed ^ zlib.crc32(name.encode()))
 
     def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
-        """A layer [N, K]; ``rows`` [N] do not matter to random ones."""
+        """Return a layer [N, K]; ``rows`` [N] is ignored, since the weights are random."""
         return self.stacked([(name, n)], k, bias=bias)
 
     def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> LinearLayer:
@@ -98,7 +98,7 @@ class DummyWeights(LinearBuilder):
 def random_weight(
     spec: QuantSpec | LayerSpec, n: int, k: int, bias: Tensor | None, device: torch.device, generator: torch.Generator
 ) -> QWeight:
-    """A weight [N, K] of uniformly random codes, with scales such that outputs are as large as inputs.
+    """Return a weight [N, K] with uniformly random codes, scaled such that outputs are as large as inputs.
 
     bias  [N] float or None. ``generator`` is on ``device``.
     """

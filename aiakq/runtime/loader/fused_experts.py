@@ -1,8 +1,9 @@
 """The experts of transformers' mixture-of-experts modules, one linear per expert and projection.
 
 transformers keeps the experts of a block in two tensors, ``gate_up_proj`` [E, 2F, K] and ``down_proj`` [E, K, F].
-Checkpoints on the hub, and everything that reads quantized ones, have ``experts.3.w1`` and the like. This module finds
-the fused modules of a model, says what checkpoints call their linears, and computes the same with separate linears.
+Checkpoints on the hub, and programs that read quantized ones, use one tensor per expert, like ``experts.3.w1``. This
+module finds the fused modules of a model, maps their linears to names in checkpoints, and replaces them with separate
+linears.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Spelling:
-    """What a family's checkpoints call an expert's projections, and (theirs, the model's) words before them.
+    """Names of an expert's projections in a family's checkpoints, and pairs (stored, own) of the module names before
+    them.
 
-    known  whether transformers' own rules say so: it then reads such checkpoints.
+    known  whether they come from transformers' own conversion rules, so that transformers reads such checkpoints.
     """
 
     gate: str = "gate_proj"
@@ -37,14 +39,14 @@ class Spelling:
         return self.gate, self.up, self.down
 
     def stored(self, path: str) -> str:
-        """What checkpoints call the module ``path`` of a model: its last part by their word."""
+        """Return the name in checkpoints of the module ``path`` of a model, which differs in its last part."""
         above, _, last = path.rpartition(".")
         theirs = next((theirs for theirs, own in self.words if own == last), last)
         return ".".join(filter(None, (above, theirs)))
 
 
 class Expert(nn.Module):
-    """down(act(gate(x)) * up(x)), its projections under the checkpoint's names."""
+    """An expert, down(act(gate(x)) * up(x)), whose projections have the checkpoint's names."""
 
     def __init__(self, act: Callable[[Tensor], Tensor], spelling: Spelling, projections: Iterable[nn.Module]) -> None:
         super().__init__()
@@ -60,9 +62,9 @@ class Expert(nn.Module):
 
 
 class SeparateExperts(nn.Module):
-    """Experts 0 .. E-1 as children of those names; called as the fused module is.
+    """Drop-in replacement of a fused module with one child module per expert, named 0 .. E-1.
 
-    row_multiple  rows that an expert is given come in multiples of this, the last ones zeros.
+    row_multiple  the rows given to an expert are padded with zeros to a multiple of this.
     """
 
     def __init__(self, experts: Iterable[nn.Module], row_multiple: int = 1) -> None:
@@ -73,9 +75,9 @@ class SeparateExperts(nn.Module):
         self.row_multiple = row_multiple
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """hidden_states [T, K], the chosen experts [T, A] int64 and what they count [T, A] -> [T, K]."""
+        """hidden_states [T, K], the selected experts [T, A] int64 and their weights [T, A] -> [T, K]."""
         out = torch.zeros_like(hidden_states)
-        # Tokens sorted by expert, so that one look at the counts says where each expert's begin.
+        # Rows are sorted by expert, so that the counts alone tell which rows belong to which expert.
         order = torch.argsort(top_k_index.flatten(), stable=True)
         tokens, weights = order // top_k_index.shape[1], top_k_weights.flatten()[order, None]
         counts = torch.bincount(top_k_index.flatten(), minlength=self.count)[: self.count].tolist()
@@ -94,8 +96,8 @@ class SeparateExperts(nn.Module):
 class FusedExperts:
     """A fused module of a model.
 
-    name    its full name in the model.
-    stored  what checkpoints call it.
+    name    full name in the model.
+    stored  name in checkpoints.
     """
 
     name: str
@@ -105,11 +107,11 @@ class FusedExperts:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Experts E, hidden size K and inner size F."""
+        """Number of experts E, hidden size K and intermediate size F."""
         return tuple(self.module.down_proj.shape)
 
     def linears(self, number: int) -> list[tuple[str, int, int]]:
-        """What checkpoints call the gate, up and down projection of an expert, with their N and K."""
+        """Return the names in checkpoints of an expert's gate, up and down projection, with their N and K."""
         _, hidden, inner = self.shape
         sizes = ((inner, hidden), (inner, hidden), (hidden, inner))
         names = (f"{self.stored}.{number}.{projection}" for projection in self.spelling.projections)
@@ -117,7 +119,7 @@ class FusedExperts:
 
 
 def fused_experts(root: nn.Module, prefix: str, model_type: str) -> Iterator[FusedExperts]:
-    """The fused experts inside ``root``, whose full name is ``prefix``; not those that compute anything else."""
+    """Yield the fused experts inside ``root``, whose full name is ``prefix``, unless they compute something else."""
     spelling = _spelling(model_type)
     same: dict[type, bool] = {}
     for name, module in list(root.named_modules(prefix=prefix)):
@@ -142,7 +144,7 @@ def _looks_fused(module: nn.Module) -> bool:
 
 
 def computes_the_same(fused: Any) -> bool:
-    """Whether ``SeparateExperts`` gives what this fused module gives, on small random weights."""
+    """Whether ``SeparateExperts`` gives the same results as this fused module, on small random weights."""
     count, hidden, inner = fused.gate_up_proj.shape[0], 16, 8
     make = torch.Generator().manual_seed(0)
     small: Any = copy.copy(fused)
@@ -150,7 +152,7 @@ def computes_the_same(fused: Any) -> bool:
         "gate_up_proj": nn.Parameter(torch.randn(count, 2 * inner, hidden, generator=make), requires_grad=False),
         "down_proj": nn.Parameter(torch.randn(count, hidden, inner, generator=make), requires_grad=False),
     }
-    for name, value in vars(fused).items():  # some keep their sizes for reshaping
+    for name, value in vars(fused).items():  # some modules store their sizes for reshaping
         size = isinstance(value, int) and not isinstance(value, bool) and "expert" not in name
         if size and value in fused.down_proj.shape[1:]:
             vars(small)[name] = hidden if value == fused.down_proj.shape[1] else inner
@@ -174,7 +176,7 @@ def _linear(weight: Tensor) -> nn.Linear:
 
 
 def _spelling(model_type: str) -> Spelling:
-    """How checkpoints of this family spell experts, from the rules by which transformers fuses them."""
+    """Return the names in checkpoints of this family, from transformers' conversion rules."""
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     names: dict[str, list[str]] = {}

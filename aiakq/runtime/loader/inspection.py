@@ -26,16 +26,16 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class Layer:
-    """One part of the model that owns tensors.
+    """A module with tensors, or a group of equal modules.
 
-    name            module name; in a collapsed list the layer numbers stand in braces.
+    name            module name; in a collapsed list with the layer numbers in braces.
     kind            linear, embedding, or other (norms, positions).
-    scheme          the arithmetic: w4a16 and so on; w16 or w32 where nothing is quantized.
-    group_size      inputs per scale; None where there is none.
-    nbytes          of all its tensors on disk.
-    implementation  whose code would run it; None for what is no matrix product.
-    passed_over     better implementations, and why not.
-    count           how many equal layers a collapsed row stands for; the other numbers are those of one.
+    scheme          the arithmetic, such as w4a16; w16 or w32 if it is not quantized.
+    group_size      number of inputs per scale; None without groups.
+    nbytes          bytes of all its tensors on disk.
+    implementation  implementation that would run it; None if it is not a linear layer.
+    passed_over     better implementations, and why they cannot be used.
+    count           number of equal layers in a collapsed row; the other numbers are those of one layer.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation other than a linear layer: whose code would run it, and why better implementations would not."""
+    """An operation other than a linear layer, its implementation, and why better ones cannot be used."""
 
     name: str
     implementation: str
@@ -65,15 +65,15 @@ class Operation:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A checkpoint as its headers describe it.
+    """Description of a checkpoint, made from its headers.
 
-    writer        the tool that wrote it, where it left its name.
+    writer        the tool that wrote it, if it is recorded.
     support       how aiakq would run it: native, through transformers, or not.
-    dtype, dtype_reason, device   the activation dtype and device the implementations were asked about.
-    operations    everything the model computes besides linear layers; empty if its config is not understood.
-    differences   tensors that are missing, extra or of another shape than the config implies; None where aiakq cannot
-                  tell, because it has no model of its own for the architecture.
-    kv_bytes_per_token  bytes of a token in the KV cache, over all layers; None like ``differences``.
+    dtype, dtype_reason, device   the activation dtype and device for which implementations were selected.
+    operations    operations of the model other than linear layers; empty if its config is not supported.
+    differences   tensors that are missing, unexpected or of another shape than the config implies; None for an
+                  architecture without a native model.
+    kv_bytes_per_token  bytes per token in the KV cache over all layers; None like ``differences``.
     """
 
     path: str
@@ -101,13 +101,13 @@ class Inspection:
         return sum(layer.parameters for layer in self.layers)
 
     def bits_per_weight(self, quantized_only: bool = False) -> float | None:
-        """Bits on disk per parameter, scales and zero points included."""
+        """Return the bits on disk per parameter, including scales and zero points."""
         chosen = [layer for layer in self.layers if not quantized_only or _is_quantized(layer)]
         parameters = sum(layer.parameters for layer in chosen)
         return 8 * sum(layer.nbytes for layer in chosen) / parameters if parameters else None
 
     def document(self) -> dict[str, Any]:
-        """The inspection as JSON values, every layer by itself."""
+        """Return the inspection as JSON values, with layers not collapsed."""
         spec = self.spec
         return {
             "schema_version": 1,
@@ -178,8 +178,9 @@ def inspect_checkpoint(
 ) -> Inspection:
     """Describe the checkpoint ``model`` (a folder, or a hub name that is fetched), for ``device`` and ``dtype``.
 
-    Tensors that are not as the config implies are part of the answer. Raises ``model_*`` and ``format_unsupported`` for
-    what cannot be read, ``tensor_mismatch`` for shapes that do not fit their format, ``device``.
+    Tensors that differ from what the config implies are reported, not raised. Raises ``model_*`` and
+    ``format_unsupported`` for files that cannot be read, ``tensor_mismatch`` for shapes that contradict the format, and
+    ``device``.
     """
     from aiakq.runtime.config.model import first_architecture
     from aiakq.runtime.loader.description import plan
@@ -221,7 +222,7 @@ def inspect_checkpoint(
 
 @dataclass(frozen=True)
 class _Target:
-    """What the model would run on, and its numbers; None if its config is not understood."""
+    """The device, operations and config that the model would run with; ``config`` is None if it is not supported."""
 
     ops: PlannedOps
     dtype_reason: str
@@ -229,7 +230,7 @@ class _Target:
 
 
 def _target(checkpoint: Checkpoint, device: str, dtype: str) -> _Target:
-    """Ask the runtime; a model whose config it cannot settle is still described, for the plain device."""
+    """Return the target. A model with an unsupported config is described for the device without it."""
     import torch
 
     from aiakq.runtime.config.device import pick_dtype
@@ -248,11 +249,11 @@ def _target(checkpoint: Checkpoint, device: str, dtype: str) -> _Target:
 
 
 def _modules(inventory: Mapping[str, TensorInfo], linears: set[str]) -> dict[str, dict[str, TensorInfo]]:
-    """module -> suffix -> tensor; the suffix is what follows the module's name."""
+    """Return the tensors by module name and by the suffix that follows it."""
     modules: dict[str, dict[str, TensorInfo]] = {}
     for name, info in inventory.items():
         module, _, suffix = name.rpartition(".")
-        # Some tensors have no module of their own, or sit deeper than the linear that owns them.
+        # Some tensors have no module of their own, or are nested below the linear that they belong to.
         while module and module not in linears and any(module.startswith(owner + ".") for owner in linears):
             module, _, inner = module.rpartition(".")
             suffix = f"{inner}.{suffix}"
@@ -282,7 +283,7 @@ def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo
 
 
 def _plain(name: str, infos: Mapping[str, TensorInfo], target: _Target) -> Layer:
-    """A module without quantized weights. What has no matrix is counted as one row of its elements."""
+    """Return a module without quantized weights; a tensor that is not a matrix counts as a single row."""
     nbytes = sum(info.nbytes for info in infos.values())
     matrix = max(infos.values(), key=lambda info: (len(info.shape), info.nbytes))
     scheme = "w32" if DTYPE_BYTES[matrix.dtype] == 4 else "w16"
@@ -301,7 +302,7 @@ def _plain(name: str, infos: Mapping[str, TensorInfo], target: _Target) -> Layer
 
 
 def _natural(name: str) -> tuple[bool, list[tuple[int, str]]]:
-    """Order: embedding and layers by number, the output layer last."""
+    """Sort key: embedding and layers in numeric order, the output layer last."""
     parts = re.split(r"(\d+)", name)
     return name.startswith("lm_head"), [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
@@ -313,7 +314,7 @@ def _support(architecture: str) -> str:
 
 
 def _writer(checkpoint: Checkpoint) -> str | None:
-    """The tool that wrote a checkpoint, as far as it says so."""
+    """Return the tool that wrote a checkpoint, if it is recorded."""
     try:
         if (checkpoint.path / MANIFEST).exists():
             return f"aiakq {read_json(checkpoint.path / MANIFEST, MANIFEST).get('aiakq', '')}".strip()
@@ -327,7 +328,7 @@ def _writer(checkpoint: Checkpoint) -> str | None:
 
 
 def collapse(layers: Iterable[Layer]) -> list[Layer]:
-    """Equal layers as one row each: same name but for its numbers, same everything else. Norms become one row."""
+    """Merge layers that differ only in the numbers in their names. All norms become one row."""
     groups: dict[Any, list[Layer]] = {}
     others: list[Layer] = []
     for layer in layers:
@@ -351,7 +352,7 @@ def collapse(layers: Iterable[Layer]) -> list[Layer]:
 
 
 def collapse_differences(differences: Iterable[Difference]) -> list[tuple[Difference, int]]:
-    """Equal differences as one row each, with how many there are: same name but for its numbers, same shapes."""
+    """Merge differences with equal shapes that differ only in the numbers in their names; return their counts too."""
     groups: dict[Any, list[Difference]] = {}
     for each in differences:
         groups.setdefault((_NUMBER.sub("#", each.name), each.found, each.expected), []).append(each)
@@ -359,7 +360,7 @@ def collapse_differences(differences: Iterable[Difference]) -> list[tuple[Differ
 
 
 def _joined(members: Sequence[Layer | Difference]) -> str:
-    """The common name of equal layers, with their first differing numbers as ranges: model.layers.{0-5}.mlp."""
+    """Return the common name of equal layers, with differing numbers as ranges: model.layers.{0-5}.mlp."""
     if len(members) == 1:
         return members[0].name
     numbers = [[int(found) for found in _NUMBER.findall(member.name)] for member in members]
@@ -372,7 +373,7 @@ def _joined(members: Sequence[Layer | Difference]) -> str:
 
 
 def _ranges(values: list[int]) -> str:
-    """0,1,2,5 as 0-2,5."""
+    """Format numbers as ranges: 0,1,2,5 as 0-2,5."""
     spans: list[list[int]] = []
     for value in values:
         if spans and value == spans[-1][1] + 1:

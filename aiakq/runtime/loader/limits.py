@@ -1,4 +1,4 @@
-"""What requests to a loaded model are checked against, and what becomes of prompts that are pooled."""
+"""Limits of a loaded model that requests are validated against, and how it pools prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiakq.runtime.pooling_params import PoolingLimits
 
 
 def rows_of_steps(config: EngineConfig) -> int:
-    """The most outputs of the model that a step needs."""
+    """Return the maximum number of model output rows of a step."""
     every_token = config.pooling is not None and config.pooling.every_token
     if every_token:
         return config.scheduler.max_num_batched_tokens
@@ -23,7 +23,7 @@ def rows_of_steps(config: EngineConfig) -> int:
 
 
 def limits_of(config: EngineConfig, model: Model, max_kv_tokens: int) -> ModelLimits:
-    """The limits of ``model`` with room for ``max_kv_tokens``. Raises ``model_malformed``."""
+    """Return the limits of ``model`` with a KV cache of ``max_kv_tokens`` tokens. Raises ``model_malformed``."""
     return ModelLimits(
         vocab_size=model.vocab_size,
         max_model_len=config.max_model_len,
@@ -56,7 +56,7 @@ def _pooling_limits(config: EngineConfig, model: Model) -> PoolingLimits | None:
     width = model.output_width
     for module in config.pooling.dense:
         if module.inputs != width:
-            reason = f"{module.path} has {module.inputs} inputs, what is before it {width} outputs"
+            reason = f"{module.path} has {module.inputs} inputs, but the module before it has {width} outputs"
             raise error("model_malformed", file="modules.json", reason=reason)
         width = module.outputs
     return msgspec.structs.replace(config.pooling.limits, width=width)

@@ -1,4 +1,4 @@
-"""From a configuration to an engine: the model, the page pool and the scheduler, every phase of the start-up timed."""
+"""Builds an engine from a configuration: loads the model and sizes the page pool, with every phase timed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from aiakq.system.memory import gc_frozen
 
 @dataclass(frozen=True)
 class Phase:
-    """One finished part of the start-up: what, how long, and a fact about it."""
+    """A finished phase of the start-up: its name, its seconds, and a detail."""
 
     name: str
     seconds: float
@@ -40,11 +40,11 @@ class Phase:
 
 
 def _ignore(phase: Phase) -> None:
-    """The default for ``on_phase``: phases are not reported."""
+    """Ignore a phase; the default of ``on_phase``."""
 
 
 def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignore) -> Engine:
-    """Load the model, size the page pool and put the engine together, reporting each phase.
+    """Load the model, size the page pool and build the engine, reporting each phase.
 
     Raises what ``load_within_memory`` raises.
     """
@@ -74,7 +74,8 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     if group is None:
         num_pages = count_pages(config, model, 1, draft_bytes)
     else:
-        group.wait_loaded(config, operations.get("tensor parallel", ""))  # what is free is known when all have loaded
+        # Free memory is known after all ranks have loaded.
+        group.wait_loaded(config, operations.get("tensor parallel", ""))
         num_pages = group.count_pages(count_pages(config, model, group.host_ranks, draft_bytes))
     if config.fit_model_len:
         fitting = min(config.model.num_positions, (num_pages - 1) * config.cache.block_size)
@@ -83,7 +84,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     tokens = pool.num_usable * config.cache.block_size
     longest = min(config.max_model_len, tokens)
     bounds = Bounds(config.scheduler.max_num_batched_tokens, rows_of_steps(config), longest)
-    num_slots = config.scheduler.max_num_seqs + 1  # one is the engine's own
+    num_slots = config.scheduler.max_num_seqs + 1  # one slot is the engine's
     runner = new_runner(config, model, num_pages, num_slots)
     how = runner.capture(bounds, config.compilation)
     scheduler = FairScheduler(pool, config.scheduler)
@@ -126,7 +127,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
 
 
 def device_name(device: torch.device) -> str:
-    """The device in words, with threads for a CPU."""
+    """Return a description of the device, with the number of threads for a CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu, {torch.get_num_threads()} threads"

@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a model: ours where there is one for the architecture, else through transformers."""
+"""Loads a model from a checkpoint folder: a native one if the architecture has one, otherwise through transformers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from aiakq.runtime.models.stage import whole_model
 
 
 def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[Model, dict[str, str]]:
-    """Build the model of ``config``, or one rank's ``share`` of it; returns it and rows of the start-up table: what its
-    operations run in.
+    """Load the model of ``config``, or one rank's ``share`` of it.
+
+    Returns the model, and rows of the start-up table about the implementations of its operations.
 
     Raises AiakqError: model_unsupported, ranks_unavailable, tensor_inventory, tensor_mismatch, not_finite, model_*.
     """
@@ -30,20 +31,20 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     architecture = config.model.architecture
     native = architecture in ARCHITECTURES
     if config.pooling is not None and not native:
-        architecture, reason = config.pooling.stated, "aiakq has no model of its own for it, and pools no others"
+        architecture, reason = config.pooling.stated, "aiakq pools native models only, and has none for it"
         raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
     if not native and config.load.model_impl == "aiakq":
         raise error(
             "model_unsupported",
             architecture=architecture,
-            reason="aiakq has no model of its own for it",
+            reason="aiakq has no native model for it",
             known=FAMILIES,
         )
     if not native or config.load.model_impl == "transformers":
         from aiakq.runtime.loader.transformers_fallback import load_transformers_model
 
         if config.scheduler.lora is not None:
-            reason = "LoRA adapters are computed beside the linear layers of aiakq's own models"
+            reason = "LoRA adapters are supported for native models only"
             raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
         if share != ModelShare():
             reason = "models that run through transformers are not distributed over ranks"
@@ -77,10 +78,10 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
 def load_within_memory(
     config: EngineConfig, share: ModelShare | None = None, host_ranks: int = 1
 ) -> tuple[Model, dict[str, str]]:
-    """The same as load_model. Raises ``weights_too_large`` before it reads any, and ``out_of_memory`` where an
-    allocation fails.
+    """Call load_model; raise ``weights_too_large`` before reading any weight that would not fit, and ``out_of_memory``
+    if an allocation fails.
 
-    host_ranks  ranks that share the memory of this machine.
+    host_ranks  number of ranks that share the memory of this machine.
     """
     check_weights_fit(config, host_ranks)
     try:
@@ -93,6 +94,6 @@ def load_within_memory(
 
 
 def _text_part_only(left_out: Collection[str]) -> str:
-    """What the start-up table says of a multimodal checkpoint."""
+    """Return a line about a multimodal checkpoint for the start-up table."""
     parts = sorted({name.removeprefix("model.").partition(".")[0] for name in left_out})
     return f"text only: {len(left_out)} tensors of {', '.join(parts)} are left out"

@@ -18,7 +18,7 @@ from aiakq.runtime.speculation.methods import PROPOSERS
 
 
 def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: int) -> Runner:
-    """A runner of ``model`` with a cache of ``num_pages``. Raises what ``Projection.load`` raises."""
+    """Create a runner of ``model`` with a KV cache of ``num_pages``. Raises what ``Projection.load`` raises."""
     states = state_rows(config, model, num_pages, num_slots)
     projection = None if config.pooling is None else Projection.load(config.load.path, config.pooling.dense)
     runner = Runner(model, num_pages, config.cache.block_size, config.device.device, states, projection)

@@ -1,4 +1,4 @@
-"""Puts the quantized linear layers of a checkpoint into a transformers model."""
+"""Replaces linear layers of a transformers model by the quantized layers of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiakq.runtime.loader.weights import CheckpointWeights
 
 
 class QuantizedModule(nn.Module):
-    """A layer of aiakq in the place of an nn.Linear."""
+    """A linear layer of aiakq as a module that replaces an nn.Linear."""
 
     def __init__(self, linear: LinearLayer, out_features: int) -> None:
         super().__init__()
@@ -28,12 +28,12 @@ class QuantizedModule(nn.Module):
 
 
 def replace_quantized(hf: Any, weights: CheckpointWeights) -> set[str]:
-    """Replace the linear layers that the checkpoint holds quantized, those of fused experts as well.
+    """Replace the linear layers that are quantized in the checkpoint, including those of fused experts.
 
-    Returns the names of the parameters of ``hf`` that are gone. Raises ``tensor_mismatch``.
+    Returns the names of the removed parameters of ``hf``. Raises ``tensor_mismatch``.
     """
     left = set(weights.checkpoint.quantized_linears())
-    names = TensorNames(hf)  # of the model as it was
+    names = TensorNames(hf)  # of the model before layers are replaced
     replaced = set()
     for fused in fused_experts(hf, "", hf.config.get_text_config().model_type):
         inside = {stored for stored in left if stored.startswith(f"{fused.stored}.")}
@@ -50,7 +50,7 @@ def replace_quantized(hf: Any, weights: CheckpointWeights) -> set[str]:
         elif isinstance(module, nn.Linear):
             n, k, bias = module.out_features, module.in_features, module.bias is not None
         else:
-            reason = f"there is no place for the quantized layer {stored}"
+            reason = f"the model has no module for the quantized layer {stored}"
             raise error("tensor_mismatch", path=weights.checkpoint.path, reason=reason)
         hf.set_submodule(name, QuantizedModule(weights.linear(stored, n, k, bias=bias), n))
         replaced |= {f"{name}.weight", f"{name}.bias"}
@@ -58,7 +58,7 @@ def replace_quantized(hf: Any, weights: CheckpointWeights) -> set[str]:
 
 
 def _separate(fused: FusedExperts, weights: CheckpointWeights) -> SeparateExperts:
-    """The experts of ``fused``, one layer of aiakq per projection; some may not be quantized."""
+    """Return the experts of ``fused`` with one layer of aiakq per projection, quantized or not."""
 
     def expert(number: int) -> Expert:
         projections = [QuantizedModule(weights.linear(name, n, k), n) for name, n, k in fused.linears(number)]

@@ -1,7 +1,7 @@
-"""The process of a rank other than 0: loads its share of the model, and carries out what rank 0 sends until that ends.
+"""The process of a rank other than 0: loads its share of the model, and executes rank 0's messages.
 
-Started by ``child_ranks`` with the number of an inherited socket as its only argument. Signals are ignored: the process
-ends when rank 0 closes the socket.
+It is started by ``child_ranks`` with the descriptor of an inherited socket as its only argument. It ignores signals and
+exits when rank 0 closes the socket.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from aiakq.runtime.distributed.collectives import RankCollective
     from aiakq.runtime.distributed.meeting import Connections
 
-#: Seconds for rank 0 to notice that another rank is lost.
+#: Seconds to leave to rank 0 for detecting that another rank was lost.
 _LOST_SECONDS = 5.0
 
 
@@ -49,20 +49,20 @@ def main() -> None:
 
 
 def run_and_exit(file: int, run: Callable[[Channel], int]) -> NoReturn:
-    """``run`` with the channel over a socket, whose descriptor is ``file``, and end with the code that it returns."""
+    """Call ``run`` with a channel over the socket with descriptor ``file``, and exit with the code that it returns."""
     begin_child()
     channel = Channel(socket.socket(fileno=file))
     try:
         code = run(channel)
-    except OSError:  # rank 0 went away while we were sending
+    except OSError:  # rank 0 closed the connection while this rank was sending
         code = 0
     exit_child(code)
 
 
 def run_rank(channel: Channel, connect: Callable[[Load], Connections]) -> int:
-    """Load and compute; returns the exit code. Raises OSError where rank 0 is gone.
+    """Load the model and execute messages; return the exit code. Raises OSError if rank 0 is gone.
 
-    connect  gives the connections to the other ranks.
+    connect  returns the connections to the other ranks.
     """
     first = channel.receive_at_rank()
     if first is None:
@@ -83,18 +83,18 @@ def run_rank(channel: Channel, connect: Callable[[Load], Connections]) -> int:
 
 
 class _Inbox:
-    """The messages of rank 0, some of which arrive while the rank waits for something else."""
+    """Queue of the messages from rank 0, which may arrive while the rank waits for another socket."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._early: deque[ToRank | None] = deque()
 
     def receive(self) -> ToRank | None:
-        """The next message; None if rank 0 is gone."""
+        """Return the next message; None if rank 0 is gone."""
         return self._early.popleft() if self._early else self._channel.receive_at_rank()
 
     def wait_for(self, sock: socket.socket) -> bool:
-        """Wait until ``sock`` can be read; False if the steps are abandoned, or rank 0 is gone, before that."""
+        """Wait until ``sock`` is readable; return False if the steps are abandoned or rank 0 is gone before that."""
         while not any(message is None or isinstance(message, Abandon) for message in self._early):
             readable, _, _ = select.select([sock, self._channel.socket], [], [])
             if sock in readable:
@@ -104,7 +104,7 @@ class _Inbox:
 
 
 class _Pulse(threading.Thread):
-    """Tells rank 0 now and then, while it waits for this rank, that the process runs."""
+    """Sends heartbeats to rank 0 while it waits for this rank."""
 
     def __init__(self, channel: Channel, seconds: float) -> None:
         super().__init__(name="pulse", daemon=True)
@@ -119,11 +119,11 @@ class _Pulse(threading.Thread):
                 self._channel.send(self._frame)
                 self._never.wait(self._seconds)
         except OSError:
-            pass  # rank 0 is gone, which the other thread notices
+            pass  # rank 0 is gone, which the main thread will detect
 
 
 def _inherited(load: Load) -> Connections:
-    """The connections whose descriptors this process was given. Raises ``rank_late``."""
+    """Return the connections over the inherited descriptors. Raises ``rank_late``."""
     from aiakq.runtime.distributed.meeting import Connections
 
     links = [None if link is None else socket.socket(fileno=link) for link in (load.link_in, load.link_out)]
@@ -131,7 +131,7 @@ def _inherited(load: Load) -> Connections:
 
 
 def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]) -> None:
-    """Everything between the first message and the end of rank 0."""
+    """Load the model, then execute messages until rank 0 closes the connection."""
     pulse = _Pulse(channel, min(1.0, load.time_limit / 8))
     pulse.start()
     if load.cpus:
@@ -187,17 +187,17 @@ def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]
 
 
 def _check(load: Load, collective: RankCollective, channel: Channel) -> None:
-    """Raise the error for a rank of this one's stage that was late for the others, or whose connection ended."""
+    """Raise ``rank_late`` or ``rank_failed`` if a rank of this stage timed out or its connection was lost."""
     if collective.late_rank is not None:
         raise _late(load, collective, load.time_limit)
-    # Rank 0, which ends all of them, knows more about a rank that has ended.
+    # Rank 0 knows more about a rank that exited, and ends all ranks.
     if collective.lost_rank is not None and not select.select([channel.socket], [], [], _LOST_SECONDS)[0]:
         rank, reason = load.stage * load.size + collective.lost_rank, f"its connection to rank {load.rank} ended"
         raise error("rank_failed", rank=rank, reason=reason)
 
 
 def _meet(load: Load) -> RankCollective | None:
-    """This rank's part in what those of its stage compute together; None if it is alone. Raises ``rank_late``."""
+    """Open and connect the collective of this rank's stage; None if the stage has one rank. Raises ``rank_late``."""
     import torch
 
     from aiakq.runtime.distributed.collectives import open_collective
@@ -217,7 +217,7 @@ def _meet(load: Load) -> RankCollective | None:
 
 
 def _late(load: Load, collective: RankCollective, limit: float) -> AiakqError:
-    """The error for a rank of this one's stage that does not meet the others in time."""
+    """Return the error for a rank of this stage that timed out."""
     assert collective.late_rank is not None
     rank = load.stage * load.size + collective.late_rank
     return error("rank_late", rank=rank, limit=limit, place=collective.place)

@@ -1,7 +1,7 @@
-"""The process of a rank that was started apart from rank 0, maybe on another machine.
+"""The process of a rank that Ray has started, possibly on another machine than rank 0.
 
-Started by ``ray_actor`` with the number of an inherited socket, which leads to rank 0, and the address where the other
-ranks connect to it; the secret of the ranks comes through its standard input.
+``ray_actor`` starts it with the descriptor of an inherited socket that is connected to rank 0, and the address at which
+it listens for the other ranks. It reads the secret of the ranks from standard input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _run(channel: Channel, host: str) -> int:
-    """Load and compute; returns the exit code. Raises OSError where rank 0 is gone."""
+    """Load the model and execute messages; return the exit code. Raises OSError if rank 0 is gone."""
     secret = sys.stdin.buffer.read(SECRET_BYTES)
     try:
         listener = _listen(host, secret)
@@ -35,7 +35,7 @@ def _run(channel: Channel, host: str) -> int:
     channel.send(frame(Listening(*listener.address)))
 
     def connect(load: Load) -> Connections:
-        from aiakq.runtime.distributed.meeting import Meeting  # which imports torch
+        from aiakq.runtime.distributed.meeting import Meeting  # imported late, because it imports torch
 
         meeting = Meeting(load.rank, load.size, load.addresses, listener, secret)
         try:
@@ -50,4 +50,4 @@ def _listen(host: str, secret: bytes) -> Listener:
     try:
         return Listener(host, secret)
     except (OSError, ValueError) as failure:
-        raise error("ray_unavailable", reason=f"the address {host} is not one of its node's own: {failure}") from None
+        raise error("ray_unavailable", reason=f"the address {host} does not belong to its node: {failure}") from None

@@ -1,4 +1,4 @@
-"""RequiredTensors: the tensors that a model needs, found by building it without weights."""
+"""RequiredTensors: the tensors that a model needs, determined by building it without weights."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from aiakq.runtime.lora.layers import is_adaptable
 from aiakq.runtime.models import ARCHITECTURES
 from aiakq.runtime.models.decoder import Model
 
-#: What families call the layer that makes logits, which a model that is pooled does not need.
+#: Names of the output layer for logits, which a pooling model does not need.
 OUTPUT_LAYERS = ("lm_head.", "language_model.lm_head.")
-#: A layer's name, and how many outputs it has.
+#: Name of a layer, and its number of outputs.
 Part = tuple[str, int]
 
 
 class LimitExceeded(Exception):
-    """A config asks for more tensors, or larger ones, than its checkpoint can have."""
+    """A config requires more or larger tensors than its checkpoint can contain."""
 
 
 @dataclass
 class RequiredWeights:
-    """``Weights`` without contents that record what a family asks for; ``limit`` ends configs of absurd sizes.
+    """``Weights`` without contents that record the tensors a family uses; ``limit`` stops configs with absurd sizes.
 
-    checkpoint  only its names are looked at.
-    ops         selects implementations; its layers cannot be called.
-    modules     linear layers that adapters may change: name -> N and K.
+    checkpoint  checkpoint of which only the names are used.
+    ops         operations that select implementations but cannot be called.
+    modules     linear layers that LoRA adapters may modify: name -> N and K.
     """
 
     checkpoint: Checkpoint
@@ -50,7 +50,7 @@ class RequiredWeights:
         return self.checkpoint.locate(name) is not None
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor [*shape] without contents, of the activation dtype whatever ``dtype`` is. Raises LimitExceeded."""
+        """Return a meta tensor [*shape] in the activation dtype, whatever ``dtype`` is. Raises LimitExceeded."""
         self.required.tensors[name] = shape
         self._count()
         if max(shape) >= 2**31 or (len(shape) > 2 and shape[0] > self.limit):
@@ -58,12 +58,12 @@ class RequiredWeights:
         return self._empty(*shape)
 
     def weight(self, name: str, n: int, k: int) -> Tensor:
-        """The weight [N, K] of a linear layer, without contents."""
+        """Return the weight [N, K] of a linear layer, without contents."""
         RequiredWeights.linear(self, name, n, k)
         return self._empty(n, k)
 
     def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
-        """A layer [N, K] without contents, whatever the order ``rows`` [N] of its outputs."""
+        """Return a layer [N, K] without contents; the order ``rows`` [N] does not matter."""
         self.required.linears[name] = (n, k, bias)
         if is_adaptable(name):
             self.modules[name] = (n, k)
@@ -76,7 +76,7 @@ class RequiredWeights:
         return TorchDense(self._empty(sum(n for _, n in parts), k))
 
     def dense(self, weight: Tensor, bias: Tensor | None = None) -> LinearLayer:
-        """A layer of a weight [N, K]."""
+        """Return a layer with a weight [N, K]."""
         return TorchDense(weight, bias)
 
     def adaptable(
@@ -88,7 +88,7 @@ class RequiredWeights:
         weight: Callable[[], Tensor],
         bias: Tensor | None = None,
     ) -> LinearLayer:
-        """``layer``; its module is noted. weight [N, K], bias [N]."""
+        """Record the module and return ``layer``. weight [N, K], bias [N]."""
         self.modules[name] = (n, k)
         return layer
 
@@ -105,18 +105,20 @@ class RequiredWeights:
 
 
 def required_tensors(config: ModelConfig, checkpoint: Checkpoint) -> RequiredTensors:
-    """What the native family of ``config`` needs, by building it without weights. Raises ``model_*``."""
+    """Return the tensors that the native family of ``config`` needs. Raises ``model_*``."""
     return build_without_weights(config, checkpoint)[0]
 
 
 def build_without_weights(
     config: ModelConfig, checkpoint: Checkpoint, ops: PlannedOps | None = None
 ) -> tuple[RequiredTensors, Model | None]:
-    """What the native family of ``config`` needs, and a model that cannot be called; None if it is too large for its
-    checkpoint. Its layers are noted in ``ops``. Raises ``model_*``.
+    """Build the native model of ``config`` without weights; its layers are recorded in ``ops``.
+
+    Returns the required tensors, and the model, which cannot be called, or None if it is too large for its checkpoint.
+    Raises ``model_*``.
     """
     model = None
-    # Room for what a truncated file lacks, and no more: a config may claim a billion layers.
+    # The limit leaves room for the tensors that a truncated file lacks, but not for a config of a billion layers.
     weights = RequiredWeights(checkpoint, limit=4 * len(checkpoint.inventory) + 1000)
     if ops is not None:
         weights.ops = ops
@@ -124,11 +126,11 @@ def build_without_weights(
     try:
         model = build(config, weights)
     except (LimitExceeded, RuntimeError):
-        pass  # what was recorded so far is enough to refuse it
+        pass  # the tensors recorded so far suffice to refuse it
     except AiakqError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as problem:
-        reason = f"{type(problem).__name__}: {problem}"  # a value of the config that is of another kind than it should
+        reason = f"{type(problem).__name__}: {problem}"  # a value of the config has the wrong type
         raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
     if config.head is not None:
         weights.required.unused = OUTPUT_LAYERS
@@ -139,14 +141,14 @@ def build_without_weights(
 
 
 def adaptable_modules(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
-    """The linear layers of the whole model that LoRA adapters may change: name -> outputs N and inputs K."""
+    """Return the linear layers of the whole model that LoRA adapters may modify: name -> outputs N and inputs K."""
     weights = RequiredWeights(checkpoint, limit=4 * len(checkpoint.inventory) + 1000)
     ARCHITECTURES.load(config.architecture).build(config, weights)
     return weights.modules
 
 
 def check_inventory(config: ModelConfig, checkpoint: Checkpoint) -> None:
-    """Compare a checkpoint with what its config implies, before any weight is read. Raises ``tensor_inventory``."""
+    """Compare a checkpoint's tensors with its config before any weight is read. Raises ``tensor_inventory``."""
     problem = refusal(str(checkpoint.path), compare(checkpoint, required_tensors(config, checkpoint)))
     if problem is not None:
         raise problem

@@ -1,4 +1,4 @@
-"""ShapeRecorder: the shapes of a model's linear layers, found without loading weights."""
+"""ShapeRecorder: the shapes of a model's linear layers, determined without loading weights."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 
 @dataclass
 class ShapeRecorder(RequiredWeights):
-    """``Weights`` that record the linear layers as they run: those with the same input as one."""
+    """``Weights`` that record the linear layers as they run, with those that share an input fused."""
 
     shapes: list[tuple[str, int, int]] = field(default_factory=list)
 
     def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
-        """A layer [N, K], whatever the order ``rows`` [N] of its outputs."""
+        """Record and return a layer [N, K]; the order ``rows`` [N] does not matter."""
         return self.stacked([(name, n)], k, bias=bias)
 
     def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> LinearLayer:
@@ -38,7 +38,7 @@ class ShapeRecorder(RequiredWeights):
 
 
 def linear_shapes(config: ModelConfig, checkpoint: Checkpoint) -> list[tuple[str, int, int]]:
-    """Name, N and K of every linear layer that runs; of several as one, the first's name.
+    """Return the name, N and K of every linear layer that runs; a fused layer has the name of its first part.
 
     Raises ``model_unsupported``.
     """
@@ -46,7 +46,7 @@ def linear_shapes(config: ModelConfig, checkpoint: Checkpoint) -> list[tuple[str
         raise error(
             "model_unsupported",
             architecture=config.architecture,
-            reason="aiakq has no model of its own for it",
+            reason="aiakq has no native model for it",
             known=FAMILIES,
         )
     recorder = ShapeRecorder(checkpoint, limit=4 * len(checkpoint.inventory) + 1000)

@@ -1,4 +1,4 @@
-"""What transformers calls the tensors of a checkpoint: its own rules of renaming, applied to one model."""
+"""Names of a checkpoint's tensors in a transformers model, by transformers' own renaming rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 
 
 class TensorNames:
-    """``own(stored)`` is the name in a transformers model of the tensor that a checkpoint calls ``stored``.
+    """Maps names in a checkpoint to names in a transformers model.
 
     transformers renames many tensors while it loads them, and merges some: experts into one tensor per projection.
     """
@@ -22,7 +22,7 @@ class TensorNames:
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
 
     def own(self, stored: str) -> str | None:
-        """The parameter or buffer that takes ``stored`` as it is; None if there is none."""
+        """Return the parameter or buffer that the tensor ``stored`` is loaded into unchanged; None if there is none."""
         for renamings, converters in ((self._renamings, self._converters), ([], [])):
             name, merged = rename_source_key(stored, renamings, converters, self._base, self._state)
             if name in self._state:

@@ -1,4 +1,4 @@
-"""Loads a checkpoint through transformers, and tells what did not fit."""
+"""Loads a checkpoint through transformers, and reports tensors that did not fit."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from aiakq.runtime.config.engine import EngineConfig
 
 @dataclass(frozen=True)
 class MissedTensors:
-    """Parameters that transformers missed in the checkpoint at ``path``, or that it found in another shape."""
+    """Parameters that are missing in the checkpoint at ``path``, or have another shape there."""
 
     path: str
     differences: Sequence[Difference] = ()
 
     def check(self, replaced: Collection[str]) -> None:
-        """Raises ``tensor_inventory`` for any but those that were ``replaced`` since."""
+        """Raise ``tensor_inventory`` for any parameter that was not ``replaced`` since."""
         if problem := refusal(self.path, [each for each in self.differences if each.name not in replaced]):
             raise problem
 
 
 def load_checkpoint(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tuple[Any, MissedTensors]:
-    """The model as transformers loads it."""
+    """Load the model through transformers."""
     with _without_load_report():
         loaded = _load(hf_config, config, options)
     return loaded[0], MissedTensors(str(config.load.path), _differences(*loaded))
 
 
 def _load(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The model and what transformers says of the loading. It reads safetensors itself; others aiakq reads for it."""
+    """Return the model and transformers' loading info. Files other than safetensors are read by aiakq."""
     from transformers import AutoModelForCausalLM
 
     checkpoint = Checkpoint.open(
@@ -56,7 +56,7 @@ def _load(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tupl
 
 
 def _differences(hf: Any, info: Mapping[str, Any]) -> list[Difference]:
-    """What transformers missed in the checkpoint, and what had another shape."""
+    """Return the parameters that are missing in the checkpoint, or have another shape there."""
     shapes = {name: tuple(parameter.shape) for name, parameter in hf.state_dict().items()}
     found = [Difference(name, "-", str(list(shapes.get(name, ())))) for name in sorted(info["missing_keys"])]
     for name, stored, expected in sorted(info["mismatched_keys"]):
@@ -66,7 +66,7 @@ def _differences(hf: Any, info: Mapping[str, Any]) -> list[Difference]:
 
 @contextlib.contextmanager
 def _without_load_report() -> Iterator[None]:
-    """Keep transformers from listing quantized tensors as missing and unexpected: we judge that ourselves."""
+    """Silence transformers' report of missing and unexpected tensors, which would list quantized ones."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()

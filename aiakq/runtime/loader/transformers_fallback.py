@@ -1,7 +1,7 @@
 """Runs any other decoder-only architecture through its transformers class, with paged attention.
 
-transformers lets a model's attention be replaced by name. We register one function per loaded model, which writes the
-step's keys and values into the pages of its layer and attends over them; everything else of the model runs as it is.
+transformers allows replacing a model's attention by name. We register one attention function per loaded model, which
+writes the step's keys and values into the pages of its layer and attends over them; the rest of the model is unchanged.
 Models whose attention cannot be replaced, or that keep other state between tokens, are refused.
 """
 
@@ -33,32 +33,32 @@ from aiakq.runtime.loader.weights import open_weights, operations
 from aiakq.runtime.models import FAMILIES
 from aiakq.runtime.models.decoder import Model, ModelInput
 
-#: What our attention functions are called among those of transformers, followed by a number.
+#: Prefix of the names of our attention functions in transformers' registry, followed by a number.
 _PREFIX = "aiakq_paged_"
 _numbers = itertools.count()
 _NOT_REPLACEABLE = "transformers offers no way to replace its attention"
 
-#: Arguments of attention functions that change nothing here, or nothing while a model is only evaluated.
+#: Arguments of attention functions that have no effect on the result in evaluation mode.
 _WITHOUT_EFFECT = frozenset(
     {"position_ids", "position_embeddings", "cache_position", "use_cache", "dropout", "output_attentions"}
     | {"output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep", "is_causal"}
 )
 
 
-#: Values of ``layer_types`` that paged attention computes.
+#: Values of ``layer_types`` that paged attention supports.
 _PAGED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 
 
 class _UnsupportedAttentionError(Exception):
-    """A model asks something of its attention that paged attention does not do; the message says what."""
+    """A model needs a feature of its attention that paged attention does not support; the message names it."""
 
 
 @dataclass
 class _Trace:
-    """What a model asked of its attention in one forward pass.
+    """Attention calls of a model in one forward pass.
 
-    specs  layer -> its attention.
-    masks  what transformers would have made masks with.
+    specs  layer -> parameters of its attention.
+    masks  mask functions from which transformers would have created masks.
     """
 
     specs: dict[int, AttentionSpec] = field(default_factory=dict)
@@ -66,10 +66,10 @@ class _Trace:
 
 
 class _AttentionFunction:
-    """The attention function of one loaded model; ``bind`` says where the current step's tokens are in the cache."""
+    """The attention function of one loaded model; ``bind`` sets the locations of the step's tokens in the KV cache."""
 
     def __init__(self, ops: Ops, chunk_sizes: Sequence[int | None]) -> None:
-        """chunk_sizes: AttentionSpec.chunk_size of each layer, which transformers knows from its mask alone."""
+        """chunk_sizes: AttentionSpec.chunk_size of each layer, which transformers expresses only in its mask."""
         self._ops = ops
         self._chunk_sizes = chunk_sizes
         self._bound: dict[int, PagedAttention] = {}
@@ -79,7 +79,7 @@ class _AttentionFunction:
         self._trace: _Trace | None = None
 
     def prepare(self, specs: Mapping[int, AttentionSpec]) -> None:
-        """Bind the layers of a model to the implementations of their attention."""
+        """Select the implementation of attention for each layer of the model."""
         self._bound = {number: self._ops.attention(spec) for number, spec in specs.items()}
 
     def bind(self, caches: list[LayerCache], context: AttentionContext | None) -> None:
@@ -87,11 +87,11 @@ class _AttentionFunction:
         self._called.clear()
 
     def trace(self, hf: Any, device: torch.device) -> _Trace:
-        """What ``hf`` asks of its attention, whose results are zeros meanwhile. Raises _UnsupportedAttentionError."""
+        """Record the attention calls of ``hf``, which return zeros meanwhile. Raises _UnsupportedAttentionError."""
         self._trace = found = _Trace()
         self._called.clear()
         try:
-            # With a mask of its own transformers does not look for several sequences in one row.
+            # Given a mask, transformers does not try to detect packed sequences.
             ids = torch.arange(8, device=device).unsqueeze(0) % hf.get_input_embeddings().num_embeddings
             with torch.inference_mode():
                 hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
@@ -100,7 +100,7 @@ class _AttentionFunction:
         return found
 
     def mask(self, *args: Any, **kwargs: Any) -> None:
-        """transformers' interface of masks: paged attention masks by position itself, so none is made."""
+        """Implement transformers' mask interface: no mask is created, since paged attention masks by position."""
         if self._trace is not None and kwargs.get("mask_function") is not None:
             self._trace.masks.append(kwargs["mask_function"])
 
@@ -150,16 +150,16 @@ class _AttentionFunction:
 
 
 def _check_call(mask: Tensor | None, others: dict[str, Any]) -> None:
-    """Raises _UnsupportedAttentionError where paged attention would leave out what is asked."""
+    """Raise _UnsupportedAttentionError for arguments that paged attention does not support."""
     asked = [name for name, given in others.items() if given is not None and name not in _WITHOUT_EFFECT]
     if asked:
-        raise _UnsupportedAttentionError(f"its attention has {min(asked)}, which paged attention has not")
+        raise _UnsupportedAttentionError(f"its attention uses {min(asked)}, which paged attention does not support")
     if mask is not None:
-        raise _UnsupportedAttentionError("it makes an attention mask of its own")
+        raise _UnsupportedAttentionError("it creates its own attention mask")
 
 
 def _chunk_sizes(hf_config: Any) -> list[int | None]:
-    """Of each layer, the number of positions that attend to each other alone; None: it has no such chunks."""
+    """Return the chunk size of each layer with chunked attention; None for other layers."""
     kinds = getattr(hf_config.get_text_config(), "layer_types", None) or []
     return [_chunk_size(hf_config) if kind == "chunked_attention" else None for kind in kinds]
 
@@ -173,14 +173,14 @@ class TransformersModel:
     """A transformers causal language model behind the interface decoder.Model."""
 
     def __init__(self, hf: Any, attention: _AttentionFunction, trace: _Trace, ops: Ops, config: EngineConfig) -> None:
-        """Raises _UnsupportedAttentionError. The cache is sized by what the model does, not by what its config says."""
+        """Raise _UnsupportedAttentionError. The KV cache is sized by the traced attention calls, not by the config."""
         if not trace.specs:
             raise _UnsupportedAttentionError("none of its layers calls the attention that transformers lets us replace")
         self.hf, self.ops = hf, ops
         head = hf.get_output_embeddings()
         self.vocab_size = head.out_features if isinstance(head, QuantizedModule) else head.weight.shape[0]
         attention.prepare(trace.specs)
-        # Layers without attention of their own have a place in the list of caches too.
+        # Layers without attention also have an entry in the list of caches.
         none = AttentionSpec(1, 1, 1, 1.0)
         self._specs = [trace.specs.get(number, none) for number in range(max(trace.specs) + 1)]
         self.sampler = ops.sampler()
@@ -188,7 +188,7 @@ class TransformersModel:
         self._attention = attention
 
     def state_bytes(self) -> int:
-        """0: models with states of other kinds than keys and values are refused."""
+        """Return 0: models with states other than keys and values are refused."""
         return 0
 
     def new_caches(self, pages: int, page_size: int, state_rows: int = 1) -> list[LayerCache]:
@@ -200,7 +200,7 @@ class TransformersModel:
         return sum(spec.cache_bytes(dtype) for spec in self._specs)
 
     def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
-        """Logits [R, V] float32; see Model.forward."""
+        """Return logits [R, V] float32; see Model.forward."""
         self._attention.bind(caches, step.context)
         try:
             out = self.hf(
@@ -215,9 +215,9 @@ class TransformersModel:
 
 
 def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]]:
-    """Load the architecture of ``config`` through transformers; returns it and rows of the start-up table.
+    """Load the model of ``config`` through transformers; return it and rows of the start-up table.
 
-    Raises ``model_unsupported`` when its attention cannot be replaced, ``remote_code`` when it needs its own Python.
+    Raises ``model_unsupported`` if its attention cannot be replaced, ``remote_code`` if it needs its own Python code.
     """
     from transformers import AutoModelForCausalLM
 
@@ -233,7 +233,7 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
     _register(name, attention)
     hf_config._attn_implementation = name
     if hasattr(hf_config, "quantization_config"):
-        # transformers would hand the quantized layers to another library; we put our own in their place.
+        # transformers would use another library for the quantized layers; they are replaced with aiakq's.
         del hf_config.quantization_config
     options: dict[str, Any] = {
         "dtype": config.device.dtype,
@@ -264,7 +264,7 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
 
 
 def unservable(hf_config: Any, trust_remote_code: bool) -> str | None:
-    """Why a model of this configuration cannot run here, as far as that shows without its weights; None if it may."""
+    """Return why a model with this config cannot run, as far as known without its weights; None if it may run."""
     from transformers import AutoModelForCausalLM
 
     if reason := _other_layers(hf_config):
@@ -276,7 +276,7 @@ def unservable(hf_config: Any, trust_remote_code: bool) -> str | None:
     try:
         with torch.device("meta"):
             hf = AutoModelForCausalLM.from_config(own, attn_implementation=name, trust_remote_code=trust_remote_code)
-    except Exception as problem:  # with its own attention the class can be built
+    except Exception as problem:  # the class can be built with its own attention
         return f"{_NOT_REPLACEABLE} ({type(problem).__name__})"
     if not _attention_replaceable(hf):
         return _NOT_REPLACEABLE
@@ -284,20 +284,20 @@ def unservable(hf_config: Any, trust_remote_code: bool) -> str | None:
         trace = attention.trace(hf.eval(), torch.device("meta"))
     except _UnsupportedAttentionError as problem:
         return str(problem)
-    except Exception:  # without numbers some models do not run: those that send tokens to experts
+    except Exception:  # some models do not run on the meta device: those that route tokens to experts
         return None
     layers = hf_config.get_text_config().num_hidden_layers
     return None if len(trace.specs) >= layers else f"only {len(trace.specs)} of its {layers} layers have attention"
 
 
 def _other_layers(hf_config: Any) -> str | None:
-    """Why its layers cannot run here: some keep other state between tokens than keys and values."""
+    """Return why its layers cannot run, if some keep a state other than keys and values; else None."""
     others = set(getattr(hf_config.get_text_config(), "layer_types", None) or ()) - _PAGED_LAYERS
     return f"it has layers of the type {min(others)}" if others else None
 
 
 def _hf_config(config: EngineConfig) -> Any:
-    """The configuration as transformers' class of it, from what aiakq made of config.json (see overrides.py)."""
+    """Return the config as transformers' class, from config.json with aiakq's changes (see hf_config.py)."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     raw = dict(config.model.raw)
@@ -324,7 +324,7 @@ def _register(name: str, attention: _AttentionFunction) -> None:
 
 @contextlib.contextmanager
 def _one_sentence(config: EngineConfig) -> Iterator[None]:
-    """Whatever a stranger's code raises becomes ``model_unsupported`` with one sentence."""
+    """Turn any exception of transformers' or the model's code into ``model_unsupported`` with one sentence."""
     try:
         yield
     except AiakqError:
@@ -335,13 +335,13 @@ def _one_sentence(config: EngineConfig) -> Iterator[None]:
         if is_out_of_memory(problem):
             raise
         first = (str(problem).strip().splitlines() or [""])[0][:200]
-        if isinstance(problem, KeyError) and _PREFIX in first:  # it looks in a table of its own
+        if isinstance(problem, KeyError) and _PREFIX in first:  # the model looks up attention in its own table
             raise _unsupported(config, _NOT_REPLACEABLE) from None
         raise _unsupported(config, f"transformers raises {type(problem).__name__}: {first}") from None
 
 
 def _check_attention(model: TransformersModel, trace: _Trace, config: EngineConfig) -> None:
-    """Raises ``model_unsupported`` where the model with paged attention is not the model of its authors."""
+    """Raise ``model_unsupported`` if the model gives other results with paged attention."""
     specs, chunk = trace.specs.values(), _chunk_size(model.hf.config) or 0
     if not all(attention_probe.is_mask_of(mask, specs, chunk) for mask in trace.masks):
         raise _unsupported(config, "its attention mask is neither causal nor a sliding window")
@@ -353,7 +353,7 @@ def _check_attention(model: TransformersModel, trace: _Trace, config: EngineConf
 
 
 def _attention_replaceable(hf: Any) -> bool:
-    """Whether the class takes its attention from the registry, for every layer."""
+    """Whether the class takes the attention of every layer from the registry."""
     supported = getattr(hf, "_supports_attention_backend", False)
     layers = [module for module in hf.modules() if hasattr(module, "layer_idx")]
     return bool(supported and layers)

@@ -1,4 +1,4 @@
-"""Where the weights of a model come from: a checkpoint, or random numbers; and which operations they are bound to."""
+"""The source of a model's weights, a checkpoint or random numbers, and the operations that its layers use."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from aiakq.runtime.loader.binding import LinearBuilder, Part, joined_rows
 from aiakq.runtime.loader.dummy_weights import DummyWeights
 from aiakq.runtime.loader.required import check_inventory
 
-#: Weights that are prepared before the memory this took is released; more often costs time.
+#: Number of weights to prepare before freed memory is returned to the system, which costs time.
 _RELEASE_EVERY = 30_000_000
 
 
 class CheckpointWeights(LinearBuilder):
-    """The ``Weights`` a family builds itself from, read from a checkpoint.
+    """``Weights`` that are read from a checkpoint.
 
-    remarks  what a user should know about the file, once each.
+    remarks  notes about the files for the user, without duplicates.
     """
 
     def __init__(self, checkpoint: Checkpoint, ops: Ops) -> None:
@@ -43,17 +43,17 @@ class CheckpointWeights(LinearBuilder):
         return self.checkpoint.locate(name) is not None
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """[*shape] in ``dtype`` or the activation dtype, on the device. Raises ``tensor_mismatch``."""
+        """Return [*shape] in ``dtype`` or the activation dtype, on the device. Raises ``tensor_mismatch``."""
         return self._stored(name, *shape).to(device=self.ops.device, dtype=dtype or self.ops.dtype)
 
     def weight(self, name: str, n: int, k: int) -> Tensor:
-        """[N, K] in the dtype it is stored in, a quantized one in the activation dtype. Raises ``tensor_mismatch``."""
+        """Return [N, K] in its stored dtype, or dequantized to the activation dtype. Raises ``tensor_mismatch``."""
         if self.checkpoint.locate_linear(name) is None:
             return self._stored(f"{name}.weight", n, k)
         return dequantize(self._quantized(name, n, k), self.ops.dtype)
 
     def _stored(self, name: str, *shape: int) -> Tensor:
-        """The tensor in the dtype it is stored in."""
+        """Return the tensor in its stored dtype."""
         source = self.checkpoint.locate(name)
         if source is None:
             raise error("tensor_mismatch", path=self.checkpoint.path, reason=f"the tensor {name} is missing")
@@ -67,7 +67,7 @@ class CheckpointWeights(LinearBuilder):
         return self.checkpoint.tensor(source)
 
     def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
-        """A layer [N, K]; ``rows`` [N] int64 are the stored rows in the order of its outputs."""
+        """Return a layer [N, K]; ``rows`` [N] int64 gives the stored row of each output."""
         layer = self._read([(name, n)], k, bias, rows)
         self._count(n * k)
         return self._adapted(layer, [(name, n)], k, bias, rows)
@@ -83,7 +83,7 @@ class CheckpointWeights(LinearBuilder):
     def _count(self, prepared: int) -> None:
         self._prepared += prepared
         if self._prepared > _RELEASE_EVERY:
-            # The file's pages that were read, and freed memory of the heap.
+            # Drop the file's pages that were read, and return freed heap memory.
             self.checkpoint.close()
             release_memory()
             self._prepared = 0
@@ -120,14 +120,14 @@ class CheckpointWeights(LinearBuilder):
         return weight
 
 
-#: Implementations that compute on quantized weights: not with ``--dequantize always``.
+#: Implementations that compute on quantized weights, which ``--dequantize always`` excludes.
 QUANTIZED = frozenset({"cpu", "triton", "triton-w8a8"})
 
 
 def weights_for(config: EngineConfig, collective: Collective | None = None) -> CheckpointWeights | DummyWeights:
-    """The weights that ``config`` asks for: random ones, or the checkpoint's. Raises ``tensor_inventory``.
+    """Return the weights of ``config``: random ones, or the checkpoint's. Raises ``tensor_inventory``.
 
-    collective  of the ranks over which the model is distributed.
+    collective  collective of the ranks that the model is sharded over, or None.
     """
     if config.load.load_format == "dummy":
         return DummyWeights(config, operations(config, False, collective))
@@ -137,7 +137,7 @@ def weights_for(config: EngineConfig, collective: Collective | None = None) -> C
 
 
 def open_weights(config: EngineConfig, collective: Collective | None = None) -> CheckpointWeights:
-    """The checkpoint of ``config`` as a source of weights, with the implementations that memory allows."""
+    """Open the checkpoint of ``config`` as a source of weights, with the implementations that memory allows."""
     load = config.load
     checkpoint = Checkpoint.open(load.path, load.load_format, load.ignore_patterns, config.model.raw)
     checkpoint.mapped = True
@@ -145,9 +145,9 @@ def open_weights(config: EngineConfig, collective: Collective | None = None) -> 
 
 
 def operations(config: EngineConfig, may_dequantize: bool = False, collective: Collective | None = None) -> Ops:
-    """The operations of the device of ``config``, those of one rank with a ``collective``.
+    """Return the operations of ``config``'s device, sharded if there is a ``collective``.
 
-    may_dequantize  whether the memory is there for it.
+    may_dequantize  whether there is enough memory for dequantized weights.
     """
     excluded = frozenset() if may_dequantize else frozenset({"dequantized"})
     if config.load.dequantize == "always":
@@ -163,7 +163,7 @@ def _may_dequantize(config: EngineConfig, checkpoint: Checkpoint) -> bool:
         return config.load.dequantize != "never"
     expanded = 0.0
     for prefix in checkpoint.quantized_linears():
-        # The codes are the largest tensor. A config that is wrong about their width makes this estimate rough, no more.
+        # Codes are the largest tensors. If the config is wrong about their width, only this estimate is affected.
         info = max(checkpoint.linear_headers(prefix).values(), key=lambda info: info.nbytes)
         bits = 8 if info.dtype == "I8" else checkpoint.linear_spec(prefix).bits
         expanded += info.nbytes * 8 / bits * config.device.dtype.itemsize

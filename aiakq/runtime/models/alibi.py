@@ -1,4 +1,4 @@
-"""Families with ALiBi (Press et al. 2022, arXiv:2108.12409): slopes per head instead of positions."""
+"""Families with ALiBi (Press et al. 2022, arXiv:2108.12409): a slope per head instead of position embeddings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from aiakq.runtime.models.builder import LayerNormBuilder
 
 
 def slopes(heads: int, largest: float = 8.0) -> Tensor:
-    """[H] float32: 2 ** (-largest * i / P) for the P heads up to a power of two; further ones lie between, as in the
-    paper's code.
+    """Return the slopes [H] float32: 2 ** (-largest * i / P) for P heads, the largest power of two up to H.
+
+    The slopes of further heads lie between those, as in the paper's code.
     """
     power = 2 ** math.floor(math.log2(heads))
     first = [2 ** (-largest * (head + 1) / power) for head in range(power)]
@@ -23,16 +24,16 @@ def slopes(heads: int, largest: float = 8.0) -> Tensor:
 
 
 class AlibiBuilder(LayerNormBuilder):
-    """Layer norms and ALiBi."""
+    """Families with layer norms and ALiBi."""
 
     def rotary(self, layer: int) -> RotaryTables | None:
         """None."""
         return None
 
     def slopes(self) -> Tensor:
-        """[H] float32."""
+        """Return the slopes [H] float32."""
         return slopes(self.config.num_heads)
 
     def attention_spec(self, layer: int) -> AttentionSpec:
-        """With slopes."""
+        """Return the parameters of attention, with slopes."""
         return replace(super().attention_spec(layer), alibi=self.slopes().to(self.ops.device))

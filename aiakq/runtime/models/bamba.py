@@ -1,4 +1,4 @@
-"""Bamba: Mamba 2's state spaces in most layers, attention in some, an MLP in all."""
+"""Bamba: Mamba 2 in most layers, attention in some, an MLP in all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiakq.runtime.models.mixture import size
 
 
 class BambaBuilder(DecoderBuilder):
-    """Llama with state spaces in some layers; half of each head is rotated."""
+    """Llama with Mamba 2 in some layers, and rotary embedding of half of each head."""
 
     names = Names(
         norm="model.final_layernorm",
@@ -29,15 +29,15 @@ class BambaBuilder(DecoderBuilder):
         self.mlp_bias = bool(config.raw.get("mlp_bias", False))
 
     def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
-        """Half of each head, unless the config says otherwise."""
+        """Return tables for half of each head, unless the config says otherwise."""
         return super().rotary_tables({"partial_rotary_factor": 0.5, **rope})
 
     def attention(self, layer: int) -> Mixer:
-        """Attention, or a state space."""
+        """Return attention or Mamba 2, depending on the layer."""
         return super().attention(layer) if self.config.layer_kinds[layer] != "linear_attention" else self.mamba(layer)
 
     def mamba(self, layer: int) -> Mixer:
-        """The state space of a layer."""
+        """Return the Mamba 2 layer."""
         raw = self.config.raw
         sizes = StateSpace.of_hybrid(raw)
         return sizes.build(self.config, self.weights, self.at(layer, "mamba"), size(raw, "mamba_expand"))

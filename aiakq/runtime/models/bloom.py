@@ -1,6 +1,4 @@
-"""Bloom: ALiBi, layer norms with biases also of the embeddings, heads' queries, keys and values together
-(arXiv:2211.05100).
-"""
+"""Bloom: ALiBi, layer norms with biases (also of the embeddings), QKV interleaved by head (arXiv:2211.05100)."""
 
 from __future__ import annotations
 
@@ -28,14 +26,14 @@ class BloomBuilder(AlibiBuilder):
     qkv_bias = output_bias = mlp_bias = True
 
     def qkv(self, layer: int) -> LinearLayer:
-        """A head's queries, keys and values lie together."""
+        """Return the QKV projection, which is stored interleaved by head."""
         config = self.config
         rows = rows_by_part(config.num_heads, *[config.head_dim] * 3)
         name = self.at(layer, self.names.qkv[0])
         return self.weights.linear(name, len(rows), config.hidden_size, bias=True, rows=rows)
 
     def after_embedding(self) -> Rescale:
-        """A layer norm."""
+        """Return the layer norm of the embeddings."""
         return self.norm("transformer.word_embeddings_layernorm")
 
 

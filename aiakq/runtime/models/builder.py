@@ -1,7 +1,7 @@
-"""DecoderBuilder: builds a decoder part by part; a family replaces the parts in which it differs from Llama.
+"""DecoderBuilder: builds a decoder part by part; a family overrides the parts in which it differs from Llama.
 
-Names of tensors are data (``Names``), settings are class attributes, and everything else is a method per part: norms,
-rotary tables, projections, attention, MLP, block, output layer.
+Tensor names are data (``Names``), settings are class attributes, and there is one method per part: norms, rotary
+tables, projections, attention, MLP, block, output layer.
 """
 
 from __future__ import annotations
@@ -34,20 +34,23 @@ from aiakq.runtime.models.decoder import (
 )
 from aiakq.runtime.models.stage import whole_model
 
-#: Ten times more than any model has.
+#: Maximum number of outputs of a projection, ten times more than any model has.
 _MAX_OUTPUTS = 2**21
 
 
 def unsupported(config: ModelConfig, reason: str) -> AiakqError:
-    """The error for a setting of config.json that a family does not compute; ``reason`` says which."""
+    """Return the error for a setting of config.json that a family does not support; ``reason`` names it."""
     hint = "--model-impl transformers runs such models if paged attention can compute them."
     return error("unsupported", what=f"A {config.architecture} of this kind ({reason})", hint=hint)
 
 
 def rows_by_part(groups: int, *widths: int) -> Tensor:
-    """[N] int64, the order in which each part has its rows of all groups together, for a projection whose N outputs are
-    stored group by group, ``widths`` rows of each part in a group. Raises ``model_malformed`` for more outputs than any
-    model has: sizes of a config must not exhaust memory.
+    """Return the permutation [N] int64 that sorts the interleaved outputs of a fused projection by part.
+
+    The N outputs are stored in ``groups`` groups, each with ``widths`` rows of the parts (for example queries, keys and
+    values). In the result, the rows of each part are contiguous.
+
+    Raises ``model_malformed`` for an implausible number of outputs, so that a config cannot exhaust memory.
     """
     count = groups * sum(widths)
     if count > _MAX_OUTPUTS:
@@ -58,10 +61,12 @@ def rows_by_part(groups: int, *widths: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Names:
-    """What a checkpoint calls the parts of a decoder; Llama's names unless said otherwise.
+    """Names of the parts of a decoder in a checkpoint; the defaults are Llama's.
 
-    qkv      one name per projection, or one for all three in one tensor. It and what follows are inside a layer.
-    gate_up  of a gated MLP, one name each or one for both; of a plain one its first layer.
+    Names from ``attention_norm`` on are relative to a layer.
+
+    qkv      names of the three projections, or the name of the fused one.
+    gate_up  names of gate and up projection, or of the fused one; for an MLP without a gate, its first layer.
     """
 
     embedding: str = "model.embed_tokens"
@@ -79,12 +84,12 @@ class Names:
 
 
 class DecoderBuilder:
-    """Llama, and what a family can replace of it.
+    """Builds Llama; families override attributes and methods.
 
     qkv_bias, output_bias, mlp_bias, head_bias  whether these linear layers have biases.
     gated                                       whether the MLP is gated.
-    has_head_norms                              whether every head of queries and of keys has an RMS norm.
-    scale                                       factor of the attention scores; None: head_dim ** -0.5.
+    has_head_norms                              whether query and key heads have an RMS norm.
+    scale                                       factor on the attention scores; None for head_dim ** -0.5.
     """
 
     names: ClassVar[Names] = Names()
@@ -100,7 +105,7 @@ class DecoderBuilder:
     # --- the decoder ---
 
     def build(self) -> Decoder:
-        """The whole model, or the stage that the weights ask for."""
+        """Build the model, or the stage given by ``weights.stage``."""
         stage = self.weights.stage or whole_model(self.config.num_layers)
         tied = self.config.has_tied_head
         embedding, head = self.embedding() if stage.is_first or (tied and stage.is_last) else (None, None)
@@ -127,7 +132,7 @@ class DecoderBuilder:
         )
 
     def embedding(self) -> tuple[EmbeddingLayer, LinearLayer | None]:
-        """The embedding, and the output layer if it is tied to it."""
+        """Return the embedding, and the output layer if it is tied to it."""
         config = self.config
         tied = config.has_tied_head
         return self.weights.embedding(
@@ -135,19 +140,19 @@ class DecoderBuilder:
         )
 
     def _adaptable_head(self, head: LinearLayer) -> LinearLayer:
-        """The output layer that is tied, with adapters of its own if there may be any."""
+        """Return the tied output layer with support for LoRA adapters of its own."""
         table, shape = f"{self.names.embedding}.weight", (self.config.vocab_size, self.embedding_width)
         return self.weights.adaptable(head, self.names.head, *shape, lambda: self.weights.tensor(table, *shape))
 
     def head(self) -> LinearLayer:
-        """The output layer that is not tied."""
+        """Return the output layer, if it is not tied."""
         return self.weights.linear(
             self.names.head, self.config.vocab_size, self.config.hidden_size, bias=self.head_bias
         )
 
     @property
     def embedding_width(self) -> int:
-        """Columns of the embedding, and of the last hidden states."""
+        """Width of the embedding and of the last hidden states."""
         return self.config.hidden_size
 
     def output_width(self) -> int:
@@ -157,19 +162,19 @@ class DecoderBuilder:
         return self.config.head.num_labels or self.embedding_width
 
     def scores(self, head: OutputHead) -> LinearLayer | None:
-        """What makes scores of the last hidden states; None: they are returned."""
+        """Return the layer from the last hidden states to scores; None if the hidden states are returned."""
         if head.label_tokens is not None:
             name = self.names.embedding if self.config.tie_word_embeddings else self.names.head
             logits = self.weights.weight(name, self.config.vocab_size, self.embedding_width)
-            against, for_it = (logits[token].float() for token in head.label_tokens)
-            return self.weights.dense((for_it - against)[None].to(self.ops.dtype))
+            negative, positive = (logits[token].float() for token in head.label_tokens)
+            return self.weights.dense((positive - negative)[None].to(self.ops.dtype))
         if not head.num_labels:
             return None
         has_bias = self.weights.has("score.bias")
         return self.weights.linear("score", head.num_labels, self.embedding_width, bias=has_bias)
 
     def positions(self) -> EmbeddingLayer | None:
-        """The embedding of learned positions."""
+        """Return the embedding of learned positions, or None."""
         return None
 
     def after_embedding(self) -> Rescale | None:
@@ -185,7 +190,7 @@ class DecoderBuilder:
         return None
 
     def final_norm(self) -> Norm | None:
-        """The norm before the output layer."""
+        """Return the norm before the output layer."""
         return self.norm(self.names.norm)
 
     def after_head(self) -> Rescale | None:
@@ -195,11 +200,11 @@ class DecoderBuilder:
     # --- one layer ---
 
     def at(self, layer: int, name: str) -> str:
-        """The full name of a part of a layer."""
+        """Return the full name of a part of a layer."""
         return f"{self.names.layers}.{layer}.{name}"
 
     def block(self, layer: int) -> DecoderLayer:
-        """One layer."""
+        """Return a layer."""
         attention, mlp = self.attention(layer), self.mlp(layer)
         return Block(
             self.norm(self.at(layer, self.names.attention_norm)),
@@ -209,15 +214,15 @@ class DecoderBuilder:
         )
 
     def norm(self, name: str, width: int | None = None) -> Norm:
-        """A norm of ``width`` elements, of all that a token has if None."""
+        """Return a norm over ``width`` elements, by default the hidden size."""
         return self.ops.rms_norm(self.norm_weight(name, width or self.config.hidden_size), self.config.norm_eps)
 
     def norm_weight(self, name: str, width: int) -> Tensor:
-        """What an RMS norm multiplies by, [width]."""
+        """Return the weight [width] of an RMS norm."""
         return self.weights.tensor(f"{name}.weight", width)
 
     def attention(self, layer: int) -> Mixer:
-        """The attention of a layer with its projections, or what it has instead."""
+        """Return the attention of a layer with its projections, or the layer that replaces it."""
         config, qkv = self.config, self.qkv(layer)
         output = self.weights.linear(
             self.at(layer, self.names.output),
@@ -228,7 +233,7 @@ class DecoderBuilder:
         return Attention(qkv, output, self.attention_spec(layer), self.ops, self.before_attention(layer))
 
     def qkv(self, layer: int) -> LinearLayer:
-        """The projection to queries, keys and values, in this order."""
+        """Return the fused projection to queries, keys and values, in this order."""
         config = self.config
         D, widths = config.hidden_size, self.qkv_widths()
         names = [self.at(layer, name) for name in self.names.qkv]
@@ -237,17 +242,17 @@ class DecoderBuilder:
         return self.weights.stacked(list(zip(names, widths, strict=True)), D, bias=self.qkv_bias)
 
     def qkv_widths(self) -> tuple[int, int, int]:
-        """Columns of queries, keys and values."""
+        """Return the number of columns of queries, keys and values."""
         config = self.config
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         return queries, keys, keys
 
     def before_attention(self, layer: int) -> list[ProjectionStep]:
-        """What happens between the projection and attention."""
+        """Return the steps between the QKV projection and attention."""
         return []
 
     def attention_spec(self, layer: int) -> AttentionSpec:
-        """What attention computes."""
+        """Return the parameters of attention."""
         config = self.config
         q_norm, k_norm = self.head_norms(layer)
         return AttentionSpec(
@@ -263,7 +268,7 @@ class DecoderBuilder:
         )
 
     def head_norms(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
-        """Weights [D] of the RMS norms of every head of queries and of keys."""
+        """Return the weights [D] of the RMS norms of query heads and of key heads, or None."""
         if not self.has_head_norms:
             return None, None
         D = self.config.head_dim
@@ -271,20 +276,20 @@ class DecoderBuilder:
         return q_norm, k_norm
 
     def rotary(self, layer: int) -> RotaryTables | None:
-        """The rotary tables of a layer, shared by all layers of its kind; None: no rotary positions."""
+        """Return the rotary tables of a layer, shared by all layers of its kind; None without rotary embedding."""
         kind, rope = self.config.rope_of(layer)
         if kind not in self._rotary:
             self._rotary[kind] = self.rotary_tables(rope)
         return self._rotary[kind]
 
     def rotary_tables(self, rope: Any) -> RotaryTables:
-        """Tables for the parameters ``rope``."""
+        """Return the rotary tables for the parameters ``rope``."""
         config = self.config
         lengths = {"context": config.context, "rows": config.num_positions}
         return rotary_tables(rope, config.head_dim, config.max_position, self.ops.device, **lengths)
 
     def mlp(self, layer: int) -> MLP:
-        """The MLP of a layer."""
+        """Return the MLP of a layer."""
         D, F = self.config.hidden_size, self.config.intermediate_size
         names, act = [self.at(layer, name) for name in self.names.gate_up], activation(self.config.activation, self.ops)
         first = (
@@ -297,12 +302,12 @@ class DecoderBuilder:
 
 
 class LayerNormBuilder(DecoderBuilder):
-    """Families with layer norms, which have biases, and a plain MLP."""
+    """Families with layer norms with biases, and an MLP without a gate."""
 
     gated = False
 
     def norm(self, name: str, width: int | None = None) -> Norm:
-        """A layer norm with weight and bias."""
+        """Return a layer norm with weight and bias."""
         D = width or self.config.hidden_size
         weight, bias = (self.weights.tensor(f"{name}.{part}", D) for part in ("weight", "bias"))
         return self.ops.layer_norm(weight, bias, self.config.norm_eps)

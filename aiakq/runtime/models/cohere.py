@@ -1,6 +1,7 @@
-"""Command R (Cohere): layer norms without biases, parallel blocks, heads rotated in neighbouring pairs, scaled logits.
+"""Command R (Cohere): layer norms without biases, parallel blocks, interleaved rotary embedding, scaled logits.
 
-Command R7B (Cohere 2) has windows but for every fourth layer, which has no rotary positions.
+
+Command R7B (Cohere 2) has sliding windows, except in every fourth layer, which has no rotary embedding.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ class CohereBuilder(DecoderBuilder):
         self.qkv_bias = self.output_bias = bool(config.raw.get("attention_bias", False))
 
     def norm(self, name: str, width: int | None = None) -> Norm:
-        """A layer norm without a bias."""
+        """Return a layer norm without a bias."""
         weight = self.weights.tensor(f"{name}.weight", width or self.config.hidden_size)
         return self.ops.layer_norm(weight, None, self.config.norm_eps)
 
     def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
-        """Neighbouring elements are rotated together."""
+        """Return interleaved tables: adjacent elements are rotated together."""
         return replace(super().rotary_tables(rope), interleaved=True)
 
     def rotary(self, layer: int) -> RotaryTables | None:
-        """None in the layers of Cohere 2 without a window."""
+        """Return None in the layers of Cohere 2 without a sliding window."""
         second = self.config.architecture == "Cohere2ForCausalLM"
         full = self.config.layer_kinds[layer] == "full_attention"
         return None if second and full else super().rotary(layer)
@@ -44,7 +45,7 @@ class CohereBuilder(DecoderBuilder):
         return ParallelBlock(norm, self.attention(layer), self.mlp(layer), self.ops.scaling())
 
     def after_head(self) -> Rescale:
-        """Times ``logit_scale``."""
+        """Return the multiplier ``logit_scale``."""
         return self.ops.scaling(float(self.config.raw.get("logit_scale", 0.0625)))
 
 

@@ -26,28 +26,28 @@ from aiakq.runtime.models.stage import Stage
 
 @dataclass
 class StageOutput:
-    """What a stage passes on: ``x`` [T, hidden], and a ``residual`` [T, hidden] or None that has still to be added."""
+    """Output of a pipeline stage: ``x`` [T, hidden], and ``residual`` [T, hidden] or None, not yet added to it."""
 
     x: Tensor
     residual: Tensor | None
 
 
-def whole_logits(found: Tensor | StageOutput) -> Tensor:
-    """The logits [R, V] that a model which is not one of several stages returned."""
-    assert isinstance(found, Tensor), "the head is in another stage"
-    return found
+def whole_logits(output: Tensor | StageOutput) -> Tensor:
+    """Return the logits [R, V] of a model that is not split into stages."""
+    assert isinstance(output, Tensor), "the head is in another stage"
+    return output
 
 
 @dataclass
 class ModelInput:
-    """One step's tokens, flattened.
+    """The flattened tokens of one step.
 
-    token_ids   [T] int64.
-    positions   [T] int64.
-    context     where their keys and values are in the cache.
-    logit_rows  [R] int64, the rows of T whose logits are wanted.
-    hidden      what the stage before made of the tokens, or a target model for an EAGLE-3 head; None elsewhere. It is
-                modified.
+    token_ids   token ids [T] int64.
+    positions   positions [T] int64.
+    context     locations of keys and values in the KV cache.
+    logit_rows  rows of T whose logits are needed, [R] int64.
+    hidden      output of the previous stage, or of the target model for an EAGLE-3 head, which is modified; None
+                elsewhere.
     aux_hidden_states  filled in by the model: [T, hidden] before each of its ``aux_layers``.
     """
 
@@ -60,41 +60,43 @@ class ModelInput:
 
 
 class Weights(Protocol):
-    """Where a family's ``build`` gets its tensors and layers from; see aiakq/runtime/loader/weights.py.
+    """Source of the tensors and layers for a family's ``build``; see aiakq/runtime/loader/weights.py.
 
-    stage  the layers to build; None: all.
+    stage  the layers to build; None for all.
     """
 
     stage: Stage | None
 
     @property
     def ops(self) -> Ops:
-        """The operations of the device, which bind the layers without large weights."""
+        """The operations of the device, from which layers without large weights are built."""
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor [*shape] in ``dtype``, the activation dtype if None, on the device. Raises ``tensor_mismatch`` for
-        another shape.
+        """Return the tensor [*shape] on the device, in ``dtype`` or the activation dtype if None.
+
+        Raises ``tensor_mismatch`` for another shape.
         """
 
     def weight(self, name: str, n: int, k: int) -> Tensor:
-        """The weight [N, K] of the linear layer ``name`` as floats, dequantized if need be, for another use than its
-        own: to multiply it with something else, or to take parts of it.
+        """Return the weight [N, K] of the linear layer ``name``, dequantized if necessary.
+
+        For families that do not use it as a linear layer, but multiply it with other weights or split it.
         """
 
     def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
-        """The linear layer ``name`` with N outputs and K inputs, dense or quantized as the checkpoint holds it.
+        """Return the linear layer ``name`` with N outputs and K inputs, dense or quantized as in the checkpoint.
 
-        rows  [N] int64: output i is row rows[i] of the stored weight; for projections stored in another order.
+        rows  permutation [N] int64 for weights stored in another order: output i is row rows[i] of the stored weight.
         """
 
     def stacked(self, parts: Sequence[tuple[str, int]], k: int, *, bias: bool = False) -> LinearLayer:
-        """Several linear layers (name, N) with the same K inputs as one, outputs in the order given."""
+        """Return linear layers (name, N) with the same K inputs, fused into one with outputs in the given order."""
 
     def dense(self, weight: Tensor, bias: Tensor | None = None) -> LinearLayer:
-        """A linear layer of a weight [N, K] that ``tensor`` returned."""
+        """Return a linear layer with a weight [N, K] that ``tensor`` returned."""
 
     def adaptable(
         self,
@@ -105,21 +107,24 @@ class Weights(Protocol):
         weight: Callable[[], Tensor],
         bias: Tensor | None = None,
     ) -> LinearLayer:
-        """``layer``, which ``dense`` or ``embedding`` made, with adapters of the module ``name``, if there may be any.
+        """Return ``layer`` (from ``dense`` or ``embedding``) with support for LoRA adapters of the module ``name``.
 
-        weight  gives its weight [N, K] again; bias [N].
+        Returns ``layer`` itself if LoRA is disabled.
+
+        weight  function that returns the layer's weight [N, K].
+        bias    the layer's bias [N], or None.
         """
 
     def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
-        """The embedding of the table ``name`` [V, D], and the head if it is tied to it."""
+        """Return the embedding with the table ``name`` [V, D], and the output layer if it is tied to it."""
 
 
 class Model(Protocol):
-    """What the executor needs of a model, native or through transformers.
+    """Interface of a model as the executor uses it, native or through transformers.
 
-    sampler       of its device.
+    sampler       sampler of the model's device.
     vocab_size    width of the logits.
-    row_multiple  rows of tokens and logits come in multiples of this.
+    row_multiple  the numbers of token rows and logit rows must be multiples of this.
     """
 
     sampler: Sampler
@@ -127,35 +132,37 @@ class Model(Protocol):
     row_multiple: int
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes of one token in the caches of all layers, if they are of ``dtype``."""
+        """Return the bytes of one token in the KV caches of all layers, for caches of ``dtype``."""
 
     def state_bytes(self) -> int:
-        """Bytes of a sequence's state in all recurrent layers; 0 if there are none."""
+        """Return the bytes of one sequence's states in all recurrent layers; 0 if there are none."""
 
     def new_caches(self, pages: int, page_size: int, state_rows: int = 1) -> list[LayerCache]:
-        """The KV cache of every layer, all zeros, of the dtype that the model was loaded for; of a recurrent layer
-        ``state_rows`` states.
+        """Allocate the KV cache of every layer, filled with zeros; for a recurrent layer, ``state_rows`` states.
+
+        Their dtype is the KV cache dtype that the model was loaded with.
         """
 
     def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor | StageOutput:
-        """Logits [R, V] float32 of ``step.logit_rows``, or what the next stage needs; writes the step's keys and values
-        into ``caches``.
+        """Run a step: write its keys and values into ``caches``, and return logits or hidden states.
+
+        Returns logits [R, V] float32 of ``step.logit_rows``, or the input of the next stage.
         """
 
 
 class MLP(Protocol):
-    """The second half of a block."""
+    """The MLP of a block, dense or sparse."""
 
     def input_layout(self, m: int) -> ActivationLayout | None:
-        """The layout in which M rows of the input are best; see LinearLayer."""
+        """Return the preferred layout for M input rows; see LinearLayer."""
 
     def __call__(self, x: LinearInput) -> Tensor:
-        """x [T, hidden], as a Tensor or in the layout of ``input_layout(T)`` -> [T, hidden]."""
+        """x [T, hidden], as a Tensor or in the layout ``input_layout(T)`` -> [T, hidden]."""
 
 
 @dataclass
 class GatedMLP:
-    """down(act(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202); ``gate_up`` is both, gate's outputs first."""
+    """down(act(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202); ``gate_up`` is fused, the gate's outputs first."""
 
     gate_up: LinearLayer
     down: LinearLayer
@@ -196,40 +203,44 @@ class PlainMLP:
 
 
 class Mixer(Protocol):
-    """The first half of a block, which reads other tokens of the sequence: attention, or a recurrent layer."""
+    """The token mixer of a block: attention or a recurrent layer."""
 
     def input_layout(self, m: int) -> ActivationLayout | None:
-        """The layout in which M rows of the input are best; see LinearLayer."""
+        """Return the preferred layout for M input rows; see LinearLayer."""
 
     def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """x [T, hidden] and positions [T] int64 -> [T, hidden]; writes into ``cache`` what later tokens read."""
+        """x [T, hidden] and positions [T] int64 -> [T, hidden]; updates ``cache``."""
 
     def cache_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of one token in the cache, if keys and values are of ``dtype``."""
+        """Return the bytes of one token in the KV cache, for keys and values of ``dtype``."""
 
     def state_bytes(self) -> int:
-        """Bytes of a sequence's state."""
+        """Return the bytes of one sequence's recurrent state."""
 
     def new_cache(self, pages: int, page_size: int, state_rows: int) -> LayerCache:
-        """A cache for this layer, all zeros: of ``pages``, or of ``state_rows`` states."""
+        """Allocate the cache of this layer, filled with zeros: ``pages`` pages, or ``state_rows`` states."""
 
 
 class DecoderLayer(Protocol):
-    """One transformer layer: attention, or a recurrent layer in its place, and MLP, each added to what came in."""
+    """A transformer layer: attention (or a recurrent layer) and MLP, each with a residual connection."""
 
     @property
     def attention(self) -> Mixer:
-        """Its first half."""
+        """Attention, or the recurrent layer in its place."""
 
     @property
     def mlp(self) -> MLP | None:
-        """Its second half; None if it has none."""
+        """The MLP, or None."""
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, positions: Tensor, cache: LayerCache, context: AttentionContext
     ) -> tuple[Tensor, Tensor | None]:
-        """x [T, hidden], which is modified, and a residual [T, hidden] that has still to be added to it -> the same for
-        the next layer, whose norm adds them in one operation. positions [T] int64.
+        """Return x [T, hidden] and a residual [T, hidden] or None for the next layer, whose norm adds them in one
+        operation.
+
+        x          input [T, hidden], which is modified.
+        residual   [T, hidden] still to be added to x, or None.
+        positions  [T] int64.
         """
 
 
@@ -239,9 +250,10 @@ Rescale: TypeAlias = Callable[[Tensor], LinearInput]
 
 @dataclass
 class Block:
-    """Norms before attention and MLP (or after the sum: OPT-350m).
+    """Norms before attention and MLP, or after the residual sum if not ``norm_first`` (OPT-350m).
 
-    after_attention, after_mlp  change what is added: a second norm (Gemma 2) or a multiplier (Granite), or None.
+    after_attention, after_mlp  applied to the output before the residual sum: a norm (Gemma 2), a multiplier (Granite),
+                                or None.
     """
 
     attention_norm: Norm
@@ -269,9 +281,9 @@ class Block:
 
 @dataclass
 class OutputNormBlock:
-    """Norms of what attention and MLP return, and none before them (OLMo 2).
+    """Norms of the outputs of attention and MLP, and none before them (OLMo 2).
 
-    add  a Scaling that changes nothing else.
+    add  a Scaling by one, used for the residual sum.
     """
 
     attention: Mixer
@@ -293,9 +305,9 @@ class OutputNormBlock:
 
 @dataclass
 class ParallelBlock:
-    """Attention and MLP side by side, from the same norm or from one each (``mlp_norm``: GPT-NeoX).
+    """Attention and MLP in parallel, with a shared input norm or, with ``mlp_norm``, one each (GPT-NeoX).
 
-    add  a Scaling that changes nothing else.
+    add  a Scaling by one, used for the residual sum.
     """
 
     attention_norm: Norm
@@ -308,8 +320,8 @@ class ParallelBlock:
         self, x: Tensor, residual: Tensor | None, positions: Tensor, cache: LayerCache, context: AttentionContext
     ) -> tuple[Tensor, Tensor | None]:
         """x [T, hidden]; see DecoderLayer."""
-        own = self.mlp_norm is not None
-        normed = self.attention_norm(x, residual, self.attention.input_layout(len(x)) if own else None)
+        layout = None if self.mlp_norm is None else self.attention.input_layout(len(x))
+        normed = self.attention_norm(x, residual, layout)
         attended = self.attention(normed, positions, cache, context)
         if self.mlp_norm is not None:
             normed = self.mlp_norm(x, None, self.mlp.input_layout(len(x)))
@@ -319,7 +331,7 @@ class ParallelBlock:
 
 @dataclass
 class MixerBlock:
-    """A norm and attention, or what takes its place, without an MLP (Mamba 2)."""
+    """A norm and a mixer, without an MLP (Mamba 2)."""
 
     attention_norm: Norm
     attention: Mixer
@@ -338,7 +350,7 @@ def _rescaled(x: Tensor, rescale: Rescale | None) -> Tensor:
 
 
 def _plain(x: LinearInput) -> Tensor:
-    """What an operation returns that was given no layout."""
+    """Narrow the type of a result that was computed without a requested layout."""
     assert isinstance(x, Tensor)
     return x
 
@@ -347,18 +359,18 @@ def _plain(x: LinearInput) -> Tensor:
 class Decoder:
     """A decoder-only language model: embedding, blocks, final norm, head.
 
-    ops              that its layers are bound to.
-    stage            the layers that ``blocks`` are; the first stage alone has what comes before them, the last one what
-                     comes after.
-    positions        the embedding of learned positions, or None with rotary ones.
-    project_in, out  between the embedding's width and the blocks' (OPT-350m), or None.
-    after_embedding  a multiplier (Gemma) or a norm (Bloom) of the embeddings, or None.
-    after_head       multiplies or caps logits (Cohere, Gemma 2), or None.
-    adapters         of its layers; None: there may be none.
-    head             makes logits, or scores; None in the last stage: hidden states are returned.
-    output_width     columns of what is returned for a token.
-    aux_layers       layers whose inputs an EAGLE-3 head reads, the number of layers for the last one's output; in
-                     ``ModelInput.aux_hidden_states``.
+    ops              operations of the device.
+    stage            range of layers in ``blocks``; parts before the blocks exist in the first stage only, parts after
+                     them in the last stage only.
+    head             output layer for logits or scores; None in the last stage if hidden states are returned.
+    output_width     number of columns of the output per token.
+    positions        embedding of learned positions, or None.
+    project_in, project_out  projections between the embedding's width and the blocks' (OPT-350m), or None.
+    after_embedding  multiplier (Gemma) or norm (Bloom) of the embeddings, or None.
+    after_head       multiplier or softcap of the logits (Cohere, Gemma 2), or None.
+    adapters         layers that support LoRA adapters; None if LoRA is disabled.
+    aux_layers       layers whose inputs are stored in ``ModelInput.aux_hidden_states`` for an EAGLE-3 head; the number
+                     of layers stands for the output of the last one.
     """
 
     config: ModelConfig
@@ -400,9 +412,9 @@ class Decoder:
         return self.config.vocab_size
 
     def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor | StageOutput:
-        """Logits [R, V] float32, or the hidden states for the next stage; see Model.forward."""
-        found = self.compute(step, caches)
-        return found.float() if isinstance(found, Tensor) else found
+        """Return logits [R, V] float32, or the hidden states for the next stage; see Model.forward."""
+        output = self.compute(step, caches)
+        return output.float() if isinstance(output, Tensor) else output
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """See Model.kv_bytes_per_token."""
@@ -417,8 +429,9 @@ class Decoder:
         return [block.attention.new_cache(pages, page_size, state_rows) for block in self.blocks]
 
     def compute(self, step: ModelInput, caches: list[LayerCache]) -> Tensor | StageOutput:
-        """The logits [R, V] in the activation dtype, or the hidden states: what can be recorded
-        (executor/cpu_program.py).
+        """Return the logits [R, V] in the activation dtype, or the hidden states for the next stage.
+
+        This is the part of ``forward`` that executor/cpu_program.py records.
         """
         hidden = self._embedded(step) if step.hidden is None else step.hidden
         x, residual = hidden.x, hidden.residual
@@ -446,8 +459,8 @@ class Decoder:
         step.aux_hidden_states.append(self._sum(x, residual))
 
     def _embedded(self, step: ModelInput) -> StageOutput:
-        """What the first block gets."""
-        assert self.embedding is not None, "a later stage needs the hidden states of the one before"
+        """Return the input of the first block."""
+        assert self.embedding is not None, "a later stage needs the hidden states of the previous one"
         x = self.embedding(step.token_ids)
         if self.after_embedding is not None:
             x = _plain(self.after_embedding(x))

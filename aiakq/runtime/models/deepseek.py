@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3: multi-head latent attention, dense layers first, then experts within groups and shared ones
+"""DeepSeek-V2 and V3: multi-head latent attention, dense layers, then layers with grouped and shared experts
 (arXiv:2405.04434, arXiv:2412.19437).
 """
 
@@ -22,12 +22,12 @@ from aiakq.runtime.models.decoder import Decoder, Weights
 from aiakq.runtime.models.mixture import size
 from aiakq.runtime.models.shared_experts import SharedExpertsBuilder
 
-#: Of the norms inside attention, whatever config.json says about the others.
+#: Epsilon of the norms inside attention, which config.json does not set.
 _INNER_EPS = 1e-6
 
 
 class DeepseekBuilder(SharedExpertsBuilder):
-    """What V2 and V3 share."""
+    """The common parts of V2 and V3."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -43,7 +43,7 @@ class DeepseekBuilder(SharedExpertsBuilder):
         )
 
     def attention(self, layer: int) -> Attention:
-        """Latent attention with its projections."""
+        """Return latent attention with its projections."""
         sizes, D, at = self.sizes, self.config.hidden_size, self.at(layer, "self_attn")
         expand = self.weights.weight(f"{at}.kv_b_proj", sizes.heads * sizes.expanded, sizes.latent)
         keys, values = expand.unflatten(0, (sizes.heads, -1)).split([sizes.plain, sizes.value], dim=1)
@@ -59,7 +59,7 @@ class DeepseekBuilder(SharedExpertsBuilder):
         return Attention(projection, both, self.attention_spec(layer), self.ops)
 
     def first_projection(self, at: str) -> LinearLayer:
-        """To the queries, or what they are made of, and to the latent with the shared key."""
+        """Return the fused projection to the queries (or their low-rank input), the latent and the shared key."""
         sizes, D, rank, bias = self.sizes, self.config.hidden_size, self.query_rank, self.attention_bias
         latent = (f"{at}.kv_a_proj_with_mqa", sizes.cached)
         if rank is not None:
@@ -70,16 +70,16 @@ class DeepseekBuilder(SharedExpertsBuilder):
         return ConcatLinear([self.weights.linear(*queries, D), self.weights.linear(*latent, D, bias=True)])
 
     def low_rank_queries(self, at: str, rank: int) -> LowRankQueries:
-        """The queries from the first ``rank`` outputs of ``first_projection``."""
+        """Return the second part of the low-rank query projection."""
         second = self.weights.linear(f"{at}.q_b_proj", self.sizes.heads * self.sizes.query, rank)
         return LowRankQueries(self.inner_norm(f"{at}.q_a_layernorm", rank), second)
 
     def inner_norm(self, name: str, width: int) -> Norm:
-        """A norm inside attention."""
+        """Return a norm inside attention."""
         return self.ops.rms_norm(self.weights.tensor(f"{name}.weight", width), _INNER_EPS)
 
     def attention_spec(self, layer: int) -> AttentionSpec:
-        """One head of keys, the latents, for all heads of queries."""
+        """Return the parameters of attention: all query heads share one key head, the latents."""
         sizes = self.sizes
         return AttentionSpec(
             num_heads=sizes.heads,
@@ -93,25 +93,25 @@ class DeepseekBuilder(SharedExpertsBuilder):
         )
 
     def attention_scale(self, layer: int) -> float:
-        """That of heads before absorption; YaRN's ``mscale_all_dim`` counts twice, for queries and keys."""
+        """Scale of heads before absorption; YaRN's ``mscale_all_dim`` applies twice, to queries and keys."""
         rope, scale = self.config.rope_of(layer)[1], self.sizes.query**-0.5
         all_dim = rope.get("mscale_all_dim") if rope.get("rope_type", "default") != "default" else None
         return scale * yarn_magnitude(float(rope["factor"]), float(all_dim)) ** 2 if all_dim else scale
 
     def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
-        """Of the part that is rotated, in neighbouring pairs unless ``rope_interleave`` says no."""
+        """Return tables for the rotated part, interleaved unless ``rope_interleave`` is false."""
         config, width = self.config, self.sizes.rotated
         tables = rotary_tables(rope, width, config.max_position, self.ops.device, config.context)
         return replace(tables, interleaved=bool(self.raw.get("rope_interleave", True)))
 
 
 class DeepseekV2Builder(DeepseekBuilder):
-    """Experts chosen by a softmax, all of them or within the groups of the largest ones."""
+    """DeepSeek-V2: softmax routing over all experts, or over those of the best groups."""
 
     defaults: ClassVar[Mapping[str, Any]] = {"first_k_dense_replace": 0}
 
     def routing(self, router: str, count: int) -> Routing:
-        """How the ``router`` chooses. Raises ``unsupported`` for what transformers does not compute."""
+        """Return the routing. Raises ``unsupported`` for settings that transformers does not support."""
         raw, method = self.raw, self.raw.get("topk_method", "greedy")
         if method not in ("greedy", "group_limited_greedy"):
             raise unsupported(self.config, f"its topk_method is {method!r:.64}")
@@ -127,7 +127,7 @@ class DeepseekV2Builder(DeepseekBuilder):
 
 
 class DeepseekV3Builder(DeepseekBuilder):
-    """Experts chosen by sigmoids with a correction, within groups."""
+    """DeepSeek-V3: sigmoid routing with a correction bias, within groups."""
 
     defaults: ClassVar[Mapping[str, Any]] = {
         "first_k_dense_replace": 3,

@@ -1,4 +1,4 @@
-"""EXAONE 4: OLMo 2's blocks with norms of every head; layers without a window have no rotary positions."""
+"""EXAONE 4: OLMo 2's blocks with per-head norms; layers without a sliding window have no rotary embedding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Exaone4Builder(OutputNormBuilder):
     has_head_norms = True
 
     def rotary(self, layer: int) -> RotaryTables | None:
-        """None where a model with windows has a layer without one."""
+        """Return None in layers without a sliding window, if the model has layers with one."""
         hybrid = self.config.raw.get("sliding_window") is not None
         return None if hybrid and self.config.layer_kinds[layer] == "full_attention" else super().rotary(layer)
 

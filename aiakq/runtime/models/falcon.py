@@ -12,7 +12,7 @@ from aiakq.runtime.models.decoder import Block, Decoder, DecoderLayer, ParallelB
 
 
 class FalconBuilder(LayerNormBuilder):
-    """Falcon in its three architectures: one key for all heads, one each, or one for a group."""
+    """Falcon in its three variants: multi-query, multi-head and grouped-query attention."""
 
     names = BloomBuilder.names
 
@@ -23,7 +23,7 @@ class FalconBuilder(LayerNormBuilder):
         self.grouped = bool(raw.get("new_decoder_architecture", False))
 
     def qkv(self, layer: int) -> LinearLayer:
-        """A group's queries, then its key and its value, lie together."""
+        """Return the QKV projection, which is stored interleaved by group."""
         config = self.config
         groups, D = config.num_kv_heads, config.head_dim
         if groups == 1:
@@ -34,7 +34,7 @@ class FalconBuilder(LayerNormBuilder):
         return self.weights.linear(name, len(rows), config.hidden_size, bias=self.qkv_bias, rows=rows)
 
     def block(self, layer: int) -> DecoderLayer:
-        """One layer: of the newer ones with a norm for attention and one for the MLP."""
+        """Return a layer; newer models have separate norms for attention and MLP."""
         raw, attention, mlp = self.config.raw, self.attention(layer), self.mlp(layer)
         if not raw.get("parallel_attn", True) and not self.grouped:
             names = ("input_layernorm", "post_attention_layernorm")
@@ -50,6 +50,6 @@ class FalconBuilder(LayerNormBuilder):
 def build(config: ModelConfig, weights: Weights) -> Decoder:
     """FalconForCausalLM from ``weights``. Raises ``unsupported``."""
     if config.raw.get("alibi"):
-        reason = "its positions are ALiBi's"
+        reason = "its positions use ALiBi"
         raise unsupported(config, reason)
     return FalconBuilder(config, weights).build()

@@ -13,21 +13,21 @@ from aiakq.runtime.models.decoder import Decoder, Rescale, Weights
 
 
 class GemmaBuilder(DecoderBuilder):
-    """What all generations of Gemma share."""
+    """The common parts of all generations of Gemma."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        # Files of the first generation say gelu where the models were trained with its approximation.
-        own = config.raw.get("hidden_activation") or config.activation
-        super().__init__(replace(config, activation="gelu_pytorch_tanh" if own == "gelu" else str(own)), weights)
+        # Configs of the first generation say gelu, but the models were trained with its tanh approximation.
+        name = config.raw.get("hidden_activation") or config.activation
+        super().__init__(replace(config, activation="gelu_pytorch_tanh" if name == "gelu" else str(name)), weights)
         bias = bool(config.raw.get("attention_bias", False))
         self.qkv_bias = self.output_bias = bias
 
     def norm_weight(self, name: str, width: int) -> Tensor:
-        """One plus the stored weight, [width]."""
+        """Return one plus the stored weight, [width]."""
         return super().norm_weight(name, width).float() + 1
 
     def after_embedding(self) -> Rescale:
-        """Times the root of the width, rounded as the activations are."""
+        """Return the multiplier sqrt(hidden_size), rounded to the activation dtype."""
         return self.ops.scaling(torch.tensor(self.config.hidden_size**0.5, dtype=self.ops.dtype).item())
 
 

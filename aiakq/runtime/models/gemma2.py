@@ -1,5 +1,5 @@
-"""Gemma 2: Gemma with norms after attention and MLP too, capped scores and logits, and a window in every second layer
-(arXiv:2408.00118).
+"""Gemma 2: Gemma with norms also after attention and MLP, softcapped attention scores and logits, and a sliding window
+in every second layer (arXiv:2408.00118).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Gemma2Builder(PostNormGemmaBuilder):
     """Gemma 2."""
 
     def attention_spec(self, layer: int) -> AttentionSpec:
-        """With capped scores."""
+        """Return the parameters of attention, with a softcap of the scores."""
         cap = self.config.raw.get("attn_logit_softcapping")
         return replace(super().attention_spec(layer), softcap=float(cap or 0))
 

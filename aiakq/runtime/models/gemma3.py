@@ -1,5 +1,5 @@
-"""Gemma 3: norms before and after attention and MLP, norms of heads, windows but for every sixth layer, whose rotary
-base is another (arXiv:2503.19786).
+"""Gemma 3: norms before and after attention and MLP, per-head norms, and sliding windows except in every sixth layer,
+which has a different rotary base (arXiv:2503.19786).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from aiakq.runtime.models.gemma import GemmaBuilder
 
 
 class PostNormGemmaBuilder(GemmaBuilder):
-    """What Gemma 2 and 3 share."""
+    """The common parts of Gemma 2 and 3."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
         self.scale = float(config.raw.get("query_pre_attn_scalar") or 256) ** -0.5
 
     def block(self, layer: int) -> DecoderLayer:
-        """One layer."""
+        """Return a layer with norms before and after attention and MLP."""
         attention, mlp = self.attention(layer), self.mlp(layer)
         return Block(
             self.norm(self.at(layer, "input_layernorm")),
@@ -31,7 +31,7 @@ class PostNormGemmaBuilder(GemmaBuilder):
         )
 
     def after_head(self) -> Rescale | None:
-        """Logits are capped where the config says so."""
+        """Return the softcap of the logits, if the config has one."""
         cap = self.config.raw.get("final_logit_softcapping")
         return self.ops.scaling(cap=float(cap)) if cap else None
 
@@ -42,9 +42,9 @@ class Gemma3Builder(PostNormGemmaBuilder):
     has_head_norms = True
 
     def attention_spec(self, layer: int) -> AttentionSpec:
-        """What attention computes. Raises ``unsupported`` for attention to later tokens."""
+        """Return the parameters of attention. Raises ``unsupported`` for bidirectional attention."""
         if self.config.raw.get("use_bidirectional_attention"):
-            reason = "its tokens see later ones (use_bidirectional_attention)"
+            reason = "its attention is bidirectional (use_bidirectional_attention)"
             raise unsupported(self.config, reason)
         return super().attention_spec(layer)
 

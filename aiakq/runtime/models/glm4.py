@@ -1,5 +1,6 @@
-"""GLM-4 (GLM-4-9B, GLM-4-0414): a fused MLP, half of each head rotated in neighbouring pairs; the later one also has
-norms of what attention and MLP return.
+"""GLM-4 (GLM-4-9B, GLM-4-0414): a fused MLP, and interleaved rotary embedding of half of each head.
+
+GLM-4-0414 also has norms of the outputs of attention and MLP.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from aiakq.runtime.models.decoder import Block, Decoder, DecoderLayer, Weights
 
 
 class GlmBuilder(DecoderBuilder):
-    """GLM-4-9B as transformers names it."""
+    """GLM-4-9B with transformers' tensor names."""
 
     names = Names(gate_up=("mlp.gate_up_proj",))
 
@@ -24,7 +25,7 @@ class GlmBuilder(DecoderBuilder):
         self.qkv_bias = bool(config.raw.get("attention_bias", False))
 
     def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
-        """Neighbouring elements are rotated together, in half of each head unless the config says otherwise."""
+        """Return interleaved tables for half of each head, unless the config says otherwise."""
         return replace(super().rotary_tables({"partial_rotary_factor": 0.5, **rope}), interleaved=True)
 
 
@@ -32,7 +33,7 @@ class Glm4Builder(GlmBuilder):
     """GLM-4-0414."""
 
     def block(self, layer: int) -> DecoderLayer:
-        """One layer with norms after attention and MLP too."""
+        """Return a layer with norms also after attention and MLP."""
         block = super().block(layer)
         assert isinstance(block, Block)
         block.after_attention = self.norm(self.at(layer, "post_self_attn_layernorm"))

@@ -1,4 +1,4 @@
-"""GLM-4.5 and 4.6: Llama with biases of queries, keys and values, and experts chosen by sigmoids within groups."""
+"""GLM-4.5 and 4.6: Llama with biases in the QKV projection, and experts with grouped sigmoid routing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aiakq.runtime.models.shared_experts import SharedExpertsBuilder
 
 
 class Glm4MoeBuilder(SharedExpertsBuilder):
-    """Dense layers first, then experts and a shared one; part of each head is rotated."""
+    """GLM-4.5: dense layers, then layers with routed and shared experts; rotary embedding of a part of each head."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)

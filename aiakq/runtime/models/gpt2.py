@@ -1,4 +1,4 @@
-"""GPT-2 and GPT-BigCode (StarCoder): layer norms, learned positions, one projection for queries, keys and values."""
+"""GPT-2 and GPT-BigCode (StarCoder): layer norms, learned positions, a fused QKV projection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiakq.runtime.models.decoder import Decoder, PlainMLP, Weights
 
 
 class GPTBigCodeBuilder(LayerNormBuilder):
-    """What both share."""
+    """GPT-BigCode, and the base of GPT-2."""
 
     names = Names(
         embedding="transformer.wte",
@@ -36,17 +36,17 @@ class GPTBigCodeBuilder(LayerNormBuilder):
             self.scale = 1.0
 
     def positions(self) -> EmbeddingLayer:
-        """The table of learned positions."""
+        """Return the embedding of learned positions."""
         config = self.config
         table = self.weights.tensor("transformer.wpe.weight", config.max_position, config.hidden_size)
         return self.ops.embedding(table)
 
     def rotary(self, layer: int) -> RotaryTables | None:
-        """None: positions are learned."""
+        """Return None, since positions are learned."""
         return None
 
     def qkv(self, layer: int) -> LinearLayer:
-        """Without shared keys, a head's queries, keys and values lie together."""
+        """Return the QKV projection, which is interleaved by head unless the model uses multi-query attention."""
         config = self.config
         if config.num_kv_heads == 1:
             return super().qkv(layer)
@@ -56,10 +56,10 @@ class GPTBigCodeBuilder(LayerNormBuilder):
 
 
 class GPT2Builder(GPTBigCodeBuilder):
-    """GPT-2: its linear layers are stored as [K, N]."""
+    """GPT-2, whose linear layers are stored as [K, N]."""
 
     def conv1d(self, layer: int, name: str, n: int, k: int) -> LinearLayer:
-        """A linear layer of N outputs and K inputs, stored as [K, N], or quantized."""
+        """Return a linear layer with N outputs and K inputs that is stored as [K, N], or quantized."""
         at = self.at(layer, name)
         if not self.weights.has(f"{at}.weight") or self.weights.has(f"{at}.weight_scale"):
             return self.weights.linear(at, n, k, bias=True)
@@ -71,7 +71,7 @@ class GPT2Builder(GPTBigCodeBuilder):
         return self.weights.adaptable(self.weights.dense(weight(), bias), at, n, k, weight, bias)
 
     def attention(self, layer: int) -> Attention:
-        """The attention of a layer. Raises ``unsupported`` for scores that depend on the layer."""
+        """Return the attention of a layer. Raises ``unsupported`` for attention scores scaled by the layer index."""
         if self.config.raw.get("scale_attn_by_inverse_layer_idx"):
             self.scale = (self.config.head_dim**-0.5) / (layer + 1)
         D = self.config.hidden_size
@@ -80,7 +80,7 @@ class GPT2Builder(GPTBigCodeBuilder):
         return Attention(qkv, output, self.attention_spec(layer), self.ops)
 
     def mlp(self, layer: int) -> PlainMLP:
-        """The MLP of a layer."""
+        """Return the MLP of a layer."""
         D, F = self.config.hidden_size, self.config.intermediate_size
         return PlainMLP(
             self.conv1d(layer, self.names.gate_up[0], F, D),

@@ -1,4 +1,4 @@
-"""GPT-OSS: attention with sinks and windows in every second layer, experts with biases and a clamped SwiGLU
+"""GPT-OSS: attention sinks, a sliding window in every second layer, and experts with biases and a clamped SwiGLU
 (arXiv:2508.10925).
 """
 
@@ -17,9 +17,9 @@ from aiakq.runtime.models.builder import DecoderBuilder, unsupported
 from aiakq.runtime.models.decoder import Decoder, Weights
 from aiakq.runtime.models.mixture import check_routing, size
 
-#: The numbers that four bits stand for in MXFP4 (OCP Microscaling Formats, version 1.0), the lower half first.
+#: Values of the 4-bit codes of MXFP4 (OCP Microscaling Formats, version 1.0), in the order of the codes.
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-#: Elements of MXFP4 that share an exponent.
+#: Number of MXFP4 elements that share an exponent.
 _GROUP = 32
 
 
@@ -31,17 +31,17 @@ class GptOssBuilder(DecoderBuilder):
         self.qkv_bias = self.output_bias = bool(config.raw.get("attention_bias", True))
 
     def attention_spec(self, layer: int) -> AttentionSpec:
-        """With a sink for every head."""
+        """Return the parameters of attention, with a sink per head."""
         sinks = self.weights.tensor(self.at(layer, "self_attn.sinks"), self.config.num_heads)
         return replace(super().attention_spec(layer), sinks=sinks.float())
 
     def mlp(self, layer: int) -> SparseMLP:
-        """The experts of a layer."""
+        """Return the experts of a layer."""
         raw, at, D, F = self.config.raw, self.at(layer, "mlp"), self.config.hidden_size, self.config.intermediate_size
         count, top_k = size(raw, "num_local_experts"), size(raw, "num_experts_per_tok", "experts_per_token")
         check_routing(top_k, count)
         act = self.ops.activation("clamped_swiglu")
-        # Gate and up take turns in the outputs.
+        # Gate and up are interleaved in the outputs.
         order = torch.arange(2 * F, device=self.ops.device).view(F, 2).T.flatten()
         first = self.experts(f"{at}.experts.gate_up_proj", count, 2 * F, D, order)
         second = self.experts(f"{at}.experts.down_proj", count, D, F, None)
@@ -53,7 +53,7 @@ class GptOssBuilder(DecoderBuilder):
         return SparseMLP(router, experts, count, routing)
 
     def experts(self, name: str, count: int, n: int, k: int, order: Tensor | None) -> list[LinearLayer]:
-        """One linear layer of N outputs and K inputs for each expert, its outputs in ``order`` [N] if given."""
+        """Return a linear layer with N outputs and K inputs per expert; ``order`` [N] permutes the outputs."""
         weights, biases = self.weights, self.weights.tensor(f"{name}_bias", count, n)
         if weights.has(f"{name}_blocks"):
             blocks = weights.tensor(f"{name}_blocks", count, n, k // _GROUP, _GROUP // 2)
@@ -68,8 +68,12 @@ class GptOssBuilder(DecoderBuilder):
 
 
 def dequantized(blocks: Tensor, scales: Tensor) -> Tensor:
-    """A weight [N, K] in MXFP4 as floats: blocks [N, K / 32, 16] of two codes each, the first in the low bits, and
-    exponents [N, K / 32] with a bias of 127; both are bytes in a dtype that holds them exactly, the result's.
+    """Dequantize a weight [N, K] in MXFP4.
+
+    blocks  [N, K / 32, 16], two codes per byte, the first in the low bits.
+    scales  exponents [N, K / 32] with a bias of 127.
+
+    Both contain bytes in a float dtype that represents them exactly, which is also the dtype of the result.
     """
     codes = blocks.to(torch.uint8)
     table = torch.tensor([*_FP4, *(-value for value in _FP4)], dtype=torch.float32, device=blocks.device)

@@ -1,4 +1,4 @@
-"""GPT-J: parallel blocks after one layer norm, ``rotary_dim`` elements of each head rotated in neighbouring pairs."""
+"""GPT-J: parallel blocks with one layer norm, and interleaved rotary embedding of ``rotary_dim`` elements per head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiakq.runtime.models.decoder import Decoder, DecoderLayer, ParallelBlock, W
 
 
 class GPTJBuilder(LayerNormBuilder):
-    """GPT-J: biases in the MLP and the output layer only."""
+    """GPT-J, with biases in the MLP and the output layer only."""
 
     names = Names(
         embedding="transformer.wte",
@@ -28,7 +28,7 @@ class GPTJBuilder(LayerNormBuilder):
     mlp_bias = head_bias = True
 
     def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
-        """Neighbouring elements are rotated together. Raises ``unsupported`` for other than a part of each head."""
+        """Return interleaved tables. Raises ``unsupported`` unless ``rotary_dim`` is a part of each head."""
         rotated = self.config.raw.get("rotary_dim", 64)
         if not isinstance(rotated, int) or not 0 < rotated <= self.config.head_dim:
             raise unsupported(self.config, f"rotary_dim is {rotated}")
@@ -36,7 +36,7 @@ class GPTJBuilder(LayerNormBuilder):
         return replace(super().rotary_tables({**rope, "partial_rotary_factor": part}), interleaved=True)
 
     def block(self, layer: int) -> DecoderLayer:
-        """One layer."""
+        """Return a layer."""
         norm = self.norm(self.at(layer, self.names.attention_norm))
         return ParallelBlock(norm, self.attention(layer), self.mlp(layer), self.ops.scaling())
 

@@ -1,4 +1,4 @@
-"""Granite: Llama with multipliers of embeddings, residuals, attention scores and logits."""
+"""Granite: Llama with multipliers on embeddings, residuals, attention scores and logits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aiakq.runtime.models.decoder import Block, Decoder, DecoderLayer, Rescale, 
 
 
 class GraniteBuilder(DecoderBuilder):
-    """Llama with multipliers, biases as the config says."""
+    """Llama with multipliers, and biases as configured."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -17,19 +17,19 @@ class GraniteBuilder(DecoderBuilder):
         self.scale = self.multiplier("attention_multiplier")
 
     def multiplier(self, name: str) -> float:
-        """A factor of config.json, 1 if it has none."""
+        """Return a multiplier of config.json, by default 1."""
         return float(self.config.raw.get(name) or 1.0)
 
     def after_embedding(self) -> Rescale:
-        """Times ``embedding_multiplier``."""
+        """Return ``embedding_multiplier``."""
         return self.ops.scaling(self.multiplier("embedding_multiplier"))
 
     def after_head(self) -> Rescale:
-        """Divided by ``logits_scaling``."""
+        """Return the factor 1 / ``logits_scaling``."""
         return self.ops.scaling(1 / self.multiplier("logits_scaling"))
 
     def block(self, layer: int) -> DecoderLayer:
-        """Attention and MLP times ``residual_multiplier``."""
+        """Return a layer whose attention and MLP outputs are multiplied by ``residual_multiplier``."""
         block = super().block(layer)
         assert isinstance(block, Block)
         block.after_attention = block.after_mlp = self.ops.scaling(self.multiplier("residual_multiplier"))

@@ -1,4 +1,4 @@
-"""GraniteMoE: Granite with experts, whose weights are stored together, or one by one where they are quantized."""
+"""GraniteMoE: Granite with experts, stored in fused tensors, or one by one if quantized."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from aiakq.runtime.models.mixture import Mixture, check_routing, size
 
 
 class GraniteMoeBuilder(GraniteBuilder):
-    """Granite with experts; the softmax over the chosen experts is that over all, scaled to add up to one."""
+    """Granite with experts; its softmax over the selected experts equals the normalized softmax over all experts."""
 
     def mlp(self, layer: int) -> MLP:
-        """The experts of a layer."""
+        """Return the experts of a layer."""
         config, weights, at = self.config, self.weights, self.at(layer, "block_sparse_moe")
         D, F = config.hidden_size, config.intermediate_size
         count, top_k = size(config.raw, "num_local_experts"), size(config.raw, "num_experts_per_tok")

@@ -1,4 +1,6 @@
-"""Granite 4: GraniteMoE with a shared expert, or with that alone, and state spaces for attention in most layers."""
+"""Granite 4: GraniteMoE with a shared expert, or with that expert only, and Mamba 2 instead of attention in most
+layers.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from aiakq.runtime.models.mixture import size
 
 
 class GraniteMoeHybridBuilder(GraniteMoeBuilder):
-    """GraniteMoE with state spaces."""
+    """GraniteMoE with Mamba 2 layers."""
 
     def rotary(self, layer: int) -> RotaryTables | None:
-        """None unless the config asks for positions."""
+        """Return None unless the config requests rotary embedding."""
         return super().rotary(layer) if self.config.raw.get("position_embedding_type") == "rope" else None
 
     def attention(self, layer: int) -> Mixer:
-        """Attention, or a state space."""
+        """Return attention or Mamba 2, depending on the layer."""
         if self.config.layer_kinds[layer] != "linear_attention":
             return super().attention(layer)
         raw = self.config.raw
@@ -28,7 +30,7 @@ class GraniteMoeHybridBuilder(GraniteMoeBuilder):
         return sizes.build(self.config, self.weights, self.at(layer, "mamba"), size(raw, "mamba_expand"))
 
     def mlp(self, layer: int) -> MLP:
-        """The experts of a layer and the shared one, which stands alone where there are no others."""
+        """Return the routed experts with the shared expert, or the shared expert alone if no others are configured."""
         shared = self.shared_mlp(layer)
         if not self.config.raw.get("num_local_experts", 8):
             return shared
@@ -38,7 +40,7 @@ class GraniteMoeHybridBuilder(GraniteMoeBuilder):
         return sparse
 
     def shared_mlp(self, layer: int) -> GatedMLP:
-        """The shared expert."""
+        """Return the shared expert."""
         D, F = self.config.hidden_size, size(self.config.raw, "shared_intermediate_size")
         return GatedMLP(
             self.weights.linear(self.at(layer, "shared_mlp.input_linear"), 2 * F, D),

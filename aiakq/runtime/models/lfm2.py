@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions instead of attention in most layers, norms of every head in the others."""
+"""LFM2: gated short convolutions instead of attention in most layers, and per-head norms in the others."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Lfm2Builder(WholeHeadsBuilder):
         super().__init__(replace(config, intermediate_size=mlp_width(config)), weights)
 
     def attention(self, layer: int) -> Mixer:
-        """Attention, or a convolution."""
+        """Return attention or a convolution, depending on the layer."""
         return super().attention(layer) if self.config.layer_kinds[layer] != "conv" else self.convolution(layer)
 
     def convolution(self, layer: int) -> GatedConvolution:
-        """The convolution of a layer with its projections."""
+        """Return the convolution of a layer with its projections."""
         D, weights, at = self.config.hidden_size, self.weights, self.at(layer, "conv")
         bias, taps = bool(self.config.raw.get("conv_bias", False)), size(self.config.raw, "conv_L_cache")
         return GatedConvolution(
@@ -51,7 +51,7 @@ class Lfm2Builder(WholeHeadsBuilder):
 
 
 def mlp_width(config: ModelConfig) -> int:
-    """Of what config.json states, two thirds, times a multiplier, rounded up; unless it says that this was done."""
+    """Return the MLP width: 2/3 of the configured size times a multiplier, rounded up, unless already adjusted."""
     raw, width = config.raw, size(config.raw, "block_ff_dim", "intermediate_size")
     if not raw.get("block_auto_adjust_ff_dim", True):
         return width

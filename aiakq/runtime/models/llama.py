@@ -1,4 +1,4 @@
-"""Llama: RMS norms, rotary positions, a gated MLP (Touvron et al. 2023, arXiv:2302.13971)."""
+"""Llama: RMS norms, rotary embedding, a gated MLP (Touvron et al. 2023, arXiv:2302.13971)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from aiakq.runtime.models.decoder import Decoder, Weights
 
 
 class WholeHeadsBuilder(DecoderBuilder):
-    """Families whose class in transformers rotates whole heads whatever the config says."""
+    """Families whose transformers class always rotates whole heads, whatever the config says."""
 
     def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
-        """Raises ``unsupported`` where transformers does not do what the config says."""
+        """Return the tables. Raises ``unsupported`` if transformers ignores ``partial_rotary_factor``."""
         part = rope.get("partial_rotary_factor", 1.0)
         if part != 1:
             what = f"partial_rotary_factor {part} in a {self.config.architecture}"
@@ -25,7 +25,7 @@ class WholeHeadsBuilder(DecoderBuilder):
 
 
 class LlamaBuilder(WholeHeadsBuilder):
-    """Biases as the config says."""
+    """Llama, with biases as configured."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)

@@ -1,5 +1,5 @@
-"""Llama 4, the text model: attention within chunks in layers with rotary positions, all before it in those without, and
-experts of which each token has one beside a shared one.
+"""Llama 4, the text model: chunked attention in layers with rotary embedding, full attention in those without, and one
+routed expert per token beside a shared one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aiakq.runtime.models.qwen2_moe import gated
 
 @dataclass(frozen=True)
 class TopSigmoidRouting:
-    """The largest scores, each through a sigmoid."""
+    """Top-k of the scores, weighted by their sigmoid."""
 
     top_k: int
     sigmoid: Activation
@@ -53,27 +53,30 @@ class Llama4Builder(DecoderBuilder):
         self.sparse = list(range(step - 1, config.num_layers, step)) if named is None else list(named)
 
     def rotary(self, layer: int) -> RotaryTables | None:
-        """None where ``no_rope_layers`` says 0."""
+        """Return None in layers for which ``no_rope_layers`` is 0."""
         return super().rotary(layer) if self.rotated[layer] else None
 
     def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
-        """Neighbouring elements are rotated together."""
+        """Return interleaved tables: adjacent elements are rotated together."""
         return replace(super().rotary_tables(rope), interleaved=True)
 
     def attention_spec(self, layer: int) -> AttentionSpec:
-        """Chunks in layers with rotary positions."""
+        """Return the parameters of attention, chunked in layers with rotary embedding."""
         chunk = self.config.raw.get("attention_chunk_size", 8192) if self.rotated[layer] else None
         return replace(super().attention_spec(layer), chunk_size=chunk)
 
     def head_norms(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
-        """Weights [D] of ones for rotated heads: normed before the rotation, which keeps lengths, not after it."""
+        """Return weights [D] of ones for rotated heads.
+
+        The model norms heads after the rotation, which is equivalent because a rotation preserves lengths.
+        """
         if not (self.config.raw.get("use_qk_norm", True) and self.rotated[layer]):
             return None, None
         ones = torch.ones(self.config.head_dim, dtype=self.ops.dtype, device=self.ops.device)
         return ones, ones
 
     def before_attention(self, layer: int) -> list[ProjectionStep]:
-        """Queries without rotary positions grow with their position."""
+        """Return the position-dependent scaling of queries, in layers without rotary embedding."""
         raw = self.config.raw
         if self.rotated[layer] or not raw.get("attn_temperature_tuning", True):
             return []
@@ -83,7 +86,7 @@ class Llama4Builder(DecoderBuilder):
         return [QueryScales(factors, self.qkv_widths()[0], self.ops)]
 
     def mlp(self, layer: int) -> MLP:
-        """Experts and a shared one, or in other layers an MLP of a width of its own."""
+        """Return routed and shared experts, or a dense MLP with its own width."""
         config, raw, at = self.config, self.config.raw, self.at(layer, "feed_forward")
         if layer not in self.sparse:
             return gated(config, self.weights, at, size(raw, "intermediate_size_mlp"))

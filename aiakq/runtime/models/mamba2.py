@@ -1,4 +1,4 @@
-"""Mamba 2: state spaces instead of attention, and no MLPs (Dao and Gu 2024, arXiv:2405.21060)."""
+"""Mamba 2: state space layers instead of attention, and no MLPs (Dao and Gu 2024, arXiv:2405.21060)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aiakq.runtime.models.mixture import size
 
 @dataclass(frozen=True)
 class StateSpace:
-    """The sizes of a family's state spaces; head_dim is that of values, ``state`` that of keys.
+    """Sizes of a family's state space layers; ``head_dim`` is the size of a value head, ``state`` that of a key.
 
     bias, convolution_bias  whether the projections and the convolution have biases.
     """
@@ -35,7 +35,7 @@ class StateSpace:
 
     @staticmethod
     def of_hybrid(raw: Mapping[str, Any]) -> StateSpace:
-        """From the config.json of a family that has attention too."""
+        """Return the sizes in the config.json of a hybrid family, which also has attention."""
         heads, wide = size(raw, "mamba_n_heads"), size(raw, "mamba_expand") * size(raw, "hidden_size")
         return StateSpace(
             heads=heads,
@@ -48,8 +48,9 @@ class StateSpace:
         )
 
     def build(self, config: ModelConfig, weights: Weights, at: str, expand: int) -> GatedRecurrence:
-        """The layer at ``at`` with its projections, ``expand`` times as wide as the model. Raises ``model_malformed``
-        and ``unsupported``.
+        """Build the layer at ``at`` with its projections; its width is ``expand`` times the hidden size.
+
+        Raises ``model_malformed`` and ``unsupported``.
         """
         D, H, width = config.hidden_size, self.heads, self.heads * self.head_dim
         channels = width + 2 * self.groups * self.state
@@ -58,7 +59,7 @@ class StateSpace:
             raise error("model_malformed", file="config.json", reason=reason)
         if config.activation not in ("silu", "swish"):
             raise unsupported(config, f"its activation function is {config.activation}")
-        # Stored as gate, values with keys and queries, steps.
+        # Stored in the order gate, (values, keys, queries), time steps.
         rows = rows_by_part(1, width, channels, H)
         rows = torch.cat([rows[width : width + channels], rows[:width], rows[width + channels :]])
         weight = weights.tensor(f"{at}.conv1d.weight", channels, 1, self.taps).squeeze(1)
@@ -87,18 +88,18 @@ class StateSpace:
 
 
 class Mamba2Builder(DecoderBuilder):
-    """One norm and one recurrent layer per block."""
+    """Mamba 2: blocks of a norm and a recurrent layer."""
 
     names = Names(
         embedding="backbone.embeddings", layers="backbone.layers", norm="backbone.norm_f", attention_norm="norm"
     )
 
     def block(self, layer: int) -> MixerBlock:
-        """One layer."""
+        """Return a layer."""
         return MixerBlock(self.norm(self.at(layer, self.names.attention_norm)), self.attention(layer))
 
     def attention(self, layer: int) -> GatedRecurrence:
-        """The state space of a layer."""
+        """Return the state space layer."""
         raw = self.config.raw
         sizes = StateSpace(
             heads=size(raw, "num_heads"),
@@ -113,12 +114,13 @@ class Mamba2Builder(DecoderBuilder):
 
 
 def step_limits(raw: Mapping[str, Any]) -> tuple[float, float]:
-    """Between which steps are clamped; transformers does so in prompts, and we do everywhere. Raises
-    ``model_malformed``.
+    """Return the limits of time steps; transformers clamps them in prompts only, and we clamp them everywhere.
+
+    Raises ``model_malformed``.
     """
     limits = raw.get("time_step_limit") or (0.0, math.inf)
     numbers = isinstance(limits, list | tuple) and all(type(limit) in (int, float) for limit in limits)
-    if not numbers or len(limits) != 2 or not 0 <= limits[0] <= limits[1]:  # NaN is not in order either
+    if not numbers or len(limits) != 2 or not 0 <= limits[0] <= limits[1]:  # also false for NaN
         raise error("model_malformed", file="config.json", reason=f"time_step_limit is {limits!r:.64}")
     return float(limits[0]), float(limits[1])
 

@@ -11,7 +11,7 @@ from aiakq.runtime.models.mixture import Mixture, size
 
 
 def block_sparse_moe(builder: DecoderBuilder, layer: int, routing: Routing) -> SparseMLP:
-    """The experts of a layer under Mixtral's names."""
+    """Return the experts of a layer, with Mixtral's tensor names."""
     mixture = Mixture(
         at=builder.at(layer, "block_sparse_moe"),
         inside=builder.at(layer, "mlp"),
@@ -27,7 +27,7 @@ class MixtralBuilder(WholeHeadsBuilder):
     """Mistral with experts."""
 
     def mlp(self, layer: int) -> SparseMLP:
-        """The experts of a layer."""
+        """Return the experts of a layer."""
         top_k = size(self.config.raw, "num_experts_per_tok")
         return block_sparse_moe(self, layer, SoftmaxRouting(top_k, normalize=True))
 

@@ -15,14 +15,14 @@ from aiakq.runtime.models.decoder import Weights
 
 
 def check_routing(top_k: int, count: int) -> None:
-    """Raises ``model_malformed`` where tokens go to more experts than there are."""
+    """Raise ``model_malformed`` if ``top_k`` exceeds the number of experts."""
     if top_k > count:
-        reason = f"a token goes to {top_k} of {count} experts"
+        reason = f"a token is routed to {top_k} of {count} experts"
         raise error("model_malformed", file="config.json", reason=reason)
 
 
 def size(raw: Mapping[str, Any], *names: str) -> int:
-    """A positive number of config.json under the first of ``names`` it has. Raises ``model_malformed``."""
+    """Return a positive integer of config.json under the first of ``names`` it has. Raises ``model_malformed``."""
     name = next((name for name in names if raw.get(name) is not None), names[0])
     value = raw.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
@@ -34,11 +34,13 @@ def size(raw: Mapping[str, Any], *names: str) -> int:
 class Mixture:
     """The experts of one layer.
 
-    at       the module that holds router and experts, as checkpoints on the hub name it.
-    inside   the same in transformers' own model, whose files may hold all experts in two tensors.
-    names    of an expert's gate, up and down projection.
-    routing  how experts are chosen.
-    router   the name of the router in its module.
+    at       name of the module with router and experts in checkpoints on the hub.
+    inside   its name in transformers' model class, whose files may store all experts in two tensors.
+    names    names of an expert's gate, up and down projection.
+    count    number of experts.
+    width    intermediate size of an expert.
+    routing  selection of experts.
+    router   name of the router in the module.
     """
 
     at: str
@@ -50,7 +52,7 @@ class Mixture:
     router: str = "gate"
 
     def build(self, config: ModelConfig, weights: Weights) -> SparseMLP:
-        """Router and experts from ``weights``, one tensor per projection or fused. Raises ``model_malformed``."""
+        """Build router and experts from one tensor per projection, or fused tensors. Raises ``model_malformed``."""
         check_routing(self.routing.top_k, self.count)
         D, act = config.hidden_size, activation(config.activation, weights.ops)
         fused = weights.has(f"{self.inside}.experts.gate_up_proj")

@@ -1,4 +1,4 @@
-"""MPT: ALiBi, layer norms without biases, one projection for queries, keys and values."""
+"""MPT: ALiBi, layer norms without biases, a fused QKV projection."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class MptBuilder(AlibiBuilder):
             self.scale = float(self.attn["softmax_scale"])
 
     def norm(self, name: str, width: int | None = None) -> Norm:
-        """A layer norm without a bias, of transformers' epsilon."""
+        """Return a layer norm without a bias, with transformers' epsilon."""
         weight = self.weights.tensor(f"{name}.weight", width or self.config.hidden_size)
         return self.ops.layer_norm(weight, None, float(self.config.raw.get("layer_norm_epsilon", 1e-5)))
 
     def slopes(self) -> Tensor:
-        """[H]: of the next power of two, every second one first where there are fewer heads."""
+        """Return the slopes [H] of the next power of two; with fewer heads, every second slope comes first."""
         heads = self.config.num_heads
         power = 1 << (heads - 1).bit_length()
         largest = float(self.attn.get("alibi_bias_max", 8))
@@ -52,7 +52,7 @@ class MptBuilder(AlibiBuilder):
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:
-    """MptForCausalLM from ``weights``. Raises ``unsupported`` for what transformers' class does not do."""
+    """MptForCausalLM from ``weights``. Raises ``unsupported`` for settings that transformers does not support."""
     raw, attn = config.raw, dict(config.raw.get("attn_config") or {})
     asked: dict[str, Any] = {
         "alibi": (attn.get("alibi", True), True),

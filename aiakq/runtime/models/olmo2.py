@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms of what attention and MLP return, and of all queries and keys of a token (arXiv:2501.00656)."""
+"""OLMo 2 and 3: norms of the outputs of attention and MLP, and of whole Q and K projections (arXiv:2501.00656)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from aiakq.runtime.models.decoder import Decoder, DecoderLayer, OutputNormBlock,
 
 
 class ProjectionNormBuilder(DecoderBuilder):
-    """Families with norms over all queries and over all keys of a token; biases as the config says."""
+    """Families with norms over whole query and key projections, and biases as configured."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
         self.qkv_bias = self.output_bias = bool(config.raw.get("attention_bias", False))
 
     def before_attention(self, layer: int) -> list[ProjectionStep]:
-        """Norms over the whole projections."""
+        """Return the norms over whole projections."""
         queries, keys, _ = self.qkv_widths()
         q_norm = self.norm(self.at(layer, self.names.q_norm), queries)
         k_norm = self.norm(self.at(layer, self.names.k_norm), keys)
@@ -24,10 +24,10 @@ class ProjectionNormBuilder(DecoderBuilder):
 
 
 class OutputNormBuilder(DecoderBuilder):
-    """Families with norms after attention and MLP only."""
+    """Families with norms after attention and MLP, but not before them."""
 
     def block(self, layer: int) -> DecoderLayer:
-        """One layer."""
+        """Return a layer."""
         return OutputNormBlock(
             self.attention(layer),
             self.norm(self.at(layer, "post_attention_layernorm")),
@@ -38,7 +38,7 @@ class OutputNormBuilder(DecoderBuilder):
 
 
 class Olmo2Builder(ProjectionNormBuilder, OutputNormBuilder):
-    """OLMo 2; OLMo 3 has windows and other rotary parameters in most layers."""
+    """OLMo 2 and 3; OLMo 3 has sliding windows and different rotary parameters in most layers."""
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

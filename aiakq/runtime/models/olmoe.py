@@ -1,4 +1,4 @@
-"""OLMoE: Llama with norms of all queries and keys of a token, and small experts in every layer (arXiv:2409.02060)."""
+"""OLMoE: Llama with norms over whole query and key projections, and small experts in every layer (arXiv:2409.02060)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from aiakq.runtime.models.qwen2_moe import mixture
 
 
 class OlmoeBuilder(ProjectionNormBuilder):
-    """Norms over whole projections, experts of the width that the config gives for the MLP."""
+    """OLMoE, whose experts have the intermediate size of the config."""
 
     def mlp(self, layer: int) -> SparseMLP:
-        """The experts of a layer."""
+        """Return the experts of a layer."""
         width = {"moe_intermediate_size": self.config.intermediate_size}
         named = replace(self.config, raw={**self.config.raw, **width})
         return mixture(named, layer).build(self.config, self.weights)
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:
-    """OlmoeForCausalLM from ``weights``. Raises ``unsupported`` where projections are clipped."""
+    """OlmoeForCausalLM from ``weights``. Raises ``unsupported`` if the projections are clipped."""
     if config.raw.get("clip_qkv") is not None:
         reason = "its queries, keys and values are clipped (clip_qkv)"
         raise unsupported(config, reason)

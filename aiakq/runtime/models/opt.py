@@ -1,4 +1,4 @@
-"""OPT: layer norms, learned positions, plain ReLU MLP, biases everywhere (Zhang et al. 2022, arXiv:2205.01068)."""
+"""OPT: layer norms, learned positions, a ReLU MLP, biases everywhere (Zhang et al. 2022, arXiv:2205.01068)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models.builder import LayerNormBuilder, Names
 from aiakq.runtime.models.decoder import Block, Decoder, DecoderLayer, Weights
 
-#: Rows before position 0 in the table of learned positions.
+#: Index of position 0 in the table of learned positions.
 POSITION_OFFSET = 2
 
 
 class OPTBuilder(LayerNormBuilder):
-    """OPT. The smallest but one (350m) has norms after the sums, and an embedding narrower than its layers."""
+    """OPT. OPT-350m has norms after the residual sums, and an embedding narrower than its layers."""
 
     names = Names(
         embedding="model.decoder.embed_tokens",
@@ -38,41 +38,41 @@ class OPTBuilder(LayerNormBuilder):
 
     @property
     def embedding_width(self) -> int:
-        """Columns of the embedding, fewer than those of the layers in the smallest but one."""
+        """Width of the embedding, which is narrower than the layers in OPT-350m."""
         return int(self._embedding_width)
 
     def head(self) -> LinearLayer:
-        """The output layer that is not tied."""
+        """Return the output layer, if it is not tied."""
         return self.weights.linear(self.names.head, self.config.vocab_size, self._embedding_width)
 
     def positions(self) -> EmbeddingLayer:
-        """The table of learned positions."""
+        """Return the embedding of learned positions."""
         config = self.config
         rows = config.max_position + POSITION_OFFSET
         table = self.weights.tensor("model.decoder.embed_positions.weight", rows, config.hidden_size)
         return self.ops.embedding(table[POSITION_OFFSET:])
 
     def rotary(self, layer: int) -> RotaryTables | None:
-        """None: positions are learned."""
+        """Return None, since positions are learned."""
         return None
 
     def project_in(self) -> LinearLayer | None:
-        """From the embedding's width to that of the layers."""
+        """Return the projection from the embedding's width to that of the layers, or None."""
         D, width = self.config.hidden_size, self._embedding_width
         return self.weights.linear("model.decoder.project_in", D, width) if width != D else None
 
     def project_out(self) -> LinearLayer | None:
-        """From the layers' width to that of the embedding."""
+        """Return the projection from the layers' width to that of the embedding, or None."""
         D, width = self.config.hidden_size, self._embedding_width
         return self.weights.linear("model.decoder.project_out", width, D) if width != D else None
 
     def final_norm(self) -> Norm | None:
-        """None after layers that end with a norm."""
+        """Return the final norm; None if the layers end with a norm."""
         removed = self.config.raw.get("_remove_final_layer_norm", False)
         return super().final_norm() if self._norm_first and not removed else None
 
     def block(self, layer: int) -> DecoderLayer:
-        """One layer."""
+        """Return a layer."""
         block = super().block(layer)
         assert isinstance(block, Block)
         return replace(block, norm_first=self._norm_first)

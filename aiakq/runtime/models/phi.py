@@ -1,4 +1,4 @@
-"""Phi-1, 1.5 and 2: attention and a plain MLP side by side after one layer norm, biases everywhere."""
+"""Phi-1, 1.5 and 2: parallel blocks with one layer norm, an MLP without a gate, biases everywhere."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from aiakq.runtime.models.decoder import Decoder, DecoderLayer, ParallelBlock, W
 
 
 class PhiBuilder(LayerNormBuilder):
-    """Phi: half of each head is rotated unless the config says otherwise."""
+    """Phi, with rotary embedding of half of each head unless the config says otherwise."""
 
     names = Names(norm="model.final_layernorm", output="self_attn.dense", gate_up=("mlp.fc1",), down="mlp.fc2")
     qkv_bias = output_bias = mlp_bias = head_bias = True
 
     def block(self, layer: int) -> DecoderLayer:
-        """One layer. Raises ``unsupported`` for layer norms of heads, which no published model has."""
+        """Return a layer. Raises ``unsupported`` for per-head layer norms, which no published model has."""
         if self.config.raw.get("qk_layernorm"):
             reason = "its queries and keys have layer norms"
             raise unsupported(self.config, reason)

@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4: Llama with fused projections; a part of each head is rotated (arXiv:2404.14219)."""
+"""Phi-3, Phi-3.5 and Phi-4: Llama with fused projections and partial rotary embedding (arXiv:2404.14219)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phi-3.5-MoE: layer norms, attention with biases, two experts chosen one after the other (arXiv:2409.12136)."""
+"""Phi-3.5-MoE: layer norms, attention with biases, and two experts selected one after the other (arXiv:2409.12136)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from aiakq.runtime.models.mixture import size
 
 @dataclass(frozen=True)
 class SparseMixerRouting:
-    """The best expert, and the best of the others; each weighted by a softmax over scores close to its own.
+    """The best expert, then the best of the others, each weighted by a softmax over the scores close to its own.
 
-    jitter  scores further below the best one than twice this part of their size do not count.
+    jitter  scores are excluded if their relative distance from the best one exceeds twice this value.
     """
 
     jitter: float
@@ -46,11 +46,11 @@ class PhimoeBuilder(LayerNormBuilder):
         self.head_bias = bool(config.raw.get("lm_head_bias", False))
 
     def mlp(self, layer: int) -> SparseMLP:
-        """The experts of a layer. Raises ``unsupported`` for other numbers of experts than two."""
+        """Return the experts of a layer. Raises ``unsupported`` unless a token is routed to two experts."""
         raw = self.config.raw
         top_k = size(raw, "num_experts_per_tok")
         if top_k != 2:
-            reason = f"a token goes to {top_k} experts"
+            reason = f"a token is routed to {top_k} experts"
             raise unsupported(self.config, reason)
         routing = SparseMixerRouting(float(raw.get("router_jitter_noise", 0.01)))
         return block_sparse_moe(self, layer, routing)

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biases on query, key and value."""
+"""Qwen2 and Qwen2.5: Llama with biases in the QKV projection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aiakq.runtime.models.llama import WholeHeadsBuilder
 
 
 class Qwen2Builder(WholeHeadsBuilder):
-    """Llama with biases on query, key and value."""
+    """Llama with biases in the QKV projection."""
 
     qkv_bias = True
 

@@ -18,7 +18,7 @@ class Qwen2MoeBuilder(WholeHeadsBuilder):
         self.qkv_bias = bool(config.raw.get("qkv_bias", True))
 
     def mlp(self, layer: int) -> MLP:
-        """Experts and a shared one, or a plain MLP."""
+        """Return routed and shared experts, or a dense MLP."""
         if not is_sparse(self.config, layer):
             return super().mlp(layer)
         at, config = self.at(layer, "mlp"), self.config
@@ -35,13 +35,13 @@ def build(config: ModelConfig, weights: Weights) -> Decoder:
 
 
 def is_sparse(config: ModelConfig, layer: int) -> bool:
-    """Whether a layer has experts: every ``decoder_sparse_step``-th one but for ``mlp_only_layers``."""
+    """Whether a layer has experts: every ``decoder_sparse_step``-th layer, except ``mlp_only_layers``."""
     step = config.raw.get("decoder_sparse_step") or 1
     return layer not in (config.raw.get("mlp_only_layers") or ()) and (layer + 1) % step == 0
 
 
 def mixture(config: ModelConfig, layer: int) -> Mixture:
-    """The experts of a layer of Qwen2-MoE and Qwen3-MoE."""
+    """Return the experts of a layer of Qwen2-MoE or Qwen3-MoE."""
     raw = config.raw
     return Mixture(
         at=f"model.layers.{layer}.mlp",
@@ -54,7 +54,7 @@ def mixture(config: ModelConfig, layer: int) -> Mixture:
 
 
 def gated(config: ModelConfig, weights: Weights, at: str, width: int, bias: bool = False) -> GatedMLP:
-    """A gated MLP of ``width`` at ``at``."""
+    """Return the gated MLP at ``at`` with intermediate size ``width``."""
     return GatedMLP(
         gate_up=weights.stacked([(f"{at}.gate_proj", width), (f"{at}.up_proj", width)], config.hidden_size, bias=bias),
         down=weights.linear(f"{at}.down_proj", config.hidden_size, width, bias=bias),

@@ -1,4 +1,4 @@
-"""Qwen3: Llama with RMS norms on every query and key head."""
+"""Qwen3: Llama with RMS norms of query and key heads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aiakq.runtime.models.llama import WholeHeadsBuilder
 
 
 class Qwen3Builder(WholeHeadsBuilder):
-    """Llama with RMS norms on every query and key head."""
+    """Llama with RMS norms of query and key heads."""
 
     has_head_norms = True
 

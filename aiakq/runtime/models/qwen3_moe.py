@@ -12,7 +12,7 @@ class Qwen3MoeBuilder(Qwen3Builder):
     """Qwen3 with experts."""
 
     def mlp(self, layer: int) -> MLP:
-        """The experts of a layer, or a plain MLP."""
+        """Return the experts of a layer, or a dense MLP."""
         if not is_sparse(self.config, layer):
             return super().mlp(layer)
         return mixture(self.config, layer).build(self.config, self.weights)

@@ -1,4 +1,4 @@
-"""Qwen3-Next: gated delta rules in three of four layers, gated attention in the others, and Qwen2-MoE's experts."""
+"""Qwen3-Next: gated delta rule in three of four layers, gated attention in the others, and Qwen2-MoE's experts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aiakq.runtime.models.qwen2_moe import Qwen2MoeBuilder
 
 
 class Qwen3NextBuilder(Qwen2MoeBuilder):
-    """Qwen2-MoE with other layers in place of its attention."""
+    """Qwen2-MoE with gated delta rule and gated attention."""
 
     has_head_norms = True
 
@@ -29,21 +29,21 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
         self.qkv_bias = self.output_bias = bool(config.raw.get("attention_bias", False))
 
     def norm_weight(self, name: str, width: int) -> Tensor:
-        """One plus the stored weight, [width]."""
+        """Return one plus the stored weight, [width]."""
         return super().norm_weight(name, width).float() + 1
 
     def rotary_tables(self, rope: Any) -> RotaryTables:
-        """A quarter of each head is rotated unless the config says otherwise."""
+        """Return tables for a quarter of each head, unless the config says otherwise."""
         return DecoderBuilder.rotary_tables(self, {"partial_rotary_factor": 0.25, **rope})
 
     def attention(self, layer: int) -> Mixer:
-        """Attention, or a gated delta rule."""
+        """Return gated attention or the gated delta rule, depending on the layer."""
         if self.config.layer_kinds[layer] == "linear_attention":
             return self.delta_rule(layer)
         return self.gated_attention(layer)
 
     def gated_attention(self, layer: int) -> GatedAttention:
-        """Attention whose output is multiplied by a gate, which is projected with the queries, head by head."""
+        """Return attention with an output gate, whose projection is interleaved with the queries by head."""
         config, weights, bias = self.config, self.weights, self.qkv_bias
         D, (queries, keys, values) = config.hidden_size, self.qkv_widths()
         q, k, v = (self.at(layer, name) for name in self.names.qkv)
@@ -57,13 +57,13 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
         )
 
     def delta_rule(self, layer: int) -> GatedRecurrence:
-        """The gated delta rule of a layer with its projections, which are stored by heads of keys."""
+        """Return the gated delta rule of a layer with its projections, which are stored interleaved by key head."""
         config, weights, at = self.config, self.weights, self.at(layer, "linear_attn")
         raw, D = config.raw, config.hidden_size
         heads, key_heads = size(raw, "linear_num_value_heads"), size(raw, "linear_num_key_heads")
         key_dim, value_dim = size(raw, "linear_key_head_dim"), size(raw, "linear_value_head_dim")
         if heads % key_heads:
-            reason = f"{heads} heads of values cannot share {key_heads} of keys"
+            reason = f"{heads} value heads cannot share {key_heads} key heads"
             raise error("model_malformed", file="config.json", reason=reason)
         if config.activation not in ("silu", "swish"):
             raise unsupported(config, f"its activation function is {config.activation}")
@@ -80,7 +80,7 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
             step_bias=weights.tensor(f"{at}.dt_bias", heads),
         )
         taps = size(raw, "linear_conv_kernel_dim")
-        # A norm of every head, whose weight all heads share.
+        # A per-head norm with a weight shared by all heads.
         weight = weights.tensor(f"{at}.norm.weight", value_dim).repeat(heads)
         return GatedRecurrence(
             weights.linear(f"{at}.in_proj_qkvz", len(mixed), D, rows=mixed),

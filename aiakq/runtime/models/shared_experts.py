@@ -1,4 +1,4 @@
-"""Families with dense layers first, then layers with experts and shared ones: DeepSeek and those that follow it."""
+"""Families with dense layers first, then layers with routed and shared experts: DeepSeek and its descendants."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from aiakq.runtime.models.qwen2_moe import gated
 
 
 class SharedExpertsBuilder(DecoderBuilder):
-    """Experts from ``first_k_dense_replace`` on, chosen as in DeepSeek-V3 (arXiv:2412.19437).
+    """Layers with experts from ``first_k_dense_replace`` on, routed as in DeepSeek-V3 (arXiv:2412.19437).
 
-    defaults  what the family takes for settings that config.json does not have.
+    defaults  default values of settings that are missing in config.json.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {"first_k_dense_replace": 1}
@@ -28,7 +28,7 @@ class SharedExpertsBuilder(DecoderBuilder):
         self.raw = {**self.defaults, **{name: value for name, value in config.raw.items() if value is not None}}
 
     def mlp(self, layer: int) -> MLP:
-        """Experts and shared ones, or a plain MLP in the first layers."""
+        """Return routed and shared experts, or a dense MLP in the first layers."""
         config, raw, at = self.config, self.raw, self.at(layer, "mlp")
         if layer < raw["first_k_dense_replace"]:
             return super().mlp(layer)
@@ -40,7 +40,7 @@ class SharedExpertsBuilder(DecoderBuilder):
         return sparse
 
     def routing(self, router: str, count: int) -> Routing:
-        """How the ``router`` chooses of ``count`` experts."""
+        """Return the routing of the module ``router`` over ``count`` experts."""
         raw = self.raw
         correction = f"{router}.e_score_correction_bias"
         return SigmoidRouting(
@@ -54,5 +54,5 @@ class SharedExpertsBuilder(DecoderBuilder):
 
     @property
     def groups(self) -> tuple[int, int]:
-        """Groups of experts, and how many of them a token's experts may be in."""
+        """Number of expert groups, and number of groups that a token's experts may be in."""
         return self.raw.get("n_group") or 1, self.raw.get("topk_group") or 1

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama without rotary positions in every fourth layer."""
+"""SmolLM3: Llama without rotary embedding in every fourth layer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from aiakq.runtime.models.llama import LlamaBuilder
 
 
 class SmolLM3Builder(LlamaBuilder):
-    """Llama without rotary positions in some layers."""
+    """Llama without rotary embedding in some layers."""
 
     def rotary(self, layer: int) -> RotaryTables | None:
-        """None where ``no_rope_layers`` says 0, by default in every ``no_rope_layer_interval``-th layer."""
+        """Return None in layers for which ``no_rope_layers`` is 0, by default every ``no_rope_layer_interval``-th."""
         raw = self.config.raw
         rotated = raw.get("no_rope_layers") or [
             (each + 1) % raw.get("no_rope_layer_interval", 4) for each in range(self.config.num_layers)

@@ -1,4 +1,4 @@
-"""StarCoder2: layer norms, a plain MLP, biases, a sliding window (arXiv:2402.19173)."""
+"""StarCoder2: layer norms, an MLP without a gate, biases, a sliding window (arXiv:2402.19173)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aiakq.runtime.models.decoder import Decoder, Weights
 
 
 class Starcoder2Builder(LayerNormBuilder):
-    """Llama's attention with layer norms and a plain MLP."""
+    """Llama's attention, with layer norms and an MLP without a gate."""
 
     names = Names(gate_up=("mlp.c_fc",), down="mlp.c_proj")
 

@@ -106,7 +106,7 @@ def test_a_lost_worker_is_named_and_the_run_can_be_resumed(
         assert caught.value.id == "worker_failed"
         assert "Worker 1 failed: it was ended by SIGKILL on node " in str(caught.value)
     else:
-        assert caught.value.id == "worker_late" and "Worker 1 has given no sign of life for 4 s." in str(caught.value)
+        assert caught.value.id == "worker_late" and "Worker 1 sent no heartbeat for 4 s." in str(caught.value)
     wait_until(lambda: not worker_processes())
     assert not reserved()
     assert quantize_checkpoint(options).resumed_from == 1
@@ -151,7 +151,7 @@ def test_more_than_the_cluster_has_is_refused_with_numbers(
     )  # fmt: skip
     with pytest.raises(AiakqError) as caught:
         quantize_checkpoint(options)
-    assert caught.value.id == "ray_resources" and "needed are 8 x 1 CPU" in str(caught.value)
+    assert caught.value.id == "ray_resources" and "they need 8 x 1 CPU" in str(caught.value)
     assert list(tmp_path.iterdir()) == [] and not reserved()
 
 

@@ -140,7 +140,7 @@ def test_a_lost_worker_is_named_and_nothing_is_left(
     if sign == signal.SIGKILL:
         assert caught.value.id == "worker_failed" and "Worker 1 failed: it was ended by SIGKILL." in str(caught.value)
     else:
-        assert caught.value.id == "worker_late" and "Worker 1 has given no sign of life for 4 s." in str(caught.value)
+        assert caught.value.id == "worker_late" and "Worker 1 sent no heartbeat for 4 s." in str(caught.value)
     assert not worker_processes(os.getpid()) and not Path(f"/proc/{lost[0]}").exists()
     if resume:
         assert quantize_checkpoint(options).resumed_from == 1

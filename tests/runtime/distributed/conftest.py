@@ -1,4 +1,4 @@
-"""Ranks as processes need the native kernels; ranks as threads are for what needs no processes."""
+"""Skips tests of rank processes without the native kernels, and runs ranks as threads where that suffices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ranks_are_available() -> None:
 
 
 class Steps(NamedTuple):
-    """What one rank computed: logits [rows, V] of every step, how often it met others in each, its start-up table."""
+    """Results of one rank: logits [rows, V] and number of collectives of every step, and its start-up table."""
 
     logits: list[Tensor]
     meetings: list[int]
@@ -44,7 +44,7 @@ NEXT = [41, 77]
 
 
 def compute(config: EngineConfig, collective: TorchCollective | None) -> Steps:
-    """Two prompts, then a token of each."""
+    """Two prefills, then a decode step of both."""
     model, facts = load_model(config, ModelShare(collective))
     pages, slots = 12, 3
     runner = Runner(model, pages, 8, torch.device("cpu"), state_rows(config, model, pages, slots))
@@ -70,7 +70,7 @@ def compute(config: EngineConfig, collective: TorchCollective | None) -> Steps:
 
 
 def as_ranks(size: int, function: Callable[[TorchCollective], Any], time_limit: float = 20.0) -> list[Any]:
-    """What ``function`` returns for each of ``size`` ranks, which are threads that meet through gloo."""
+    """Return the results of ``function`` on ``size`` ranks, which are threads that communicate through gloo."""
     descriptor = os.memfd_create("ranks")
     collectives = [TorchCollective(descriptor, rank, size, time_limit, torch.device("cpu")) for rank in range(size)]
     os.close(descriptor)
@@ -104,7 +104,7 @@ def ranks_as_threads() -> Callable[..., list[Any]]:
 
 @pytest.fixture
 def steps() -> Callable[..., list[Steps]]:
-    """``steps(folder, size, **arguments)`` -> what each rank computed; with one rank, what one process does."""
+    """``steps(folder, size, **arguments)`` -> the results of each rank; with one rank, those of a single process."""
 
     def run(folder: Any, size: int, **arguments: Any) -> list[Steps]:
         given = {"max_model_len": 64, "block_size": 8, "num_gpu_blocks_override": 12, "dtype": "float32", **arguments}

@@ -1,4 +1,4 @@
-"""Connections between machines: who does not know the secret gets nowhere, and keeps out nobody who does."""
+"""Connections between machines: peers without the secret are rejected, and cannot keep out peers that know it."""
 
 from __future__ import annotations
 
@@ -84,15 +84,15 @@ def test_a_wrong_secret_is_not_accepted(listener):
         other.result()
 
 
-def test_a_listener_that_does_not_know_the_secret_is_not_believed():
-    """It sends a challenge, and anything as the answer; nothing of use is sent to it."""
+def test_a_listener_that_does_not_know_the_secret_is_rejected():
+    """It sends a challenge and an invalid proof, and learns nothing of use."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
         sock, _ = server.accept()
         sock.sendall(bytes(32))
         answer = sock.recv(1000)
-        sock.sendall(answer[-32:])  # its own proof, sent back
+        sock.sendall(answer[-32:])  # echoes the peer's own proof
         received.append(sock.recv(1000))
 
     received: list[bytes] = []
@@ -105,14 +105,14 @@ def test_a_listener_that_does_not_know_the_secret_is_not_believed():
     assert failure.value.id == "rank_unreachable" and received == [b""]
 
 
-def test_garbage_half_answers_and_silence_do_not_keep_out_a_rank(tcp, monkeypatch):
+def test_garbage_incomplete_handshakes_and_silence_do_not_keep_out_a_rank(tcp, monkeypatch):
     monkeypatch.setattr(connections, "PROOF_SECONDS", 0.5)
     chance = random.Random(5)
     bad = []
     for number in range(60):
         sock = raw(tcp)
         kind = number % 4
-        if kind:  # else it is silent
+        if kind:  # otherwise the connection stays silent
             sock.sendall(chance.randbytes(chance.choice([1, 31, 71, 72, 5000]) if kind < 3 else 10))
         if kind == 3:
             sock.shutdown(socket.SHUT_WR)
@@ -125,7 +125,7 @@ def test_garbage_half_answers_and_silence_do_not_keep_out_a_rank(tcp, monkeypatc
     ours.close()
     with pytest.raises(TimeoutError):
         tcp.accept(1)
-    for sock in bad:  # all were closed after their time
+    for sock in bad:  # all were closed after their time limit
         sock.settimeout(5)
         with sock:
             try:
@@ -135,7 +135,7 @@ def test_garbage_half_answers_and_silence_do_not_keep_out_a_rank(tcp, monkeypatc
                 pass
 
 
-def test_who_sends_byte_by_byte_gets_no_more_time(tcp, monkeypatch):
+def test_sending_byte_by_byte_does_not_extend_the_time_limit(tcp, monkeypatch):
     monkeypatch.setattr(connections, "PROOF_SECONDS", 0.4)
     sock = raw(tcp)
     sock.settimeout(5)
@@ -159,7 +159,7 @@ def test_who_sends_byte_by_byte_gets_no_more_time(tcp, monkeypatch):
     sock.close()
 
 
-def test_more_connections_than_may_wait_take_the_place_of_the_oldest(tcp, monkeypatch):
+def test_the_oldest_handshake_is_dropped_beyond_the_maximum(tcp, monkeypatch):
     monkeypatch.setattr(connections, "MAX_UNPROVEN", 8)
     bad = [raw(tcp) for _ in range(40)]
     other = Connecting(tcp)
@@ -170,7 +170,7 @@ def test_more_connections_than_may_wait_take_the_place_of_the_oldest(tcp, monkey
         sock.close()
 
 
-def test_an_address_where_nobody_listens_is_named_with_the_own_one():
+def test_an_unreachable_address_is_named_with_the_own_address():
     with socket.create_server(("127.0.0.2", 0)) as server:
         port = server.getsockname()[1]
     began = time.monotonic()
@@ -181,13 +181,13 @@ def test_an_address_where_nobody_listens_is_named_with_the_own_one():
     assert "Connection refused" in failure.value.message
 
 
-def test_all_addresses_at_once_are_refused():
+def test_wildcard_addresses_are_refused():
     for host in ("0.0.0.0", "::"):
         with pytest.raises(ValueError, match="every address"):
             Listener(host, SECRET)
 
 
-def test_ranks_are_sent_nothing_that_python_would_execute():
+def test_messages_to_ranks_contain_no_pickle():
     folder = Path(aiakq.__file__).parent / "runtime" / "distributed"
     banned = {"pickle", "cloudpickle", "marshal", "shelve", "dill", "multiprocessing"}
     for path in [*folder.glob("*.py"), *folder.parent.glob("loader/*rank*.py"), *folder.parent.glob("executor/*.py")]:

@@ -1,4 +1,4 @@
-"""A rank of two stages of two that ends or stops at any kind of step: the error names one, soon, and none is left."""
+"""Ranks that are killed or stopped at any point, with two stages of two: one is named promptly, and none is left."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_rank_is_lost_at(place, how, example_model, monkeypatch, tmp_path):
 
 
 def runs(pid: int) -> bool:
-    """Whether the process has not ended."""
+    """Whether the process is running."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -130,7 +130,7 @@ def write_pid(file: Path) -> str:
 
 
 def generate(folder: str) -> None:
-    """Load and answer; ranks are noticed at once, and one that stops after the time limit."""
+    """Load and generate: a killed rank is detected at once, a stopped one after the time limit."""
     llm = LLM(
         folder, tensor_parallel_size=2, pipeline_parallel_size=2, max_model_len=128, num_gpu_blocks_override=65,
         enforce_eager=True, distributed_timeout_seconds=LIMIT,

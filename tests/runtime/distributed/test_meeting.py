@@ -1,4 +1,4 @@
-"""Ranks meet: stages gather, through memory or sockets, links lead to the next stage, and who is missing is named."""
+"""Rendezvous of ranks: collectives through memory or sockets, links to the next stage, and missing ranks are named."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aiakq.runtime.distributed.meeting import Connections, Meeting
 
 @pytest.fixture
 def meet() -> Callable[..., list[Connections | AiakqError]]:
-    """``meet(size, stages, absent)`` -> what every rank found; each has a thread."""
+    """``meet(size, stages, absent)`` -> the connections or error of every rank; each runs in a thread."""
 
     def run(size: int, stages: int, absent: tuple[int, ...] = ()) -> list[Connections | AiakqError]:
         secret = new_secret()
@@ -39,7 +39,7 @@ def meet() -> Callable[..., list[Connections | AiakqError]]:
         ]
         for thread in threads:
             thread.start()
-            time.sleep(0.01)  # ranks do not come at the same time
+            time.sleep(0.01)  # ranks start at different times
         for thread in threads:
             thread.join(30)
             assert not thread.is_alive()
@@ -68,8 +68,8 @@ def gather_all(collectives: list) -> None:
 
 @pytest.mark.parametrize("size, stages", [(2, 1), (1, 3), (3, 2)])
 @pytest.mark.parametrize("kind", ["memory", "sockets"])
-def test_ranks_of_a_stage_gather_and_links_lead_to_the_next(meet, monkeypatch, size, stages, kind):
-    if kind == "sockets":  # as on another machine, where the name leads nowhere
+def test_ranks_of_a_stage_gather_and_links_connect_the_stages(meet, monkeypatch, size, stages, kind):
+    if kind == "sockets":  # as on another machine, where the name does not exist
         monkeypatch.setattr(meeting, "_receive_memory", lambda *args: (_ for _ in ()).throw(ConnectionRefusedError()))
     found = meet(size, stages)
     for stage in range(stages):
@@ -87,7 +87,7 @@ def test_ranks_of_a_stage_gather_and_links_lead_to_the_next(meet, monkeypatch, s
             assert found[rank + size].link_in.recv(10) == bytes([rank])
 
 
-def test_if_one_rank_is_on_another_machine_all_gather_over_sockets(meet, monkeypatch):
+def test_all_ranks_gather_over_sockets_if_one_is_on_another_machine(meet, monkeypatch):
     original = meeting._receive_memory
 
     def receive(name, size, secret, rank):
@@ -99,10 +99,10 @@ def test_if_one_rank_is_on_another_machine_all_gather_over_sockets(meet, monkeyp
     gather_all([one.collective for one in found])
 
 
-def test_a_rank_that_does_not_come_is_named(meet, monkeypatch):
+def test_a_missing_rank_is_named(meet, monkeypatch):
     monkeypatch.setattr(meeting, "MEETING_SECONDS", 0.5)
     found = meet(3, 1, absent=(1,))
     assert isinstance(found[0], AiakqError) and found[0].id == "rank_late"
-    assert found[0].message.startswith("Rank 1 did not come to the meeting with rank 0 within 0.5 s")
-    # Somebody listens for rank 1, and does not answer.
+    assert found[0].message.startswith("Rank 1 timed out after 0.5 s: connecting to rank 0")
+    # A socket listens at rank 1's address, but does not reply.
     assert isinstance(found[2], AiakqError) and found[2].id == "rank_unreachable"

@@ -1,4 +1,4 @@
-"""Stages: who has which layers, how steps overlap, and what happens when one is lost or has not enough memory."""
+"""Pipeline stages: the layers of each, overlapping steps, and failures and out-of-memory errors in any stage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def generate(llm: LLM) -> list[tuple[list[int], list]]:
 
 
 def runs(pid: int) -> bool:
-    """Whether the process has not ended."""
+    """Whether the process is running."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -49,7 +49,7 @@ def alone(example_model) -> list[tuple[list[int], list]]:
 
 @pytest.fixture
 def patched(monkeypatch) -> Iterator[Callable[[str], None]]:
-    """``patched(code)`` runs ``code`` in the process of every other rank before it does anything."""
+    """``patched(code)`` makes the process of every rank but 0 run ``code`` first."""
 
     def patch(code: str) -> None:
         start = "from aiakq.runtime.loader.rank_process import main; main()"
@@ -63,19 +63,19 @@ def test_any_number_of_stages_gives_the_tokens_of_one_process(stages, alone, cou
     assert generate(stages(pipeline_parallel_size=count)) == alone
 
 
-def test_layers_of_the_stages_are_as_given(stages, alone):
+def test_stages_have_the_given_numbers_of_layers(stages, alone):
     llm = stages(pp_layer_partition="1,5")
     assert llm.engine.facts["layers"] == "1 of 6, and the others in other stages"
     assert generate(llm) == alone
 
 
 @pytest.mark.parametrize("given", ["3,2", "6", "2,2,2"])
-def test_layers_that_are_not_all_are_refused(stages, given):
+def test_a_partition_that_omits_layers_is_refused(stages, given):
     with pytest.raises(AiakqError, match=f"--pp-layer-partition is '{given}', which is not 2 numbers whose sum is 6"):
         stages(pp_layer_partition=given)
 
 
-def test_layers_are_checked_without_stages_too(stages):
+def test_the_partition_is_checked_with_one_stage_too(stages):
     with pytest.raises(AiakqError, match="--pp-layer-partition is '3,3', which is not 1 number whose sum is 6"):
         stages(pipeline_parallel_size=1, pp_layer_partition="3,3")
 
@@ -85,13 +85,13 @@ def test_more_stages_than_layers_are_refused(stages):
         stages(pipeline_parallel_size=7)
 
 
-def test_a_step_ahead_of_results_does_not_go_with_stages(stages):
+def test_asynchronous_scheduling_is_refused_with_stages(stages):
     with pytest.raises(AiakqError, match="there, steps of other sequences run meanwhile"):
         stages(async_scheduling=True)
 
 
 def test_as_many_steps_are_pending_as_there_are_stages(stages, monkeypatch):
-    """And a sequence whose next token is pending is in none of the later ones."""
+    """A sequence whose next token is pending is in none of the later steps."""
     llm = stages(pipeline_parallel_size=3)
     executor, most = llm.engine.executor, 0
     collect = type(executor).collect
@@ -114,7 +114,7 @@ def test_a_lost_rank_of_any_stage_is_named(stages, rank, how):
     pids = ranks_of(llm)
     os.kill(pids[rank - 1], how)
     began = time.monotonic()
-    names = "Rank [123] did not come to" if how == signal.SIGSTOP else f"Rank {rank} failed: it was ended by SIGKILL"
+    names = "Rank [123] timed out" if how == signal.SIGSTOP else f"Rank {rank} failed: it was ended by SIGKILL"
     with pytest.raises(AiakqError, match=names):
         generate(llm)
     assert time.monotonic() - began < 10
@@ -128,7 +128,7 @@ def test_a_stopped_stage_is_the_one_that_is_named(stages):
     llm = stages(pipeline_parallel_size=3, distributed_timeout_seconds=1.5)
     generate(llm)
     os.kill(ranks_of(llm)[1], signal.SIGSTOP)
-    with pytest.raises(AiakqError, match=r"Rank 2 did not come to a sign of life within 1.5 s"):
+    with pytest.raises(AiakqError, match=r"Rank 2 timed out after 1.5 s: no heartbeat"):
         generate(llm)
 
 
@@ -156,7 +156,7 @@ Runner.forward = forward""")
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_step_that_a_later_stage_has_no_memory_for_runs_in_parts(stages, patched, alone, size):
+def test_a_step_that_exhausts_the_memory_of_a_later_stage_runs_in_parts(stages, patched, alone, size):
     patched("""
 from aiakq.runtime.executor.runner import Runner
 original, count = Runner.forward, [0]
@@ -171,7 +171,7 @@ Runner.forward = forward""")
     llm.engine.check()
 
 
-def test_a_stage_has_no_memory_for_a_step_while_an_earlier_one_is_awaited(stages, patched, alone):
+def test_a_stage_runs_out_of_memory_while_an_earlier_step_is_awaited(stages, patched, alone):
     patched("""
 import time
 from aiakq.runtime.executor.runner import Runner
@@ -187,7 +187,7 @@ Runner.forward = forward""")
     llm.engine.check()
 
 
-def test_a_step_that_the_first_stage_has_no_memory_for_runs_in_parts(stages, alone, monkeypatch):
+def test_a_step_that_exhausts_the_memory_of_the_first_stage_runs_in_parts(stages, alone, monkeypatch):
     llm = stages(pipeline_parallel_size=3)
     original, count = type(llm.engine.executor.runner).forward, [0]
 
@@ -202,7 +202,7 @@ def test_a_step_that_the_first_stage_has_no_memory_for_runs_in_parts(stages, alo
     llm.engine.check()
 
 
-def test_what_was_pending_at_an_abort_does_not_reach_later_requests(stages, alone):
+def test_steps_pending_at_an_abort_do_not_affect_later_requests(stages, alone):
     llm = stages(pipeline_parallel_size=3)
     engine = llm.engine
     generate(llm)

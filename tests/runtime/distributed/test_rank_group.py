@@ -1,4 +1,4 @@
-"""Ranks that are lost, hang, disagree or run out of memory: the rank is named, soon, and nothing is left behind."""
+"""Ranks that are lost, hang, disagree or run out of memory: the rank is named promptly, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def alone(example_model) -> list[tuple[list[int], list]]:
 
 @pytest.fixture
 def patched(monkeypatch) -> Iterator[Callable[[str], None]]:
-    """``patched(code)`` runs ``code`` in the process of every other rank before it does anything."""
+    """``patched(code)`` makes the process of every rank but 0 run ``code`` first."""
 
     def patch(code: str) -> None:
         start = "from aiakq.runtime.loader.rank_process import main; main()"
@@ -58,7 +58,7 @@ def patched(monkeypatch) -> Iterator[Callable[[str], None]]:
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_any_number_of_ranks_gives_the_tokens_of_one_process(two_ranks, alone, size):
-    """Four heads, two of keys: with five ranks one has no head."""
+    """Four query heads and two KV heads: with five ranks, one has no head."""
     assert generate(two_ranks(tensor_parallel_size=size)) == alone
 
 
@@ -80,7 +80,7 @@ def test_a_rank_that_hangs_is_named_after_the_time_limit(two_ranks):
     (pid,) = ranks_of(llm)
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
-    with pytest.raises(AiakqError, match=r"Rank 1 did not come to gather \d+ within 1.5 s") as failure:
+    with pytest.raises(AiakqError, match=r"Rank 1 timed out after 1.5 s: gather \d+") as failure:
         generate(llm)
     assert time.monotonic() - began < 8 and failure.value.id == "rank_late"
     deadline = time.monotonic() + 10
@@ -102,7 +102,7 @@ Runner.forward = forward""")
 def test_a_rank_that_does_not_load_is_named(two_ranks, patched, monkeypatch):
     monkeypatch.setattr(rank_group, "LOAD_SECONDS", 1.0)
     patched("import time; time.sleep(60)")
-    with pytest.raises(AiakqError, match="Rank 1 did not come to the end of its work to load the model within 1 s"):
+    with pytest.raises(AiakqError, match="Rank 1 timed out after 1 s: loading the model"):
         two_ranks()
 
 
@@ -111,7 +111,7 @@ def test_a_rank_with_other_files_is_refused(two_ranks, patched):
 from aiakq.runtime.distributed import rank_group
 rank_group.checkpoint_digest = lambda config: "another"
 """)
-    with pytest.raises(AiakqError, match="Rank 1 failed: it has loaded other files, or is another version"):
+    with pytest.raises(AiakqError, match="Rank 1 failed: it loaded different files, or runs a different version"):
         two_ranks()
 
 
@@ -129,7 +129,7 @@ Runner.prepare = prepare""")
         generate(llm)
 
 
-def test_a_step_that_one_rank_has_no_memory_for_runs_in_parts(two_ranks, patched, alone):
+def test_a_step_that_exhausts_the_memory_of_one_rank_runs_in_parts(two_ranks, patched, alone):
     """Every third step fails on rank 1; the engine splits it, or runs it again, and the answers are the same."""
     patched("""
 from aiakq.runtime.executor.runner import Runner
@@ -144,7 +144,7 @@ Runner.forward = forward""")
     assert generate(llm) == alone
 
 
-def test_a_step_that_rank_0_has_no_memory_for_runs_in_parts(two_ranks, alone, monkeypatch):
+def test_a_step_that_exhausts_the_memory_of_rank_0_runs_in_parts(two_ranks, alone, monkeypatch):
     llm = two_ranks()
     original, count = type(llm.engine.executor.runner).forward, [0]
 
@@ -178,7 +178,7 @@ sys.stdin.read()
         time.sleep(0.05)
 
 
-def test_groups_do_not_meet_and_leave_no_names(two_ranks, alone):
+def test_concurrent_groups_do_not_interfere_and_leave_no_named_memory(two_ranks, alone):
     before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
     first, second = two_ranks(), two_ranks()
     assert generate(first) == generate(second) == alone
@@ -193,17 +193,17 @@ def test_groups_do_not_meet_and_leave_no_names(two_ranks, alone):
 
 
 def test_a_rank_that_reads_no_messages_is_named(two_ranks):
-    """Its socket is full before a gather could wait for it."""
+    """Its socket's buffer fills up before a gather waits for it."""
     llm = two_ranks(distributed_timeout_seconds=0.7)
     os.kill(ranks_of(llm)[0], signal.SIGSTOP)
     group = llm.engine.executor._group
-    with pytest.raises(AiakqError, match="Rank 1 did not come to the next step within 0.7 s"):
+    with pytest.raises(AiakqError, match="Rank 1 timed out after 0.7 s: receiving the next step"):
         for _ in range(100):
             group.send(Sampled([[]] * 100_000))
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor cannot be shared out")
-def test_threads_and_processors_are_those_of_a_rank_until_the_group_ends(two_ranks, monkeypatch):
+def test_rank_0_is_limited_to_its_threads_and_processors_until_the_group_is_closed(two_ranks, monkeypatch):
     cpus, threads = os.sched_getaffinity(0), torch.get_num_threads()
     first, second = sorted(cpus)[:2]
     monkeypatch.setattr(child_ranks, "cpu_shares", lambda size: [[first], [second]])
@@ -216,7 +216,7 @@ def test_threads_and_processors_are_those_of_a_rank_until_the_group_ends(two_ran
     assert os.sched_getaffinity(0) == cpus and torch.get_num_threads() == threads
 
 
-def test_interrupting_a_terminal_does_not_reach_the_ranks(two_ranks, alone):
+def test_an_interrupt_from_the_terminal_does_not_reach_the_ranks(two_ranks, alone):
     llm = two_ranks()
     (pid,) = ranks_of(llm)
     assert os.getpgid(pid) != os.getpgid(0)

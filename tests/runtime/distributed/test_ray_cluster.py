@@ -1,4 +1,4 @@
-"""What each rank reserves, and what is said where Ray is not there; no cluster is started."""
+"""Processors reserved for each rank, and the error without Ray; no cluster is started."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from aiakq.runtime.distributed.ray_cluster import CPUS_VARIABLE, cpus_per_rank
     [
         ([16], 16, 2, 2, 8),  # a stage fills the node
         ([16, 16], 16, 2, 2, 8),
-        ([16, 16], 16, 4, 2, 8),  # and each stage one
+        ([16, 16], 16, 4, 2, 8),  # each stage fills a node
         ([16, 16], 16, 2, 1, 16),
-        ([16], 16, 4, 2, 4),  # two stages share it
-        ([16, 4, 4], 16, 3, 1, 5),  # three on the large node
-        ([0, 8, 8], 0, 3, 1, 8),  # Ray distributes nothing of rank 0's node
+        ([16], 16, 4, 2, 4),  # two stages share the node
+        ([16, 4, 4], 16, 3, 1, 5),  # three ranks on the large node
+        ([0, 8, 8], 0, 3, 1, 8),  # rank 0's node has no processors in Ray
         ([0, 8], 0, 3, 1, 4),
         ([1, 1], 1, 2, 2, 1),
-        ([1], 1, 9, 9, 1),  # there is no room; the least is asked for
+        ([1], 1, 9, 9, 1),  # the ranks do not fit: the minimum is requested
         ([], 0, 2, 2, 1),
     ],
 )
@@ -55,5 +55,5 @@ def test_ray_that_is_not_installed_is_named_with_the_remedy(example_model, monke
     arguments = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray", "max_model_len": 64}
     with pytest.raises(AiakqError, match=r"Ray is not installed\. Run pip install 'aiakq\[ray\]'"):
         LLM(str(example_model), **arguments)
-    # One process needs none.
+    # A single process does not need Ray.
     LLM(str(example_model), distributed_executor_backend="ray", max_model_len=64)

@@ -1,4 +1,4 @@
-"""Ranks on several nodes, placed by Ray: the answers of one process, and every way of losing one named and survived."""
+"""Ranks placed by Ray on several nodes: the results of one process, and every kind of failure is named."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ranks(cluster, example_model, monkeypatch) -> Iterator[Callable[..., LLM]]:
     yield lambda **arguments: LLM(
         str(example_model), **{**SMALL, "distributed_executor_backend": "ray", "tensor_parallel_size": 2, **arguments}
     )
-    gc.collect()  # groups that are left
+    gc.collect()  # closes groups of earlier tests
     ray.shutdown()
 
 
@@ -95,7 +95,7 @@ def offer_nothing(others, size, secret) -> None:
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_a_step_that_rank_0_has_no_memory_for_runs_in_parts_over_sockets(ranks, alone, monkeypatch, stages):
+def test_a_step_that_exhausts_the_memory_of_rank_0_runs_in_parts_over_sockets(ranks, alone, monkeypatch, stages):
     monkeypatch.setattr(meeting, "offer_memory", offer_nothing)
     llm = ranks(pipeline_parallel_size=stages)
     original, count = type(llm.engine.executor.runner).forward, [0]
@@ -133,7 +133,7 @@ def test_a_rank_that_hangs_is_named_and_killed(ranks):
     generate(llm)
     ((_, pid),) = pids_of(llm)
     os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(AiakqError, match=r"Rank 1 did not come to gather \d+ within 1.5 s"):
+    with pytest.raises(AiakqError, match=r"Rank 1 timed out after 1.5 s: gather \d+"):
         generate(llm)
     wait_for_end(pid)
 
@@ -170,12 +170,12 @@ def test_more_than_the_cluster_has_is_refused_with_numbers(ranks, monkeypatch):
     with pytest.raises(AiakqError) as failure:
         ranks(tensor_parallel_size=9)
     assert failure.value.id == "ray_resources"
-    expected = r"has not placed 9 processes within 1 s: needed are 9 x 1 CPU; free are \d+ of \d+ CPU on \d nodes\."
+    expected = r"did not place 9 processes within 1 s: they need 9 x 1 CPU; free: \d+ of \d+ CPU on \d nodes\."
     assert re.search(expected, failure.value.message)
 
 
 class ElsewhereListener(Listener):
-    """Believes that it is reached at an address where nobody is."""
+    """Rank 0 announces an address where nobody listens."""
 
     def __init__(self, host: str, secret: bytes) -> None:
         super().__init__(host, secret)
@@ -194,7 +194,7 @@ def test_a_rank_that_cannot_reach_rank_0_says_from_where_to_where(ranks, monkeyp
     assert re.search(expected, failure.value.message), failure.value.message
 
 
-def test_ranks_take_the_places_that_this_process_was_given(ranks, cluster, alone, monkeypatch):
+def test_ranks_use_the_placement_group_that_this_process_was_given(ranks, cluster, alone, monkeypatch):
     """As in Ray Serve, where the engine is not in the placement group of the replica that has started it."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     ray.init(address=cluster.address, logging_level="ERROR")
@@ -210,14 +210,14 @@ def test_ranks_take_the_places_that_this_process_was_given(ranks, cluster, alone
     gc.collect()
     wait_for_end(pid)
     assert ray.util.placement_group_table(group)["state"] == "CREATED", "it is not ours to remove"
-    with pytest.raises(AiakqError, match="needed are 3 bundles; free are 2 bundles of the placement group"):
+    with pytest.raises(AiakqError, match="they need 3 bundles; free: 2 bundles in the placement group"):
         ranks(tensor_parallel_size=3)
     monkeypatch.setenv("AIAKQ_RAY_PLACEMENT_GROUP", "no group")
     with pytest.raises(AiakqError, match="AIAKQ_RAY_PLACEMENT_GROUP=no group names no placement group"):
         ranks()
 
 
-def test_an_actor_in_a_placement_group_leads_ranks_in_it(cluster, example_model, alone):
+def test_an_actor_in_a_placement_group_starts_its_ranks_in_it(cluster, example_model, alone):
     ray.init(address=cluster.address, logging_level="ERROR")
     group = ray.util.placement_group([{"CPU": 1}] * 2)
     strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, 0)
@@ -241,7 +241,7 @@ def count_groups() -> int:
     return sum(one["state"] == "CREATED" for one in ray.util.placement_group_table().values())
 
 
-def test_ray_that_is_not_there_is_named(ranks, monkeypatch):
+def test_a_missing_ray_installation_or_cluster_is_named(ranks, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(AiakqError, match="Ray cannot be used: 127.0.0.1:9: nobody is there"):
@@ -255,7 +255,7 @@ def refuse(**arguments: Any) -> None:
     raise ConnectionError("nobody is there.")
 
 
-def test_the_server_starts_lost_ranks_anew(cluster, example_model, tmp_path):
+def test_the_server_restarts_lost_ranks(cluster, example_model, tmp_path):
     environment = {**os.environ, "RAY_ADDRESS": cluster.address}
     command = [
         sys.executable, "-P", "-m", "aiakq", "serve", "--model", str(example_model), "--port", "0", "-tp", "2",

@@ -1,4 +1,4 @@
-"""What each of several engines of one server has to itself."""
+"""Devices of the replicas of one server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_nothing_is_hidden_from_the_only_replica_or_on_a_cpu(arguments, replicas
 
 
 def test_replicas_do_not_share_gpus():
-    with pytest.raises(AiakqError, match="4 replicas need 8 GPUs, and 6 can be seen"):
+    with pytest.raises(AiakqError, match="4 replicas need 8 GPUs, but 6 are visible"):
         take_devices(ARGUMENTS, 0, 4)
 
 

@@ -1,4 +1,4 @@
-"""Any number of ranks gives the tokens and log-probabilities of one process, for every format and family."""
+"""Any number of ranks gives the same tokens and log-probabilities as one process, for every format and family."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if os.environ.get("AIAKQ_EVERY_ARCHITECTURE"):
 
 
 def answers(folder: Path, **arguments: Any) -> list[tuple[list[int], Any]]:
-    """Of prompts of several lengths that share a beginning, sampled and greedy, through few pages."""
+    """Results of prompts of several lengths with a common prefix, sampled and greedy, in a small KV cache."""
     llm = LLM(
         str(folder), max_model_len=128, max_num_seqs=6, num_gpu_blocks_override=60, block_size=4,
         **{"max_num_batched_tokens": 40, **arguments},
@@ -82,19 +82,19 @@ def test_every_family_gives_the_same_on_two_ranks_and_two_stages(architecture, t
 @pytest.mark.parametrize(
     "options", [{"enforce_eager": True}, {"kv_cache_dtype": "int8"}, {"enable_chunked_prefill": False}]
 )
-def test_stages_give_the_same_however_steps_run(options, example_model):
+def test_stages_give_the_same_with_other_options(options, example_model):
     arguments = {"dtype": "float32", "max_num_batched_tokens": 128, **options}
     assert answers(example_model, pipeline_parallel_size=3, **arguments) == answers(example_model, **arguments)
 
 
-def test_steps_that_are_submitted_ahead_give_the_same(tiny_model):
+def test_steps_submitted_ahead_give_the_same(tiny_model):
     folder = tiny_model("LlamaForCausalLM")
     ahead = {"dtype": "float32", "async_scheduling": True}
     assert answers(folder, tensor_parallel_size=2, **ahead) == answers(folder, **ahead)
 
 
-def test_groups_across_a_cut_and_heads_that_do_not_divide(tiny_model, tmp_path):
-    """Half of 640 inputs are no whole groups of 128, and six heads are too many and too few for four ranks."""
+def test_groups_across_shard_boundaries_and_heads_that_do_not_divide(tiny_model, tmp_path):
+    """Half of 640 inputs is no multiple of the group size 128, and six heads do not divide by four ranks."""
     sizes = {"hidden_size": 384, "intermediate_size": 640, "num_attention_heads": 6, "num_key_value_heads": 2}
     source = tiny_model("LlamaForCausalLM", **sizes)
     options = {"group_size": 128, "samples": 4, "seqlen": 32, "evaluate": False}
@@ -104,14 +104,14 @@ def test_groups_across_a_cut_and_heads_that_do_not_divide(tiny_model, tmp_path):
         assert answers(tmp_path / "out", dtype="float32", tensor_parallel_size=size) == alone
 
 
-def test_odd_vocabularies_and_one_head_of_keys(tiny_model):
+def test_odd_vocabularies_and_a_single_kv_head(tiny_model):
     folder = tiny_model("LlamaForCausalLM", vocab_size=331, num_key_value_heads=1, tie_word_embeddings=True)
     alone = answers(folder, dtype="float32")
     for size in (2, 3):
         assert answers(folder, dtype="float32", tensor_parallel_size=size) == alone
 
 
-def test_made_up_weights_are_those_of_one_process(tiny_model):
+def test_dummy_weights_equal_those_of_one_process(tiny_model):
     folder = tiny_model("LlamaForCausalLM")
     dummy = {"dtype": "float32", "load_format": "dummy"}
     alone = answers(folder, **dummy)

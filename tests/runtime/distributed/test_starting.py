@@ -1,4 +1,4 @@
-"""Which GPU each rank has, and what is refused before any rank is started."""
+"""The GPU of each rank, and configurations that are refused before any rank starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_rank_0_has_the_current_gpu_and_the_others_one_each(four_gpus, monkeypat
 
 
 def test_fewer_gpus_than_ranks_are_refused(four_gpus):
-    with pytest.raises(AiakqError, match="5 ranks need a GPU each, and 4 can be seen") as failure:
+    with pytest.raises(AiakqError, match="5 ranks need a GPU each, but 4 are visible") as failure:
         starting.start_ranks(config(5))
     assert failure.value.id == "ranks_unavailable"
 
@@ -48,7 +48,7 @@ def test_without_nccl_no_rank_is_started(monkeypatch):
         child_ranks.start_child_ranks(config(2).parallel, "torch", [0, 1])
 
 
-def test_fast_is_for_gpus_and_exact_for_cpus_unless_said_otherwise():
+def test_the_default_numerics_are_fast_on_gpus_and_exact_on_cpus():
     arguments = {
         "tensor_parallel_size": 2, "pipeline_parallel_size": 1, "pp_layer_partition": None,
         "distributed_executor_backend": None,

@@ -1,4 +1,4 @@
-"""Ranks that add up results, over torch.distributed: close to one process, with few meetings."""
+"""Row-parallel layers with an all-reduce, over torch.distributed: close to one process, with few collectives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TWICE = 4
 FAMILIES = {
     "LlamaForCausalLM": TWICE,
     "Qwen3ForCausalLM": TWICE,
-    "GPT2LMHeadModel": TWICE + 1,  # an embedding of positions
+    "GPT2LMHeadModel": TWICE + 1,  # a position embedding
     "Gemma2ForCausalLM": 2 * TWICE,  # four layers
     "BloomForCausalLM": TWICE,
     "GptOssForCausalLM": TWICE,  # experts instead of an MLP
@@ -30,7 +30,7 @@ FAMILIES = {
 
 
 def close(found: Any, wanted: Any, tolerance: float) -> None:
-    """Logits of every rank, relative, root mean square."""
+    """Relative RMS error of the logits of every rank."""
     for rank in found:
         for ours, theirs in zip(rank.logits, wanted.logits, strict=True):
             assert ours.shape == theirs.shape
@@ -39,13 +39,13 @@ def close(found: Any, wanted: Any, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_families_meet_twice_in_a_layer(architecture, tiny_model, steps):
+def test_a_layer_of_most_families_needs_two_collectives(architecture, tiny_model, steps):
     folder = tiny_model(architecture)
     [alone] = steps(folder, 1)
     for size in (2, 4):
         found = steps(folder, size, **FAST)
         close(found, alone, 2e-5)
-        # The tiny head is on every rank; the embedding meets once.
+        # The tiny head is replicated; the embedding needs one collective.
         assert found[0].meetings == [FAMILIES[architecture] + 1] * 2, found[0].facts
         assert all(torch.equal(rank.logits[0], found[0].logits[0]) for rank in found)
         assert "gathered" not in found[0].facts["tensor parallel"]
@@ -56,12 +56,14 @@ def test_families_meet_twice_in_a_layer(architecture, tiny_model, steps):
     [
         ("Olmo2ForCausalLM", "attention gathered (something reads all heads before it)"),
         ("DeepseekV3ForCausalLM", "attention gathered (its projections are not one layer)"),
-        ("Qwen3NextForCausalLM", "1 x attention; "),  # with a gate; recurrent layers gather
+        ("Qwen3NextForCausalLM", "1 x attention; "),  # with a gate; recurrent layers use all-gather
         ("Mamba2ForCausalLM", "linear layers gathered"),
         ("Lfm2ForCausalLM", "linear layers gathered"),
     ],
 )
-def test_what_cannot_be_cut_by_inputs_is_gathered_and_named(architecture, said, tiny_model, steps, monkeypatch):
+def test_layers_that_cannot_be_row_parallel_use_all_gather_and_are_named(
+    architecture, said, tiny_model, steps, monkeypatch
+):
     monkeypatch.setattr(row_parallel, "FEW_OUTPUTS", 0)
     folder = tiny_model(architecture)
     [alone] = steps(folder, 1)
@@ -70,7 +72,7 @@ def test_what_cannot_be_cut_by_inputs_is_gathered_and_named(architecture, said, 
     assert said in found[1].facts["tensor parallel"] + "; "
 
 
-def test_more_ranks_than_heads_gather(tiny_model, steps):
+def test_more_ranks_than_heads_use_all_gather(tiny_model, steps):
     folder = tiny_model("LlamaForCausalLM")
     [alone] = steps(folder, 1)
     found = steps(folder, 5, **FAST)
@@ -79,7 +81,7 @@ def test_more_ranks_than_heads_gather(tiny_model, steps):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_one_slice_of_an_odd_vocabulary_serves_embedding_and_head(size, tiny_model, steps, monkeypatch):
+def test_embedding_and_head_share_one_shard_of_an_odd_vocabulary(size, tiny_model, steps, monkeypatch):
     monkeypatch.setattr(row_parallel, "FEW_OUTPUTS", 0)
     folder = tiny_model("LlamaForCausalLM", vocab_size=331, num_key_value_heads=1, tie_word_embeddings=True)
     [alone] = steps(folder, 1)
@@ -118,20 +120,20 @@ def quantized(tmp_path_factory, tiny_model):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_format_is_cut_along_its_inputs(method, quantized, steps):
+def test_every_format_is_sharded_along_its_inputs(method, quantized, steps):
     settings, tolerance = FORMATS[method]
     folder = quantized(method, **settings)
     [alone] = steps(folder, 1, cpu_math="exact")
     for size in (2, 4):
         found = steps(folder, size, cpu_math="exact", **FAST)
         close(found, alone, tolerance)
-        # Shares of 320 inputs are whole groups of 64 on two ranks and five, not on four.
+        # Shards of 320 inputs are whole groups of 64 on two and on five ranks, but not on four.
         said = found[0].facts["tensor parallel"]
         assert "2 x MLP" in said and "MLP gathered" not in said
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_shares_of_outputs_have_the_bits_of_one_process(method, quantized, steps):
+def test_column_parallel_shards_match_one_process_bit_for_bit(method, quantized, steps):
     folder = quantized(method, **FORMATS[method][0])
     [alone] = steps(folder, 1)
     for rank in steps(folder, 3, **EXACT):

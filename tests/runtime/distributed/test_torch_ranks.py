@@ -1,4 +1,4 @@
-"""Ranks as processes that meet through torch.distributed, as those on GPUs do: here over gloo."""
+"""Ranks as processes that communicate through torch.distributed, as those on GPUs do: here over gloo."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def two_ranks(example_model) -> Callable[..., LLM]:
 
 @pytest.fixture
 def patched(monkeypatch) -> Callable[[str], None]:
-    """``patched(code)`` runs ``code`` in the process of every other rank before it does anything."""
+    """``patched(code)`` makes the process of every rank but 0 run ``code`` first."""
 
     def patch(code: str) -> None:
         start = "from aiakq.runtime.loader.rank_process import main; main()"
@@ -45,7 +45,7 @@ def patched(monkeypatch) -> Callable[[str], None]:
     return patch
 
 
-def test_steps_ahead_get_their_tokens_from_rank_0_and_the_bits_are_those_of_one_process(example_model, two_ranks):
+def test_steps_submitted_ahead_get_tokens_from_rank_0_and_match_one_process_bit_for_bit(example_model, two_ranks):
     alone = generate(LLM(str(example_model), **SMALL))
     before = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else None
     llm = two_ranks(async_scheduling=True)
@@ -72,8 +72,8 @@ def test_a_rank_that_is_killed_is_named_at_once(two_ranks):
     assert time.monotonic() - began < 8 and failure.value.id == "rank_failed"
 
 
-def test_of_ranks_that_end_one_after_the_other_the_first_is_named(two_ranks):
-    """Rank 1 loses its connection to rank 2, and does not say so before rank 0 knows why."""
+def test_the_first_of_several_ranks_that_end_is_named(two_ranks):
+    """Rank 1 loses its connection to rank 2, but does not report that before rank 0 knows why."""
     llm = two_ranks(tensor_parallel_size=3)
     generate(llm)
     os.kill(llm.engine.executor._group._ranks[1].process.pid, signal.SIGKILL)
@@ -96,7 +96,7 @@ def test_an_operation_that_fails_is_named_with_its_cause(two_ranks):
     assert collective.is_given_up and collective.failure == "NCCL error: unhandled system error"
     with pytest.raises(AiakqError, match="Rank 0 failed: NCCL error: unhandled system error"):
         generate(llm)
-    del whole  # until then, rank 1 waits
+    del whole  # rank 1 waits until this is freed
 
 
 def test_a_rank_that_hangs_is_named_after_the_time_limit(two_ranks):
@@ -104,7 +104,7 @@ def test_a_rank_that_hangs_is_named_after_the_time_limit(two_ranks):
     generate(llm)
     os.kill(llm.engine.executor._group._ranks[0].process.pid, signal.SIGSTOP)
     began = time.monotonic()
-    expected = r"Rank 1 did not come to operation \d+ of torch.distributed within 1.5 s"
+    expected = r"Rank 1 timed out after 1.5 s: operation \d+ of torch.distributed"
     with pytest.raises(AiakqError, match=expected) as failure:
         generate(llm)
     assert time.monotonic() - began < 10 and failure.value.id == "rank_late"
@@ -113,7 +113,7 @@ def test_a_rank_that_hangs_is_named_after_the_time_limit(two_ranks):
 def test_a_rank_that_does_not_start_is_named(two_ranks, patched, monkeypatch):
     monkeypatch.setattr(rank_group, "START_SECONDS", 1.0)
     patched("import time; time.sleep(60)")
-    with pytest.raises(AiakqError, match="Rank 1 did not come to the start of a group within 1 s"):
+    with pytest.raises(AiakqError, match="Rank 1 timed out after 1 s: initializing the process group"):
         two_ranks()
 
 
@@ -123,24 +123,24 @@ def test_a_rank_that_ends_at_the_start_is_named_at_once(two_ranks, patched):
         two_ranks()
 
 
-def test_a_rank_that_would_share_layers_otherwise_is_refused(two_ranks, patched):
-    """Its operations would not be those that the others wait for."""
+def test_a_rank_that_shards_layers_differently_is_refused(two_ranks, patched):
+    """Its collectives would not match those of the other ranks."""
     patched("""
 from aiakq.kernels.ops import row_parallel
 row_parallel.FEW_OUTPUTS = 10 ** 6""")
-    with pytest.raises(AiakqError, match="Rank 1 failed: it does not share layers as rank 0 does"):
+    with pytest.raises(AiakqError, match="Rank 1 failed: it shards layers differently"):
         two_ranks(tensor_parallel_math="fast")
 
 
-def test_a_rank_that_would_capture_other_steps_is_refused(two_ranks, patched):
+def test_a_rank_that_captures_its_steps_unlike_rank_0_is_refused(two_ranks, patched):
     patched("""
 from aiakq.runtime.executor.runner import Runner
 Runner.capture = lambda self, bounds, options: setattr(self, "captured", object())""")
-    with pytest.raises(AiakqError, match="Rank 1 failed: it has captured its steps, other than rank 0"):
+    with pytest.raises(AiakqError, match="Rank 1 failed: it has captured its steps, unlike rank 0"):
         two_ranks()
 
 
-def test_a_step_that_a_rank_has_no_memory_for_ends_all_and_says_so(two_ranks, patched):
+def test_running_out_of_memory_on_a_rank_ends_all_ranks_with_the_reason(two_ranks, patched):
     patched("""
 from aiakq.runtime.executor.runner import Runner
 def forward(self, step): raise MemoryError
@@ -150,7 +150,7 @@ Runner.forward = forward""")
         generate(llm)
 
 
-def test_a_step_that_rank_0_has_no_memory_for_ends_all_and_says_so(two_ranks, monkeypatch):
+def test_running_out_of_memory_on_rank_0_ends_all_ranks_with_the_reason(two_ranks, monkeypatch):
     llm = two_ranks()
 
     def forward(self, step):
@@ -162,7 +162,7 @@ def test_a_step_that_rank_0_has_no_memory_for_ends_all_and_says_so(two_ranks, mo
 
 
 def test_a_step_that_rank_0_cannot_prepare_runs_in_parts(example_model, two_ranks, monkeypatch):
-    """The others have not begun it."""
+    """The other ranks have not started it."""
     alone, llm = generate(LLM(str(example_model), **SMALL)), two_ranks()
     kind = type(llm.engine.executor.runner)
     original, count = kind.prepare, [0]

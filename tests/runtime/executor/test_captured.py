@@ -1,4 +1,4 @@
-"""Which models' steps are captured."""
+"""Models whose steps are captured, and the reasons why others are not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiakq.runtime.executor.cpu_program import Bounds
 
 
 class NumpyLinear(LinearLayer):
-    """A kernel that torch does not see at work, like those of an extension module."""
+    """A kernel whose computation is invisible to torch, like one of an extension module."""
 
     def __init__(self, weight, bias):
         self.weight, self.bias = weight.float().numpy(), bias
@@ -51,7 +51,7 @@ def test_a_step_with_a_kernel_of_another_package_is_not_recorded(tiny_model, mon
     assert tokens() == expected
 
 
-def test_no_graphs_of_decoding_where_nothing_is_decoded(tiny_model):
+def test_models_that_do_not_decode_capture_no_graphs(tiny_model):
     llm = LLM(str(tiny_model("LlamaForCausalLM")), task="embed", dtype="float32", num_gpu_blocks_override=65)
     runner, bounds = llm.engine.executor.runner, Bounds(8, 8, 64)
     on_gpu = [(SimpleNamespace(device=torch.device("cuda")),) for _ in runner.caches]

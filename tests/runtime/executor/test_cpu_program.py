@@ -1,4 +1,4 @@
-"""A step that was recorded gives the logits of the model's forward, whatever the step."""
+"""A recorded step gives the same logits as the model's forward, for any step."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_every_step_within_the_bounds_is_run_in_one_call(tiny_model, monkeypatch
     answers(llm)
 
 
-def test_a_step_beyond_the_bounds_is_run_all_the_same(tiny_model):
-    """Log-probabilities of a prompt ask for more rows of logits than were recorded."""
+def test_a_step_beyond_the_bounds_runs_without_the_recording(tiny_model):
+    """Prompt log-probabilities need more rows of logits than were recorded."""
     llm = loaded(tiny_model("LlamaForCausalLM"), enable_prefix_caching=False)
     prompt = {"prompt_token_ids": list(range(3, 33))}
     params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2)
@@ -71,7 +71,7 @@ def test_a_step_beyond_the_bounds_is_run_all_the_same(tiny_model):
 
 
 @pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "GPTNeoXForCausalLM"])
-def test_what_torch_computes_is_run_operation_by_operation(architecture, tiny_model):
+def test_models_that_need_torch_operations_run_operation_by_operation(architecture, tiny_model):
     llm = loaded(tiny_model(architecture))
     assert llm.engine.executor.runner.captured is None
     assert re.fullmatch(r"operation by operation \(.+\)", llm.engine.facts["step"])
@@ -99,8 +99,8 @@ def test_the_number_of_threads_may_change(tiny_model):
         torch.set_num_threads(threads)
 
 
-def test_nothing_of_a_compiler_is_loaded(example_model):
-    """torch's compiler and what it brings are seconds at start-up, and 120 MB in each process."""
+def test_no_compiler_is_imported(example_model):
+    """torch's compiler and its dependencies take seconds at start-up and 120 MB in each process."""
     code = (
         "import sys; from aiakq import LLM; llm = LLM(sys.argv[1], dtype='float32', num_gpu_blocks_override=33); "
         "llm.generate('The', use_tqdm=False); "

@@ -1,4 +1,4 @@
-"""Keys and values in fewer bits: --kv-cache-dtype."""
+"""Keys and values stored in fewer bits: --kv-cache-dtype."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES = {
 @pytest.mark.parametrize("native_attention", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_keys_and_values_may_be_stored_in_fewer_bits(dtype, native_attention, tiny_model, monkeypatch):
-    """Near to float32, the same whatever the batch, and the pages take the memory they should."""
+    """Results are close to float32 and independent of the batch, and pages have the expected size."""
     if not native_attention:
         monkeypatch.setenv("AIAKQ_KERNELS", "attention=torch")
     whole = LLM(str(tiny_model("Qwen3ForCausalLM")), dtype="float32", max_model_len=64)

@@ -1,4 +1,4 @@
-"""PromptPooler: one prompt's outputs, in any chunks."""
+"""PromptPooler: pooling of one prompt, whatever its chunks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_mean_is_rounded_once():
     assert torch.equal(found, rows.double().mean(0).float())
 
 
-def test_dimensions_are_cut_before_normalizing():
+def test_dimensions_are_truncated_before_normalization():
     rows = torch.tensor([[3.0, 4.0, 12.0]])
     assert _pooled(Pooling("LAST", normalize=True, dimensions=2), rows, []).vector() == pytest.approx([0.6, 0.8])
 
@@ -54,20 +54,20 @@ def test_activations(activation, function):
     torch.testing.assert_close(found, function(rows, dim=-1))
 
 
-def test_nothing_to_pool_is_an_empty_result():
+def test_without_positions_to_pool_the_result_is_empty():
     found, failure = PromptPooler(Pooling("STEP", normalize=True, step_tag_id=1), None).result(6)
     assert found == Pooled(b"", 6) and failure is None and found.num_rows == 0 and found.rows() == []
 
 
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])
 @pytest.mark.parametrize("kind", ["LAST", "MEAN"])
-def test_what_is_not_finite_is_no_result(kind, value):
+def test_values_that_are_not_finite_give_an_error(kind, value):
     pooler = PromptPooler(Pooling(kind, normalize=True), None)
     pooler.add(torch.tensor([[1.0, value]]), 0, 1)
     assert pooler.result(2) == (None, NOT_FINITE)
 
 
-def test_a_chunk_that_comes_twice_is_a_bug_and_no_result():
+def test_adding_a_chunk_twice_fails():
     pooler = PromptPooler(Pooling("MEAN"), None)
     pooler.add(torch.ones(2, 3), 0, 2)
     pooler.add(torch.ones(2, 3), 2, 2)

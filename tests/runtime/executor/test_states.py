@@ -1,4 +1,4 @@
-"""States of recurrent layers: whatever happens to a sequence, each token is computed from the state before it."""
+"""States of recurrent layers: each token is computed from the state before it, whatever happens to the sequence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGES = 10
 
 
 class Running:
-    """A sequence in slot 2 whose chunks are planned one after the other."""
+    """A sequence in slot 2 whose chunks are allocated one after the other."""
 
     def __init__(self, caching: bool = True) -> None:
         self.rows = StateRows(PAGES, PAGE, num_slots=3, caching=caching)
@@ -34,18 +34,18 @@ class Running:
         self.first_row = (PAGES if caching else 1) + 2 * RING
 
     def chunk(self, first: int, count: int, samples: bool) -> tuple[int, dict[int, int]]:
-        """The row that is read, and the position of the state that each row gets."""
+        """Return the row that a chunk reads, and the position of the state written to each row."""
         context = self.rows.context([Chunk(2, first, count, [], samples)], [self.state])
         saves = {row: first + token + 1 for token, row in context.saves[0]}
         assert len(saves) == len(context.saves[0]) and context.sources[0] not in saves, "what is read stays"
         return context.sources[0], saves
 
     def own(self, saves: dict[int, int]) -> dict[int, int]:
-        """Of ``saves`` position -> row, pages left out."""
+        """Return position -> row of the writes, without those to rows of pages."""
         return {position: row for row, position in saves.items() if row >= self.first_row}
 
 
-def test_chunks_read_what_those_before_them_wrote():
+def test_chunks_read_the_states_that_earlier_chunks_wrote():
     running = Running()
     source, saves = running.chunk(0, 6, samples=False)
     assert source == 0 and saves == {5: 4, running.own(saves)[6]: 6}, "the page that was filled"
@@ -53,17 +53,17 @@ def test_chunks_read_what_those_before_them_wrote():
     source, saves = running.chunk(6, 7, samples=True)
     own = running.own(saves)
     assert source == at_6 and saves == {6: 8, 7: 12, own[12]: 12, own[13]: 13}
-    # The token sampled from it was not valid, after the next step was submitted.
+    # The sampled token was rejected after the next step had been submitted.
     source, later = running.chunk(13, 1, samples=True)
     assert source == own[13] and own[12] not in later
     source, again = running.chunk(12, 1, samples=True)
     assert source == own[12] and running.own(again)[13] != source
-    # A step that did not fit into memory runs again.
+    # A step that ran out of memory runs again.
     assert running.chunk(13, 1, samples=True)[0] == running.own(again)[13]
     assert running.chunk(13, 1, samples=True)[0] == running.own(again)[13]
 
 
-def test_sequences_start_after_pages_that_others_filled():
+def test_sequences_start_after_pages_that_other_sequences_filled():
     assert Running().chunk(8, 3, samples=True)[0] == 6
     with pytest.raises(AssertionError, match="was not kept"):
         Running().chunk(9, 1, samples=True)
@@ -75,7 +75,7 @@ def test_sequences_start_after_pages_that_others_filled():
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_answers_do_not_depend_on_what_happens_to_a_sequence(ahead, tiny_model, monkeypatch):
-    """Preemption, cached prefixes, slots used again, steps that do not fit into memory and tokens sampled again."""
+    """Preemption, cached prefixes, reused slots, steps that run out of memory, and resampled tokens."""
     monkeypatch.setenv("AIAKQ_KERNELS", "cpu,sampling=torch")
     folder = str(tiny_model("Lfm2ForCausalLM"))
     draw = random.Random(3)
@@ -120,12 +120,12 @@ def test_answers_do_not_depend_on_what_happens_to_a_sequence(ahead, tiny_model, 
     taken = sum(tensor.numel() * tensor.element_size() for cache in caches for tensor in cache)
     model = llm.engine.executor.runner.model
     assert {type(cache) for cache in caches} == {States, tuple}
-    # The row of page 0 is the one of zeros.
+    # The row of page 0 is the zero state.
     counted = 14 * kv_bytes_per_page(model, llm.config.cache) + state_bytes(model, 5) - model.state_bytes()
     assert taken == counted
 
 
-def test_states_that_do_not_fit_into_memory_are_said(tiny_model, monkeypatch):
+def test_states_that_do_not_fit_into_memory_are_reported(tiny_model, monkeypatch):
     monkeypatch.setattr(kv_cache, "free_memory", lambda device: 200 * 2**20)
     with pytest.raises(AiakqError, match=r"or --max-num-seqs, whose states take 0\.3 GiB"):
         LLM(str(tiny_model("Mamba2ForCausalLM")), dtype="float32", max_num_seqs=2000)

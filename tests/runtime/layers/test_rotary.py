@@ -118,7 +118,7 @@ def test_on_the_meta_device_nothing_is_computed() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_an_unknown_scaling_is_refused_by_name(device: str) -> None:
-    with pytest.raises(AiakqError, match="^The rotary scaling 'spiral' .* is not supported. Supported are"):
+    with pytest.raises(AiakqError, match="^The rotary scaling 'spiral' .* is not supported. Supported: "):
         rotary_tables({"rope_type": "spiral", "factor": 2.0}, 64, 128, torch.device(device))
 
 

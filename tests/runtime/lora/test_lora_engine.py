@@ -296,7 +296,7 @@ def test_models_whose_layers_were_scaled_by_unknown_factors_are_refused(base, tm
 def test_adapters_that_torch_computes_are_not_recorded(base, requests, monkeypatch):
     monkeypatch.setenv("AIAKQ_KERNELS", "cpu,lora=torch")
     llm = engine(base)
-    assert llm.engine.facts["step"].startswith("operation by operation (lora is of torch")
+    assert llm.engine.facts["step"].startswith("operation by operation (lora is implemented by torch")
     first, second = answers(llm, [[5] * 20] * 2, [requests[1], None])
     monkeypatch.undo()
     wanted, without = answers(engine(base), [[5] * 20] * 2, [requests[1], None])
