@@ -118,6 +118,18 @@ def test_a_record_that_guidellm_wrote():
     assert math.exp(2 * 1.96 * median.error) == pytest.approx(116.236 / 31.141, rel=1e-3)
 
 
+def test_a_record_that_vllm_wrote():
+    """Of ``vllm bench serve --save-detailed`` 0.33 against ``aiakq serve``: 12 requests of 8 tokens, two in flight."""
+    result = read_side(Path(__file__).with_name("vllm-0.33.json"))
+    assert (result.tool, result.kind, result.settings["max_concurrency"]) == ("vllm", "serve", 2)
+    for name in ("ttft", "tpot", "e2el"):
+        for kind in ("mean", "p50"):
+            found = result.metrics[f"{name}_ms.{kind}"]
+            assert (found.count, found.over) == (12, "requests") and found.error
+    assert result.metrics["e2el_ms.p50"].value == pytest.approx(31.1865, rel=1e-4)
+    assert result.metrics["output_throughput"].value == pytest.approx(451.254, rel=1e-4)
+
+
 def test_our_records_give_metrics_and_machine(write):
     metrics = measure([], 1.0, {})
     metrics.update(completed=9, mean_ttft_ms=10.0, std_ttft_ms=3.0, p50_ttft_ms=9.0, output_throughput=50.0)
