@@ -1,4 +1,5 @@
-"""Types of recurrent layers: problem descriptions, layer specifications, and the rows of states that are read and written.
+"""Types of recurrent layers: problem descriptions, layer specifications, and the rows of states that are read and
+written.
 
 Shapes as in types.py; rows are rows of states.
 """

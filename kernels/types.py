@@ -318,7 +318,8 @@ class AttentionSpec:
     chunk_size      size of the chunks in which a query attends only to its own (Llama 4); None: no chunks.
     softcap         scores become softcap * tanh(scores / softcap) (Gemma 2); 0: no soft cap.
     sinks           [H] a score per head that joins the softmax without a value (GPT-OSS), or None.
-    alibi           [H] slopes: the bias of a key at distance n is -slope * n (Press et al. 2022, arXiv:2108.12409); or None.
+    alibi           [H] slopes: the bias of a key at distance n is -slope * n (Press et al. 2022, arXiv:2108.12409); or
+                    None.
     uncut_heads     numbers of heads and key heads of the whole layer of which this is a rank's shard, by which work is
                     split among programs; zeros: those of this layer.
     """
