@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LinearShape:
-    """One linear that will be quantized: its name, outputs N, inputs K, and whether tensor parallelism cuts its K."""
+    """A linear to quantize: its name, outputs N, inputs K, and whether tensor parallelism splits its inputs."""
 
     name: str
     n: int
@@ -20,10 +20,10 @@ class LinearShape:
 
 
 def pad(tensor: Tensor, shape: Sequence[int], widths: Mapping[str, tuple[int, int]], name: str = "") -> Tensor:
-    """``tensor`` of the source with zeros wherever ``shape`` is wider by a padding of ``widths``.
+    """Pad ``tensor`` of the source with zeros wherever ``shape`` is wider by a padding in ``widths``.
 
-    A dimension that holds gate and up one after the other is padded at the end of each. The tensor comes back as it is
-    where nothing is to be padded, and also where its shape differs from ``shape`` for another reason.
+    A dimension that concatenates gate and up is padded at the end of each half. The tensor is returned unchanged if
+    nothing is to be padded, and also if its shape differs from ``shape`` for another reason.
     """
     if tensor.dim() != len(shape):
         return tensor
